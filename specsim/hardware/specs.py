@@ -31,6 +31,8 @@ class GpuSpec(Settings):
     """By data type, of the matrix units, without sparsity; 10^12 operations per second."""
     memory_gb_per_s: float | None = Field(default=None, gt=0)
     """Bandwidth of its memory, 10^9 bytes per second; None where it is not known."""
+    multiprocessors: int | None = Field(default=None, gt=0)
+    """None where not known: then no kernel is taken to compute in waves of tiles."""
     interconnect_gb_per_s: float | None = Field(default=None, gt=0)
     """To all other GPUs of the server together, one direction, 10^9 bytes per second."""
     collective_us: float | None = Field(default=None, ge=0)

@@ -1,8 +1,7 @@
 """What a model's forward pass takes, kernel by kernel, from a GPU's tables.
 
 What runs follows from the model's shape: matrices, norms and rotary embedding, attention, experts,
-all-reduces, LM head. Between measured shapes the times of matrices are interpolated linearly in
-both sizes, which is exact where they depend on the product of the two.
+all-reduces, LM head.
 """
 
 from functools import cached_property
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
-from specsim.hardware import ModelShape
+from specsim.hardware import ModelShape, load_gpu
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
 from specsim.profile.kernel_tables import (
     DTYPES,
@@ -26,11 +25,11 @@ from specsim.profile.kernel_tables import (
 )
 from specsim.profile.kernel_times import (
     ExpertTimes,
-    MatrixTimes,
     line_of,
     skewed,
     small_weights,
 )
+from specsim.profile.matrix_times import MatrixTimes
 
 Values = NDArray[np.float64]
 
@@ -41,7 +40,7 @@ _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one by one
 _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the time it takes
 _SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor of its own
-_MULTIPROCESSORS = 132
+_USUAL = 132  # multiprocessors, where the GPU's file does not say
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
 _QUANTIZED = {"fp8": 1, "nvfp4": 4}
 """Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
@@ -69,6 +68,7 @@ class Composer:
         self._size = size
         self._scales = Scales.of(options)
         self._dtype = DTYPES[options.dtype]
+        self._multiprocessors = load_gpu(options.tables_of or options.gpu).multiprocessors
         self.sources: list[str] = []
 
     def latency(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Composer:
     def _gemm(self) -> MatrixTimes:
         table = self._tables.table("gemm", "gemm_perf")
         dtype = self._dtype.matrices or "bfloat16"
-        found = MatrixTimes(table, dtype, self._options.kernels.get("gemm"))
+        found = MatrixTimes(table, dtype, self._options.kernels.get("gemm"), self._multiprocessors)
         self._note(found.source)
         return found
 
@@ -168,7 +168,7 @@ class Composer:
         if self._dtype.matrices != "fp8_block":
             return None
         table = self._tables.table("gemm", "gemm_perf")
-        found = MatrixTimes(table, "fp8", None)
+        found = MatrixTimes(table, "fp8", None, self._multiprocessors)
         self._note(f"{found.source} where that is shorter")
         return found
 
@@ -228,7 +228,9 @@ class Composer:
 
     def _head(self) -> dict[str, Any]:
         shape = self._shape
-        table = MatrixTimes(self._tables.table("gemm", "gemm_perf"), "bfloat16", None)
+        table = MatrixTimes(
+            self._tables.table("gemm", "gemm_perf"), "bfloat16", None, self._multiprocessors
+        )
         times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
         # Sampling reads the logits a few times.
         logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
@@ -274,7 +276,7 @@ class Composer:
         if sampler == "sort":
             each = _SORTED_BYTES / self._bandwidth * 1e6 * rows
         else:
-            each = _SCANNED_NS * 1e-3 * np.ceil(rows / _MULTIPROCESSORS)
+            each = _SCANNED_NS * 1e-3 * np.ceil(rows / (self._multiprocessors or _USUAL))
         return np.asarray(self._shape.vocab_size * each)
 
     def _chosen(self, family: str, *known: str) -> str | None:

@@ -1,8 +1,7 @@
-"""What kernels of any shape take, looked up in tables of those that were measured.
+"""What attention, experts and small weights take, looked up in tables of those that were measured.
 
-Times are microseconds, and of larger sizes never shorter. Between measured shapes the times of
-matrices are interpolated linearly in both sizes, which is exact where they depend on the product of
-the two.
+Times are microseconds, and of larger sizes never shorter; of matrices see
+`specsim.profile.matrix_times`.
 """
 
 from typing import Any, NamedTuple
@@ -48,7 +47,7 @@ class HeadTimes:
         """Return lengths of whole prompts, and what one of each takes."""
         single = self._batch == 1
         order = np.argsort(self._lens[single])
-        return self._lens[single][order], _rising(self._times[single][order])
+        return self._lens[single][order], rising(self._times[single][order])
 
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
@@ -62,7 +61,7 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
                     if column == 0
                     else grid[row, column - 1] * batches[column] / batches[column - 1]
                 )
-    return _rising(_rising(grid.T).T)
+    return rising(rising(grid.T).T)
 
 
 def skewed(rows: Any, table: MeasuredTable) -> Any:
@@ -123,68 +122,6 @@ class ExpertTimes(NamedTuple):
         return np.asarray(_BESIDE_EXPERTS_US + width * each)
 
 
-class MatrixTimes:
-    """Times of matrix products of one data type and kernel, by tokens and both sizes."""
-
-    def __init__(self, table: MeasuredTable, dtype: str, kernel: str | None) -> None:
-        rows, name = one_kernel(chosen(table, "matrices", gemm_dtype=dtype), table, kernel)
-        self.source = f"{table.source} ({name})"
-        tokens, outputs, inputs, times = columns(rows, "m", "n", "k")
-        self._axes = [np.unique(outputs), np.unique(inputs)]
-        self.tokens = np.unique(tokens)
-        self._grid = np.full([len(self.tokens), *map(len, self._axes)], np.nan)
-        places = [np.searchsorted(self.tokens, tokens)]
-        places += [
-            np.searchsorted(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)
-        ]
-        self._grid[tuple(places)] = times
-
-    def times(self, outputs: int, inputs: int) -> Values:
-        """Return what each number of tokens takes, microseconds, shape (tokens,)."""
-        corners = [_between(a, v) for a, v in zip(self._axes, (outputs, inputs), strict=True)]
-        total = np.zeros(len(self.tokens))
-        for row, row_weight in corners[0]:
-            for column, weight in corners[1]:
-                total += row_weight * weight * self._filled(row, column)
-        known = np.isfinite(total)
-        if not known[0]:
-            raise ProfileError(
-                f"{self.source}: no matrices near {inputs} x {outputs} were measured; choose "
-                "another --tp, or use `specsim profile roofline`"
-            )
-        return _rising(_extended(self.tokens, total, known))
-
-    def _filled(self, row: int, column: int) -> Values:
-        """Return a column of times; where a size was not measured, a smaller one's, scaled."""
-        outputs = self._axes[0]
-        times = self._grid[:, row, column]
-        for lower in range(row - 1, -1, -1):
-            if np.isfinite(times).any():
-                break
-            times = self._grid[:, lower, column] * outputs[row] / outputs[lower]
-        return np.asarray(times)
-
-
-def _between(axis: Values, value: float) -> list[tuple[int, float]]:
-    """Return places on a rising axis and their weights; beyond its end, the last one scaled."""
-    if value >= axis[-1]:
-        return [(len(axis) - 1, value / axis[-1])]
-    above = int(np.searchsorted(axis, value))
-    if axis[above] == value or above == 0:
-        return [(above, 1.0)]
-    share = (value - axis[above - 1]) / (axis[above] - axis[above - 1])
-    return [(above - 1, 1.0 - share), (above, share)]
-
-
-def _extended(tokens: Values, times: Values, known: NDArray[np.bool_]) -> Values:
-    """Return times with those filled in that were not measured, by the largest that was."""
-    filled = np.interp(tokens, tokens[known], times[known])
-    last = np.flatnonzero(known)[-1]
-    beyond = tokens > tokens[last]
-    filled[beyond] = times[last] * tokens[beyond] / tokens[last]
-    return filled
-
-
 def small_weights(tokens: Values, times: Values, share: float) -> Values:
     """Return times for weights of 4 bits from those of 16, which the tables have.
 
@@ -230,10 +167,10 @@ def line_of(rows: Any, axis: str) -> tuple[Values, Values]:
     at, times = columns(rows, axis)
     points, places = np.unique(at, return_inverse=True)
     means = np.bincount(places, times) / np.bincount(places)
-    return points, _rising(means)
+    return points, rising(means)
 
 
-def _rising(times: Values) -> Values:
+def rising(times: Values) -> Values:
     """Return the nearest times of which none is longer than a later one, along the last axis.
 
     Measured once, some sizes took longer than larger ones; an engine that pads does not.
