@@ -213,9 +213,19 @@ MadeProfile = Annotated[Path | None, Option(help="Write the profile here, not to
 
 
 def _drafts(given: list[str] | None) -> dict[str, str]:
+    from specsim.core.settings import nearest
     from specsim.profile.from_roofline import parse_pairs
+    from specsim.proposers import PROPOSERS
 
-    return parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
+    pairs = parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
+    known = [name for name, each in PROPOSERS.members.items() if each.is_model]
+    for method, model in pairs.items():
+        if method not in (*known, model):  # draft_models: each under its own name
+            raise ConfigError(
+                f"--draft {method}={model}: no method '{method}' runs a model; "
+                f"{nearest(method, known)}"
+            )
+    return pairs
 
 
 def _make(
@@ -242,9 +252,9 @@ def build(
     dp: int = Option(1, "--dp", min=1, help="Data-parallel ranks that share the experts."),
     ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
     dtype: str = Option(
-        "bfloat16",
+        "auto",
         help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4, mxfp4, or mxfp4_mxfp8 (inputs of "
-        "experts with 8 bits, too).",
+        "experts with 8 bits, too); auto: as the model's config.json says.",
     ),
     kv_dtype: str = Option("bfloat16", help="Of the KV cache: bfloat16 or fp8."),
     draft: Drafts = None,
