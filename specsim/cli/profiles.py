@@ -122,6 +122,11 @@ def _fit_steps(
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
+    if (first := sources[0]).suffix == ".json":
+        raise ConfigError(
+            f"{first}: steps come as CSV, Parquet or JSON lines; to fit to a result of `vllm bench "
+            "serve`, name the profile to begin with (--start)"
+        )
     is_run = (sources[0] / "steps.jsonl").exists()
     is_kernels = sources[0].is_dir() and not is_run
     if out is not None and not is_kernels and None in origin:
