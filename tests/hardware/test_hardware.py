@@ -297,6 +297,11 @@ def test_quantized_weights_are_for_profiles_that_know_them(
         memory_plan(profile, load_model(path), load_gpu("h100"), ())
 
 
+def test_a_gpu_is_no_profile() -> None:
+    with pytest.raises(ProfileError, match="profile 'h100': is a GPU; name a profile of it, such "):
+        load_profile("h100")
+
+
 def test_heads_that_vllm_cannot_spread() -> None:
     phi = load_model("llama-3.1-8b").model_copy(
         update={"num_attention_heads": 40, "num_key_value_heads": 10}
