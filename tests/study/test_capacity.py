@@ -15,7 +15,7 @@ from conftest import Run, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.results.steady import Trend
@@ -444,6 +444,15 @@ def test_gpus_are_compared_with_weights_of_one_data_type() -> None:
     for gpu in ("a100-80gb", "l4"):  # in 16 bits; a roofline
         with pytest.raises(ProfileError, match=f"--gpus {gpu}: .* 15.3 GiB of weights, the .* 8.8"):
             find_hardware(experiment, [gpu])
+
+
+def test_a_gpu_that_is_too_small_is_named(cli: Run, tmp_path: Path) -> None:
+    config = {**small().to_dict(), "profile": "h100/qwen3-8b", "engine": {}}
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
+    code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:500", "--gpus", "h100,l4")
+    assert (code, err.startswith("error: l4: engine.num_gpu_blocks")) == (2, True), err
+    with pytest.raises(CapacityError, match="--gpus l4: weights and activations take"):
+        find_hardware(Experiment.parse({**config, "profile": "h200/qwen3-32b"}, "e"), ["l4"])
 
 
 def test_limits_are_read_as_milliseconds() -> None:

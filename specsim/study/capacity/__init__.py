@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies import Policy
@@ -45,7 +45,10 @@ class Contender:
     def check(self) -> None:
         """Raise a SpecsimError if it cannot be run."""
         changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
-        PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
+        try:
+            PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
+        except CapacityError as error:
+            raise CapacityError(f"{self.hardware.label}: {error}") from error
 
     def at(self, asked: Asked) -> list[Task]:
         # A closed loop has to be full for most of the run.

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
-from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.core.resources import find_resource
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.hardware import GIB, load_model
@@ -189,7 +189,10 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
             profile = load_profile(f"{name}/{own}")
             break
     else:
-        profile = _roofline(name, base, experiment)
+        try:
+            profile = _roofline(name, base, experiment)
+        except CapacityError as error:
+            raise CapacityError(f"--gpus {name}: {error}") from error
     ours, theirs = (_weights_gib(each) for each in (profile, base))
     if not math.isclose(ours, theirs, rel_tol=_SAME_WEIGHTS):
         raise ProfileError(
