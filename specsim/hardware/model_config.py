@@ -31,7 +31,18 @@ _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
 _ONLY_EXPERTS = {"gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
 _SPANS = ("sliding_window", "attention_chunk_size")
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}  # each so many-th layer attends to all
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
+"""Each so many-th layer attends to all."""
+_NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
+_DEFAULTS = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+    }
+}
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
     "index_topk": "sparse attention",
@@ -68,14 +79,14 @@ def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
 
 class _Config:
     def __init__(self, data: dict[str, Any], source: str) -> None:
-        self._source = source
+        self._source, self._type = source, str(data.get("model_type"))
         names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
         given = sorted(data.items(), key=lambda item: item[0] not in names)
-        self._data = {names.get(key, key): value for key, value in given if value is not None}
+        own = {names.get(key, key): value for key, value in given if value is not None}
+        self._data: dict[str, Any] = {**_DEFAULTS.get(self._type, {}), **own}
         if not self._data.get("num_experts", 1):  # a dense model among ones with experts
             del self._data["num_experts"]
-        self._type = str(data.get("model_type"))
 
     def fields(self) -> dict[str, Any]:
         self._check_modelled()
@@ -206,7 +217,8 @@ class _Config:
         data = self._data
         fields = {name: data[name] for name in _SPANS if name in data}
         is_wide = fields.get("sliding_window", 0) >= data["max_position_embeddings"]
-        if data.get("use_sliding_window") is False or is_wide:
+        is_used = data.get("use_sliding_window", not self._type.startswith(_NO_WINDOW))
+        if is_wide or not is_used:
             fields.pop("sliding_window", None)
         types = data.get("layer_types")
         if others := sorted(set(map(str, types or ())) - _LAYER_TYPES):
@@ -230,9 +242,16 @@ class _Config:
         if self._type.startswith("qwen"):
             first = self._data.get("max_window_layers", 0)
             return ["sliding_attention" if i > first else "full_attention" for i in numbers]
-        if self._type not in _PATTERNS:
+        every = self._data.get("_sliding_window_pattern", _PATTERNS.get(self._type))
+        every = self._data.get("sliding_window_pattern", every)
+        if every is None:
             return None
-        every = self._data.get("sliding_window_pattern", _PATTERNS[self._type])
+        if isinstance(every, str):  # LLLG: three local layers, one global one
+            local = [letter == "L" for letter in every]
+            return [
+                "sliding_attention" if local[i % len(local)] else "full_attention"
+                for i in range(num_layers)
+            ]
         return ["sliding_attention" if i % every else "full_attention" for i in numbers]
 
     def _quantization(self) -> str | None:

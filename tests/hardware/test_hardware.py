@@ -271,6 +271,14 @@ def test_families_leave_out_what_their_classes_say(written: Written) -> None:
     assert load_model(written({**untied, "model_type": "cohere2"})).tie_word_embeddings
     assert load_model(written({**LLAMA, "sliding_window": 262144})).sliding_window is None
     assert load_model(written({**LLAMA, "num_experts": 0})).num_experts == 0
+    qwen = {**LLAMA, "sliding_window": 4096}
+    assert load_model(written({**qwen, "model_type": "qwen2"})).sliding_window is None
+    exaone = {**qwen, "model_type": "exaone4", "sliding_window_pattern": "LLLG"}
+    assert load_model(written(exaone)).layer_counts["full_attention"] == 8
+    gemma = {"model_type": "gemma3_text", "sliding_window": 1024, "num_hidden_layers": 34}
+    gemma |= {"hidden_size": 2560, "intermediate_size": 10240}
+    shape = load_model(written(gemma))
+    assert (shape.layer_counts["full_attention"], shape.vocab_size) == (5, 262_208)
 
 
 @pytest.mark.parametrize(
