@@ -248,9 +248,9 @@ class Roofline(LatencyModel):
         shape, size = self._shape, self.tensor_parallel_size
         if shape.quantization:
             raise ProfileError(
-                f"model = {self.model}: 'quantization_config' says that the model has quantized "
-                "weights, which a roofline does not model; use `specsim profile build`, or fit a "
-                "profile to measured steps"
+                f"model = {self.model}: has quantized weights ({shape.quantization}), which a "
+                "roofline does not model; use `specsim profile build`, or fit a profile to "
+                "measured steps"
             )
         try:
             shape.check_split(size)

@@ -45,10 +45,7 @@ class Contender:
     def check(self) -> None:
         """Raise a SpecsimError if it cannot be run."""
         changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
-        try:
-            PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
-        except CapacityError as error:
-            raise CapacityError(f"{self.hardware.label}: {error}") from error
+        PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
 
     def at(self, asked: Asked) -> list[Task]:
         # A closed loop has to be full for most of the run.
@@ -100,7 +97,10 @@ def find_capacity(
         for label, policy in choices.policies.items()
     ]
     for candidate in candidates:  # what cannot run is found before the first simulation
-        candidate.check()
+        try:
+            candidate.check()
+        except CapacityError as error:
+            raise CapacityError(f"{candidate.hardware.label}: {error}") from error
     with Runner(LocalProcesses(workers), on_progress) as runner:
         found = searched(candidates, runner, choices.prices)
     notes = hardware_notes(found, choices.prices) + _doubts(found)
