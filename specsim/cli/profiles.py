@@ -122,6 +122,11 @@ def _fit_steps(
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
+    if (first := sources[0]).suffix == ".json":
+        raise ConfigError(
+            f"{first}: steps come as CSV, Parquet or JSON lines; to fit to a result of `vllm bench "
+            "serve`, name the profile to begin with (--start)"
+        )
     is_run = (sources[0] / "steps.jsonl").exists()
     is_kernels = sources[0].is_dir() and not is_run
     if out is not None and not is_kernels and None in origin:
@@ -213,9 +218,19 @@ MadeProfile = Annotated[Path | None, Option(help="Write the profile here, not to
 
 
 def _drafts(given: list[str] | None) -> dict[str, str]:
+    from specsim.core.settings import nearest
     from specsim.profile.from_roofline import parse_pairs
+    from specsim.proposers import PROPOSERS
 
-    return parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
+    pairs = parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
+    known = [name for name, each in PROPOSERS.members.items() if each.is_model]
+    for method, model in pairs.items():
+        if method not in (*known, model):  # draft_models: each under its own name
+            raise ConfigError(
+                f"--draft {method}={model}: no method '{method}' runs a model; "
+                f"{nearest(method, known)}"
+            )
+    return pairs
 
 
 def _make(
@@ -242,9 +257,9 @@ def build(
     dp: int = Option(1, "--dp", min=1, help="Data-parallel ranks that share the experts."),
     ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
     dtype: str = Option(
-        "bfloat16",
+        "auto",
         help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4, mxfp4, or mxfp4_mxfp8 (inputs of "
-        "experts with 8 bits, too).",
+        "experts with 8 bits, too); auto: as the model's config.json says.",
     ),
     kv_dtype: str = Option("bfloat16", help="Of the KV cache: bfloat16 or fp8."),
     draft: Drafts = None,

@@ -63,10 +63,12 @@ def read_columns(
         places[name] = header.index(name)
     texts: dict[str, list[str]] = {name: [] for name in places}
     for line, row in enumerate(rows, start=first_line(path)):
-        if len(row) < len(header):
+        if len(row) < len(header) or any(row[len(header) :]):
+            is_long = len(row) > len(header)
+            reason = "have a comma too many" if is_long else "have been cut off"
             raise ProfileError(
                 f"{path}, line {line}: {len(row)} values for {len(header)} columns; the line may "
-                "have been cut off"
+                f"{reason}"
             )
         for name, place in places.items():
             texts[name].append(row[place])

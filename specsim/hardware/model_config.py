@@ -1,5 +1,6 @@
 """HuggingFace ``config.json``: the fields of a model's shape, under the names of each family."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from specsim.core.errors import ProfileError
@@ -23,15 +24,37 @@ _COUNTS = (
 )
 # Defaults of the classes of these model types, which their configs leave out.
 _MULTI_HEAD = {"bloom", "opt"}
-_TIED = {"bloom", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
+_TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
+_TIED |= {"starcoder2"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
+# Have nothing but experts, so that their width goes by the plain name.
+_ONLY_EXPERTS = {"gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
 _SPANS = ("sliding_window", "attention_chunk_size")
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4}  # each so many-th layer attends to all
+_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
+_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
+"""Each so many-th layer attends to all."""
+_NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
+_DEFAULTS = {
+    "gemma3_text": {
+        "vocab_size": 262_208,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+    }
+}
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
-    "quantization_config": "quantized weights",
     "index_topk": "sparse attention",
-    "shared_expert_intermediate_size": "experts that all tokens share",
+    "block_configs": "layers of different shapes",
+    **dict.fromkeys(
+        ("full_attention_interval", "linear_num_value_heads"), "layers of linear attention"
+    ),
+    **dict.fromkeys(
+        ("state_size", "ssm_state_size", "mamba_d_state", "attn_layer_period"),
+        "layers that keep a state in place of keys and values",
+    ),
+    "shared_intermediate_size": "experts that all tokens share",
     "mlp_only_layers": "layers with and without experts",
     "is_encoder_decoder": "an encoder",
     "num_kv_shared_layers": "layers that share keys and values",
@@ -56,12 +79,14 @@ def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
 
 class _Config:
     def __init__(self, data: dict[str, Any], source: str) -> None:
-        self._source = source
+        self._source, self._type = source, str(data.get("model_type"))
         names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
         given = sorted(data.items(), key=lambda item: item[0] not in names)
-        self._data = {names.get(key, key): value for key, value in given if value is not None}
-        self._type = str(data.get("model_type"))
+        own = {names.get(key, key): value for key, value in given if value is not None}
+        self._data: dict[str, Any] = {**_DEFAULTS.get(self._type, {}), **own}
+        if not self._data.get("num_experts", 1):  # a dense model among ones with experts
+            del self._data["num_experts"]
 
     def fields(self) -> dict[str, Any]:
         self._check_modelled()
@@ -78,6 +103,7 @@ class _Config:
             **self._global_widths(),
             **self._latent_widths(),
             "torch_dtype": self._dtype(),
+            "quantization": self._quantization(),
             "source": self._source,
         }
 
@@ -92,18 +118,26 @@ class _Config:
                 f"{self._source}: describes an EAGLE-3 head, whose inputs it does not tell; write "
                 "its shape in the form of profiles/eagle3-llama-3.1-8b.json"
             )
-        for name, what in _NOT_MODELLED.items():
+        for name, what in (*_NOT_MODELLED.items(), *self._strange_experts()):
             if self._data.get(name):
                 raise ProfileError(
                     f"{self._source}: '{name}' says that the model has {what}, which is not "
                     "modelled; fit a profile to measured steps instead"
                 )
-        for name in ("decoder_sparse_step", "moe_layer_freq"):
+        for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
             if self._data.get(name, 1) != 1:
                 raise ProfileError(
                     f"{self._source}: {name} = {self._data[name]}: layers with and without "
                     "experts in turn are not modelled; fit a profile to measured steps"
                 )
+
+    def _strange_experts(self) -> Iterator[tuple[str, str]]:
+        """Yield fields of experts whose names are not known, and what they say."""
+        for name in self._data:
+            if "shared_expert" in name and name != "n_shared_experts":
+                yield name, "experts that all tokens share"
+            elif "num_expert" in name and "num_experts" not in self._data:
+                yield name, "experts, but not num_experts of them,"
 
     def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
         if name not in self._data:
@@ -141,8 +175,8 @@ class _Config:
             if self._type == "bloom" and "intermediate_size" not in self._data:
                 return {"intermediate_size": 4 * hidden_size}
             return {"intermediate_size": self._count("intermediate_size")}
-        # Mixtral has nothing but experts, so that their width goes by the plain name.
-        name = "intermediate_size" if self._type == "mixtral" else "moe_intermediate_size"
+        is_plain = self._type in _ONLY_EXPERTS and "moe_intermediate_size" not in self._data
+        name = "intermediate_size" if is_plain else "moe_intermediate_size"
         width = self._count(name, "the width of one expert")
         return {
             "num_experts": self._count("num_experts"),
@@ -154,6 +188,7 @@ class _Config:
                 each: self._count(each)
                 for each in self._given("n_shared_experts", "first_k_dense_replace")
             },
+            **({"n_shared_experts": 1} if self._type == "llama4_text" else {}),
             # Of a dense MLP, which no layer has.
             "intermediate_size": self._data.get("intermediate_size", width),
         }
@@ -181,11 +216,19 @@ class _Config:
         """Return which layers attend to a part of the sequence only; nothing if none does."""
         data = self._data
         fields = {name: data[name] for name in _SPANS if name in data}
-        if data.get("use_sliding_window") is False:
+        is_wide = fields.get("sliding_window", 0) >= data["max_position_embeddings"]
+        is_used = data.get("use_sliding_window", not self._type.startswith(_NO_WINDOW))
+        if is_wide or not is_used:
             fields.pop("sliding_window", None)
+        types = data.get("layer_types")
+        if others := sorted(set(map(str, types or ())) - _LAYER_TYPES):
+            raise ProfileError(
+                f"{self._source}: 'layer_types' has '{others[0]}', which is not modelled; fit a "
+                "profile to measured steps instead"
+            )
         if not fields:
             return {}
-        types = data.get("layer_types") or self._layer_types(num_layers)
+        types = types or self._layer_types(num_layers)
         if types is not None and not set(types) - {"full_attention"}:
             return {}
         return fields if types is None else {**fields, "layer_types": types}
@@ -199,10 +242,31 @@ class _Config:
         if self._type.startswith("qwen"):
             first = self._data.get("max_window_layers", 0)
             return ["sliding_attention" if i > first else "full_attention" for i in numbers]
-        if self._type not in _PATTERNS:
+        every = self._data.get("_sliding_window_pattern", _PATTERNS.get(self._type))
+        every = self._data.get("sliding_window_pattern", every)
+        if every is None:
             return None
-        every = self._data.get("sliding_window_pattern", _PATTERNS[self._type])
+        if isinstance(every, str):  # LLLG: three local layers, one global one
+            local = [letter == "L" for letter in every]
+            return [
+                "sliding_attention" if local[i % len(local)] else "full_attention"
+                for i in range(num_layers)
+            ]
         return ["sliding_attention" if i % every else "full_attention" for i in numbers]
+
+    def _quantization(self) -> str | None:
+        """Return how the weights are stored, in the words of ``profile build --dtype``."""
+        data = self._data.get("quantization_config")
+        if not data:
+            return None
+        data = data if isinstance(data, dict) else {}
+        method, algorithm = (str(data.get(name)).lower() for name in ("quant_method", "quant_algo"))
+        if method == "fp8":
+            return "fp8_block" if data.get("weight_block_size") else "fp8"
+        if method in ("awq", "gptq") and data.get("bits") == 4:
+            return "int4"
+        known = {"mxfp4": method, "modelopt": algorithm, "modelopt_fp4": "nvfp4"}
+        return known.get(method, "other")
 
     def _dtype(self) -> str:
         # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).

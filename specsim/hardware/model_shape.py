@@ -97,6 +97,9 @@ class ModelShape(Settings):
     qk_rope_head_dim: int = Field(default=0, ge=0)
     v_head_dim: int = Field(default=0, ge=0)
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    quantization: str | None = None
+    """How the weights are stored, if in fewer bits than `torch_dtype` says: fp8, fp8_block, nvfp4,
+    int4, mxfp4 or other. Only a profile of kernel tables knows what follows from it."""
     source: str
 
     @model_validator(mode="after")
@@ -129,6 +132,26 @@ class ModelShape(Settings):
                 f"num_hidden_layers = {self.num_hidden_layers}; correct one of them"
             )
         return self
+
+    def check_split(self, tensor_parallel_size: int) -> None:
+        """Raise a ValueError if vLLM cannot spread the heads over so many GPUs.
+
+        References:
+            vLLM 0.32.0 ``models/llama.py LlamaAttention``.
+        """
+        size, heads = tensor_parallel_size, self.num_attention_heads
+        if heads % size:
+            raise ValueError(
+                f"has {heads} attention heads, which cannot be split evenly; choose a divisor of "
+                "that"
+            )
+        for each in self.attention_widths:
+            keys = each.num_key_value_heads
+            if keys % size and size % keys:
+                raise ValueError(
+                    f"has {keys} key-value heads, which can neither be split evenly nor copied as "
+                    "often to each GPU; choose a divisor or a multiple of that"
+                )
 
     @property
     def mlp_width(self) -> int:

@@ -246,12 +246,16 @@ class Roofline(LatencyModel):
     @cached_property
     def _terms(self) -> "_Terms":
         shape, size = self._shape, self.tensor_parallel_size
-        heads = shape.num_attention_heads
-        if heads % size:
+        if shape.quantization:
             raise ProfileError(
-                f"tensor_parallel_size = {size}: '{self.model}' has {heads} attention heads, which "
-                "cannot be split evenly; choose a divisor of that"
+                f"model = {self.model}: has quantized weights ({shape.quantization}), which a "
+                "roofline does not model; use `specsim profile build`, or fit a profile to "
+                "measured steps"
             )
+        try:
+            shape.check_split(size)
+        except ValueError as error:
+            raise ProfileError(f"tensor_parallel_size = {size}: '{self.model}' {error}") from error
         matrices = tuple(
             _Matrix(
                 flops=each.runs * each.flops_per_token / self._flops_per_s,

@@ -92,6 +92,11 @@ class AttentionTables:
     ) -> tuple[HeadTimes, str]:
         """Return the times of attention in one phase, and the kernel."""
         table = self._tables.table("attention", f"{phase}_attention_perf")
+        if kind.window and "window_size" not in table.rows.column_names:
+            raise ProfileError(
+                f"{table.source}: was measured without windows, and '{self._options.model}' has "
+                f"layers with one of {kind.window} tokens; use `specsim profile roofline`"
+            )
         wanted = {
             "head_dim": kind.width.head_dim,
             "kv_cache_dtype": self._options.kv_dtype,
@@ -144,25 +149,47 @@ class AttentionTables:
         keys: int,
         kernel: str | None,
     ) -> tuple[HeadTimes, str]:
-        """Return the rows of a number of heads, or of an n-th of them at n times the batch."""
+        """Return the times of a number of heads: measured, or as `_of_heads` says."""
         there = table.rows["head_dim"].to_pylist()
         if wanted["head_dim"] not in there and _USUAL_HEAD_DIM in there:
-            # As many numbers per token in fewer, wider heads.
             share = wanted["head_dim"] / _USUAL_HEAD_DIM
             heads, keys = max(1, round(heads * share)), max(1, round(keys * share))
+            self._note(
+                f"heads of {wanted['head_dim']} as {heads} of {_USUAL_HEAD_DIM}, with as many "
+                "numbers per token"
+            )
             wanted = {**wanted, "head_dim": _USUAL_HEAD_DIM}
-        rows = chosen(table, "attention", **wanted)
-        rows, name = one_kernel(rows, table, kernel)
-        known = set(
-            zip(rows["num_heads"].to_pylist(), rows["num_key_value_heads"].to_pylist(), strict=True)
-        )
+        rows, name = one_kernel(chosen(table, "attention", **wanted), table, kernel)
+        return self._of_heads(MeasuredTable(rows, f"{table.source}, {name}"), heads, keys), name
+
+    def _of_heads(self, table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
+        """Return the times of some heads, or of an n-th of them at n times the batch.
+
+        Where neither was measured, what lies between fewer and more heads on as many keys. Tried on
+        heads that were measured, on six GPUs, that is 1.0 % off in decodes and 2.2 % in prompts,
+        median; 5 and 10 % at the 90th percentile.
+        """
+        columns_of = (table.rows[name].to_pylist() for name in ("num_heads", "num_key_value_heads"))
+        known = set(zip(*columns_of, strict=True))
         parts = [n for n in range(1, keys + 1) if not heads % n and not keys % n]
-        times = next((n for n in parts if (heads // n, keys // n) in known), 1)
-        of = MeasuredTable(rows, f"{table.source}, {name}")
-        split = {"num_key_value_heads": keys // times, "num_heads": heads // times}
-        rows = chosen(of, "attention", **split)
-        batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
-        return HeadTimes(batch / times, isl + step, latency), name
+        for n in parts:
+            if (heads // n, keys // n) in known:
+                return _measured(table, heads // n, keys // n).of_more_heads(n)
+        alike = sorted(each for each, shared in known if shared == keys)
+        fewer, more = ([n for n in alike if n < heads], [n for n in alike if n > heads])
+        if not fewer or not more:
+            return _measured(table, heads, keys)
+        ends = fewer[-1], more[0]
+        self._note(f"{heads} heads between {ends[0]} and {ends[1]}")
+        share = (heads - ends[0]) / (ends[1] - ends[0])
+        first, last = (_measured(table, each, keys) for each in ends)
+        return first.towards(last, share)
+
+
+def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
+    rows = chosen(table, "attention", num_key_value_heads=keys, num_heads=heads)
+    batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+    return HeadTimes(batch, isl + step, latency)
 
 
 class _LayerKind(NamedTuple):

@@ -51,12 +51,11 @@ class Composer:
     """Looks up every kernel of one model."""
 
     def __init__(self, shape: ModelShape, options: TableOptions, tables: GpuTables) -> None:
-        size, heads = options.tensor_parallel_size, shape.num_attention_heads
-        if heads % size:
-            raise ProfileError(
-                f"--tp {size}: '{options.model}' has {heads} attention heads, which cannot be "
-                "split evenly; choose a divisor of that"
-            )
+        size = options.tensor_parallel_size
+        try:
+            shape.check_split(size)
+        except ValueError as error:
+            raise ProfileError(f"--tp {size}: '{options.model}' {error}") from error
         ranks = options.data_parallel_size
         if not shape.num_experts and (ranks > 1 or options.enable_expert_parallel):
             raise ProfileError(
@@ -69,6 +68,11 @@ class Composer:
         self._scales = Scales.of(options)
         self._dtype = DTYPES[options.dtype]
         self._multiprocessors = load_gpu(options.tables_of or options.gpu).multiprocessors
+        if self._dtype.matrices == "bfloat16" != self._dtype.experts and not shape.num_experts:
+            raise ProfileError(
+                f"--dtype {options.dtype}: is of experts, and '{options.model}' has none; choose "
+                "bfloat16 or int4"
+            )
         self.sources: list[str] = []
 
     def latency(self) -> dict[str, Any]:
@@ -309,7 +313,8 @@ class Composer:
             rows = chosen(table, "experts", **wanted)
             measured, kernel = experts.rows_of(rows, table, None if is_engine else kernel)
         except ProfileError as error:
-            raise ProfileError(f"{error}{_other_dtypes(experts, table)}") from error
+            others = _other_experts(experts, table, self._dtype.experts)
+            raise ProfileError(f"{error}{others}") from error
         times = experts.times(skewed(measured, table), tokens)
         self._note(f"{table.source} ({kernel})")
         missed = 1 - experts.chosen / experts.number
@@ -373,15 +378,23 @@ class Composer:
             self.sources.append(source)
 
 
-def _other_dtypes(experts: ExpertTimes, table: MeasuredTable) -> str:
-    """Return with what other --dtype experts of this size were measured, as the end of a message.
+def _other_experts(experts: ExpertTimes, table: MeasuredTable, own: str) -> str:
+    """Return how experts of this size were measured, as the end of a message.
 
-    Empty if with none.
+    In other numbers of parts, or with other --dtype; if not at all, what helps.
     """
     try:
         rows, _ = experts.rows_of(table.rows, table, None)
     except ProfileError:
-        return ""
-    there = set(rows["moe_dtype"].to_pylist())
-    names = [name for name, each in DTYPES.items() if each.experts in there]
-    return f"; of this size experts were measured with --dtype {', '.join(names)}"
+        if own not in table.rows["moe_dtype"].to_pylist():
+            return ""
+        names = ", ".join(sorted(map(str, set(table.rows["kernel_source"].to_pylist()))))
+        return f"; to carry over another size, name the server's kernel (--kernel moe=): {names}"
+    if own in (there := set(rows["moe_dtype"].to_pylist())):
+        rows = chosen(MeasuredTable(rows, table.source), "experts", moe_dtype=own)
+        sizes = (rows[f"moe_{name}_size"].to_pylist() for name in ("ep", "tp"))
+        parts = sorted(set(zip(*sizes, strict=True)))
+        told = ", ".join(f"--tp {tp}" if ep == 1 else f"--tp {ep} --ep" for ep, tp in parts)
+        return f"; of this size and data type experts were measured with {told}"
+    dtypes = [name for name, each in DTYPES.items() if each.experts in there]
+    return f"; of this size experts were measured with --dtype {', '.join(dtypes)}"

@@ -97,9 +97,9 @@ def parse_pairs(option: str, form: str, values: list[str]) -> dict[str, str]:
 
 def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[str, Any]:
     size = options.tensor_parallel_size
-    drafts = {method: _draft(name, size) for method, name in options.drafts.items()}
+    drafts = {method: _draft(method, name, model, size) for method, name in options.drafts.items()}
     return {
-        "model": _lasting(options.model),
+        "model": lasting(options.model),
         "gpu": options.gpu,
         "tensor_parallel_size": size,
         "provenance": {
@@ -124,16 +124,34 @@ def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[s
     }
 
 
-def _draft(name: str, tensor_parallel_size: int) -> dict[str, Any]:
-    shape = load_model(name)
+def load_drafter(method: str, name: str, target: ModelShape) -> ModelShape:
+    """Return the shape of a drafter; a ProfileError if it cannot draft so for the target."""
+    shape, is_head = load_model(name), method in ("eagle", "eagle3", "mtp")
+    if is_head != (shape.num_fused_inputs > 0) and (is_head or method == "draft_model"):
+        are = "takes a head on the target's vectors" if is_head else "takes a model of its own"
+        ours = "a head of another model" if shape.num_fused_inputs else "a whole model"
+        raise ProfileError(
+            f"--draft {method}={name}: {method} {are}, and this is {ours}; name another of them"
+        )
+    width = shape.backbone_hidden_size or shape.hidden_size
+    if is_head and width != target.hidden_size:
+        raise ProfileError(
+            f"--draft {method}={name}: is a head on vectors of {width} numbers, and those of "
+            f"'{target.name}' have {target.hidden_size}; name a head that was made for it"
+        )
+    return shape
+
+
+def _draft(method: str, name: str, target: ModelShape, tensor_parallel_size: int) -> dict[str, Any]:
+    shape = load_drafter(method, name, target)
     return {
         "basis": "pass",
-        "latency": {"kind": "roofline", "model": _lasting(name)},
+        "latency": {"kind": "roofline", "model": lasting(name)},
         "weights_gib": round(shape.weight_bytes / tensor_parallel_size / GIB, 3),
         "kv_bytes_per_token": shape.kv_bytes_per_token_and_gpu(tensor_parallel_size),
     }
 
 
-def _lasting(model: str) -> str:
+def lasting(model: str) -> str:
     """Return a name that means the same in whatever folder the profile is used."""
     return str(Path(model).resolve()) if model.endswith(".json") else model

@@ -3,17 +3,20 @@
 See `specsim.profile.composer` and `specsim.profile.kernel_tables`.
 """
 
+from dataclasses import replace
 from datetime import date
 from typing import Any, Self
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
-from specsim.hardware import GIB, load_gpu, load_model
+from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.profile.composer import Composer
-from specsim.profile.from_roofline import MadeProfile
+from specsim.profile.from_roofline import MadeProfile, lasting, load_drafter
 from specsim.profile.kernel_tables import DTYPES, GpuTables, Scales, TableOptions, tables_folder
 from specsim.profile.profile import NOT_MEASURED
 
+_FAMILIES = ["attention", "moe", "gemm", "allreduce", "a2a", "quant"]  # of kernels in tables
+_FAMILIES += ["graphs", "sampling", "drafts"]  # of what else a server does
 _MAX_BATCHED_TOKENS = 16384
 # Time on the host: between what servers of A100, H100 and H200 showed at their smallest loads, none
 # to 0.4 ms without and none to 0.45 ms more with drafts, none to 12 ms per request.
@@ -42,19 +45,24 @@ class TableProfile(MadeProfile):
         A ProfileError if a model, GPU, table, data type or kernel is unknown, or no table covers
         the model's shape. A CapacityError if the model does not fit into the GPU's memory.
         """
+        model, _ = load_model(options.model), load_gpu(options.gpu)
+        if options.dtype == "auto":
+            options = replace(options, dtype=model.quantization or "bfloat16")
         if options.dtype not in DTYPES:
             raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
-        model, _ = load_model(options.model), load_gpu(options.gpu)
+        for family in options.kernels:
+            if family not in _FAMILIES:
+                raise ProfileError(f"--kernel {family}=: {nearest(family, _FAMILIES)}")
         folder = options.tables or tables_folder()
         tables = GpuTables(folder, options.tables_of or options.gpu, options.engine)
         target = Composer(model, options, tables)
         fields: dict[str, Any] = {
-            "model": options.model,
+            "model": lasting(options.model),
             "gpu": options.gpu,
             "tensor_parallel_size": options.tensor_parallel_size,
             "provenance": {},
             "target": target.latency(),
-            "drafts": _drafts(options, tables),
+            "drafts": _drafts(options, model, tables),
             "overhead": HOST_TIMES,
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
             "reserved_gib": options.reserved_gib,
@@ -84,11 +92,11 @@ def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
     }
 
 
-def _drafts(options: TableOptions, tables: GpuTables) -> dict[str, Any]:
+def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dict[str, Any]:
     """Return the costs of drafters: forward passes of heads and models, host time of lookups."""
     found: dict[str, Any] = {"ngram": {"token_us": 20}, "suffix": {"token_us": 20}}
     for method, name in options.drafts.items():
-        shape = load_model(name)
+        shape = load_drafter(method, name, target)
         alone = {"data_parallel_size": 1, "enable_expert_parallel": False}
         dtype = options.dtype if shape.num_experts else "bfloat16"  # a layer like the target's
         kernels = {key: kernel for key, kernel in options.kernels.items() if key != "sampling"}

@@ -49,6 +49,7 @@ class TableOptions:
     """Ranks that share the experts, each with as many tokens as the profile is asked about."""
     enable_expert_parallel: bool = False
     dtype: str = "bfloat16"
+    """``auto``: as the model's config.json says."""
     kv_dtype: str = "bfloat16"
     engine: str = "vllm"
     tables: Path | None = None  # folder of kernel tables; by default that of the installed package

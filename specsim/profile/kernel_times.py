@@ -34,6 +34,33 @@ class HeadTimes:
     def __init__(self, batch: Values, lens: Values, times: Values) -> None:
         self._batch, self._lens, self._times = batch, lens, times
 
+    def of_more_heads(self, parts: int) -> "HeadTimes":
+        """Return the times of so many times as many heads, which are as of more sequences."""
+        if parts == 1:
+            return self
+        found = []
+        for length in np.unique(self._lens):
+            here = self._lens == length
+            order = np.argsort(self._batch[here])
+            sizes, times = self._batch[here][order], self._times[here][order]
+            fewer = sizes[parts * sizes <= sizes[-1]]
+            lens = np.full(len(fewer), length)
+            found.append(np.stack([fewer, lens, np.interp(parts * fewer, sizes, times)]))
+        return HeadTimes(*np.concatenate(found, axis=1))
+
+    def towards(self, other: "HeadTimes", share: float) -> "HeadTimes":
+        """Return the times that lie between these and others, where both were measured."""
+        ours, theirs = (
+            dict(zip(zip(each._batch, each._lens, strict=True), each._times, strict=True))
+            for each in (self, other)
+        )
+        both = [
+            (*point, time + share * (theirs[point] - time))
+            for point, time in ours.items()
+            if point in theirs
+        ]
+        return HeadTimes(*np.array(both).T)
+
     def grid(self) -> tuple[Values, Values, Values]:
         """Return context lengths, sequences, and the times of decodes; larger never faster."""
         is_whole = self._batch >= 1
@@ -46,8 +73,7 @@ class HeadTimes:
     def prompts(self) -> tuple[Values, Values]:
         """Return lengths of whole prompts, and what one of each takes."""
         single = self._batch == 1
-        order = np.argsort(self._lens[single])
-        return self._lens[single][order], rising(self._times[single][order])
+        return _line(self._lens[single], self._times[single])
 
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
@@ -164,7 +190,10 @@ def one_kernel(rows: Any, table: MeasuredTable, wanted: str | None) -> tuple[Any
 
 def line_of(rows: Any, axis: str) -> tuple[Values, Values]:
     """Return an axis and times along it, of equal points the mean; larger never faster."""
-    at, times = columns(rows, axis)
+    return _line(*columns(rows, axis))
+
+
+def _line(at: Values, times: Values) -> tuple[Values, Values]:
     points, places = np.unique(at, return_inverse=True)
     means = np.bincount(places, times) / np.bincount(places)
     return points, rising(means)

@@ -6,6 +6,7 @@ Source of the defaults: vLLM 0.32.0, ``config/cache.py CacheConfig``.
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from specsim.core.errors import ProfileError
 from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
 from specsim.hardware.kv_groups import FULL, KVLayout, one_group
 from specsim.profile.profile import DraftCost, Profile
@@ -49,6 +50,11 @@ def memory_plan(  # noqa: PLR0913 - each is a setting of its own
     weight_bytes = (model.weight_bytes - of_experts + of_experts / data_parallel_size) / size
     if profile.weights_gib is not None:
         weight_bytes = profile.weights_gib * GIB
+    elif model.quantization:
+        raise ProfileError(
+            f"weights_gib is missing in the profile: {profile.model} says that its weights are "
+            "quantized; add what a GPU's share of them takes, GiB"
+        )
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,

@@ -372,7 +372,11 @@ def find_profile(name: str) -> Path:
     """
     is_path = name.endswith((".yaml", ".yml"))
     path = Path(name) if is_path else find_resource("profiles", f"{name}.yaml")
-    if path is None:
+    if path is None or ("/" not in name and not is_path):
         known = resource_names("profiles", "*/*.yaml")
+        if on_gpu := [each for each in known if each.startswith(f"{name}/")]:
+            few = ", ".join(on_gpu[:8])
+            raise ProfileError(f"profile '{name}': is a GPU; name a profile of it, such as {few}")
+    if path is None:
         raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
     return path

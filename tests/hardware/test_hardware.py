@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Run, tiny_config
+from pydantic import ValidationError
 
 from specsim.core.errors import ProfileError
 from specsim.core.resources import resource_names
@@ -15,6 +16,7 @@ from specsim.core.step import StepLoad
 from specsim.hardware import find_gpu, load_gpu, load_model
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
+from specsim.profile.memory import memory_plan
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
@@ -177,7 +179,8 @@ def test_deepseek_has_latent_attention_and_dense_layers(written: Written) -> Non
     config = {renamed.get(name, name): value for name, value in fields.items()}
     config |= {"model_type": "deepseek_v3", "qk_nope_head_dim": 128, "moe_layer_freq": 1}
     shape = load_model(written(config))
-    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+    own = {name: getattr(shipped, name) for name in ("name", "source", "quantization")}
+    assert shape.model_copy(update=own) == shipped
     # Of the 8 GPUs each keeps the latent vector of all heads, and an eighth of the experts.
     assert shape.kv_bytes_per_token_and_gpu(8) == 61 * 576 * 2
     assert shape.expert_bytes == 58 * 256 * 3 * 7168 * 2048 * 2
@@ -235,11 +238,16 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"num_hidden_layers": 0}, "num_hidden_layers = 0: must be a whole number above 0"),
         ({"torch_dtype": "int4"}, "torch_dtype = 'int4'"),
         ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "of the num_"),
-        ({"quantization_config": {"bits": 4}}, "'quantization_config' .* quantized weights"),
         ({"kv_lora_rank": 512}, "'qk_nope_head_dim' is missing"),
         ({"index_topk": 2048}, "sparse attention, which is not modelled"),
         ({"moe_layer_freq": 2}, "moe_layer_freq = 2: layers with and without experts in turn"),
         ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2: layers with and without experts"),
+        ({"layer_types": ["linear_attention"] * 32}, "'layer_types' has 'linear_attention', which"),
+        ({"mamba_d_state": 16}, "layers that keep a state in place of keys and values"),
+        ({"full_attention_interval": 4}, "layers of linear attention"),
+        ({"moe_num_experts": 64}, "'moe_num_experts' says .* not num_experts of them"),
+        ({"num_experts": 4, "num_shared_experts": 1}, "'num_shared_experts' .* all tokens share"),
+        ({"interleave_moe_layer_step": 2}, "interleave_moe_layer_step = 2: layers with and witho"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"hidden_size": None, "text_config": {}}, "describes several models; save its 'text_conf"),
     ],
@@ -251,6 +259,67 @@ def test_what_is_not_modelled_is_said(
     with pytest.raises(ProfileError, match=message) as error:
         load_model(written(config))
     assert "\n" not in str(error.value)
+
+
+def test_families_leave_out_what_their_classes_say(written: Written) -> None:
+    """gpt-oss has a plain name for its experts, Cohere ties, the window of Phi-4-mini is wide."""
+    moe = {key: value for key, value in QWEN_MOE.items() if key != "moe_intermediate_size"}
+    gpt_oss = load_model(written({**moe, "model_type": "gpt_oss", "intermediate_size": 2880}))
+    assert gpt_oss.moe_intermediate_size == 2880
+    scout = load_model(written({**moe, "model_type": "llama4_text"}))
+    assert (scout.n_shared_experts, scout.moe_intermediate_size) == (1, 14336)
+    untied = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
+    assert load_model(written({**untied, "model_type": "cohere2"})).tie_word_embeddings
+    assert load_model(written({**LLAMA, "sliding_window": 262144})).sliding_window is None
+    assert load_model(written({**LLAMA, "num_experts": 0})).num_experts == 0
+    qwen = {**LLAMA, "sliding_window": 4096}
+    assert load_model(written({**qwen, "model_type": "qwen2"})).sliding_window is None
+    exaone = {**qwen, "model_type": "exaone4", "sliding_window_pattern": "LLLG"}
+    assert load_model(written(exaone)).layer_counts["full_attention"] == 8
+    gemma = {"model_type": "gemma3_text", "sliding_window": 1024, "num_hidden_layers": 34}
+    gemma |= {"hidden_size": 2560, "intermediate_size": 10240}
+    shape = load_model(written(gemma))
+    assert (shape.layer_counts["full_attention"], shape.vocab_size) == (5, 262_208)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8_block"),
+        ({"quant_method": "fp8"}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "awq", "bits": 4}, "int4"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "aqlm"}, "other"),
+    ],
+)
+def test_quantized_weights_are_for_profiles_that_know_them(
+    config: dict[str, Any], dtype: str, written: Written
+) -> None:
+    path = written({**LLAMA, "quantization_config": config})
+    assert load_model(path).quantization == dtype
+    with pytest.raises(
+        ValidationError, match=r"quantized weights .*, which a roofline does not mod"
+    ):
+        Roofline(model=path, gpu="h100").forward_time(StepLoad(0, 1, 1, 0))
+    linear = {"kind": "linear", "alpha_ns": 10.0, "gamma_us": 20.0, "delta_ms": 5.0}
+    profile = Profile.model_validate({**PROFILE, "model": path, "target": linear, "drafts": {}})
+    with pytest.raises(ProfileError, match="weights_gib is missing in the profile"):
+        memory_plan(profile, load_model(path), load_gpu("h100"), ())
+
+
+def test_a_gpu_is_no_profile() -> None:
+    with pytest.raises(ProfileError, match="profile 'h100': is a GPU; name a profile of it, such "):
+        load_profile("h100")
+
+
+def test_heads_that_vllm_cannot_spread() -> None:
+    phi = load_model("llama-3.1-8b").model_copy(
+        update={"num_attention_heads": 40, "num_key_value_heads": 10}
+    )
+    phi.check_split(20)
+    with pytest.raises(ValueError, match="10 key-value heads, which can neither be split evenly"):
+        phi.check_split(4)
 
 
 PROFILE = {

@@ -120,7 +120,7 @@ def test_layers_that_attend_alike_share_a_group_whatever_their_widths() -> None:
         ({**GEMMA, "model_type": "mistral"}, {"sliding_window": 62}),
         ({**GEMMA, "model_type": "qwen2", "use_sliding_window": False}, {"full_attention": 62}),
         (
-            {**GEMMA, "model_type": "qwen2", "max_window_layers": 40},
+            {**GEMMA, "model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 40},
             {"full_attention": 40, "sliding_window": 22},
         ),
         ({**GEMMA, "sliding_window": None}, {"full_attention": 62}),

@@ -177,11 +177,84 @@ def test_halves_of_heads_at_twice_the_batch(tables: Path) -> None:
         ({"kernels": {"attention": "fa2"}}, "no kernel 'fa2'; choose one .*flash_attn_fa3"),
         ({"model": "qwen3-30b-a3b"}, "has no table moe/moe_perf"),
         ({"gpu": "h300"}, "no GPU 'h300' in profiles/"),
+        ({"kernels": {"atention": "fa3"}}, "--kernel atention=: did you mean 'attention'"),
+        ({"dtype": "mxfp4"}, "--dtype mxfp4: is of experts, and 'llama-3.1-8b' has none"),
+        ({"drafts": {"eagle3": "qwen3-0.6b"}}, "takes a head on .* and this is a whole model"),
+        ({"drafts": {"draft_model": "eagle3-qwen3-8b"}}, "takes a model .* a head of another"),
+        ({"drafts": {"eagle3": "eagle3-qwen3-32b"}}, "on vectors of 5120 numbers, .* have 4096"),
     ],
 )
 def test_what_is_missing_is_named(tables: Path, fields: dict, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         TableProfile.of(options(tables, **fields))
+
+
+def heads_tables(tables: Path, shapes: list[tuple[int, int]], **without: None) -> None:
+    """Write attention of some heads and key-value heads, whose times follow both."""
+    folder = tables / "data/h200_sxm/attention/vllm/0.24.0"
+    for phase in ("generation", "context"):
+        rows = [
+            {
+                "kernel_source": "flash_attn_fa3",
+                "num_heads": heads,
+                "num_key_value_heads": keys,
+                "head_dim": 128,
+                "kv_cache_dtype": "bfloat16",
+                **({} if "window_size" in without else {"window_size": 0}),
+                "batch_size": batch,
+                "isl": 1 if phase == "generation" else tokens,
+                "step": tokens - 1 if phase == "generation" else 0,
+                "latency": 0.01 + batch * tokens * (KV * keys + 1e-9 * heads),
+            }
+            for heads, keys in shapes
+            for batch, tokens in product([1, 2, 4, 8, 16, 32], [1, 128, 1024, 16384])
+        ]
+        write(folder, f"{phase}_attention_perf", rows)
+
+
+def attention_of(tables: Path, tmp_path: Path, heads: int, keys: int, **fields: object) -> float:
+    """Return what a decode of one sequence with 1,024 tokens takes in one layer, microseconds."""
+    shape = load_model("llama-3.1-8b").model_dump()
+    shape |= {"num_attention_heads": heads, "num_key_value_heads": keys, **fields}
+    path = tmp_path / "shape.json"
+    path.write_text(json.dumps(shape))
+    made = TableProfile.of(options(tables, model=str(path)))
+    assert made.profile.model == str(path)
+    (layers,) = made.profile.target.attention
+    assert layers.sequences[0] == 1
+    return float(np.interp(1024, layers.context_tokens, [row[0] for row in layers.decode_us]))
+
+
+def test_a_fifth_of_the_heads_at_five_times_the_batch(tables: Path, tmp_path: Path) -> None:
+    """Of 8 heads on 2 keys; 5 sequences lie between 4 and 8 (Phi-4; Llama-2-13B on its own)."""
+    heads_tables(tables, [(8, 2)])
+    found = attention_of(tables, tmp_path, 40, 10)
+    assert found == pytest.approx(1e3 * (0.01 + 5 * 1024 * (2 * KV + 8e-9)), rel=1e-3)
+
+
+def test_heads_between_those_that_were_measured(tables: Path, tmp_path: Path) -> None:
+    heads_tables(tables, [(24, 4), (32, 4)])
+    found = attention_of(tables, tmp_path, 28, 4)
+    assert found == pytest.approx(1e3 * (0.01 + 1024 * (4 * KV + 28e-9)), rel=1e-3)
+
+
+def test_tables_without_windows_are_none_of_layers_with_windows(
+    tables: Path, tmp_path: Path
+) -> None:
+    heads_tables(tables, [(32, 8)], window_size=None)
+    with pytest.raises(ProfileError, match=r"measured without windows, .* one of 1024 tokens"):
+        attention_of(tables, tmp_path, 32, 8, sliding_window=1024)
+
+
+def test_data_type_by_the_config_of_the_model(tables: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    shape = load_model("llama-3.1-8b").model_dump()
+    config.write_text(json.dumps({**shape, "quantization": "int4"}))
+    made = TableProfile.of(options(tables, model=str(config), dtype="auto"))
+    assert "Weights int4" in made.profile.provenance.notes
+    config.write_text(json.dumps({**shape, "quantization": "other"}))
+    with pytest.raises(ProfileError, match="--dtype other: choose from"):
+        TableProfile.of(options(tables, model=str(config), dtype="auto"))
 
 
 def test_folders_and_files_of_another_layout(tables: Path, tmp_path: Path) -> None:
@@ -466,7 +539,10 @@ def test_latent_attention_without_its_matrices_which_count_once(tables: Path) ->
     [
         ({"kv_lora_rank": 256}, "latent attention was measured with hidden_size 7168, kv_lora_r"),
         ({"num_attention_heads": 64}, "no latent attention with num_heads = 8 .measured: 16."),
-        ({"num_experts": 128}, "no experts with num_experts = 128 .measured: 256.*nearest is 256$"),
+        (
+            {"num_experts": 128},
+            "no experts with num_experts = 128 .measured: 256.*nearest is 256; to carry over anoth",
+        ),
     ],
 )
 def test_latent_attention_of_another_size(

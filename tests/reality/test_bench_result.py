@@ -82,6 +82,15 @@ def test_drafts_are_known_but_for_the_method(tmp_path: Path) -> None:
     assert run.cells["gpu"] == "H100"
 
 
+def test_a_result_without_drafts_among_ones_with_drafts(tmp_path: Path) -> None:
+    """So runs with k = 0, 1, 3, 5 are fitted together: ``--set method=eagle3`` is of the others."""
+    run = read(tmp_path, {"method": "eagle3", "gpu": "H100"})
+    assert (run.method, run.num_speculative_tokens, run.missing) == ("", 0, ())
+    assert "no spec_decode fields: taken as a run without speculation" in run.notes
+    said = read(tmp_path, {"method": "eagle3", "num_speculative_tokens": "3"})
+    assert "no acceptance for num_speculative_tokens = 3" in said.missing[0]
+
+
 def test_metadata_of_the_benchmark_are_cells(tmp_path: Path) -> None:
     run = read(tmp_path, method="eagle3", num_speculative_tokens="3", tp="2", **DRAFTS)
     assert (run.method, run.num_speculative_tokens, run.tensor_parallel_size) == ("eagle3", 3, 2)

@@ -97,6 +97,13 @@ def test_a_broken_line_is_named(tmp_path: Path, cli: Run, text: str, message: st
     assert message in errors
 
 
+def test_a_result_of_a_benchmark_has_no_steps(cli: Run) -> None:
+    Path("c8.json").write_text("{}")
+    code, _, errors = fit(cli, Path("c8.json"))
+    assert code == 2
+    assert "name the profile to begin with (--start)" in errors
+
+
 def test_a_folder_without_steps_among_several_is_refused(tmp_path: Path, cli: Run) -> None:
     (tmp_path / "empty").mkdir()
     code, _, errors = fit(cli, write_run(tmp_path / "run"), tmp_path / "empty")

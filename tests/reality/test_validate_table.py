@@ -371,6 +371,7 @@ def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words
         ({"model": "Qwen/Qwen3-8B"}, ["model = 'Qwen/Qwen3-8B'", "profile is of 'llama-3.1-8b'"]),
         ({"model": "meta-llama/Llama-3-8B"}, ["Llama-3-8B"]),
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, ["gpu = 'NVIDIA A100-SXM4-80GB'", "--rows 'gpu="]),
+        ({"gpu": "NVIDIA H100 PCIe"}, ["gpu = 'NVIDIA H100 PCIe'", "profile is of 'h100'"]),
         ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
     ],
 )
@@ -392,9 +393,11 @@ def test_a_profile_without_the_drafter_names_the_row(tmp_path: Path) -> None:
 def test_files_that_are_no_tables(tmp_path: Path, cli: Run, table: Path) -> None:
     (tmp_path / "no.csv").write_text("a,b\n1,2\n")
     (tmp_path / "twice.csv").write_text("ttft_p50_ms,ttft_p50_ms\n1,2\n")
+    (tmp_path / "long.csv").write_text("ttft_p50_ms,isl\n1,2,3\n")
     for name, words in (
         ("no.csv", "has no measured column (found: a, b)"),
         ("twice.csv", "has two columns 'ttft_p50_ms'"),
+        ("long.csv", "line 2: 3 values for 2 columns; the line may have a comma too many"),
         ("absent.csv", "cannot be read"),
     ):
         code, _, errors = cli("validate", tmp_path / name, "--profile", PROFILE)

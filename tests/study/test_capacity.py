@@ -15,7 +15,7 @@ from conftest import Run, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.results.steady import Trend
@@ -435,6 +435,24 @@ def test_spaces_between_gpus_do_not_matter(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
     code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:9", "--gpus", "h100, h100")
     assert (code, "'h100' is given twice" in err) == (2, True), err
+
+
+def test_gpus_are_compared_with_weights_of_one_data_type() -> None:
+    experiment = small().model_copy(update={"profile": "h100/qwen3-8b-fp8"})
+    (h200,) = find_hardware(experiment, ["h200"])
+    assert h200.profile.weights_gib == pytest.approx(8.787)
+    for gpu in ("a100-80gb", "l4"):  # in 16 bits; a roofline
+        with pytest.raises(ProfileError, match=f"--gpus {gpu}: .* 15.3 GiB of weights, the .* 8.8"):
+            find_hardware(experiment, [gpu])
+
+
+def test_a_gpu_that_is_too_small_is_named(cli: Run, tmp_path: Path) -> None:
+    config = {**small().to_dict(), "profile": "h100/qwen3-8b", "engine": {}}
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
+    code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:500", "--gpus", "h100,l4")
+    assert (code, err.startswith("error: l4: engine.num_gpu_blocks")) == (2, True), err
+    with pytest.raises(CapacityError, match="--gpus l4: weights and activations take"):
+        find_hardware(Experiment.parse({**config, "profile": "h200/qwen3-32b"}, "e"), ["l4"])
 
 
 def test_limits_are_read_as_milliseconds() -> None:

@@ -123,6 +123,13 @@ def test_a_gpu_without_a_profile_falls_back_to_a_roofline_and_that_is_known() ->
     assert option.experiment.profile == "profile.yaml"
 
 
+def test_no_roofline_stands_in_for_quantized_weights() -> None:
+    found = offered(asked("openai/gpt-oss-20b", gpus="a100-80gb,h100"), ("off",))
+    assert {option.hardware.profile.gpu for option in found.options} == {"h100"}
+    assert "a100-80gb: no profile of gpt-oss-20b, and no roofline: " in found.left_out[0]
+    assert "has quantized weights (mxfp4)" in found.left_out[0]
+
+
 def test_what_does_not_fit_is_left_out_with_its_reason() -> None:
     found = offered(asked("meta-llama/Llama-3.1-70B-Instruct", gpus="l4,h100"), ("off",))
     assert {option.hardware.profile.gpu for option in found.options} == {"h100"}

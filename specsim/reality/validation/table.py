@@ -41,8 +41,8 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         raise ConfigError(f"{path}: has two columns '{twice[0]}'; remove or rename one")
     if not set(header) & set(METRICS):
         raise ConfigError(
-            f"{path}: has no measured column (found: {', '.join(header) or 'nothing'}); it needs "
-            f"at least one of {', '.join(METRICS[:5])}, ..."
+            f"{path}: has no measured column (found: {', '.join(header) or 'nothing'}); it needs, "
+            f"separated by commas, at least one of {', '.join(METRICS[:5])}, ..."
         )
     _, words = read_columns(path, (), header)
     rows = zip(*words.values(), strict=True)
@@ -68,11 +68,15 @@ def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
                 f"{path}: {name} = {result.get(name)!r} must be a number above 0, as in a result "
                 "of `vllm bench serve --save-result`; give such a file, or a table as CSV"
             )
-    cells = filled(path, 1, {"run_id": path.stem, **_cells(result)}, given)
-    run = TableRow(path, 1, cells).run()
+    own, notes = {"run_id": path.stem, **_cells(result)}, []
+    if not (own.keys() | given.keys()) & {"num_speculative_tokens", "acceptance_length"}:
+        if "method" in given:
+            notes.append("no spec_decode fields: taken as a run without speculation")
+        given = {name: value for name, value in given.items() if name != "method"}
+    run = TableRow(path, 1, filled(path, 1, own, given)).run()
     lens = _lens(path, result, run.num_prompts)
-    failed = result.get("failed") or 0
-    notes = (f"{failed} requests failed: they are left out",) if failed else ()
+    if failed := result.get("failed"):
+        notes.append(f"{failed} requests failed: they are left out")
     return replace(run, lens=lens, notes=(*run.notes, *notes))
 
 

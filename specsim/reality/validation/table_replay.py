@@ -304,8 +304,13 @@ def _is_same_model(cell: str, name: str) -> bool:
 
 
 def _is_same_gpu(cell: str, name: str) -> bool:
-    """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'."""
+    """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'.
+
+    But an H100 or H200 with NVL or PCIe is another than one without.
+    """
     one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
+    if "h" in one and (one - other) & {"nvl", "pcie"}:
+        return False
     return one <= other or other <= one
 
 

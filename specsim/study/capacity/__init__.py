@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies import Policy
@@ -97,7 +97,10 @@ def find_capacity(
         for label, policy in choices.policies.items()
     ]
     for candidate in candidates:  # what cannot run is found before the first simulation
-        candidate.check()
+        try:
+            candidate.check()
+        except CapacityError as error:
+            raise CapacityError(f"{candidate.hardware.label}: {error}") from error
     with Runner(LocalProcesses(workers), on_progress) as runner:
         found = searched(candidates, runner, choices.prices)
     notes = hardware_notes(found, choices.prices) + _doubts(found)

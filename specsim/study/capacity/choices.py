@@ -1,23 +1,25 @@
 """What a capacity plan is asked: hardware, policies and prices to choose from, and the goal."""
 
 import datetime
+import math
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
-from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.core.resources import find_resource
 from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.hardware import GIB, load_model
 from specsim.policies import Policy
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment, PoolsConfig
 
+_SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
 
@@ -47,7 +49,7 @@ class Goal:
         """Return the loads below a capacity at which latency and cost are looked at."""
         loads = [share * capacity for share in self.shares]
         if self.in_whole_replicas and self.target_rate is not None:
-            loads = [self.target_rate / ceil(self.target_rate / load) for load in loads]
+            loads = [self.target_rate / math.ceil(self.target_rate / load) for load in loads]
         if self.is_closed:
             loads = [float(max(1, round(load))) for load in loads]
         return list(dict.fromkeys(loads))
@@ -181,10 +183,30 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
     if name == base.gpu:
         return Hardware(name, base)
     suffix = "" if base.tensor_parallel_size == 1 else f"-tp{base.tensor_parallel_size}"
-    shipped = f"{name}/{base.model}{suffix}"
-    if find_resource("profiles", f"{shipped}.yaml") is not None:
-        return Hardware(name, load_profile(shipped))
-    return Hardware(name, _roofline(name, base, experiment))
+    of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
+    for own in (of_same_name, f"{base.model}{suffix}"):
+        if find_resource("profiles", f"{name}/{own}.yaml") is not None:
+            profile = load_profile(f"{name}/{own}")
+            break
+    else:
+        try:
+            profile = _roofline(name, base, experiment)
+        except CapacityError as error:
+            raise CapacityError(f"--gpus {name}: {error}") from error
+    ours, theirs = (_weights_gib(each) for each in (profile, base))
+    if not math.isclose(ours, theirs, rel_tol=_SAME_WEIGHTS):
+        raise ProfileError(
+            f"--gpus {name}: its profile of {base.model} has {ours:.1f} GiB of weights, the "
+            f"experiment's {theirs:.1f}, of another data type; build one (specsim profile build "
+            "--dtype) and name that file in --gpus"
+        )
+    return Hardware(name, profile)
+
+
+def _weights_gib(profile: Profile) -> float:
+    if profile.weights_gib is not None:
+        return profile.weights_gib
+    return load_model(profile.model).weight_bytes / profile.tensor_parallel_size / GIB
 
 
 def _unit(pools: PoolsConfig, prefill: Profile, decode: Profile) -> Hardware:
