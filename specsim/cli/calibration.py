@@ -62,7 +62,7 @@ def calibrate(
     """
     from specsim.reality.calibration import calibrate as run_calibration
     from specsim.reality.calibration import check_folder
-    from specsim.show.render.reality import error_tables
+    from specsim.show.render.reality_tables import error_tables
 
     if device == "cuda" and threads != 1:
         raise ConfigError("--threads: is for --device cpu; leave it out")
@@ -138,10 +138,10 @@ def _vllm_subject(
 
 def _conclude(found: "Calibration", out: Path, files: str) -> None:
     """Draw and print what came of it; exit with 1 unless all is as stated."""
-    from specsim.show.render.reality import calibration_tables, calibration_verdict
+    from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
 
     if can_draw("plot.png"):
-        from specsim.show.plots.reality import plot_calibration
+        from specsim.show.plots.reality_plots import plot_calibration
 
         plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))

@@ -102,7 +102,7 @@ def init(
     """
     from specsim.study.calls import question_of
     from specsim.study.plan.answer import commented
-    from specsim.study.plan.options import first_option, with_replicas
+    from specsim.study.plan.candidates import first_option, with_replicas
 
     answers: dict[str, Any] = {}
     with output_file(out) as file:

@@ -118,7 +118,7 @@ def _fit_steps(
     """Fit to measured steps of a model on a GPU, and so many of them."""
     from specsim.core.settings import as_yaml, nearest
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
-    from specsim.show.render.profiles import study_tables
+    from specsim.show.render.profile_tables import study_tables
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
@@ -167,7 +167,7 @@ def show_profile(
     """
     from specsim.profile import load_profile
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
-    from specsim.show.render.profiles import Overview, comparison_table, overview_tables
+    from specsim.show.render.profile_tables import Overview, comparison_table, overview_tables
 
     if plot is not None:
         need("matplotlib", "--plot")
@@ -190,7 +190,7 @@ def show_profile(
             comparison = ProfileErrors.of(known, points, str(steps))
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
-        from specsim.show.plots.reality import plot_comparison, plot_step_times
+        from specsim.show.plots.reality_plots import plot_comparison, plot_step_times
 
         with spinner("drawing"):
             if comparison is None:
@@ -276,7 +276,7 @@ def build(
     from specsim.profile.from_roofline import parse_pairs
     from specsim.profile.from_tables import TableProfile
     from specsim.profile.kernel_tables import TableOptions
-    from specsim.show.render.profiles import built_table
+    from specsim.show.render.profile_tables import built_table
 
     options = TableOptions(
         model=model,
@@ -321,7 +321,7 @@ def roofline(
     estimate is a lower bound there (profiles/README.md).
     """
     from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
-    from specsim.show.render.profiles import roofline_table
+    from specsim.show.render.profile_tables import roofline_table
 
     options = RooflineOptions(
         model=model,

@@ -64,7 +64,7 @@ def observe(
     need("aiohttp", "observe")
     from specsim.reality.observe import Options, load_workload
     from specsim.reality.observe import observe as run
-    from specsim.show.render.reality import observation_table
+    from specsim.show.render.reality_tables import observation_table
 
     low, high = _id_range(ids)
     options = Options(low, high, timeout, warm_up, _body(body))
@@ -190,7 +190,7 @@ def _validate_folder(
 ) -> None:
     from specsim.reality.validation import Replaced
     from specsim.reality.validation import validate as run_validation
-    from specsim.show.render.reality import validation_tables
+    from specsim.show.render.reality_tables import validation_tables
 
     replaced = Replaced(**given)
     draws = out is not None and can_draw("report.png")
@@ -204,7 +204,7 @@ def _validate_folder(
         write_json(json_file, report)
         write_json(folder and folder / "report.json", report)
         if folder is not None and draws:
-            from specsim.show.plots.reality import plot_validation
+            from specsim.show.plots.reality_plots import plot_validation
 
             with spinner("drawing"):
                 plot_validation({"simulated": found}, folder / "report.png", run.name)
@@ -297,7 +297,7 @@ def fit(
 
     from specsim.core.settings import as_yaml
     from specsim.reality.acceptance_fit import fields, fit_acceptance, load_records
-    from specsim.show.render.traces import distances_table
+    from specsim.show.render.trace_tables import distances_table
 
     with output_file(json_out) as json_file, output_file(preset) as preset_file:
         with spinner(f"fitting to {file.name}"):

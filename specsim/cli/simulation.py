@@ -102,7 +102,7 @@ def run(
     from specsim.run.experiment import Experiment
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
-    from specsim.show.render.runs import run_table
+    from specsim.show.render.run_tables import run_table
 
     _check_address(ray_address, backend)
     for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
@@ -164,7 +164,7 @@ def compare(
     replication of each policy, comparison.json and plot.png.
     """
     warm_up(workers)
-    from specsim.show.render.runs import comparison_table
+    from specsim.show.render.run_tables import comparison_table
     from specsim.study.compare import compare as run_comparison
     from specsim.study.compare import folder_name, parse_policies
 
@@ -185,7 +185,7 @@ def compare(
         if folder is not None:
             (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
         if folder is not None and draws:
-            from specsim.show.plots.runs import plot_runs
+            from specsim.show.plots.run_plots import plot_runs
 
             with spinner("drawing"):
                 folders = {label: folder / folder_name(label) for label in chosen}
@@ -225,7 +225,7 @@ def sweep(
     _check_address(ray_address, backend)
     if backend == "local":
         warm_up(workers or os.cpu_count() or 1)
-    from specsim.show.render.runs import sweep_tables
+    from specsim.show.render.run_tables import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
     from specsim.study.sweep.plan import problems_of
 

@@ -147,7 +147,7 @@ def tune(
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
     warm_up(workers)
-    from specsim.show.render.studies import tuning_tables, tuning_verdict
+    from specsim.show.render.study_tables import tuning_tables, tuning_verdict
     from specsim.study.tune import tune as run_tuning
 
     experiment = load_experiment(config, overrides, seed)
@@ -164,7 +164,7 @@ def tune(
         if folder is not None:
             tuning.save(folder)
         if folder is not None and draws:
-            from specsim.show.plots.runs import plot_tuning
+            from specsim.show.plots.run_plots import plot_tuning
 
             with spinner("drawing"):
                 plot_tuning(tuning, folder / "plot.png", config.stem)
@@ -219,7 +219,7 @@ def gate(
     is_stored = current.suffix == ".json"
     if not is_stored:
         warm_up(workers)
-    from specsim.show.render.studies import gate_table, gate_verdict
+    from specsim.show.render.study_tables import gate_table, gate_verdict
     from specsim.study.gate import Suite, parse_tolerances, tolerances_of
     from specsim.study.gate.verdict import GateFailure, github_annotations, write_junit
 

@@ -25,7 +25,7 @@ from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 from specsim.workload.trace import TraceRequests
 
 

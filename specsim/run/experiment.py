@@ -25,7 +25,7 @@ from specsim.engine.incidents import Incident, check_incidents
 from specsim.engine.transfer import TransferConfig
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
 from specsim.proposers import Proposer
 from specsim.results.metrics import Slo

@@ -34,7 +34,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.size import most_looks
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 
 def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:

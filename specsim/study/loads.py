@@ -17,9 +17,9 @@ from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.synthetic import ClosedLoop, TraceReplay
+from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import Lengths
-from specsim.workload.lengths.synthetic import TraceRows
+from specsim.workload.lengths.distributions import TraceRows
 from specsim.workload.trace import Trace, mean_rate
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn

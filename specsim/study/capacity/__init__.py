@@ -21,7 +21,7 @@ from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
     "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "find_capacity",

@@ -17,7 +17,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.summary import Beyond, summarized
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 _DRAINING = 10  # the last tenth of the requests, which meet a server that empties

@@ -14,7 +14,7 @@ from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.options import FIRST_K, LATER, Option, Question, goal_of, offered
+from specsim.study.plan.candidates import FIRST_K, LATER, Option, Question, goal_of, offered
 
 __all__ = ["Option", "Plan", "Question", "make_plan"]
 

@@ -23,8 +23,8 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.size import check_size, estimated_seconds
 from specsim.study.inputs import load_with_base, parts_of
-from specsim.workload.arrivals.synthetic import TraceReplay
-from specsim.workload.lengths.synthetic import Empirical, TraceRows
+from specsim.workload.arrivals.patterns import TraceReplay
+from specsim.workload.lengths.distributions import Empirical, TraceRows
 from specsim.workload.readers import read_trace
 
 Axis = dict[str, list[Any]]  # values by dotted field name, equally many of each field

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.results.metrics import latency
 from specsim.results.steady import Trend, backlog_trend
 from specsim.run.deployment import Deployment
