@@ -351,7 +351,7 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
 
 
 def test_a_run_of_an_older_version_is_read(cli: Run) -> None:
-    """`old_run` was written at 2b79a809, when the package had other rooms and its engine objects."""
+    """`old_run` was written at 2b79a809: other rooms, and an engine of objects."""
     old = Path(__file__).with_name("old_run")
     (point,) = load_study(old).points
     written = json.loads((old / "summary.json").read_text())
