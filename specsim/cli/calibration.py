@@ -38,7 +38,7 @@ def calibrate(
         0.1, min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
     ),
     threads: int = Option(1, min=1, help="Threads of the engine on a CPU."),
-    seed: int = Option(0, min=0, help="Of weights and prompts."),
+    seed: int = Option(0, min=0, help="Seed of weights and prompts."),
 ) -> None:
     """Measure an engine, fit a profile, run workloads for real and simulated, print the error.
 

@@ -306,7 +306,9 @@ def report(
 def plot(
     results: Results,
     out: Path | None = Option(None, help="Folder for the plots; by default DIR/plots."),
-    file_format: Literal["svg", "png", "pdf"] = Option("svg", "--format", help="Of the files."),
+    file_format: Literal["svg", "png", "pdf"] = Option(
+        "svg", "--format", help="Format of the files."
+    ),
     metric: str = Option(
         "mean_e2el_ms", help="What is drawn over load and compared, as in summary.json."
     ),

@@ -32,7 +32,7 @@ _KINDS_SHOWN = 8
 
 
 def observe(
-    url: str = Option(..., help="Of the server, such as http://127.0.0.1:8000."),
+    url: str = Option(..., help="Address of the server, such as http://127.0.0.1:8000."),
     workload: Path = Option(
         ..., help="YAML with a workload and, optionally, engine and seed; or an experiment."
     ),
@@ -124,7 +124,7 @@ def validate(
     rows: list[str] | None = Option(
         None,
         metavar="COLUMN=VALUE",
-        help="Of a table, only these rows; several of one column: any of them.",
+        help="Only these rows of a table; of several values of one column, any.",
     ),
     cells: list[str] | None = Option(
         None, "--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."
@@ -142,9 +142,10 @@ def validate(
         False, "--skip-incomplete", help="Leave rows out that say too little."
     ),
     speed: Literal["output_tok_s", "tpot_mean_ms", "e2e_mean_ms"] | None = Option(
-        None, help="What speed-ups are of; by default output_tok_s, at a request rate e2e_mean_ms."
+        None,
+        help="Metric of the speed-ups; by default output_tok_s, at a request rate e2e_mean_ms.",
     ),
-    seed: int = Option(0, min=0, help="Of a table's arrivals and acceptance."),
+    seed: int = Option(0, min=0, help="Seed of a table's arrivals and acceptance."),
     workers: Workers = ALL_CORES,
     predictions: Path | None = Option(
         None, help="Write measured and predicted values of a table's rows here, as CSV."
@@ -278,7 +279,7 @@ def fit(
     max_output_len: int = Option(
         1500, min=2, help="Leave longer outputs out: they are endless loops."
     ),
-    split_seed: int = Option(0, min=0, help="Of the division into halves."),
+    split_seed: int = Option(0, min=0, help="Seed of the division into halves."),
     kind: str | None = Option(None, help="Choose this model; by default the closest."),
     json_out: Path | None = Option(None, "--json", help="Write everything here, as JSON."),
     preset: Path | None = Option(

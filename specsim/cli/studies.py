@@ -76,7 +76,7 @@ def capacity(
         "moving, from 2,000 or the experiment's num_requests if that is more.",
     ),
     max_requests: int = Option(
-        _MAX_REQUESTS, min=50, max=100_000_000, help="So far runs may grow."
+        _MAX_REQUESTS, min=50, max=100_000_000, help="Longest that runs may grow."
     ),
     workers: Workers = ALL_CORES,
     out: Out = None,
@@ -312,15 +312,17 @@ def split(
         None, metavar="R,...", help="Requests/s, 4,8,16; by default the experiment's."
     ),
     tp: str | None = Option(
-        None, metavar="N,...", help="Tensor parallelism of a replica, 1,2,4; looked for."
+        None, metavar="N,...", help="Tensor parallelism of a replica to choose from, 1,2,4."
     ),
     policies: list[str] | None = Option(
-        None, metavar="POLICY...", help="In short form, off static:k=3; looked for."
+        None, metavar="POLICY...", help="Policies to choose from, in short form: off static:k=3."
     ),
-    whole: int = Option(8, min=1, help="With --tp or --policies: splits simulated whole."),
+    whole: int = Option(
+        8, min=1, help="With --tp or --policies: how many splits are simulated whole."
+    ),
     overrides: Overrides = None,
     seed: Seed = None,
-    replications: int = Option(1, min=1, help="Runs of each."),
+    replications: int = Option(1, min=1, help="Runs of each split."),
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:

@@ -175,7 +175,7 @@ class Drafting:
         )
 
     def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:
-        """Return what a replica shares with the run, whom it tells being the caller's matter."""
+        """Return what a replica shares with the run; `rest` is whom it tells what happens."""
         fates = self.survival_lens if len(self.survival_lens) else None
         return Wiring(self.facts, records, fates, self.offers, **rest)
 

@@ -349,7 +349,7 @@ class Summary:
         }
 
     def _of_some_runs(self) -> dict[str, Any]:
-        """Return what a run has to tell of sessions, pools, autoscaling and offloading."""
+        """Return what only some runs have: sessions, pools, autoscaling, offloading."""
         own: dict[str, Any] = {}
         if self._turns:
             own["sessions"] = session_metrics(self.request_columns)

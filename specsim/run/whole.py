@@ -1,4 +1,4 @@
-"""Whole: a run whose replicas have to do with each other, all of them on one clock.
+"""Whole: a run whose replicas affect one another, all of them on one clock.
 
 A router looks at them, clients wait for answers, prefill pools pass requests on to decode pools
 over links, replicas come, fail and go.
@@ -38,7 +38,7 @@ from specsim.workload.arrivals.patterns import ClosedLoop
 
 
 def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
-    """Return the engine of a pool's replica: blocks are loaded into, or kept to be read."""
+    """Return the engine of a pool's replica, whose blocks another pool fills or reads."""
     setup = deployment.setup
     limits = {
         **setup.limits,

@@ -188,8 +188,7 @@ def measure(task: Task) -> LoadRun:
 def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]:
     """Return the requests that meet a steady server, in the order of arrival.
 
-    Of a closed loop, in which the number of requests does not tell: from when each client has been
-    answered twice on average.
+    In a closed loop: from when each client has been answered twice on average.
     """
     count = len(requests)
     first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)

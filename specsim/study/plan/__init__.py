@@ -98,7 +98,7 @@ def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
 
 
 def _drafters(screened: _Screened, worth: set[str]) -> dict[str, str]:
-    """Return of each hardware that is worth it the drafter that serves the target best."""
+    """Return, for each hardware worth a search, the drafter that serves the target best."""
     chosen: dict[str, str] = {}
     for name in sorted(screened.found, key=lambda n: (screened.cost(n), screened.latency(n))):
         option = screened.options[name]

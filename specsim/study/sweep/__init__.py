@@ -264,7 +264,7 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _requests(workload: str, seed: int) -> list[Request]:
-    # Cached, for a process runs many policies on one workload, and that may be a long file.
+    # Cached: a process runs many policies on one workload, which may be a long file.
     return list(WorkloadConfig.model_validate_json(workload).build(seed).requests())
 
 

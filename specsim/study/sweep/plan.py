@@ -243,7 +243,7 @@ def _stepped(rule: str, first: float, last: float, step: float) -> list[Any]:
 
 
 def _rounded(values: Iterable[float], *, are_whole: bool) -> list[Any]:
-    """Return numbers to twelve digits, 0.30000000000000004 being nobody's wish."""
+    """Return numbers to twelve digits: 0.3, not 0.30000000000000004."""
     rounded = [float(f"{value:.12g}") for value in values]
     are_whole = are_whole and all(value.is_integer() for value in rounded)
     return [int(value) for value in rounded] if are_whole else rounded

@@ -158,7 +158,7 @@ def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
 def _largest_batch(loads: Loads) -> tuple[int, int]:
     """Return max_num_seqs, and the largest batch that also fits into the KV cache.
 
-    At a random instant a running request is one of length-biased choice, and half done.
+    At a random instant running requests are a length-biased sample, each half done on average.
     """
     deployment = Deployment.of(loads.experiment)
     engine = deployment.engine
