@@ -33,19 +33,25 @@ _LINES = Path(__file__).with_name("moved.csv").read_text().split()[1:]
 _MOVED: dict[str, str] = dict(line.split(",") for line in _LINES)  # by old name, without specsim
 
 
+def _new_name(name: str) -> str:
+    """Return what a module is called now, which may have moved more than once."""
+    root, *parts = name.split(".")
+    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    old = next((old for old in names if old in _MOVED), None)
+    if root != __name__ or old is None:
+        return name
+    return _new_name(".".join([root, _MOVED[old], *parts[old.count(".") + 1 :]]))
+
+
 class _Moved(MetaPathFinder, Loader):
     """Find a module under the name that it had before version 0.2, with a warning."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        _, _, name = fullname.partition(f"{__name__}.")
-        parts = name.split(".")
-        names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-        old = next((old for old in names if old in _MOVED), None)
-        if old is None:
+        new = _new_name(fullname)
+        if new == fullname:
             return None
-        new = f"{__name__}.{_MOVED[old]}{name.removeprefix(old)}"
         warnings.warn(f"{fullname} is now {new}", DeprecationWarning, stacklevel=2)
         return ModuleSpec(fullname, self, origin=new)
 

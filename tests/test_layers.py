@@ -1,6 +1,7 @@
 """Which module may import which; the rows are those of the design, lowest first."""
 
 import ast
+from collections import Counter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +58,17 @@ def test_imports_point_down_or_left(path: Path) -> None:
         assert unit == own or RANK[unit] < RANK[own], f"{own} must not import {unit}"
         is_member = unit in FAMILIES and rest and rest[0] != "base"
         assert not (is_member and own in FAMILIES - {unit}), f"{own} imports a member of {unit}"
+
+
+def test_no_name_is_used_twice() -> None:
+    classes = [
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name != "_Memory"
+    ]
+    files = [path.name for path in MODULES if path.name not in {"__init__.py", "base.py"}]
+    assert [name for name, count in Counter(classes + files).items() if count > 1] == []
 
 
 def test_every_unit_has_a_place() -> None:

@@ -18,9 +18,9 @@ OLD_AND_NEW = [
     ("specsim.calibration.run_writer", "specsim.reality.run_writer"),
     ("specsim.step", "specsim.core.step"),
     ("specsim.results.steps", "specsim.results.folder"),
-    ("specsim.plots.timeline", "specsim.show.plots.runs"),
-    ("specsim.render.runs", "specsim.show.render.runs"),
-    ("specsim.workload.arrivals.poisson", "specsim.workload.arrivals.synthetic"),
+    ("specsim.plots.timeline", "specsim.show.plots.run_plots"),
+    ("specsim.render.runs", "specsim.show.render.run_tables"),
+    ("specsim.workload.arrivals.poisson", "specsim.workload.arrivals.patterns"),
 ]
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
-from specsim.reality.validation.table import read_table
+from specsim.reality.validation.measured_table import read_table
 from specsim.reality.validation.table_replay import Prediction, Replayer
 
 MODELS = {

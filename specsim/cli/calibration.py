@@ -38,7 +38,7 @@ def calibrate(
         0.1, min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
     ),
     threads: int = Option(1, min=1, help="Threads of the engine on a CPU."),
-    seed: int = Option(0, min=0, help="Of weights and prompts."),
+    seed: int = Option(0, min=0, help="Seed of weights and prompts."),
 ) -> None:
     """Measure an engine, fit a profile, run workloads for real and simulated, print the error.
 
@@ -62,7 +62,7 @@ def calibrate(
     """
     from specsim.reality.calibration import calibrate as run_calibration
     from specsim.reality.calibration import check_folder
-    from specsim.show.render.reality import error_tables
+    from specsim.show.render.reality_tables import error_tables
 
     if device == "cuda" and threads != 1:
         raise ConfigError("--threads: is for --device cpu; leave it out")
@@ -138,10 +138,10 @@ def _vllm_subject(
 
 def _conclude(found: "Calibration", out: Path, files: str) -> None:
     """Draw and print what came of it; exit with 1 unless all is as stated."""
-    from specsim.show.render.reality import calibration_tables, calibration_verdict
+    from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
 
     if can_draw("plot.png"):
-        from specsim.show.plots.reality import plot_calibration
+        from specsim.show.plots.reality_plots import plot_calibration
 
         plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))

@@ -24,7 +24,7 @@ def list_members(family: str | None = Argument(None, help="Show only this family
     from specsim.core.settings import nearest
     from specsim.hardware import load_gpu, load_model
     from specsim.show.render.catalogue import FAMILIES, family_table, names_table
-    from specsim.workload.lengths.synthetic import DATASETS
+    from specsim.workload.lengths.distributions import DATASETS
 
     if family is not None and family not in FAMILIES:
         raise ConfigError(f"no family '{family}'; {nearest(family, list(FAMILIES))}")
@@ -119,7 +119,7 @@ def timeline(
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
     from specsim.show.plots import check_suffix
-    from specsim.show.plots.runs import plot_timelines
+    from specsim.show.plots.run_plots import plot_timelines
 
     if plot is None and len(results) > 1:
         raise ConfigError(
@@ -153,7 +153,7 @@ def breakdown(
     GPU: weights and KV blocks of target and drafter, and how much of the KV cache was in use.
     """
     from specsim.show.breakdown import break_down
-    from specsim.show.render.runs import breakdown_tables
+    from specsim.show.render.run_tables import breakdown_tables
 
     for path, option in ((json_out, "--json"), (plot, "--plot")):
         if path is not None:
@@ -161,7 +161,7 @@ def breakdown(
     if plot is not None:
         need("matplotlib", "--plot")
         from specsim.show.plots import check_suffix
-        from specsim.show.plots.runs import plot_breakdown
+        from specsim.show.plots.run_plots import plot_breakdown
 
         check_suffix(plot)
     with spinner("reading the results"), _read_from(results):
@@ -306,7 +306,9 @@ def report(
 def plot(
     results: Results,
     out: Path | None = Option(None, help="Folder for the plots; by default DIR/plots."),
-    file_format: Literal["svg", "png", "pdf"] = Option("svg", "--format", help="Of the files."),
+    file_format: Literal["svg", "png", "pdf"] = Option(
+        "svg", "--format", help="Format of the files."
+    ),
     metric: str = Option(
         "mean_e2el_ms", help="What is drawn over load and compared, as in summary.json."
     ),
@@ -321,7 +323,7 @@ def plot(
     the latency distributions, the timeline and where the time went.
     """
     need("matplotlib", "plot")
-    from specsim.show.plots.study import plot_study
+    from specsim.show.plots.study_plots import plot_study
     from specsim.show.report.study import find_measure, restricted
 
     with spinner("reading the results"), _read_from(results):

@@ -39,7 +39,7 @@ def validate_tables(
     """Read, simulate and compare the rows of tables; what is asked is by the names of options."""
     from specsim.reality.validation.prediction_errors import TableErrors
     from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Replayer
-    from specsim.show.render.reality import prediction_tables
+    from specsim.show.render.reality_tables import prediction_tables
 
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
@@ -61,7 +61,7 @@ def validate_tables(
         write_json(json_file, report)
         write_json(folder and folder / "report.json", report)
         if folder is not None and draws:
-            from specsim.show.plots.reality import plot_predictions
+            from specsim.show.plots.reality_plots import plot_predictions
 
             with spinner("drawing"):
                 title = ", ".join(table.name for table in tables)
@@ -79,7 +79,7 @@ def selected_rows(
 ) -> tuple[list["MeasuredRun"], list["MeasuredRun"]]:
     """Return the rows that are simulated, and those that cannot be."""
     from specsim.profile.from_roofline import parse_pairs
-    from specsim.reality.validation.table import read_table, select_rows, with_lengths
+    from specsim.reality.validation.measured_table import read_table, select_rows, with_lengths
 
     given = parse_pairs("--set", "COLUMN=VALUE, such as gpu=H100", asked["set"] or [])
     rows = [run for table in tables for run in read_table(table, given)]
@@ -154,8 +154,8 @@ def fit_tables(
     """Read rows, fit the start profile to some of them, and tell the errors on the others."""
     from specsim.profile import load_profile
     from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs
-    from specsim.reality.validation.table import select_rows
-    from specsim.show.render.reality import run_fit_tables
+    from specsim.reality.validation.measured_table import select_rows
+    from specsim.show.render.reality_tables import run_fit_tables
 
     profile = load_profile(start)
     runs, skipped = selected_rows(tables, asked)

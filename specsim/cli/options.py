@@ -71,7 +71,7 @@ def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[P
 
 @contextmanager
 def output_file(path: Path | None) -> Iterator[Path | None]:
-    """Open a file before the work, likewise."""
+    """Open a file before the work: what cannot be written fails at once."""
     if path is None:
         yield None
     else:
@@ -80,13 +80,13 @@ def output_file(path: Path | None) -> Iterator[Path | None]:
 
 
 def write_json(file: Path | None, data: Any) -> None:
-    """Write data where that is wanted."""
+    """Write data as JSON, if there is a file for it."""
     if file is not None:
         file.write_text(json.dumps(data, indent=1) + "\n")
 
 
 def profile_text(profile: "Profile") -> str:
-    """Return a profile as YAML; what is as usual is left out."""
+    """Return a profile as YAML, without fields that have their defaults."""
     from specsim.core.settings import as_yaml
 
     fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
@@ -174,7 +174,7 @@ def show(*tables: Any, to_stderr: bool = False) -> None:
 
 
 def keep_numbers_whole(table: Any, console: Any) -> None:
-    """Break no number in two: on a narrow terminal padding goes first, then the edge is passed."""
+    """Break no number in two: on a narrow terminal padding goes first, then lines get longer."""
     from rich.measure import Measurement
 
     wide = console.options.update(width=_FILE_WIDTH)

@@ -38,7 +38,7 @@ def plan(
     slo: str = Option(
         "ttft:500,tpot:50", metavar="METRIC:MS,...", help="Limits in ms: ttft:500,tpot:40."
     ),
-    gpus: str = Option("h100", metavar="GPU,...", help="To choose from: h100,l40s,b200."),
+    gpus: str = Option("h100", metavar="GPU,...", help="GPUs to choose from: h100,l40s,b200."),
     attainment: float = Option(0.99, help="Share of the requests that must keep all limits."),
     acceptance: str | None = Option(
         None, help="bernoulli:alpha=0.7, in place of the nearest preset."
@@ -46,7 +46,7 @@ def plan(
     prices: Path | None = Option(
         None, help="Price per GPU and hour, YAML; by default dated examples."
     ),
-    seed: int = Option(0, min=0, help="Of all runs."),
+    seed: int = Option(0, min=0, help="Seed of all runs."),
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
@@ -102,7 +102,7 @@ def init(
     """
     from specsim.study.calls import question_of
     from specsim.study.plan.answer import commented
-    from specsim.study.plan.options import first_option, with_replicas
+    from specsim.study.plan.candidates import first_option, with_replicas
 
     answers: dict[str, Any] = {}
     with output_file(out) as file:

@@ -29,9 +29,9 @@ Made = TypeVar("Made", bound="Profile")
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
-MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Of a folder, leave larger batches out.")]
+MaxNumSeqs = Annotated[int, typer.Option(min=1, help="Leave larger batches of a folder out.")]
 MaxNumBatchedTokens = Annotated[
-    int, typer.Option(min=1, help="Of a folder, leave larger steps out.")
+    int, typer.Option(min=1, help="Leave larger steps of a folder out.")
 ]
 
 
@@ -46,7 +46,7 @@ def fit(
     ),
     start: str | None = Option(None, help="Fit this composed profile to runs: a name, or a path."),
     rows: list[str] | None = Option(
-        None, metavar="COLUMN=VALUE", help="Of tables of runs, only these: one server."
+        None, metavar="COLUMN=VALUE", help="Only these rows of tables of runs: one server."
     ),
     fit_rows: list[str] | None = Option(
         None,
@@ -56,9 +56,7 @@ def fit(
     cells: list[str] | None = Option(
         None, "--set", metavar="COLUMN=VALUE", help="What empty cells of runs hold."
     ),
-    metric: list[str] | None = Option(
-        None, help="Fit only this metric of runs, and others that are given likewise."
-    ),
+    metric: list[str] | None = Option(None, help="Fit only this metric of runs; may be repeated."),
     skip_incomplete: bool = Option(
         False, "--skip-incomplete", help="Leave runs out that say too little."
     ),
@@ -70,7 +68,7 @@ def fit(
     kind: str = Option("two_regime", help="two_regime or linear."),
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
-    seed: int = Option(0, min=0, help="Of the division into fitted and held out; of runs' luck."),
+    seed: int = Option(0, min=0, help="Seed of what is held out, and of runs' luck."),
     workers: Workers = ALL_CORES,
     out: Path | None = Option(None, help="Write the profile here, as YAML."),
     json_out: Path | None = Option(None, "--json", help="Write errors and learning curves here."),
@@ -118,7 +116,7 @@ def _fit_steps(
     """Fit to measured steps of a model on a GPU, and so many of them."""
     from specsim.core.settings import as_yaml, nearest
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
-    from specsim.show.render.profiles import study_tables
+    from specsim.show.render.profile_tables import study_tables
 
     if kind not in KINDS:
         raise ConfigError(f"--kind {kind}: {nearest(kind, list(KINDS))}")
@@ -172,7 +170,7 @@ def show_profile(
     """
     from specsim.profile import load_profile
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
-    from specsim.show.render.profiles import Overview, comparison_table, overview_tables
+    from specsim.show.render.profile_tables import Overview, comparison_table, overview_tables
 
     if plot is not None:
         need("matplotlib", "--plot")
@@ -195,7 +193,7 @@ def show_profile(
             comparison = ProfileErrors.of(known, points, str(steps))
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
-        from specsim.show.plots.reality import plot_comparison, plot_step_times
+        from specsim.show.plots.reality_plots import plot_comparison, plot_step_times
 
         with spinner("drawing"):
             if comparison is None:
@@ -258,10 +256,10 @@ def build(
     ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
     dtype: str = Option(
         "auto",
-        help="Of weights: bfloat16, fp8, fp8_block, nvfp4, int4, mxfp4, or mxfp4_mxfp8 (inputs of "
-        "experts with 8 bits, too); auto: as the model's config.json says.",
+        help="Format of weights: bfloat16, fp8, fp8_block, nvfp4, int4, mxfp4, or mxfp4_mxfp8 "
+        "(inputs of experts with 8 bits, too); auto: as the model's config.json says.",
     ),
-    kv_dtype: str = Option("bfloat16", help="Of the KV cache: bfloat16 or fp8."),
+    kv_dtype: str = Option("bfloat16", help="Format of the KV cache: bfloat16 or fp8."),
     draft: Drafts = None,
     engine: str = Option("vllm", help="Whose kernels: vllm, sglang, trtllm."),
     kernel: list[str] | None = Option(
@@ -291,7 +289,7 @@ def build(
     from specsim.profile.from_roofline import parse_pairs
     from specsim.profile.from_tables import TableProfile
     from specsim.profile.kernel_tables import TableOptions
-    from specsim.show.render.profiles import built_table
+    from specsim.show.render.profile_tables import built_table
 
     options = TableOptions(
         model=model,
@@ -336,7 +334,7 @@ def roofline(
     estimate is a lower bound there (profiles/README.md).
     """
     from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
-    from specsim.show.render.profiles import roofline_table
+    from specsim.show.render.profile_tables import roofline_table
 
     options = RooflineOptions(
         model=model,

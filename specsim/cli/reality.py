@@ -32,7 +32,7 @@ _KINDS_SHOWN = 8
 
 
 def observe(
-    url: str = Option(..., help="Of the server, such as http://127.0.0.1:8000."),
+    url: str = Option(..., help="Address of the server, such as http://127.0.0.1:8000."),
     workload: Path = Option(
         ..., help="YAML with a workload and, optionally, engine and seed; or an experiment."
     ),
@@ -64,7 +64,7 @@ def observe(
     need("aiohttp", "observe")
     from specsim.reality.observe import Options, load_workload
     from specsim.reality.observe import observe as run
-    from specsim.show.render.reality import observation_table
+    from specsim.show.render.reality_tables import observation_table
 
     low, high = _id_range(ids)
     options = Options(low, high, timeout, warm_up, _body(body))
@@ -124,7 +124,7 @@ def validate(
     rows: list[str] | None = Option(
         None,
         metavar="COLUMN=VALUE",
-        help="Of a table, only these rows; several of one column: any of them.",
+        help="Only these rows of a table; of several values of one column, any.",
     ),
     cells: list[str] | None = Option(
         None, "--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."
@@ -142,9 +142,10 @@ def validate(
         False, "--skip-incomplete", help="Leave rows out that say too little."
     ),
     speed: Literal["output_tok_s", "tpot_mean_ms", "e2e_mean_ms"] | None = Option(
-        None, help="What speed-ups are of; by default output_tok_s, at a request rate e2e_mean_ms."
+        None,
+        help="Metric of the speed-ups; by default output_tok_s, at a request rate e2e_mean_ms.",
     ),
-    seed: int = Option(0, min=0, help="Of a table's arrivals and acceptance."),
+    seed: int = Option(0, min=0, help="Seed of a table's arrivals and acceptance."),
     workers: Workers = ALL_CORES,
     predictions: Path | None = Option(
         None, help="Write measured and predicted values of a table's rows here, as CSV."
@@ -190,7 +191,7 @@ def _validate_folder(
 ) -> None:
     from specsim.reality.validation import Replaced
     from specsim.reality.validation import validate as run_validation
-    from specsim.show.render.reality import validation_tables
+    from specsim.show.render.reality_tables import validation_tables
 
     replaced = Replaced(**given)
     draws = out is not None and can_draw("report.png")
@@ -204,7 +205,7 @@ def _validate_folder(
         write_json(json_file, report)
         write_json(folder and folder / "report.json", report)
         if folder is not None and draws:
-            from specsim.show.plots.reality import plot_validation
+            from specsim.show.plots.reality_plots import plot_validation
 
             with spinner("drawing"):
                 plot_validation({"simulated": found}, folder / "report.png", run.name)
@@ -278,7 +279,7 @@ def fit(
     max_output_len: int = Option(
         1500, min=2, help="Leave longer outputs out: they are endless loops."
     ),
-    split_seed: int = Option(0, min=0, help="Of the division into halves."),
+    split_seed: int = Option(0, min=0, help="Seed of the division into halves."),
     kind: str | None = Option(None, help="Choose this model; by default the closest."),
     json_out: Path | None = Option(None, "--json", help="Write everything here, as JSON."),
     preset: Path | None = Option(
@@ -297,7 +298,7 @@ def fit(
 
     from specsim.core.settings import as_yaml
     from specsim.reality.acceptance_fit import fields, fit_acceptance, load_records
-    from specsim.show.render.traces import distances_table
+    from specsim.show.render.trace_tables import distances_table
 
     with output_file(json_out) as json_file, output_file(preset) as preset_file:
         with spinner(f"fitting to {file.name}"):

@@ -26,8 +26,8 @@ def serve(
     ),
     served_model_name: str | None = Option(None, help="By default that of the profile."),
     api_key: str | None = Option(None, envvar="SPECSIM_API_KEY", help="What clients have to send."),
-    max_requests: int = Option(4096, min=1, help="Unfinished at once."),
-    max_connections: int = Option(2048, min=1, help="Open at once."),
+    max_requests: int = Option(4096, min=1, help="Most requests that are unfinished at once."),
+    max_connections: int = Option(2048, min=1, help="Most connections that are open at once."),
     max_body_mib: int = Option(16, min=1, help="Longest request body."),
     request_timeout: float = Option(
         30.0, min=0.1, help="Seconds for a request's head, and for its body."

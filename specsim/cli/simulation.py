@@ -61,7 +61,7 @@ WorkersOf = Annotated[
 ]
 WhereToRun = Annotated[Where, typer.Option(help="Processes of this machine, or a Ray cluster.")]
 RayAddress = Annotated[
-    str | None, typer.Option(help="Of a Ray cluster that runs; by default one is started here.")
+    str | None, typer.Option(help="Address of a running Ray cluster; by default one is started.")
 ]
 
 
@@ -102,7 +102,7 @@ def run(
     from specsim.run.experiment import Experiment
     from specsim.run.simulate import simulate
     from specsim.run.summary import Summary
-    from specsim.show.render.runs import run_table
+    from specsim.show.render.run_tables import run_table
 
     _check_address(ray_address, backend)
     for option, is_given in (("--no-steps", no_steps), ("--no-details", no_details)):
@@ -113,8 +113,8 @@ def run(
         check_used(changes, ["policy"], "--policy sets")
         changes.append(f"policy={policy}")
     experiment = Experiment.load(config, changes)
-    is_told = workers is not None or backend == "ray"
-    if not is_told and experiment.workload.expected_requests <= FEWEST:
+    is_chosen = workers is not None or backend == "ray"
+    if not is_chosen and experiment.workload.expected_requests <= FEWEST:
         workers = 1
     is_alone = backend == "local" and (workers or os.cpu_count()) == 1
     place = None if is_alone else _backend(workers, backend, ray_address)
@@ -135,7 +135,7 @@ def run(
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
     warn(summary.warnings)
     reason = why_whole(experiment, run.deployment, run.requests)
-    if reason and is_told:
+    if reason and is_chosen:
         warn([f"simulated in one process: {reason}"])
     if out is not None:
         typer.echo(f"results: {out}")
@@ -164,7 +164,7 @@ def compare(
     replication of each policy, comparison.json and plot.png.
     """
     warm_up(workers)
-    from specsim.show.render.runs import comparison_table
+    from specsim.show.render.run_tables import comparison_table
     from specsim.study.compare import compare as run_comparison
     from specsim.study.compare import folder_name, parse_policies
 
@@ -185,7 +185,7 @@ def compare(
         if folder is not None:
             (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
         if folder is not None and draws:
-            from specsim.show.plots.runs import plot_runs
+            from specsim.show.plots.run_plots import plot_runs
 
             with spinner("drawing"):
                 folders = {label: folder / folder_name(label) for label in chosen}
@@ -207,7 +207,7 @@ def sweep(
     resume: bool = Option(False, "--resume", help="Go on with the sweep that the folder holds."),
     out: Path | None = Option(None, help="Folder for the results; by default results/NAME."),
     dry_run: bool = Option(
-        False, "--dry-run", help="Show the points, about how long, what is wrong."
+        False, "--dry-run", help="Show the points, how long they take and what is wrong; run none."
     ),
     keep_going: bool = Option(
         False, "--keep-going", help="Run the others if some points cannot be run."
@@ -225,7 +225,7 @@ def sweep(
     _check_address(ray_address, backend)
     if backend == "local":
         warm_up(workers or os.cpu_count() or 1)
-    from specsim.show.render.runs import sweep_tables
+    from specsim.show.render.run_tables import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
     from specsim.study.sweep.plan import problems_of
 

@@ -76,7 +76,7 @@ def capacity(
         "moving, from 2,000 or the experiment's num_requests if that is more.",
     ),
     max_requests: int = Option(
-        _MAX_REQUESTS, min=50, max=100_000_000, help="So far runs may grow."
+        _MAX_REQUESTS, min=50, max=100_000_000, help="Longest that runs may grow."
     ),
     workers: Workers = ALL_CORES,
     out: Out = None,
@@ -147,7 +147,7 @@ def tune(
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
     warm_up(workers)
-    from specsim.show.render.studies import tuning_tables, tuning_verdict
+    from specsim.show.render.study_tables import tuning_tables, tuning_verdict
     from specsim.study.tune import tune as run_tuning
 
     experiment = load_experiment(config, overrides, seed)
@@ -164,7 +164,7 @@ def tune(
         if folder is not None:
             tuning.save(folder)
         if folder is not None and draws:
-            from specsim.show.plots.runs import plot_tuning
+            from specsim.show.plots.run_plots import plot_tuning
 
             with spinner("drawing"):
                 plot_tuning(tuning, folder / "plot.png", config.stem)
@@ -219,7 +219,7 @@ def gate(
     is_stored = current.suffix == ".json"
     if not is_stored:
         warm_up(workers)
-    from specsim.show.render.studies import gate_table, gate_verdict
+    from specsim.show.render.study_tables import gate_table, gate_verdict
     from specsim.study.gate import Suite, parse_tolerances, tolerances_of
     from specsim.study.gate.verdict import GateFailure, github_annotations, write_junit
 
@@ -312,15 +312,17 @@ def split(
         None, metavar="R,...", help="Requests/s, 4,8,16; by default the experiment's."
     ),
     tp: str | None = Option(
-        None, metavar="N,...", help="Tensor parallelism of a replica, 1,2,4; looked for."
+        None, metavar="N,...", help="Tensor parallelism of a replica to choose from, 1,2,4."
     ),
     policies: list[str] | None = Option(
-        None, metavar="POLICY...", help="In short form, off static:k=3; looked for."
+        None, metavar="POLICY...", help="Policies to choose from, in short form: off static:k=3."
     ),
-    whole: int = Option(8, min=1, help="With --tp or --policies: splits simulated whole."),
+    whole: int = Option(
+        8, min=1, help="With --tp or --policies: how many splits are simulated whole."
+    ),
     overrides: Overrides = None,
     seed: Seed = None,
-    replications: int = Option(1, min=1, help="Runs of each."),
+    replications: int = Option(1, min=1, help="Runs of each split."),
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:

@@ -27,9 +27,9 @@ def describe(
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
     from dataclasses import asdict
 
-    from specsim.show.render.traces import trace_table
-    from specsim.workload.describe import describe as describe_trace
+    from specsim.show.render.trace_tables import trace_table
     from specsim.workload.readers import read_trace
+    from specsim.workload.statistics import describe as describe_trace
 
     with spinner(f"reading {file.name}"):
         description = describe_trace(read_trace(file))
@@ -126,7 +126,7 @@ def describe_token_trace(
     contexts of less than 24 tokens. Lower is easier to draft. Drafters are replayed as by
     `draft-eval`, with vLLM's defaults and k = 5 for ngram.
     """
-    from specsim.show.render.traces import token_tables
+    from specsim.show.render.trace_tables import token_tables
     from specsim.tokens.describe import describe_tokens
     from specsim.tokens.draft_eval import load_texts
 
@@ -162,7 +162,7 @@ def draft_eval(
     other requests than it has seen.
     """
     from specsim.core.settings import overridden
-    from specsim.show.render.traces import draft_eval_table, draft_grid_table
+    from specsim.show.render.trace_tables import draft_eval_table, draft_grid_table
     from specsim.tokens.draft_eval import (
         evaluate_drafts,
         evaluate_grid,

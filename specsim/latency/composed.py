@@ -208,7 +208,7 @@ class Composed(LatencyModel):
 
     @cached_property
     def _form(self) -> Form:
-        tables = _Tables(HEAD_LEN + GROUP_LEN * len(self.attention))
+        tables = _TimeTables(HEAD_LEN + GROUP_LEN * len(self.attention))
         matrices, head = tables.add(*self._padded_matrices()), tables.add(self.head.at, self._head)
         groups: list[float] = []
         for layers in self.attention:
@@ -272,7 +272,7 @@ def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         below = size
 
 
-class _Tables:
+class _TimeTables:
     """Tables one after the other, as `specsim.latency._form` looks them up."""
 
     def __init__(self, start: int) -> None:

@@ -1,4 +1,4 @@
-"""Cells: replicas that have nothing to do with each other, each simulated by itself.
+"""Cells: replicas that do not affect one another, each simulated by itself.
 
 Where the router looks at no replica and nobody waits for an answer, it is known beforehand which
 requests a replica gets. Then a replica is run from its first request to its last, and forgotten,
@@ -25,7 +25,7 @@ from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 from specsim.workload.trace import TraceRequests
 
 
@@ -68,7 +68,7 @@ FEWEST, _MOST = 20_000, 100_000
 def why_whole(
     experiment: Experiment, deployment: Deployment, requests: Sequence[Request]
 ) -> str | None:
-    """Return why the replicas of a run cannot be told apart; None if they can."""
+    """Return why the replicas of a run share one clock; None if each can be run by itself."""
     is_closed = isinstance(experiment.workload.arrivals, ClosedLoop)
     chooses = experiment.num_engines > 1 and experiment.routing.looks_at_replicas
     reasons = {
@@ -125,7 +125,7 @@ def run_cells(
     backend: Backend | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[list[ReplicaRecords], Deliveries | None]:
-    """Return what all replicas of a divisible run record, and its deliveries if they are kept.
+    """Return what all replicas of such a run record, and its deliveries if they are kept.
 
     In processes of `backend`, or in this one. Raises the error of the first cell that has one.
     """

@@ -62,32 +62,23 @@ class Deployment:
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
-        _check_same(experiment.engine, profile, model)
-        profile = _in_lock_step(experiment.engine, profile, model)
+        engine, policy = experiment.engine, experiment.effective_policy
+        _check_same(engine, profile, model)
+        profile = _in_lock_step(engine, profile, model)
         max_draft_len = experiment.max_draft_len
-        proposer = experiment.engine.speculative_config if max_draft_len else None
+        proposer = engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
-        _check_trees(experiment.effective_policy, drafts)
-        _check_draft_lens(experiment.effective_policy, max_draft_len, profile)
-        memory = memory_plan(
-            profile,
-            model,
-            gpu,
-            drafts,
-            block_size=experiment.engine.block_size,
-            gpu_memory_utilization=experiment.engine.gpu_memory_utilization,
-            data_parallel_size=experiment.engine.data_parallel_size or 1,
-        )
-        engine = experiment.engine
-        if layers := _kv_layers(engine, profile, model, drafts, proposer):
+        _check_trees(policy, drafts)
+        _check_draft_lens(policy, max_draft_len, profile)
+        layers = _kv_layers(engine, profile, model, drafts, proposer)
+        memory = _memory(engine, profile, model, gpu, drafts, layers)
+        if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
-            alone, added = layers.block_bytes(engine.block_size)
-            memory = replace(memory, block_bytes=alone, draft_block_bytes=added)
         limits = _limits(engine, profile, model, gpu, memory)
         return cls(
             engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),
             profile=profile,
-            policy=experiment.effective_policy,
+            policy=policy,
             proposer=proposer,
             max_draft_len=max_draft_len,
             is_async=experiment.is_async,
@@ -253,6 +244,29 @@ def _kv_layers(
         return None
     kept = engine.kv_layers(layers.target + layers.drafts, proposer)
     return LayersOf(kept[: len(layers.target)], kept[len(layers.target) :])
+
+
+def _memory(
+    engine: EngineConfig,
+    profile: Profile,
+    model: ModelShape,
+    gpu: GpuSpec,
+    drafts: tuple[DraftCost, ...],
+    layers: LayersOf | None,
+) -> MemoryPlan:
+    plan = memory_plan(
+        profile,
+        model,
+        gpu,
+        drafts,
+        block_size=engine.block_size,
+        gpu_memory_utilization=engine.gpu_memory_utilization,
+        data_parallel_size=engine.data_parallel_size or 1,
+    )
+    if layers is None:
+        return plan
+    alone, added = layers.block_bytes(engine.block_size)
+    return replace(plan, block_bytes=alone, draft_block_bytes=added)
 
 
 def _limits(

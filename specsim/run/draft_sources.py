@@ -44,7 +44,7 @@ class TableDrafts(DraftSource):
 
 
 class _OneByOne(DraftSource):
-    """Whoever says of each draft by itself how much of it is accepted."""
+    """A source that settles its drafts one by one."""
 
     verifies = True
 

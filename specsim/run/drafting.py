@@ -73,11 +73,7 @@ class Drafting:
         if policy.drafts_trees:
             self._draft_luck = self._tree_luck(acceptance, proposer)
         elif policy.uses_confidences and proposer.has_confidence and not self._verifies_tokens:
-            parts = [
-                self._confidences(chunk, tables[0][start : start + _CHUNK])
-                for start, chunk in zip(count(0, _CHUNK), _chunks(requests), strict=False)
-            ]
-            self._draft_luck = DraftLuck(confidences=Confidences.joined(parts) if parts else None)
+            self._draft_luck = self._confidence_luck(tables[0])
         if not self._verifies_tokens:
             self._proposer_memory = self._offered(requests)
 
@@ -107,6 +103,13 @@ class Drafting:
         luck = self._luck("proposer", proposer.method)
         return proposer.start(requests, luck, self._deployment.max_draft_len)
 
+    def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
+        parts = [
+            self._confidences(chunk, tables[start : start + _CHUNK])
+            for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
+        ]
+        return DraftLuck(confidences=Confidences.joined(parts) if parts else None)
+
     def _confidences(self, requests: Sequence[Request], tables: list[bytes]) -> Confidences:
         proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
         assert proposer is not None
@@ -130,16 +133,28 @@ class Drafting:
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
-        experiment, deployment = self._experiment, self._deployment
-        policy, slo, costs = deployment.policy, experiment.slo, deployment.costs
-        alone = StepLoad(512, 1, 1)
-        target_time = costs.target_time(alone)
-        survival_lens = self.survival_lens
+        deployment, survival_lens = self._deployment, self.survival_lens
         if self._verifies_tokens:  # they are found out as the run goes on
             survival_lens = np.zeros(self.facts.num_outputs, dtype=np.uint8)
-        oracle = Oracle(survival_lens, self.facts.starts)
+        return Speculation(
+            policy=deployment.policy,
+            memory=deployment.policy.start(self._server(replica, survival_lens)),
+            max_draft_len=deployment.max_draft_len,
+            source=self._source(survival_lens),
+            requests=self._requests,
+            proposer=deployment.proposer,
+            proposer_memory=self._proposer_memory,
+        )
+
+    def _server(self, replica: int, survival_lens: NDArray[np.uint8]) -> ServerView:
+        """Return what the policy of a replica knows of its server."""
+        experiment, deployment = self._experiment, self._deployment
+        slo, costs = experiment.slo, deployment.costs
+        alone = StepLoad(512, 1, 1)
+        target_time = costs.target_time(alone)
+        knows_all = isinstance(deployment.policy, OraclePolicy)
         plain_time = quick_step_time(replace(costs, drafts=(), expands_batch=False))
-        server = ServerView(
+        return ServerView(
             max_draft_len=deployment.max_draft_len,
             step_time=quick_step_time(costs),
             step_times=quick_step_times(costs),
@@ -150,7 +165,7 @@ class Drafting:
             ),
             drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
-            oracle=oracle if isinstance(policy, OraclePolicy) else None,
+            oracle=Oracle(survival_lens, self.facts.starts) if knows_all else None,
             model=self._model,
             rng=generator(experiment.seed, "policy", str(replica)),
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
@@ -158,18 +173,9 @@ class Drafting:
             plain_time=lambda load: plain_time(load, 0),
             has_confidences=deployment.proposer is None or deployment.proposer.has_confidence,
         )
-        return Speculation(
-            policy=policy,
-            memory=policy.start(server),
-            max_draft_len=deployment.max_draft_len,
-            source=self._source(survival_lens),
-            requests=self._requests,
-            proposer=deployment.proposer,
-            proposer_memory=self._proposer_memory,
-        )
 
     def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:
-        """Return what a replica shares with the run, whom it tells being the caller's matter."""
+        """Return what a replica shares with the run; `rest` is whom it tells what happens."""
         fates = self.survival_lens if len(self.survival_lens) else None
         return Wiring(self.facts, records, fates, self.offers, **rest)
 

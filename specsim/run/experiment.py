@@ -25,7 +25,7 @@ from specsim.engine.incidents import Incident, check_incidents
 from specsim.engine.transfer import TransferConfig
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
 from specsim.proposers import Proposer
 from specsim.results.metrics import Slo
@@ -154,16 +154,7 @@ class Experiment(Settings):
             )
         policy.check_proposer(proposer)
         _check_tokens(proposer, self.acceptance)
-        if policy.knows_model and not self.acceptance.has_model:
-            raise ValueError(
-                f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
-                f"'{self.acceptance.kind}' has none; use a model, or another policy"
-            )
-        if policy.drafts_trees and self.acceptance.position_rates(1) is None:
-            raise ValueError(
-                f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
-                f"acceptance '{self.acceptance.kind}' has none: use bernoulli or per_position"
-            )
+        _check_acceptance(policy, self.acceptance)
         self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
         return self
 
@@ -371,6 +362,19 @@ class Experiment(Settings):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
+
+
+def _check_acceptance(policy: Policy, acceptance: Acceptance) -> None:
+    if policy.knows_model and not acceptance.has_model:
+        raise ValueError(
+            f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
+            f"'{acceptance.kind}' has none; use a model, or another policy"
+        )
+    if policy.drafts_trees and acceptance.position_rates(1) is None:
+        raise ValueError(
+            f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
+            f"acceptance '{acceptance.kind}' has none: use bernoulli or per_position"
+        )
 
 
 def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:

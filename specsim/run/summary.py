@@ -323,15 +323,6 @@ class Summary:
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
-        own: dict[str, Any] = {}
-        if self._turns:
-            own["sessions"] = session_metrics(self.request_columns)
-        found = self.scalings.get(None) if self.pools is None else self.scalings
-        scaled = {"autoscaling": found} if found else {}
-        if self.pools is not None:
-            own["pools"] = {**self.pools.totals, **scaled}
-        else:
-            own |= scaled
         return {
             **self.provenance,
             "profile": run.experiment.profile,
@@ -354,9 +345,20 @@ class Summary:
             "time_shares": time_shares(tables),
             "queue_ms": self.statistics["queue"],
             "amortised_itl_ms": self.statistics["amortised_itl"],
-            **own,
-            **({} if self.run.offload is None else {"hits": self._hits(self.run.offload.loads)}),
+            **self._of_some_runs(),
         }
+
+    def _of_some_runs(self) -> dict[str, Any]:
+        """Return what only some runs have: sessions, pools, autoscaling, offloading."""
+        own: dict[str, Any] = {}
+        if self._turns:
+            own["sessions"] = session_metrics(self.request_columns)
+        found = self.scalings.get(None) if self.pools is None else self.scalings
+        scaled = {"autoscaling": found} if found else {}
+        own |= scaled if self.pools is None else {"pools": {**self.pools.totals, **scaled}}
+        if self.run.offload is not None:
+            own["hits"] = self._hits(self.run.offload.loads)
+        return own
 
 
 def summarized(experiment: Experiment, **options: Any) -> Summary:

@@ -1,4 +1,4 @@
-"""Whole: a run whose replicas have to do with each other, all of them on one clock.
+"""Whole: a run whose replicas affect one another, all of them on one clock.
 
 A router looks at them, clients wait for answers, prefill pools pass requests on to decode pools
 over links, replicas come, fail and go.
@@ -34,11 +34,11 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.size import most_looks
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 
 def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
-    """Return the engine of a pool's replica: blocks are loaded into, or kept to be read."""
+    """Return the engine of a pool's replica, whose blocks another pool fills or reads."""
     setup = deployment.setup
     limits = {
         **setup.limits,
@@ -269,40 +269,36 @@ class Whole:
         self._arrivals = servers.experiment.workload.arrivals
         self._front = servers.front(len(requests))
         self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
-        self.records: list[ReplicaRecords] = records_of_run(
+        self.records = records_of_run(
             servers.experiment.num_engines,
             servers.deployment.max_draft_len,
             keeps_steps=kept.steps,
             delays=self._front.delays,
         )
-        self.deliveries: Deliveries | None = None
-        if kept.deliveries:
-            self.deliveries = Deliveries.room_for(self._drafting.facts.rows["output_len"])
+        lens = self._drafting.facts.rows["output_len"]
+        self.deliveries = Deliveries.room_for(lens) if kept.deliveries else None
         self._ends = Ends(len(requests), on_progress)
         self._clock = EventClock()
         self._clients = Clients(self._clock, requests, self._front)
         is_closed = isinstance(self._arrivals, ClosedLoop)
         self._clients_wait = is_closed or self._clients.has_sessions
         self._think_times = self._drawn_think_times()
-        self._group = None
-        if servers.deployment.is_lock_step:
-            dummy_len = 1 + servers.experiment.num_speculative_tokens
-            self._group = LockStep(servers.deployment.costs, dummy_len)
+        self._group = self._lock_step()
         self.offload = _offload(servers.deployment, self._clock, len(requests))
         self._keeps_up = self._clients_wait or self.offload is not None
         self.pools: PoolSystem | None = None
         if servers.pools is not None:
-            self.pools = PoolSystem(
-                servers.pools,
-                servers.experiment,
-                requests,
-                self._clock,
-                self.records,
-                check=kept.check,
-            )
+            parts = (servers.pools, servers.experiment, requests, self._clock, self.records)
+            self.pools = PoolSystem(*parts, check=kept.check)
             self.offload = self.pools.offload
         self.scalings: dict[str | None, Scaling] = {}
         """What each autoscaler has made of the run, when that is over; by pool."""
+
+    def _lock_step(self) -> LockStep | None:
+        if not self._deployment.is_lock_step:
+            return None
+        dummy_len = 1 + self._experiment.num_speculative_tokens
+        return LockStep(self._deployment.costs, dummy_len)
 
     def run(self) -> None:
         """Let everything happen; a CapacityError if requests wait for a replica in vain."""

@@ -25,7 +25,7 @@ class Input(Settings):
     name: str
     """As a person knows it."""
     digest: str | None
-    """Of its content; None if it cannot be read, of which its run will say why."""
+    """Of its content; None if it cannot be read; its run says why."""
 
 
 def inputs_of(experiment: Experiment) -> dict[str, Input]:
@@ -91,7 +91,7 @@ def _digest(path: Path) -> str:
 
 @lru_cache(maxsize=64)
 def _file_digest(path: Path, version: tuple[int, int]) -> str:
-    # Cached, for a study has many experiments on one file, and that may be long.
+    # Cached: a study has many experiments on one file, which may be long.
     if path.suffix in (".yaml", ".yml"):  # whatever its layout and comments
         values = json.dumps(load_mapping(path, ConfigError), sort_keys=True, default=str)
         return sha256(values.encode()).hexdigest()[:12]

@@ -17,13 +17,13 @@ from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.synthetic import ClosedLoop, TraceReplay
+from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import Lengths
-from specsim.workload.lengths.synthetic import TraceRows
+from specsim.workload.lengths.distributions import TraceRows
 from specsim.workload.trace import Trace, mean_rate
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
-_SPANS = 5.0  # times that a session thinks, for which sessions arrive at least
+_SPANS = 5.0  # sessions arrive for at least so many times the time that one of them thinks
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Recording:
 
 @lru_cache(maxsize=1)
 def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
-    # Cached, for a process runs many trials on one file.
+    # Cached: a process runs many trials on one file.
     if isinstance(workload.arrivals, TraceReplay):
         return workload.build(seed).without_sessions()
     assert workload.lengths is not None
@@ -97,8 +97,8 @@ def _replayed(source: Trace, rows: NDArray[np.int64], rate: float) -> NDArray[np
 def steady_window(requests: NDArray[np.void], arrivals: Arrivals) -> tuple[float, float]:
     """Return from when to when a server's load is steady, seconds.
 
-    In a closed loop, from when each client has been answered twice on average: at first all are as
-    young, and then their requests are mixed; to when the first client has no more requests.
+    In a closed loop, where all clients begin at once, from when each has been answered twice on
+    average; to the last arrival, after which clients go away one by one.
     """
     ends, arrived_at = np.sort(requests["ended_at"]), requests["arrived_at"]
     if isinstance(arrivals, ClosedLoop) and len(ends) > 3 * arrivals.concurrency:

@@ -29,7 +29,7 @@ from specsim.run.experiment import POOLS, Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.run.whole import prefill_requests
 from specsim.study.split import Split, SplitRow, at_rate, judged, row_order, simulated_rows, splits
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 from specsim.workload.trace import TraceRequests
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
-from specsim.workload.arrivals.synthetic import ClosedLoop, TraceReplay
+from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths
 from specsim.workload.trace import Trace
 

@@ -34,7 +34,7 @@ from specsim.policies._trials import settled
 from specsim.policies.goodput import Goodput
 from specsim.policies.joint import Joint
 from specsim.policies.off import Off
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
 from specsim.profile import StepCosts
 from specsim.proposers.base import LookupProposer

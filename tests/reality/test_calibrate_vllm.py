@@ -19,7 +19,7 @@ from specsim.reality.run_writer import RunWriter
 from specsim.reality.validation import load_run
 from specsim.reality.vllm.launch import VllmRun
 from specsim.run.experiment import Experiment
-from specsim.show.render.reality import calibration_tables, calibration_verdict, error_tables
+from specsim.show.render.reality_tables import calibration_tables, calibration_verdict, error_tables
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],

@@ -13,8 +13,8 @@ import torch
 from small_engine import SHAPE
 
 from specsim.reality.clock import MachineClock
-from specsim.reality.torch_engine import probe as module
-from specsim.reality.torch_engine.probe import Probe
+from specsim.reality.torch_engine import speed_probe as module
+from specsim.reality.torch_engine.speed_probe import Probe
 
 
 def test_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.study.gate import Suite
 from specsim.study.sweep import Sweep
-from specsim.workload.arrivals.synthetic import TraceReplay
-from specsim.workload.lengths.synthetic import TraceRows
+from specsim.workload.arrivals.patterns import TraceReplay
+from specsim.workload.lengths.distributions import TraceRows
 
 PROFILE = {
     "model": "llama-3.1-8b",

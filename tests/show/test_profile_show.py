@@ -11,7 +11,7 @@ from kernel_folder import make_kernel_folder, write_csv
 from specsim.hardware import GIB
 from specsim.profile import load_profile
 from specsim.reality.profile_fit import Points, ProfileErrors, measured_steps
-from specsim.show.render.profiles import Overview
+from specsim.show.render.profile_tables import Overview
 
 H100 = "h100/llama-3.1-8b"
 HEADER = "context_tokens,batched_tokens,requests,mixed,seconds"

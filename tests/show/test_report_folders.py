@@ -348,3 +348,18 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     assert (shown["gpus"], shown["hour"]) == (5, 13.0)
     unpriced = with_prices(load_study(Path("run")), {"h100": 3.0}, currency="EUR", date="2026")
     assert "cost_per_mtok" not in measured(unpriced, unpriced.points[0])
+
+
+def test_a_run_of_an_older_version_is_read(cli: Run) -> None:
+    """`old_run` was written at 2b79a809: other rooms, and an engine of objects."""
+    old = Path(__file__).with_name("old_run")
+    (point,) = load_study(old).points
+    written = json.loads((old / "summary.json").read_text())
+    assert point.metrics["mean_e2el_ms"] == written["mean_e2el_ms"]
+    for command in (
+        ["report", old, "--out", "page.html"],
+        ["timeline", old],
+        ["breakdown", old],
+        ["export", old, "--chrome-trace", "trace.json", "--prometheus", "metrics.txt"],
+    ):
+        assert cli(*command)[0] == 0, command

@@ -61,7 +61,7 @@ def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
 
 
 def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> None:
-    from specsim.show.plots.study import plot_study  # noqa: PLC0415 - matplotlib takes a second
+    from specsim.show.plots.study_plots import plot_study  # noqa: PLC0415 - matplotlib takes a second
 
     priced = replace(study, prices=dict.fromkeys(study.axes[0].labels, 2.0))
     drawn, left_out = plot_study(priced, MEASURES[0], tmp_path, ".svg")
@@ -70,7 +70,7 @@ def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> Non
 
 def test_no_chart_cuts_its_legend_or_labels(study: Study) -> None:
     from specsim.show.plots.drawing import Drawing  # noqa: PLC0415 - matplotlib takes a second
-    from specsim.show.plots.study import _CHARTS  # noqa: PLC0415
+    from specsim.show.plots.study_plots import _CHARTS  # noqa: PLC0415
 
     long = [f"my_package.policies.adaptive:LoadAwarePolicy{n}:k=3,window=100" for n in range(3)]
     one = replace(study.axes[0], labels=study.axes[0].labels[:1])
@@ -131,7 +131,7 @@ def test_cost_comes_from_the_price_and_the_throughput() -> None:
 
 
 def test_what_was_not_kept_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
-    from specsim.show.plots.study import plot_study  # noqa: PLC0415 - matplotlib takes a second
+    from specsim.show.plots.study_plots import plot_study  # noqa: PLC0415 - matplotlib takes a second
 
     study = load_study(folder)
     bare = replace(study, points=[replace(p, distributions={}) for p in study.points])

@@ -12,7 +12,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render import new_table
-from specsim.show.render.runs import run_table
+from specsim.show.render.run_tables import run_table
 from specsim.show.report import load_study
 from specsim.show.report.page import page_data
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from specsim.core.errors import ConfigError
 from specsim.policies import Policy
 from specsim.run.experiment import Experiment
-from specsim.show.render.runs import Scoreboard, comparison_table
+from specsim.show.render.run_tables import Scoreboard, comparison_table
 from specsim.study.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
 from specsim.study.paired import mean_and_half_width, regret, speed_up
 

@@ -20,7 +20,7 @@ from specsim.study.capacity.probe import Interval, LoadProbe, LoadRun
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
-from specsim.study.plan.options import goal_of, model_of, offered
+from specsim.study.plan.candidates import goal_of, model_of, offered
 from specsim.study.plan.traffic import KINDS, find_traffic
 from specsim.workload import WorkloadConfig
 

@@ -16,15 +16,15 @@ from rich.console import Console
 
 from specsim.core.errors import ConfigError
 from specsim.policies.off import Off
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.run.experiment import Experiment
-from specsim.show.plots.runs import plot_tuning
-from specsim.show.render.studies import tuning_tables, tuning_verdict
+from specsim.show.plots.run_plots import plot_tuning
+from specsim.show.render.study_tables import tuning_tables, tuning_verdict
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.tune import Tuning, tune
 from specsim.study.tune.batch import BatchTuning, Trials, best_k, non_increasing, tune_batches
 from specsim.study.tune.crossover import Crossover, LoadSeries, find_crossovers
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 ALPHA, MAX_K, LARGEST, OUTPUT = 0.7, 3, 32, 40
 DELTA, GAMMA, DRAFT = 4e-3, 300e-6, 0.5e-3  # seconds: per step, per token, per draft

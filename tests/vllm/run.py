@@ -34,7 +34,7 @@ from specsim.reality.calibration.vllm_subject import (
     plan_for,
 )
 from specsim.reality.vllm.launch import VllmRun, vllm_python
-from specsim.show.render.reality import error_tables
+from specsim.show.render.reality_tables import error_tables
 
 HERE = Path(__file__).parent
 TARGET = 0.05

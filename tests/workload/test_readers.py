@@ -10,9 +10,9 @@ import pytest
 from conftest import data_folder, needs
 
 from specsim.core.errors import ConfigError, TraceError
-from specsim.workload.describe import describe
 from specsim.workload.readers import READERS, read_trace
 from specsim.workload.readers.native import write_trace
+from specsim.workload.statistics import describe
 from specsim.workload.trace import Trace
 
 TOKENS = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": [4, 5]}

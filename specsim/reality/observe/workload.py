@@ -19,7 +19,7 @@ from specsim.engine.config import EngineConfig
 from specsim.reality.observe.client import INTERRUPTED, Client, StreamedAnswer
 from specsim.run.experiment import Experiment
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 
 class _Observed(Settings):

@@ -37,7 +37,7 @@ from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 from specsim.policies.base import Policy, ServerView
 from specsim.policies.off import Off
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
 from specsim.profile import Overhead, StepCosts
 from specsim.proposers import PROPOSERS

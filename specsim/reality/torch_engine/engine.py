@@ -31,8 +31,8 @@ from specsim.reality.torch_engine.model import (
     random_weights,
 )
 from specsim.reality.torch_engine.model_runner import ModelRunner, measure
-from specsim.reality.torch_engine.probe import Timing, keep_kernels
 from specsim.reality.torch_engine.recordings import PassShape, Record, batch_sizes, cuda_graphs
+from specsim.reality.torch_engine.speed_probe import Timing, keep_kernels
 from specsim.reality.torch_engine.wall_clock_server import WallClockServer
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from specsim.core.version import __version__
 from specsim.reality.validation.compose import Replaced, Replay, compose, composed_profile
 from specsim.reality.validation.measured_run import STATISTICS, MeasuredLengths, MeasuredRun
+from specsim.reality.validation.measured_table import read_table, select_rows, with_lengths
 from specsim.reality.validation.prediction_errors import TableErrors
 from specsim.reality.validation.run_folder import RunFolder, load_run
-from specsim.reality.validation.table import read_table, select_rows, with_lengths
 from specsim.reality.validation.table_replay import Prediction, Replayer, predict
 from specsim.results.metrics import Requests, latency, latency_statistics, tpot, ttft
 from specsim.run.summary import Summary, summarized

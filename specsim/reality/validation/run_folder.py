@@ -107,7 +107,7 @@ def load_run(path: Path) -> RunFolder:
     )
 
 
-class _Row(NamedTuple):
+class _Answer(NamedTuple):
     """A request that got its answer."""
 
     place: int  # its row in the file, from 0
@@ -122,7 +122,7 @@ class _Row(NamedTuple):
     output_ids: NDArray[np.int64] | None
 
 
-def _columns(rows: list[_Row]) -> dict[str, NDArray[Any]]:
+def _columns(rows: list[_Answer]) -> dict[str, NDArray[Any]]:
     times = {name: np.array([getattr(row, name) for row in rows]) for name in _TIMES}
     return {
         **{name: values - rows[0].arrived_at for name, values in times.items()},
@@ -130,7 +130,7 @@ def _columns(rows: list[_Row]) -> dict[str, NDArray[Any]]:
     }
 
 
-def _read(path: Path) -> tuple[list[_Row], int]:
+def _read(path: Path) -> tuple[list[_Answer], int]:
     """Return the requests of a file that got their answers, by arrival, and how many did not."""
     # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
     last: dict[str | int, tuple[int, Row]] = {}
@@ -147,7 +147,7 @@ def _read(path: Path) -> tuple[list[_Row], int]:
     return rows, num_failed
 
 
-def _row(place: int, row: Row) -> _Row:
+def _row(place: int, row: Row) -> _Answer:
     queued = row.number("queued_ts")
     first, last = row.number("first_token_ts"), row.number("last_token_ts")
     if first < queued:
@@ -164,7 +164,7 @@ def _row(place: int, row: Row) -> _Row:
     drafts = _accepted(row, output_len)
     prompt_len = row.integer("input_toks", minimum=1)
     ids = (_token_ids(row, which) for which in ("input", "output"))
-    return _Row(place, _number(row), queued, first, last, prompt_len, output_len, drafts, *ids)
+    return _Answer(place, _number(row), queued, first, last, prompt_len, output_len, drafts, *ids)
 
 
 def _number(row: Row) -> int:

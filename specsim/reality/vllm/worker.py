@@ -16,7 +16,7 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 
 from specsim.hardware import load_model
 from specsim.reality.clock import MachineClock
-from specsim.reality.torch_engine.probe import Probe, keep_kernels
+from specsim.reality.torch_engine.speed_probe import Probe, keep_kernels
 from specsim.reality.vllm.scheduler import FOLDER_VARIABLE
 
 _WARM_UP_REQUESTS = 6

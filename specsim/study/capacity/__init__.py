@@ -21,7 +21,7 @@ from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
     "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "find_capacity",
@@ -43,7 +43,7 @@ class Contender:
     goal: Goal
 
     def check(self) -> None:
-        """Raise a SpecsimError if it cannot be run."""
+        """Raise a SpecsimError if this contender cannot be run."""
         changed = self.loads.experiment.replace(f"--policies {self.label}", policy=self.policy)
         PoolServers.of(changed, Deployment.of(changed, self.hardware.profile))
 
@@ -155,10 +155,10 @@ def refined(
     prices: Prices,
     is_enough: Callable[[Contender, Interval], bool],
 ) -> list[Found]:
-    """Return what contenders sustain of which shorter runs have shown it about.
+    """Return what contenders sustain, beginning with what shorter runs have shown.
 
     Args:
-        known: What they have shown; a contender without a sustained load is no contender.
+        known: What they have shown, in which each contender sustained some load.
         is_enough: Whether an interval is as narrow as it has to be.
     """
     searches = []

@@ -17,7 +17,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.summary import Beyond, summarized
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
-from specsim.workload.arrivals.synthetic import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 _DRAINING = 10  # the last tenth of the requests, which meet a server that empties
@@ -188,8 +188,7 @@ def measure(task: Task) -> LoadRun:
 def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]:
     """Return the requests that meet a steady server, in the order of arrival.
 
-    Of a closed loop, in which the number of requests does not tell: from when each client has been
-    answered twice on average.
+    In a closed loop: from when each client has been answered twice on average.
     """
     count = len(requests)
     first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)

@@ -164,7 +164,7 @@ class _Stage:
         return self.num_requests >= FILLS * held
 
     def is_settled(self, before: float) -> bool:
-        """Whether the capacity is known well enough, and no other than from shorter runs."""
+        """Whether the capacity is known well enough, and agrees with that of shorter runs."""
         if self.interval is None:
             return False
         moved = abs(log(self.interval.estimate / before))

@@ -14,7 +14,7 @@ from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.options import FIRST_K, LATER, Option, Question, goal_of, offered
+from specsim.study.plan.candidates import FIRST_K, LATER, Option, Question, goal_of, offered
 
 __all__ = ["Option", "Plan", "Question", "make_plan"]
 
@@ -98,7 +98,7 @@ def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
 
 
 def _drafters(screened: _Screened, worth: set[str]) -> dict[str, str]:
-    """Return of each hardware that is worth it the drafter that serves the target best."""
+    """Return, for each hardware worth a search, the drafter that serves the target best."""
     chosen: dict[str, str] = {}
     for name in sorted(screened.found, key=lambda n: (screened.cost(n), screened.latency(n))):
         option = screened.options[name]

@@ -18,7 +18,7 @@ from specsim.study.capacity import Capacity, Found
 from specsim.study.capacity.findings import lower_front
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.paired import SpeedUp, speed_up
-from specsim.study.plan.options import PROFILE_FILE, Option, Question, with_replicas
+from specsim.study.plan.candidates import PROFILE_FILE, Option, Question, with_replicas
 
 
 @dataclass(frozen=True)

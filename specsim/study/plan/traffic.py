@@ -11,7 +11,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
 from specsim.workload import WorkloadConfig
-from specsim.workload.lengths.synthetic import DATASETS
+from specsim.workload.lengths.distributions import DATASETS
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 

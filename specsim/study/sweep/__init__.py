@@ -86,16 +86,19 @@ class SweepFolder:
                 "whose points may differ; name another folder"
             )
         _check_same(found.sweep, sweep, plan)
-        now = cls(path, sweep, __version__, *_digests(sweep))._read
-        for name, kept in found._read.items():
+        found._check_unchanged(plan)
+        for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
+            leftover.unlink(missing_ok=True)
+        return found
+
+    def _check_unchanged(self, plan: Path) -> None:
+        now = type(self)(self.path, self.sweep, __version__, *_digests(self.sweep))._read
+        for name, kept in self._read.items():
             if kept not in (None, _UNREADABLE, now.get(name)):  # nothing was run with unreadable
                 raise ConfigError(
                     f"{plan}: --resume: {name} has changed since the sweep began; name another "
                     "folder"
                 )
-        for leftover in (path / "points").glob(".*.tmp"):  # of a process that was killed
-            leftover.unlink(missing_ok=True)
-        return found
 
     @property
     def _read(self) -> dict[str, str | None]:
@@ -261,7 +264,7 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _requests(workload: str, seed: int) -> list[Request]:
-    # Cached, for a process runs many policies on one workload, and that may be a long file.
+    # Cached: a process runs many policies on one workload, which may be a long file.
     return list(WorkloadConfig.model_validate_json(workload).build(seed).requests())
 
 

@@ -23,8 +23,8 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.size import check_size, estimated_seconds
 from specsim.study.inputs import load_with_base, parts_of
-from specsim.workload.arrivals.synthetic import TraceReplay
-from specsim.workload.lengths.synthetic import Empirical, TraceRows
+from specsim.workload.arrivals.patterns import TraceReplay
+from specsim.workload.lengths.distributions import Empirical, TraceRows
 from specsim.workload.readers import read_trace
 
 Axis = dict[str, list[Any]]  # values by dotted field name, equally many of each field
@@ -243,7 +243,7 @@ def _stepped(rule: str, first: float, last: float, step: float) -> list[Any]:
 
 
 def _rounded(values: Iterable[float], *, are_whole: bool) -> list[Any]:
-    """Return numbers to twelve digits, 0.30000000000000004 being nobody's wish."""
+    """Return numbers to twelve digits: 0.3, not 0.30000000000000004."""
     rounded = [float(f"{value:.12g}") for value in values]
     are_whole = are_whole and all(value.is_integer() for value in rounded)
     return [int(value) for value in rounded] if are_whole else rounded

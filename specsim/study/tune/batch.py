@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.results.metrics import latency
 from specsim.results.steady import Trend, backlog_trend
 from specsim.run.deployment import Deployment
@@ -158,7 +158,7 @@ def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
 def _largest_batch(loads: Loads) -> tuple[int, int]:
     """Return max_num_seqs, and the largest batch that also fits into the KV cache.
 
-    At a random instant a running request is one of length-biased choice, and half done.
+    At a random instant running requests are a length-biased sample, each half done on average.
     """
     deployment = Deployment.of(loads.experiment)
     engine = deployment.engine

@@ -6,7 +6,8 @@ schedule is then checked against the best fixed k and the oracle.
 """
 
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from specsim.policies import Policy
 from specsim.policies.references import OracleGoodput
-from specsim.policies.schedule import Schedule
+from specsim.policies.size_schedule import Schedule
 from specsim.results.steady import Trend
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
@@ -249,21 +250,17 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
     sustained = [name for name, load in named.items() if load <= series.capacity]
 
     def measure(policies: dict[Any, Policy], *, synchronous: bool) -> _Measured:
+        trials_of = partial(series.loads.trials, synchronous=synchronous)
+        pairs = product(named.items(), policies.items())
         return trials.measure(
             {
-                (name, label): series.loads.trials(
-                    policy, load, series.count(load), synchronous=synchronous
-                )
-                for name, load in named.items()
-                for label, policy in policies.items()
+                (n, p): trials_of(policy, load, series.count(load))
+                for (n, load), (p, policy) in pairs
             }
         )
 
     def overall(measured: _Measured, label: int | str) -> list[float]:
-        """Return the geometric mean over loads of each replication's latency."""
-        logs = _logs([measured[name, label] for name in sustained])
-        means: list[float] = np.exp(logs.mean(axis=0)).tolist()
-        return means
+        return _overall([measured[name, label] for name in sustained])
 
     own = measure({**{k: fixed_policy(k) for k in ks}, "schedule": schedule}, synchronous=False)
     best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
@@ -296,6 +293,12 @@ def _named_loads(series: LoadSeries) -> dict[str, float]:
     }
     apart = {name: load for name, load in others.items() if not 1 / _NEAR < load / own < _NEAR}
     return {"own": own, **apart}
+
+
+def _overall(groups: list[list[Measurement]]) -> list[float]:
+    """Return the geometric mean over loads of each replication's latency."""
+    means: list[float] = np.exp(_logs(groups).mean(axis=0)).tolist()
+    return means
 
 
 def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""Options: on which GPUs, with which drafter and how many tokens, a model could be served."""
+"""Candidates: on which GPUs, with which drafter and how many tokens, a model could be served."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
 _REQUESTS = 2000
-_ROOM = 2  # times the longest of 20,000 requests is any of a study
+_ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, v
 from specsim.reality.validation.table_replay import Prediction
 from specsim.results.metrics import Requests
 from specsim.show.plots import label_distribution, make_log, panels, save
-from specsim.show.render.profiles import Overview
+from specsim.show.render.profile_tables import Overview
 
 _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence

@@ -11,7 +11,7 @@ from specsim.show.render import new_table, percent
 if TYPE_CHECKING:
     from specsim.tokens.describe import TokenDescription
     from specsim.tokens.draft_eval import Combination, DraftEval
-    from specsim.workload.describe import TraceDescription
+    from specsim.workload.statistics import TraceDescription
 
 
 def trace_table(description: "TraceDescription", title: str) -> Table:
