@@ -82,7 +82,6 @@ class Gamma(RenewalArrivals):
 
 
 Duration = Annotated[float, Field(gt=0)]
-_MOST_ARRIVALS = 1e15
 Rate = Annotated[float, Field(ge=0)]
 
 
@@ -103,7 +102,7 @@ class Piecewise(OpenArrivals):
     def _check_rates(self) -> Self:
         if not any(rate for _, rate in self.segments):
             raise ValueError("all rates of the segments are 0: nothing would ever arrive")
-        if not self.expected_count(None) <= _MOST_ARRIVALS:
+        if not self.expected_count(None) <= 1e15:
             raise ValueError(
                 f"segments: {self.expected_count(None):.3g} requests would come; lower the rates "
                 "or the durations"
