@@ -291,9 +291,7 @@ class Cluster:
 
 
 def schedule_incidents(
-    clock: EventClock,
-    pools: Mapping[str | None, Replicas],
-    incidents: Iterable[Failure | Slowdown],
+    clock: EventClock, pools: Mapping[str | None, Replicas], incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes, to replicas by pool; by None without pools.
 
