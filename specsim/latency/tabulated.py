@@ -134,7 +134,6 @@ def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) 
 
 
 Tokens = Annotated[int, Field(ge=0)]
-Milliseconds = Annotated[float, Field(gt=0)]
 
 
 class TimeTable(Settings):
@@ -144,7 +143,7 @@ class TimeTable(Settings):
     """Rising."""
     batched_tokens: tuple[Tokens, ...] = Field(min_length=1)
     """Rising."""
-    times_ms: tuple[tuple[Milliseconds, ...], ...]
+    times_ms: tuple[tuple[Annotated[float, Field(gt=0)], ...], ...]
     """One row per number of context tokens, in it one time per number of batched tokens."""
 
     @model_validator(mode="after")
