@@ -77,6 +77,8 @@ class Speculation:
         self.shows_drafts = self.sees_confidences and looks_up and not policy.selects_drafter
         """Whether the policy sees what a lookup has found before it says how much of it to take."""
         self.observes = policy.overrides(Policy.observe)
+        self.estimates = policy.overrides(Policy.alpha_estimate)
+        self.stops = policy.overrides(Policy.stop_len)
         self.verifies = source is not None and source.verifies
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
         self.offers = self.proposer_memory is not None and not offers_by_table(self.proposer)
@@ -259,8 +261,7 @@ class Speculation:
             confidences = source.confidences(batch.requests, batch.output_lens, found_lens)
             batch = replace(batch, drafts=DraftView(found_lens, confidences))
         asked: Any = policy.draft_lens(batch, self.memory)
-        has_alpha = policy.overrides(Policy.alpha_estimate)
-        alpha = policy.alpha_estimate(self.memory) if has_alpha else None
+        alpha = policy.alpha_estimate(self.memory) if self.estimates else None
         if self.answers is not None:
             asked = self.answers.draft_lens(asked, step)
             alpha = None if alpha is None else self.answers.alpha(alpha, step)
@@ -272,7 +273,7 @@ class Speculation:
             return asked.num_nodes
         if batch.is_undrafted is not None:
             asked = np.where(batch.is_undrafted, 0, asked)
-        if policy.overrides(Policy.stop_len) and self.sees_confidences and not self.shows_drafts:
+        if self.stops and self.sees_confidences and not self.shows_drafts:
             asked = self._stopped(batch, asked, step)
         if policy.draft_threshold is not None and np.any(asked):
             asked = self._until_unsure(batch, asked, policy.draft_threshold)
