@@ -77,7 +77,7 @@ def _alphas(a: float, b: float, luck: Luck, indices: list[int]) -> NDArray[np.fl
     return np.asarray(betaincinv(a, b, luck.child("request").per_request(indices)))
 
 
-Factor = Annotated[float, Field(ge=0, le=1)]
+Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 @final
@@ -92,7 +92,7 @@ class BetaPosition(DrawnAcceptance):
     examples = ({"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},)
     a: float = Field(gt=0)
     b: float = Field(gt=0)
-    factors: tuple[Factor, ...] = Field(min_length=1)
+    factors: tuple[Rate, ...] = Field(min_length=1)
 
     def drawn_lens(
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
@@ -110,9 +110,6 @@ class BetaPosition(DrawnAcceptance):
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         alphas = _alphas(self.a, self.b, luck, [request.index for request in requests])
         return _constant(alphas, np.array(self._factors(max_draft_len)))
-
-
-Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 @final

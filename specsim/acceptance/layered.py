@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import (
-    DrawnAcceptance,
-    Rates,
-    drawn_positions,
-    run_lengths,
-    runs_below,
-)
+from specsim.acceptance.base import DrawnAcceptance, Rates, drawn_positions, run_lengths, runs_below
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.core.settings import Settings

@@ -43,15 +43,9 @@ def note_input(path: Path) -> None:
         _Inputs.paths.add(path.resolve())
 
 
-def is_input(path: Path) -> bool:
-    """Return whether this command has read a file, so that no output may take its place."""
-    return _Inputs.paths is not None and path.resolve() in _Inputs.paths
-
-
 def cache_folder() -> Path:
     """Return where specsim keeps what it needs again: compiled code, and what it has written."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
+    if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsim"
 
@@ -179,7 +173,7 @@ def _check_file(path: Path) -> None:
 
 
 def _check_no_input(path: Path) -> None:
-    if path.is_file() and is_input(path):
+    if path.is_file() and path.resolve() in (_Inputs.paths or ()):
         raise ConfigError(f"{path}: is an input of this very command; name another output")
 
 
@@ -220,11 +214,8 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_marked(path: Path) -> bool:
-    if (
-        path.suffix not in (".json", ".parquet", ".yaml")
-        or not path.is_file()
-        or not path.stat().st_size
-    ):
+    may_be = path.suffix in (".json", ".parquet", ".yaml") and path.is_file()
+    if not may_be or not path.stat().st_size:
         return False
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         return content.find(_MARK) >= 0

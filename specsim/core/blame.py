@@ -13,13 +13,12 @@ from types import TracebackType
 from specsim.core.errors import PluginError, SpecsimError
 from specsim.core.settings import Settings
 
-_OURS = "specsim."
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def is_shipped(thing: object) -> bool:
     """Return whether the class of an object belongs to specsim itself."""
-    return type(thing).__module__.startswith(_OURS)
+    return type(thing).__module__.startswith("specsim.")
 
 
 @contextmanager

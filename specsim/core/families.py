@@ -102,17 +102,12 @@ class Family(Generic[M]):
     def _shipped(self, name: str) -> type[M] | None:
         """Return the shipped member of a name or alias, at the cost of one file if it is a name."""
         for file_name in self._file_names:
-            if file_name == name or self._mentions(file_name, name):
+            path = self._folder / f"{file_name}.py"
+            if file_name == name or f'Literal["{name}"]' in path.read_text(encoding="utf-8"):
                 for member in self._members_in(file_name):
                     if self.name_of(member) == name:
                         return member
-        if name in self.members:
-            return self.members[name]
         return next((each for each in self.members.values() if name in each.aliases), None)
-
-    def _mentions(self, file_name: str, name: str) -> bool:
-        source = (self._folder / f"{file_name}.py").read_text(encoding="utf-8")
-        return f'Literal["{name}"]' in source
 
     def name_of(self, member: type[M]) -> str:
         """Return the name under which a member is configured."""

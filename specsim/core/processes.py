@@ -19,8 +19,6 @@ from specsim.core.runner import Job
 T = TypeVar("T")
 R = TypeVar("R")
 
-_PRELOADED = ["specsim.run.preload"]
-
 
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):
     """Processes of this machine; a single worker is this process itself.
@@ -150,7 +148,7 @@ def _context() -> BaseContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    context.set_forkserver_preload(["specsim.run.preload"])
     return context
 
 

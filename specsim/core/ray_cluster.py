@@ -33,7 +33,9 @@ class RayCluster(AbstractContextManager["RayCluster"]):
 
     def __init__(self, workers: int | None, address: str | None) -> None:
         try:
-            _check_reachable(address)
+            host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+            if colon:  # OSError at once where nobody listens; Ray itself would try for minutes
+                socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
             ray.init(
                 address=address or "local",
                 num_cpus=None if address else workers,
@@ -67,13 +69,6 @@ class RayCluster(AbstractContextManager["RayCluster"]):
             for reference in ended:
                 number, task = under_way.pop(reference)
                 yield number, _result(reference, job, task)
-
-
-def _check_reachable(address: str | None) -> None:
-    """Raise OSError at once where nobody listens; Ray itself would try for minutes."""
-    host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
-    if colon:
-        socket.create_connection((host, int(port)), timeout=_PATIENCE).close()
 
 
 def _run(function: Callable[[T], R], task: T) -> tuple[str, R]:

@@ -77,9 +77,8 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     except yaml.YAMLError as problem:
         raise error(f"{path}: {_where(problem, text)}") from problem
     if not isinstance(data, dict):
-        found = (
-            "is empty" if data is None else f"holds {_KINDS.get(type(data), type(data).__name__)}"
-        )
+        kind = _KINDS.get(type(data), type(data).__name__)
+        found = "is empty" if data is None else f"holds {kind}"
         raise error(f"{path}: {found}; a mapping of fields is expected")
     return data
 
@@ -99,17 +98,13 @@ def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
     try:
         yield
     except ValidationError as problem:
-        lines = explain(problem).splitlines()
+        told = dict.fromkeys(map(_told, problem.errors(include_url=False)))
+        lines = "\n".join(told).splitlines()
         raise error("\n".join(f"{source}: {line}" for line in lines)) from problem
 
 
-def explain(problem: ValidationError) -> str:
-    """Return all problems of a validation, a line each: field, value, rule, remedy."""
-    return "\n".join(dict.fromkeys(map(_told, problem.errors(include_url=False))))
-
-
 def _told(problem: Any) -> str:
-    """Return one problem as one line."""
+    """Return one problem as one line: field, value, rule, remedy."""
     field = ".".join(str(part) for part in problem["loc"])
     kind, given = problem["type"], problem["input"]
     if kind == "missing":

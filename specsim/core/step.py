@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-_NONE: Ints = np.zeros(0, dtype=np.int64)
-
 
 class Pieces(NamedTuple):
     """What each sequence of a step processes; parallel lists in scheduling order."""
@@ -140,7 +138,7 @@ class StepOutcome(NamedTuple):
     draft_time: float = 0.0  # seconds that it took to make its drafts
     overhead_time: float = 0.0  # seconds of the engine's own work
     trees: list[Tree | None] | None = None  # shape of each draft, for a policy that drafts trees
-    drafters: Ints = _NONE
+    drafters: Ints = np.zeros(0, dtype=np.int64)
     """Who made each draft where a lookup has a fallback: 0 the lookup, 1 the fallback."""
     token_ids: list[list[int]] = []  # noqa: RUF012 - never changed
     """Tokens that each sequence emitted, for a policy that uses them."""

@@ -12,10 +12,7 @@ from specsim.engine.front import Front
 
 
 def replay(
-    clock: EventClock,
-    requests: Iterable[Request],
-    submit: Callable[[Request], None],
-    front: Front,
+    clock: EventClock, requests: Iterable[Request], submit: Callable[[Request], None], front: Front
 ) -> Generator[Event, None, None]:
     """Submit each request, in order of arrival, at its time; the one process of all arrivals."""
     requests, again = tee(requests)

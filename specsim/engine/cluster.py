@@ -22,8 +22,6 @@ from specsim.engine.roster import Roster, States
 from specsim.engine.scrape import Scrapes
 from specsim.routing.base import PromptView, ReplicaView, Router
 
-MakeReplica = Callable[[int, float], Replica]
-
 
 class EventClock(Environment):
     """The event clock; events can be given the very instant at which they happen."""
@@ -77,7 +75,7 @@ class Cluster:
         clock: EventClock,
         requests: list[Request],
         replicas: int,
-        make_replica: MakeReplica,
+        make_replica: Callable[[int, float], Replica],
         *,
         router: Router,
         seed: int,
@@ -291,9 +289,7 @@ class Cluster:
 
 
 def schedule_incidents(
-    clock: EventClock,
-    pools: Mapping[str | None, Replicas],
-    incidents: Iterable[Failure | Slowdown],
+    clock: EventClock, pools: Mapping[str | None, Replicas], incidents: Iterable[Failure | Slowdown]
 ) -> None:
     """Let incidents happen when their time comes, to replicas by pool; by None without pools.
 

@@ -248,7 +248,7 @@ class EngineConfig(Settings):
         assert self.max_num_batched_tokens is not None
         assert self.max_model_len is not None
         assert self.num_gpu_blocks is not None
-        is_v0 = self.scheduler == "prefill_first"
+        is_v0, interval = self.scheduler == "prefill_first", self.prefix_cache_retention_interval
         lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
         limits = {
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens
@@ -260,7 +260,7 @@ class EngineConfig(Settings):
             "enable_prefix_caching": self.enable_prefix_caching,
             "drops_last_hit": proposer is not None and proposer.drops_last_hit,
             "drops_in_last": proposer is not None and proposer.drops_in_last_group,
-            "retention_len": self._retention_len,
+            "retention_len": -1 if interval == "dense" else interval or 0,
             "watermark_blocks": self.watermark * self.num_gpu_blocks,
             "reserve_full_prompt": self.scheduler_reserve_full_isl or is_v0,
             "by_priority": self.scheduling_policy == "priority",
@@ -279,8 +279,3 @@ class EngineConfig(Settings):
             limits={name: int(value) for name, value in limits.items()},
             kv=self.kv_layout(proposer),
         )
-
-    @property
-    def _retention_len(self) -> int:
-        interval = self.prefix_cache_retention_interval
-        return -1 if interval == "dense" else interval or 0

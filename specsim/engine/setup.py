@@ -10,16 +10,7 @@ from numpy.typing import NDArray
 from specsim.core.step import Ints
 from specsim.engine.gather import NUM_COLUMNS, NUM_SUMS
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
-from specsim.engine.table import (
-    FULL,
-    NEVER,
-    NO_BLOCK,
-    NO_KEY,
-    NO_ROW,
-    SLIDING,
-    TABLE_TYPES,
-    Table,
-)
+from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, TABLE_TYPES, Table
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.latency._form import COSTS
 

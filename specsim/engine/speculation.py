@@ -64,9 +64,11 @@ class Speculation:
         policy, source = self.policy, self.source
         self.answers = answers_of(policy, self.max_draft_len)
         """Checks what the policy returns; None for one that specsim ships."""
-        self.trims = policy.trims
+        self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
-        self.leaves_out = has_prefill and (policy.disables_prefill or policy.may_drop)
+        self.skips = policy.overrides(Policy.skips_draft_prefill)
+        self.drops = policy.overrides(Policy.drops)
+        self.leaves_out = has_prefill and (self.skips or self.drops)
         """Whether there may be sequences that are never drafted for."""
         self.sees_confidences = policy.uses_confidences and (
             self.proposer is None or self.proposer.has_confidence
@@ -74,7 +76,9 @@ class Speculation:
         looks_up = self.proposer is not None and not self.proposer.is_model
         self.shows_drafts = self.sees_confidences and looks_up and not policy.selects_drafter
         """Whether the policy sees what a lookup has found before it says how much of it to take."""
-        self.observes = policy.observes
+        self.observes = policy.overrides(Policy.observe)
+        self.estimates = policy.overrides(Policy.alpha_estimate)
+        self.stops = policy.overrides(Policy.stop_len)
         self.verifies = source is not None and source.verifies
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
         self.offers = self.proposer_memory is not None and not offers_by_table(self.proposer)
@@ -161,14 +165,14 @@ class Speculation:
         """Settle whom the drafter serves no more."""
         policy, batch = self.policy, None
         minds = policy.minds_prompts and step.record["prefill_tokens"]
-        if policy.may_drop and (minds or policy.drops_now(self.memory)):
+        if self.drops and (minds or policy.drops_now(self.memory)):
             batch, _ = self._batch(step, step.load)
             dropped = policy.drops(batch, self.memory)
             if self.answers is not None:
                 dropped = self.answers.drops(dropped, step)
             if dropped is not None:
                 step.leave_out(dropped)
-        if policy.disables_prefill and step.sums[ADMITTED]:
+        if self.skips and step.sums[ADMITTED]:
             if batch is None:
                 batch, _ = self._batch(step, step.load)
             skips = policy.skips_draft_prefill(batch, self.memory)
@@ -212,7 +216,7 @@ class Speculation:
     @property
     def leaves_out_now(self) -> bool:
         """Whether the drafter may let go of sequences in a step that admits nobody."""
-        return self.policy.may_drop and self.policy.drops_now(self.memory)
+        return self.drops and self.policy.drops_now(self.memory)
 
     def prefix_size(self, step: StepView, known_lens: Ints) -> int:
         """Return how many of the running sequences the next step may hold, at least one."""
@@ -257,7 +261,7 @@ class Speculation:
             confidences = source.confidences(batch.requests, batch.output_lens, found_lens)
             batch = replace(batch, drafts=DraftView(found_lens, confidences))
         asked: Any = policy.draft_lens(batch, self.memory)
-        alpha = policy.alpha_estimate(self.memory) if policy.estimates_alpha else None
+        alpha = policy.alpha_estimate(self.memory) if self.estimates else None
         if self.answers is not None:
             asked = self.answers.draft_lens(asked, step)
             alpha = None if alpha is None else self.answers.alpha(alpha, step)
@@ -269,7 +273,7 @@ class Speculation:
             return asked.num_nodes
         if batch.is_undrafted is not None:
             asked = np.where(batch.is_undrafted, 0, asked)
-        if policy.may_stop and self.sees_confidences and not self.shows_drafts:
+        if self.stops and self.sees_confidences and not self.shows_drafts:
             asked = self._stopped(batch, asked, step)
         if policy.draft_threshold is not None and np.any(asked):
             asked = self._until_unsure(batch, asked, policy.draft_threshold)

@@ -14,17 +14,6 @@ from specsim.hardware.specs import (
 )
 
 __all__ = [
-    "GIB",
-    "AttentionWidth",
-    "GpuSpec",
-    "KVLayers",
-    "KVLayout",
-    "MemoryPlan",
-    "ModelShape",
-    "find_gpu",
-    "find_model",
-    "kv_layout",
-    "load_gpu",
-    "load_model",
-    "num_kv_blocks",
-]
+    "GIB", "AttentionWidth", "GpuSpec", "KVLayers", "KVLayout", "MemoryPlan", "ModelShape",
+    "find_gpu", "find_model", "kv_layout", "load_gpu", "load_model", "num_kv_blocks",
+]  # fmt: skip

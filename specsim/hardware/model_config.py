@@ -15,15 +15,7 @@ _ALIASES = {
     "torch_dtype": ("dtype",),
     "num_experts": ("num_local_experts", "n_routed_experts"),
 }
-_COUNTS = (
-    "num_hidden_layers",
-    "hidden_size",
-    "num_attention_heads",
-    "vocab_size",
-    "max_position_embeddings",
-)
 # Defaults of the classes of these model types, which their configs leave out.
-_MULTI_HEAD = {"bloom", "opt"}
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _TIED |= {"starcoder2"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
@@ -63,21 +55,9 @@ _NOT_MODELLED = {
 }
 
 
-def is_model_config(data: dict[str, Any]) -> bool:
-    """Return whether a mapping is a HuggingFace ``config.json``; a shape names its source."""
-    return "source" not in data
+class HuggingFaceConfig:
+    """A ``config.json``; errors name its source."""
 
-
-def shape_fields(data: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the fields of `specsim.hardware.ModelShape` that a HuggingFace config describes.
-
-    A field that is missing and has no default, or a part of the model that is not modelled, is a
-    ProfileError that names `source`.
-    """
-    return _Config(data, source).fields()
-
-
-class _Config:
     def __init__(self, data: dict[str, Any], source: str) -> None:
         self._source, self._type = source, str(data.get("model_type"))
         names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
@@ -89,8 +69,13 @@ class _Config:
             del self._data["num_experts"]
 
     def fields(self) -> dict[str, Any]:
+        """Return the fields of `specsim.hardware.ModelShape` that it describes.
+
+        A field that is missing and has no default, or a part that is not modelled: ProfileError.
+        """
         self._check_modelled()
-        counts = {name: self._count(name) for name in _COUNTS}
+        names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
+        counts = {name: self._count(name) for name in (*names, "max_position_embeddings")}
         return {
             **counts,
             **self._mlp(counts["hidden_size"]),
@@ -165,7 +150,7 @@ class _Config:
         return hidden // heads
 
     def _key_value_heads(self, counts: dict[str, int]) -> int:
-        if self._type in _MULTI_HEAD:
+        if self._type in {"bloom", "opt"}:
             return counts["num_attention_heads"]
         hint = "it equals num_attention_heads unless query heads share keys and values"
         return self._count("num_key_value_heads", hint)

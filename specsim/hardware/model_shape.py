@@ -11,7 +11,6 @@ from specsim.hardware.kv_groups import KINDS, Kind, KVLayers
 LayerType = Literal["full_attention", "sliding_attention", "chunked_attention"]
 _SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 _KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType), KINDS, strict=True))
-_BYTES_OF = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class AttentionWidth(NamedTuple):
@@ -256,7 +255,7 @@ class ModelShape(Settings):
     @property
     def bytes_per_weight(self) -> int:
         """Size of one number, of weights, activations and KV cache alike."""
-        return _BYTES_OF[self.torch_dtype]
+        return {"bfloat16": 2, "float16": 2, "float32": 4}[self.torch_dtype]
 
     @property
     def expert_bytes(self) -> int:

@@ -15,7 +15,7 @@ from pydantic import Field
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
-from specsim.hardware.model_config import is_model_config, shape_fields
+from specsim.hardware.model_config import HuggingFaceConfig
 from specsim.hardware.model_shape import ModelShape
 
 GIB = 1 << 30
@@ -94,8 +94,8 @@ def load_model(name: str) -> ModelShape:
         known = resource_names("profiles", "*.json")
         raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, known)}")
     fields = load_mapping(path, ProfileError)
-    if is_model_config(fields):
-        fields = shape_fields(fields, str(path))
+    if "source" not in fields:  # which every shape names
+        fields = HuggingFaceConfig(fields, str(path)).fields()
     with validated(str(path), ProfileError):
         return ModelShape.model_validate(fields)
 

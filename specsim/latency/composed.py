@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Annotated, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from specsim.core.compiled import as_records
 from specsim.core.errors import ProfileError
@@ -24,10 +24,6 @@ from specsim.latency._form import (
 from specsim.latency.base import LatencyModel, one_by_one
 from specsim.latency.cuda_graph import default_capture_sizes
 
-Count = Annotated[int, Field(gt=0)]
-Microseconds = Annotated[float, Field(ge=0)]
-Factor = Annotated[float, Field(gt=0)]
-
 _ENTRY = np.dtype(
     [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]
 )
@@ -36,8 +32,8 @@ _ENTRY = np.dtype(
 class Curve(Settings):
     """Times on a rising axis; between its points linear, beyond the last with its last slope."""
 
-    at: tuple[Count, ...] = Field(min_length=2)
-    times_us: tuple[Microseconds, ...]
+    at: tuple[PositiveInt, ...] = Field(min_length=2)
+    times_us: tuple[NonNegativeFloat, ...]
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -57,11 +53,11 @@ class AttentionLayers(Settings):
     """Query tokens of a sequence that the kernel computes at once, used or not. 64 in
     FlashAttention 2, which gives each query head rows of its own; 128 over the query heads per
     key-value head in FlashAttention 3, which packs them."""
-    context_tokens: tuple[Count, ...] = Field(min_length=2)
+    context_tokens: tuple[PositiveInt, ...] = Field(min_length=2)
     """Of each sequence, rising; an axis of `decode_us`."""
-    sequences: tuple[Count, ...] = Field(min_length=2)
+    sequences: tuple[PositiveInt, ...] = Field(min_length=2)
     """Rising; the other axis of `decode_us`."""
-    decode_us: tuple[tuple[Microseconds, ...], ...]
+    decode_us: tuple[tuple[NonNegativeFloat, ...], ...]
     """Of one layer: a row per number of context tokens, in it one time per number of sequences."""
     prompt: Curve
     """Of one layer: a whole prompt of so many tokens."""
@@ -122,12 +118,12 @@ class Composed(LatencyModel):
             ],
         },
     )
-    batched_tokens: tuple[Count, ...] = Field(min_length=2)
+    batched_tokens: tuple[PositiveInt, ...] = Field(min_length=2)
     """Rising; the axis of `read_us` and `compute_us`."""
-    read_us: tuple[Microseconds, ...]
+    read_us: tuple[NonNegativeFloat, ...]
     """What reading weights takes, all layers: what a step of one token takes, and what further
     experts add."""
-    compute_us: tuple[Microseconds, ...]
+    compute_us: tuple[NonNegativeFloat, ...]
     """What all else that depends on the batched tokens takes beyond that, all layers."""
     head: Curve
     """LM head and sampling, by the tokens that are sampled after."""
@@ -139,26 +135,26 @@ class Composed(LatencyModel):
     samples_drafts: bool = True
     """Whether each token of a decode is sampled after, as a target verifies drafts; of a drafter,
     only the last one of each sequence is."""
-    capture_sizes: tuple[Count, ...] | None = None
+    capture_sizes: tuple[PositiveInt, ...] | None = None
     """Batch sizes, tokens, that CUDA graphs are captured for, and that a step is padded to; by
     default vLLM's for 256 sequences. None are captured if it is empty."""
-    fixed_us: Microseconds = 0.0
+    fixed_us: NonNegativeFloat = 0.0
     """What each pass takes besides its kernels."""
-    prompts_at_least_us: Microseconds = 0.0
+    prompts_at_least_us: NonNegativeFloat = 0.0
     """What the host takes to launch the kernels of a pass with prompts one by one, where CUDA
     graphs were captured of decodes only; the pass takes no less."""
-    read_factor: Factor = 1.0
+    read_factor: PositiveFloat = 1.0
     """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
-    expert_factor: Factor = 1.0
+    expert_factor: PositiveFloat = 1.0
     """For what further experts add to `read_us`: how many are chosen, and how fast they are read,
     differs from what was measured."""
-    compute_factor: Factor = 1.0
+    compute_factor: PositiveFloat = 1.0
     """For `compute_us`."""
-    decode_factor: Factor = 1.0
+    decode_factor: PositiveFloat = 1.0
     """For attention of decodes."""
-    verify_factor: Factor = 1.0
+    verify_factor: PositiveFloat = 1.0
     """For the tiles that verify drafts."""
-    prompt_factor: Factor = 1.0
+    prompt_factor: PositiveFloat = 1.0
     """For attention of prompts."""
 
     @model_validator(mode="after")
@@ -209,7 +205,8 @@ class Composed(LatencyModel):
     @cached_property
     def _form(self) -> Form:
         tables = _TimeTables(HEAD_LEN + GROUP_LEN * len(self.attention))
-        matrices, head = tables.add(*self._padded_matrices()), tables.add(self.head.at, self._head)
+        matrices = tables.add(*self._padded_matrices())
+        head = tables.add(self.head.at, np.array(self.head.times_us) * 1e-6)
         groups: list[float] = []
         for layers in self.attention:
             count = layers.num_layers * 1e-6
@@ -228,19 +225,13 @@ class Composed(LatencyModel):
         start += [len(self.attention), self.prompts_at_least_us * 1e-6]
         return np.array([*start, *groups, *tables.numbers], dtype=np.float64)
 
-    @property
-    def _head(self) -> NDArray[np.float64]:
-        return np.array(self.head.times_us) * 1e-6
-
     def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:
         """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""
         axis = np.array(self.batched_tokens, dtype=float)
         read = np.array(self.read_us)
         read = self.read_factor * (read[0] + self.expert_factor * (read - read[0]))
         times = (read + self.compute_factor * np.array(self.compute_us)) * 1e-6
-        sizes = self.capture_sizes
-        if sizes is None:
-            sizes = default_capture_sizes(256)
+        sizes = default_capture_sizes(256) if self.capture_sizes is None else self.capture_sizes
         if not sizes:
             return axis.tolist(), times
         points = [*(float(end) for _, end in _of_stairs(sizes)), *axis[axis > sizes[-1]].tolist()]

@@ -2,18 +2,16 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from specsim.core.step import StepLoad
 from specsim.latency import NestedLatency
 from specsim.latency._form import COMPOSED, STAIRCASE, Form
 from specsim.latency.base import LatencyModel
-
-Size = Annotated[int, Field(gt=0)]
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -44,7 +42,7 @@ class CudaGraph(LatencyModel):
     )
     inner: NestedLatency
     """How long a step of so many tokens lasts."""
-    capture_sizes: tuple[Size, ...] | None = None
+    capture_sizes: tuple[PositiveInt, ...] | None = None
     """Rising, tokens; by default vLLM's for `max_num_seqs`."""
     max_num_seqs: int = Field(default=256, gt=0)
     """The engine's; what vLLM chooses its sizes by."""

@@ -134,16 +134,13 @@ class Kernels(LatencyModel):
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
         """Return the kernels as those of ranks that share their experts."""
-        if (data_parallel_size, expert_parallel) == (
-            self.data_parallel_size,
-            self.enable_expert_parallel,
-        ):
-            return self
-        fields = {name: getattr(self, name) for name in type(self).model_fields}
         ranks = {
             "data_parallel_size": data_parallel_size,
             "enable_expert_parallel": expert_parallel,
         }
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        if fields | ranks == fields:
+            return self
         with validated(str(self.path), ProfileError):
             return type(self).model_validate({**fields, **ranks})
 

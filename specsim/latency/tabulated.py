@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import product
-from typing import Annotated, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
@@ -133,18 +133,14 @@ def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) 
     return filled
 
 
-Tokens = Annotated[int, Field(ge=0)]
-Milliseconds = Annotated[float, Field(gt=0)]
-
-
 class TimeTable(Settings):
     """Times on a grid of context tokens and batched tokens."""
 
-    context_tokens: tuple[Tokens, ...] = Field(min_length=1)
+    context_tokens: tuple[NonNegativeInt, ...] = Field(min_length=1)
     """Rising."""
-    batched_tokens: tuple[Tokens, ...] = Field(min_length=1)
+    batched_tokens: tuple[NonNegativeInt, ...] = Field(min_length=1)
     """Rising."""
-    times_ms: tuple[tuple[Milliseconds, ...], ...]
+    times_ms: tuple[tuple[PositiveFloat, ...], ...]
     """One row per number of context tokens, in it one time per number of batched tokens."""
 
     @model_validator(mode="after")

@@ -31,7 +31,6 @@ _TREE_TYPES, _SCRATCH_TYPES = types_of(Arrays), types_of(Scratch)
 _REQUEST_TYPES, _REMOVAL_TYPES = types_of(RequestArrays), types_of(Removal)
 
 _GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves them cheaply
-_NODES_PER_TOKEN = 1.3  # of text that repeats itself as much as most
 _SLOTS_PER_NODE = 1.4
 _CURSOR_BYTES = 136  # of a sequence that has ended, with what Python needs for an array
 _FIRST_TOKENS = 1024  # room in the global tree at first
@@ -45,7 +44,7 @@ class SuffixTree:
         self._depth = depth
         self._cursors: deque[Cursor] = deque()
         self._used = 0
-        num_nodes = int(_NODES_PER_TOKEN * num_tokens) + depth + 2
+        num_nodes = int(1.3 * num_tokens) + depth + 2  # of text that repeats itself as much as most
         self._nodes = np.empty((num_nodes, NODE_COLUMNS), dtype=np.int32)
         self._groups = np.empty((_num_groups(num_nodes), 2), dtype=np.int32)
         self._pool = np.full(num_tokens + 1, UNKNOWN, dtype=np.int32)

@@ -5,13 +5,8 @@ from specsim.policies._times import quick_step_time, quick_step_times
 from specsim.policies.base import ModelView, OraclePolicy, Policy, ServerView
 
 __all__ = [
-    "POLICIES",
-    "ModelView",
-    "OraclePolicy",
-    "Policy",
-    "ServerView",
-    "quick_step_time",
+    "POLICIES", "ModelView", "OraclePolicy", "Policy", "ServerView", "quick_step_time",
     "quick_step_times",
-]
+]  # fmt: skip
 
 POLICIES = Family("policies", Policy)

@@ -9,16 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
-from specsim.core.desk import (
-    Desk,
-    Flags,
-    FloatRows,
-    Floats,
-    Ints,
-    LocalDesk,
-    PerRequest,
-    loop_on,
-)
+from specsim.core.desk import Desk, Flags, FloatRows, Floats, Ints, LocalDesk, PerRequest, loop_on
 from specsim.core.step import BatchView, StepOutcome
 from specsim.policies.base import Policy, ServerView
 

@@ -21,10 +21,6 @@ from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome,
 from specsim.proposers.base import Proposer
 
 
-def _no_token_ids(request: int) -> Iterable[int]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class ModelView:
     """The acceptance model, as one knows it who knows its state, but not the luck."""
@@ -52,7 +48,7 @@ class ServerView:
     """Seconds that each drafter takes per token of one such sequence."""
     drafts_by_model: bool = True
     """Whether a model drafts, for which length costs time, or a lookup, for which it does not."""
-    prompt_token_ids: Callable[[int], Iterable[int]] = _no_token_ids
+    prompt_token_ids: Callable[[int], Iterable[int]] = lambda _: ()
     """Prompt of a request, by its index; only for a policy that says `uses_tokens`."""
     oracle: Oracle | None = None
     """The future; None except for an `OraclePolicy`."""
@@ -160,7 +156,7 @@ class Policy(Member):
                 "has a draft_threshold, so it must set uses_confidences",
             ),
             (
-                self.may_stop and not self.uses_confidences,
+                self.overrides(Policy.stop_len) and not self.uses_confidences,
                 "has a stop_len, so it must set uses_confidences",
             ),
             (
@@ -209,11 +205,6 @@ class Policy(Member):
         return None
 
     @property
-    def may_stop(self) -> bool:
-        """Whether `stop_len` can stop anything, so that it must be called."""
-        return type(self).stop_len is not Policy.stop_len
-
-    @property
     def picks_prefix(self) -> bool:
         """Whether `prefix_size` is to be asked: whether the step may leave sequences out."""
         return False
@@ -258,22 +249,12 @@ class Policy(Member):
         """
         return drafts.draft_lens
 
-    @property
-    def trims(self) -> bool:
-        """Whether `verify_lens` drops anything, so that it must be called."""
-        return type(self).verify_lens is not Policy.verify_lens
-
     def skips_draft_prefill(self, batch: BatchView, memory: Any) -> bool:
         """Return whether the drafter leaves out the prefill of the requests admitted in a step.
 
         Such a request is never drafted for (SmartSpec, section 5; TurboSpec, listing 1).
         """
         return False
-
-    @property
-    def disables_prefill(self) -> bool:
-        """Whether `skips_draft_prefill` can say yes, so that it must be called."""
-        return type(self).skips_draft_prefill is not Policy.skips_draft_prefill
 
     def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
         """Return which sequences of a step the drafter lets go of for good, shape (batch.size,).
@@ -287,27 +268,16 @@ class Policy(Member):
         """Return whether `drops` may name anyone in this step, where that is cheaper to tell."""
         return True
 
-    @property
-    def may_drop(self) -> bool:
-        """Whether `drops` can name anyone, so that it must be called."""
-        return type(self).drops is not Policy.drops
-
     def alpha_estimate(self, memory: Any) -> float:
         """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""
         return nan
 
-    @property
-    def estimates_alpha(self) -> bool:
-        """Whether `alpha_estimate` has an answer, so that it is worth calling."""
-        return type(self).alpha_estimate is not Policy.alpha_estimate
-
     def observe(self, outcome: StepOutcome, memory: Any) -> None:
         """Learn from a step that has ended: change the memory in place."""
 
-    @property
-    def observes(self) -> bool:
-        """Whether `observe` does anything, so that it need not be called."""
-        return type(self).observe is not Policy.observe
+    def overrides(self, method: Callable[..., Any]) -> bool:
+        """Return whether one of these methods is its own, so that it must be called."""
+        return getattr(type(self), method.__name__) is not method
 
 
 class OraclePolicy(Policy):

@@ -33,7 +33,6 @@ LEN_KINDS = np.digitize(np.arange(256), _LEN_CLASSES)
 KINDS, DEPTHS = len(_LEN_CLASSES) + 1, len(_DEPTH_CLASSES) + 1
 """this; and as many classes of places in it."""
 _DEPTH_KINDS = np.digitize(np.arange(1, 257), _DEPTH_CLASSES)
-_PRIOR_TRIALS = 20.0  # that a bin's prior counts for
 
 
 class Calibrating(NamedTuple):
@@ -156,7 +155,7 @@ def calibrating_desk(bins: PerRequest, window: int, *loops: Loop) -> Desk[Calibr
         place_kinds=_DEPTH_KINDS,
         rates=num_bins,
         counts=np.zeros((2, num_bins)),
-        constants=np.array([1.0 - 1.0 / window, _PRIOR_TRIALS]),
+        constants=np.array([1.0 - 1.0 / window, 20.0]),  # that a bin's prior counts for
         seen=(2, num_bins),
     )
 

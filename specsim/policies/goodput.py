@@ -12,7 +12,6 @@ from specsim.policies._times import StepTimes
 from specsim.policies._trials import Weighing, WeighsDrafter
 from specsim.policies.base import ServerView
 
-_MOST_PREFIXES = 32  # of a large batch, at even distances
 _Memory = Weighing[AlphaWindow] | Weighing[AlphaPerRequest]
 
 
@@ -97,7 +96,7 @@ class Goodput(WeighsDrafter):
         server, alpha = memory.server, memory.alphas.alpha
         context_lens = np.cumsum(known_lens - 1)
         best_size, best_rate, num = 1, 0.0, len(known_lens)
-        for size in range(num, 0, -max(1, num // _MOST_PREFIXES)):
+        for size in range(num, 0, -max(1, num // 32)):  # of a large batch, at even distances
             load = StepLoad(int(context_lens[size - 1]), size, size)
             k = best_common_len(server, load, alpha, server.max_draft_len * size)
             time = server.step_time(load._replace(batched_tokens=size * (1 + k)), k)

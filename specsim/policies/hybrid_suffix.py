@@ -11,8 +11,6 @@ from specsim.core.step import BatchView, StepOutcome
 from specsim.policies._estimate import PRIOR_TRIALS, expected_len
 from specsim.policies.base import Policy, ServerView
 
-_PRIOR_ALPHA = 0.7
-
 
 @dataclass(slots=True)
 class HybridMemory:
@@ -53,7 +51,7 @@ class HybridSuffix(Policy):
 
     def new_memory(self, max_draft_len: int) -> HybridMemory:
         """Return the same for somebody who has no server."""
-        typical = expected_len(_PRIOR_ALPHA, max_draft_len) - 1.0
+        typical = expected_len(0.7, max_draft_len) - 1.0
         return HybridMemory(max_draft_len, typical * PRIOR_TRIALS)
 
     def draft_lens(self, batch: BatchView, memory: HybridMemory) -> int:

@@ -83,11 +83,12 @@ class MedusaTree(Policy):
         if self.widths is not None:
             trees = [Tree(self.widths)]
         else:
-            depth = next(d for d in count() if self._nodes(d) >= server.max_draft_len)
+            widest, most = self._widest, server.max_draft_len
+            depth = next(d for d in count() if Tree((widest,) * d).num_nodes >= most)
             trees = [
                 Tree(widths)
                 for length in range(depth + 1)
-                for widths in product(range(1, self._widest + 1), repeat=length)
+                for widths in product(range(1, widest + 1), repeat=length)
             ]
         depth = max(len(tree.widths) for tree in trees)
         padded = [tree.widths + (0,) * (depth - len(tree.widths)) for tree in trees]
@@ -99,9 +100,6 @@ class MedusaTree(Policy):
     @property
     def _widest(self) -> int:
         return 3 if self.max_width is None else self.max_width
-
-    def _nodes(self, depth: int) -> int:
-        return Tree((self._widest,) * depth).num_nodes
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
         """Return the tree of highest goodput."""

@@ -13,22 +13,12 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup
 
-DraftLen = Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
-
-_VLLM_FIELDS = frozenset(
-    {
-        "method",
-        "model",
-        "num_speculative_tokens",
-        "num_speculative_tokens_per_batch_size",
-        "prompt_lookup_max",
-        "prompt_lookup_min",
-        "suffix_decoding_max_cached_requests",
-        "suffix_decoding_max_spec_factor",
-        "suffix_decoding_max_tree_depth",
-        "suffix_decoding_min_token_prob",
-    }
-)
+_VLLM_FIELDS = {
+    *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
+    *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
+    *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth"),
+    "suffix_decoding_min_token_prob",
+}
 """Of all proposers' fields, those of vLLM 0.32.0's ``config/speculative.py SpeculativeConfig``."""
 
 
@@ -41,7 +31,7 @@ class Proposer(Member):
 
     method: str
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"num_speculative_tokens": 3},)
-    num_speculative_tokens: DraftLen
+    num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
     """Longest draft, tokens; a policy chooses at or below it."""
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""

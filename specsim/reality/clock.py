@@ -20,7 +20,6 @@ _IS_LINUX = _STAT.exists()
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 _MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1  # of timerfd
-_STEAL = 8  # column, counted from the CPU's name
 
 
 class Clock:
@@ -72,7 +71,7 @@ def _stolen() -> tuple[int, dict[int, float]]:
         fields = line.split()
         if not fields[0].startswith(b"cpu"):
             break
-        found[int(fields[0][3:])] = int(fields[_STEAL]) / _TICKS
+        found[int(fields[0][3:])] = int(fields[8]) / _TICKS  # column, counted from the CPU's name
     return int(_LIBC.sched_getcpu()), found
 
 

@@ -17,7 +17,6 @@ from specsim.core.errors import ProfileError
 from specsim.engine.incidents import Slowdown
 from specsim.run.experiment import Experiment
 
-_FILE_NAME = "host_speed.jsonl"
 _WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
 
 Seconds = NDArray[np.float64]
@@ -43,7 +42,7 @@ class HostSpeed:
         Its lines have ``at``, on the clock of ``steps.jsonl``, and ``seconds``. A ProfileError if
         there is no line, a value is not a number of at least 0, or a probe took no time.
         """
-        path = folder / _FILE_NAME
+        path = folder / "host_speed.jsonl"
         if not path.exists():
             return None
         columns, _ = read_columns(path, ("at", "seconds"))

@@ -7,7 +7,6 @@ step of the engine took. Standard library only: it is written inside other engin
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NotRequired, Self, TypedDict
 
 from specsim.core.atomic import new_file
@@ -15,7 +14,6 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 
 _REQUESTS, _STEPS, _META = "requests.jsonl", "steps.jsonl", "meta.json"
-_HOST_SPEED = "host_speed.jsonl"
 
 
 class RequestRow(TypedDict):
@@ -103,7 +101,7 @@ class RunWriter:
 
     def add_probe(self, at: float, seconds: float) -> None:
         """Write how long a probe took; `at` on the clock of the steps, both in seconds."""
-        self._write(_HOST_SPEED, f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
+        self._write("host_speed.jsonl", f'{{"at":{at!r},"seconds":{seconds!r}}}\n')
 
     def _list_text(self, name: str, values: list[int]) -> str:
         """From one decode step to the next most lists stay as they are."""
@@ -144,13 +142,8 @@ class RunWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(complete=kind is None)
+    def __exit__(self, *error: object) -> None:
+        self.close(complete=error[0] is None)
 
     def _write(self, name: str, line: str) -> None:
         path = self._folder / name

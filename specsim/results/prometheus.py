@@ -18,7 +18,6 @@ from specsim.results.metrics import Seconds
 
 _TABLES = load_mapping(Path(__file__).with_name("prometheus.yaml"), ConfigError)
 _CACHE = ("block_size", "enable_prefix_caching", "num_gpu_blocks")
-_REASONS = ("stop", "length", "abort", "error", "repetition")
 
 Sample = tuple[str, dict[str, object], float]  # ending of the name, further labels, value
 Family = tuple[str, str, str, Sequence[Sample]]  # name, type, meaning
@@ -73,7 +72,7 @@ class EngineMetrics:
         self.gauges = dict.fromkeys(_TABLES["gauges"], 0.0)
         drafts = _TABLES["draft_counters"] if num_positions else ()
         self.counters = dict.fromkeys([*_TABLES["counters"], *drafts], 0)
-        self.ends = dict.fromkeys(_REASONS, 0)
+        self.ends = dict.fromkeys(("stop", "length", "abort", "error", "repetition"), 0)
         self.positions = [0] * num_positions
 
     def families(self) -> Iterator[Family]:

@@ -25,8 +25,6 @@ from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
 
 _BLOCK = 4096  # rows between two cumulative counts, and rows that are multiplied at once
 
-_FEW = 1 << 18  # values that are spelt out all the same: 2 MiB, and faster
-
 
 def sorted_gaps(chunks: Sequence[NDArray[np.void]]) -> NDArray[np.void]:
     """Return all gaps, in order of their tokens and then of their value.
@@ -117,7 +115,7 @@ class WeightedSample:
 
     def percentile(self, percent: float) -> float:
         """Return what `numpy.percentile` would return of the values spelt out."""
-        if len(self) <= _FEW:
+        if len(self) <= 1 << 18:  # values that are spelt out all the same: 2 MiB, and faster
             return float(np.percentile(self._spelt_out, percent))
         place = (len(self) - 1) * (percent / 100)
         below = int(place)
@@ -134,7 +132,8 @@ class WeightedSample:
         The bits of a float that is not negative, read as an integer, are in its order. So 63
         halvings find the smallest float up to which there are more than `rank` values.
         """
-        low, high = -1, _bits(max(group.largest for group in self._groups))
+        largest = np.float64(max(group.largest for group in self._groups))
+        low, high = -1, int(largest.view(np.int64))
         while high - low > 1:
             middle = (low + high) // 2
             limit = _of_bits(middle)
@@ -143,10 +142,6 @@ class WeightedSample:
             else:
                 low = middle
         return _of_bits(high)
-
-
-def _bits(value: float) -> int:
-    return int(np.float64(value).view(np.int64))
 
 
 def _of_bits(bits: int) -> float:
@@ -161,9 +156,6 @@ TABLE_FIELDS = record_type(
     ("<i4", "deliveries drafts draft_tokens accepted_tokens"),
 )
 """Columns of the requests table; times in seconds, lengths in tokens, the rest counts."""
-
-_LARGEST = ("context_tokens", "batched_tokens")
-"""Totals that are the largest of all replicas, not their sum."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +208,8 @@ def assemble(replicas: list[ReplicaRecords], deliveries: Deliveries | None = Non
             requests[name][rows] = records.requests[name]
         requests["replica"][rows] = number
         for name in TOTAL_FIELDS.names or ():
-            combine = np.maximum if name in _LARGEST else np.add
+            is_largest = name in ("context_tokens", "batched_tokens")
+            combine = np.maximum if is_largest else np.add
             totals[name] = combine(totals[name], records.totals[name])
     return RunTables(
         requests=requests,

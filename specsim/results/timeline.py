@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 from specsim.results.folder import RunTable, StepsTable, write_groups
 from specsim.results.metrics import Requests, session_spans, short
 
-_YIELDS = ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
-
 
 class Timeline(RunTable):
     """Binned series of one run, each of shape (n_bins,).
@@ -45,7 +43,7 @@ def timeline(steps: StepsTable, *, num_bins: int, window: int) -> Timeline:
     levels = _levels(steps, edges)
     sums = {
         name: np.histogram(steps["ended_at"], edges, weights=steps[name])[0].astype(np.int64)
-        for name in _YIELDS
+        for name in ("drafts", "draft_tokens", "accepted_tokens", "output_tokens", "deliveries")
     }
     drafted, accepted = (
         _moving_sum(sums[name], window) for name in ("draft_tokens", "accepted_tokens")

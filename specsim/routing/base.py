@@ -65,13 +65,8 @@ class PromptView:
         """The session that it is a turn of, which clients name in a header."""
         return self._requests[self.index].session
 
-    def block_keys(self, block_size: int) -> Sequence[BlockKey]:
-        """Return the identity of each full block of the prompt, as the prefix cache has it."""
-        request = self._requests[self.index]
-        return request.block_keys(block_size)[: request.prompt_len // block_size]
-
     def shared_block_keys(self, block_size: int) -> Sequence[BlockKey]:
-        """Return those that other requests may share, which come first."""
+        """Return, as the prefix cache has it, what identifies the blocks that others may share."""
         request = self._requests[self.index]
         return request.shared_block_keys(block_size)[: request.prompt_len // block_size]
 

@@ -1,12 +1,12 @@
 """App: the paths of the API, and what stands behind each."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from hmac import compare_digest
 from typing import Any
 
 import numpy as np
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from specsim.core.request import Request
 from specsim.core.rng import generator
@@ -30,8 +30,6 @@ from specsim.serve.watchers import LiveMetrics
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _MAX_BODY = web.AppKey("max_body", int)
 _BODY_TIMEOUT = web.AppKey("body_timeout", float)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Service:
@@ -118,12 +116,10 @@ class Service:
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         body = parsed(TokenizeBody, await _read(request))
-        if (body.prompt is None) == (body.messages is None):
+        text = body.prompt
+        if (text is None) == (body.messages is None):
             raise Refusal(400, "prompt or messages: give one of them", "prompt")
-        if body.prompt is not None:
-            ids = self.texts.encode(body.prompt)
-        else:
-            ids = self._rendered(body.messages or [])
+        ids = self._rendered(body.messages or []) if text is None else self.texts.encode(text)
         found = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids.tolist()}
         return web.json_response({**found, "token_strs": None})
 
@@ -143,7 +139,10 @@ class Service:
             given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
             echoes = [p if isinstance(p, str) else "" for p in given][: len(prompts)]
             if not all(isinstance(p, str) for p in given):
-                echoes = [self._text_of(ids) for ids in prompts]
+                try:
+                    echoes = [self.texts.decode(ids.tolist()) for ids in prompts]
+                except ValueError as error:
+                    raise Refusal(400, f"prompt: {error}", "prompt") from error
         return await self._answer(request, body, at, prompts, body.max_tokens, echoes)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
@@ -152,12 +151,6 @@ class Service:
         prompt = self._rendered(body.messages)
         limit = body.max_completion_tokens or body.max_tokens
         return await self._answer(request, body, at, [prompt], limit, [])
-
-    def _text_of(self, ids: Ids) -> str:
-        try:
-            return self.texts.decode(ids.tolist())
-        except ValueError as error:
-            raise Refusal(400, f"prompt: {error}", "prompt") from error
 
     def _prompts(self, given: Any) -> list[Ids]:
         if isinstance(given, str):
@@ -210,11 +203,10 @@ class Service:
         for place in range(len(prompts) * n):
             reply.answers.append(self._planned(body, at, prompts[place // n], max_tokens, reply))
         try:
-            response = await self._sent(request, reply, at)
+            return await self._sent(request, reply, at)
         finally:
             for answer in reply.answers:
                 self.live.withdraw(answer)
-        return response
 
     async def _sent(self, request: web.Request, reply: Reply, at: float) -> web.StreamResponse:
         if not isinstance(reply, Stream):
@@ -231,7 +223,7 @@ class Service:
         transport = request.transport
         if transport is None:
             raise ConnectionResetError
-        reply.to(transport)
+        reply.transport = transport
         self.live.submit(reply.answers, at)
         await reply.done
         self._count(reply)
@@ -278,12 +270,12 @@ class Service:
         reply: Reply,
     ) -> LiveAnswer:
         """Return an answer as it will be: how long, what it says, and why it ends."""
-        number = self.live.next_number()
+        number = next(self.live.numbers)
         limit = min(max_tokens or self._max_model_len, self._max_model_len - len(prompt))
-        natural = limit + 1 if body.ignore_eos else max(self.live.next_len(), body.min_tokens)
+        natural = limit + 1 if body.ignore_eos else max(next(self.live.lengths), body.min_tokens)
         length = min(natural, limit)
         filler = self.texts.filler(number, length)
-        text_len = None
+        text_len = len(filler.text)
         for stop in body.stops:
             cut = _stop(filler, stop, body.min_tokens)
             if cut is not None and cut[0] <= length:
@@ -302,8 +294,7 @@ class Service:
         )
         answer = LiveAnswer(request, len(reply.answers), filler, reply)
         answer.finish = "stop" if natural <= limit else "length"
-        if text_len is not None:
-            answer.text_len = text_len
+        answer.text_len = text_len
         return answer
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from math import inf
 from typing import Any, Protocol
 
@@ -137,8 +138,8 @@ class Live:
         self.front = deployment.front(experiment.num_engines, num_requests=1)
         self.watchers: list[Watcher] = []
         self.replicas: dict[int, Replica] = {}  # those that are up, by number
-        self._lengths = _answer_lens(experiment)
-        self._count = 0
+        self.lengths = _answer_lens(experiment)
+        self.numbers = count()  # of the requests: those of a simulation of the same ones
         self._answers: dict[int, LiveAnswer] = {}  # those on their way, by slot
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None
@@ -199,15 +200,6 @@ class Live:
         if self._alarm is not None:
             self._alarm.close()
         self._alarm = None
-
-    def next_len(self) -> int:
-        """Return how long the next answer is that ends by itself, tokens."""
-        return next(self._lengths)
-
-    def next_number(self) -> int:
-        """Return the number of the next request: that of a simulation of the same requests."""
-        self._count += 1
-        return self._count - 1
 
     def submit(self, answers: list[LiveAnswer], at: float) -> None:
         """Send requests to the router that came at a time, or as soon after it as time allows."""
@@ -346,8 +338,7 @@ class _Deliveries:
 def _answer_lens(experiment: Experiment) -> Iterator[int]:
     """Yield how long answers are that end by themselves, as the workload has them, tokens."""
     workload = experiment.workload
-    number = 0
-    while True:
+    for number in count():
         if workload.lengths is not None:
             drawn = workload.lengths.draw(
                 generator(experiment.seed, "serve", str(number)), _LENGTHS
@@ -357,4 +348,3 @@ def _answer_lens(experiment: Experiment) -> Iterator[int]:
         if not len(drawn):
             raise ConfigError("workload: has no request, and so no length of an answer")
         yield from drawn.output_lens.tolist()
-        number += 1

@@ -54,8 +54,7 @@ class StreamOptions(_Body):
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=1 << 22)]
-_STOP_LEN = 1024  # characters
-Stop = Annotated[str, Field(max_length=_STOP_LEN)]
+Stop = Annotated[str, Field(max_length=1024)]  # characters
 
 
 class _Asked(_Body):
@@ -203,7 +202,6 @@ def parsed(kind: type[_Kind], data: bytes) -> _Kind:
     return body
 
 
-_MOST_UNREAD = 1 << 20  # bytes that may wait for one reader
 _DONE = b"data: [DONE]\n\n"
 
 
@@ -278,16 +276,13 @@ class Stream(Reply):
     def __init__(self, *what: Any, usage: bool, continuous: bool, **options: Any) -> None:
         super().__init__(*what, **options)
         self._has_usage, self._is_continuous = usage, continuous
-        self._transport: asyncio.WriteTransport | None = None
+        self.transport: asyncio.WriteTransport | None = None
+        """Its connection, once the header of the response has been sent on it."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
         self._head = (
             f'data: {{"id":"{self.id}","object":"{kind}","created":{self.created},'
             f'"model":{json.dumps(self.model)},"choices":['
         )
-
-    def to(self, transport: asyncio.WriteTransport) -> None:
-        """Write to a connection, on which the header of the response has been sent."""
-        self._transport = transport
 
     def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
         """Send the tokens of a step."""
@@ -321,10 +316,10 @@ class Stream(Reply):
         return f'{self._head}],"usage":{json.dumps(self.usage)}}}\n\n'.encode() + _DONE
 
     def _write(self, data: bytes) -> None:
-        transport = self._transport
+        transport = self.transport
         if transport is None or transport.is_closing():
             return
-        if transport.get_write_buffer_size() > _MOST_UNREAD:
+        if transport.get_write_buffer_size() > 1 << 20:  # bytes that may wait for one reader
             transport.abort()  # the handler hears of it, and withdraws the request
-            return
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        else:
+            transport.write(b"%x\r\n%b\r\n" % (len(data), data))

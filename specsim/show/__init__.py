@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-_WEB = Path(__file__).parent / "report" / "web"
-
 
 def filled(page: str, parts: dict[str, str]) -> str:
     """Return a page with its placeholders filled; what stands in a part is taken for none."""
@@ -14,4 +12,4 @@ def filled(page: str, parts: dict[str, str]) -> str:
 
 def read_web(name: str) -> str:
     """Return a file of ``report/web/``: of the report, or of both pages."""
-    return (_WEB / name).read_text(encoding="utf-8")
+    return (Path(__file__).parent / "report" / "web" / name).read_text(encoding="utf-8")

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run
-from specsim.results.metrics import (
-    decode_time,
-    latency,
-    queue_time,
-    tpot,
-    ttft,
-)
+from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
 from specsim.results.prometheus import EngineMetrics, Family, page, per_position
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -186,8 +180,8 @@ def _name(pid: int, tid: int, kind: str, name: str) -> Iterator[Event]:
 
 def _nanoseconds(seconds: NDArray[Any]) -> list[int]:
     """Return times as whole nanoseconds: sums of them are exact, so that spans nest."""
-    whole = np.round(np.asarray(seconds, dtype=np.float64) * 1e9).astype(np.int64)
-    return list(map(int, whole))
+    found: list[int] = np.round(np.asarray(seconds, np.float64) * 1e9).astype(np.int64).tolist()
+    return found
 
 
 def _span(track: tuple[int, int], name: str, start: int, end: int, **args: Any) -> Event:
@@ -204,7 +198,8 @@ def _step_events(steps: StepsTable, pid: int, usable: int) -> Iterator[Event]:
     verified = _nanoseconds(steps["started_at"] + steps["target_time"])
     drafted = _nanoseconds(steps["started_at"] + steps["target_time"] + steps["draft_time"])
     args = {name: steps[name].tolist() for name in _STEP_ARGS}
-    kinds = _kinds(steps)
+    prefill, batched = steps["prefill_tokens"], steps["batched_tokens"]
+    kinds = np.select([prefill == 0, prefill == batched], ["decode", "prefill"], "mixed").tolist()
     preemptions = steps["preemptions"].tolist()
     for row, start in enumerate(scheduled):
         values = {name: column[row] for name, column in args.items()}
@@ -218,12 +213,6 @@ def _step_events(steps: StepsTable, pid: int, usable: int) -> Iterator[Event]:
                 "ts": start / 1e3, "args": {"requests": preemptions[row]},
             }  # fmt: skip
     yield from _counters(steps, pid, usable, scheduled, until)
-
-
-def _kinds(steps: StepsTable) -> list[str]:
-    prefill, batched = steps["prefill_tokens"], steps["batched_tokens"]
-    kinds = np.select([prefill == 0, prefill == batched], ["decode", "prefill"], "mixed")
-    return list(map(str, kinds))
 
 
 def _counters(

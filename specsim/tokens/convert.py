@@ -34,9 +34,6 @@ SPLIT = (
 (meta-llama/llama3 ``llama/tokenizer.py``). Newer versions of tiktoken split differently where a
 text ends in a line break and blanks."""
 
-_KNOWN_SIZES = {100_256: "cl100k_base", 128_000: "Llama 3"}
-"""Ranks in the files of which this split is known."""
-
 
 @dataclass(frozen=True)
 class Tokenizer:
@@ -123,7 +120,7 @@ def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
     ranks = _ranks(path, data)
     encoding = tiktoken.Encoding("file", pat_str=SPLIT, mergeable_ranks=ranks, special_tokens={})
     note = ""
-    if len(ranks) not in _KNOWN_SIZES:
+    if len(ranks) not in (100_256, 128_000):  # cl100k_base, Llama 3
         note = (
             f"a tiktoken file does not say how text is split; with {len(ranks):,} ranks this "
             "is neither cl100k_base nor Llama 3, whose split is used"
@@ -166,8 +163,6 @@ _BATCH = 256  # exchanges that are tokenized together: enough to keep all cores 
 _ANSWER_FIELDS = ("output", "response", "completion", "answer", "generated_text")
 """Names under which logs keep the answer."""
 
-_TOKEN_FIELDS = frozenset({"prompt_token_ids", "generated_token_ids"})
-_ASKING = frozenset({"human", "user"})
 _ANSWERING = frozenset({"gpt", "chatgpt", "assistant", "bing", "bard"})
 
 
@@ -270,7 +265,7 @@ def _objects(file: TraceFile) -> Iterator[Row]:
 
 
 def _pair(row: Row, name: str) -> _Exchange:
-    if _TOKEN_FIELDS & row.values.keys():
+    if {"prompt_token_ids", "generated_token_ids"} & row.values.keys():
         raise TraceError(
             f"{row.place}: holds token ids already; `specsim draft-eval` and `specsim tokens "
             "describe` take the file as it is"
@@ -297,7 +292,7 @@ def _conversation(row: Row, name: str) -> Iterator[_Exchange]:
     count = 0
     for place in range(1, len(turns)):
         speaker, text = turns[place]
-        if speaker in _ANSWERING and turns[place - 1][0] in _ASKING:
+        if speaker in _ANSWERING and turns[place - 1][0] in {"human", "user"}:
             count += 1
             answer = _not_empty(text, row, f"turn {place} of 'conversations'")
             yield _Exchange(f"{name}-{count}", _joined(turns[:place], speaker), answer)

@@ -213,7 +213,6 @@ REPLAYED_TOKENS = 2_000_000
 """Requests are replayed from the first, until their prompts and outputs come to so many tokens:
 one request after the other takes tens of microseconds per output token."""
 
-_LITTLE = 1.15  # tokens per step below which a lookup is not worth its checks
 _ALIKE = 1.05  # ratio of tokens per step within which two drafters are called equal
 
 
@@ -272,7 +271,8 @@ def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> Tok
     size = min(num_sampled, len(outputs))
     sample = generator(seed, "tokens", "sample").choice(len(outputs), size, replace=False)
     overlaps = measure_overlaps(texts)
-    replayed = _first(requests)
+    lens = accumulate(request.prompt_len + request.output_len for request in requests)
+    replayed = requests[: max(1, sum(total <= REPLAYED_TOKENS for total in lens))]
     drafters = tuple(
         DraftWorth.of(evaluate_drafts(parse_drafter(method, options, "tokens describe"), replayed))
         for method, options in DRAFTERS
@@ -294,11 +294,6 @@ def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> Tok
     )
 
 
-def _first(requests: list[Request]) -> list[Request]:
-    lens = accumulate(request.prompt_len + request.output_len for request in requests)
-    return requests[: max(1, sum(total <= REPLAYED_TOKENS for total in lens))]
-
-
 def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
     """Say which drafter looks worth trying, by an overlap of short n-grams."""
     best, *others = sorted(drafters, key=lambda drafter: -drafter.tokens_per_step)
@@ -306,7 +301,7 @@ def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
         f"{best.method} gives {best.tokens_per_step:.2f} tokens per step for "
         f"{best.drafted_per_step:.1f} drafted"
     )
-    if best.tokens_per_step < _LITTLE:
+    if best.tokens_per_step < 1.15:  # tokens per step below which a lookup is not worth its checks
         found = (
             f"no lookup looks worth much here ({found}, {100 * overlap.new:.0f} % of the output "
             f"tokens are in new {overlap.n}-grams): try a drafter with a model, such as eagle3"

@@ -88,10 +88,7 @@ class DraftEval:
         return {
             **who,
             "requests": len(self.per_request),
-            "steps": total.steps,
-            "accepted": total.accepted,
-            "drafted": total.drafted,
-            "output_tokens": total.output_tokens,
+            **total._asdict(),
             "tokens_per_step": self.tokens_per_step,
             "acceptance": self.acceptance,
         }

@@ -7,8 +7,6 @@ from numpy.typing import NDArray
 
 from specsim.workload.trace import Trace, mean_rate
 
-_QUANTILES = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
-_BLOCK_SIZE = 16
 _WINDOW = 10.0
 
 
@@ -67,7 +65,7 @@ def describe(trace: Trace) -> TraceDescription:
 
 def _summary(lens: NDArray[np.int64]) -> LengthSummary:
     names = ("min", "p10", "p50", "p90", "p99", "max")
-    values = np.quantile(lens, _QUANTILES)
+    values = np.quantile(lens, (0.0, 0.1, 0.5, 0.9, 0.99, 1.0))
     return LengthSummary(
         total=int(lens.sum()),
         mean=float(lens.mean()),
@@ -93,7 +91,7 @@ def _reused_share(trace: Trace) -> float | None:
     seen: set[object] = set()
     reused = 0
     for request in trace.requests():
-        size = request.prefix_ids.block_size if request.prefix_ids else _BLOCK_SIZE
+        size = request.prefix_ids.block_size if request.prefix_ids else 16
         keys = request.block_keys(size)[: request.prompt_len // size]
         hits = next((number for number, key in enumerate(keys) if key not in seen), len(keys))
         reused += hits * size

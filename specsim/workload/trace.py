@@ -21,8 +21,6 @@ _ARRAYS = (
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids")
 
 Column = Sequence[NDArray[np.int64]]
-_Turn = tuple[int | None, int, float, int | None]
-_NO_TURN: _Turn = (None, 1, 0.0, None)
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Trace:
         rows = zip(*lens, arrivals, priorities, strict=True)
         records = self.recorded_lens
         once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
-        turns = repeat(_NO_TURN) if self.sessions is None else self._turns()
+        turns = repeat((None, 1, 0.0, None)) if self.sessions is None else self._turns()
         indices = range(len(self)) if numbers is None else numbers
         for index, (number, row) in enumerate(zip(indices, rows, strict=True)):
             prompt_len, output_len, arrived_at, priority = row
@@ -140,7 +138,7 @@ class Trace:
                 recorded_lens={n: r[index] for n, r in records.items()} if records else NO_RECORDS,
             )
 
-    def _turns(self) -> Iterator[_Turn]:
+    def _turns(self) -> Iterator[tuple[int | None, int, float, int | None]]:
         assert self.sessions is not None
         size = len(self)
         waits = [0.0] * size if self.think_times is None else self.think_times.tolist()

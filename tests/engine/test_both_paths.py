@@ -129,12 +129,12 @@ def verifies_in_python(patch: pytest.MonkeyPatch) -> None:
 
 def trims_nothing(patch: pytest.MonkeyPatch) -> None:
     for policy in (Off, Schedule, Static):
-        patch.setattr(policy, "trims", True)
+        patch.setattr(policy, "verify_lens", lambda _, batch, drafts, memory: drafts.draft_lens)
 
 
 def observes(patch: pytest.MonkeyPatch) -> None:
     for policy in (Off, Schedule, Static):
-        patch.setattr(policy, "observes", True)
+        patch.setattr(policy, "observe", lambda *_: None)
 
 
 def chooses_the_only_drafter(patch: pytest.MonkeyPatch) -> None:

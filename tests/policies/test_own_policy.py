@@ -1,12 +1,15 @@
 """A policy of one's own that trims: the step gets shorter by what it drops, however scheduled."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 
-from specsim.api import BatchView, DraftView, Experiment, Policy, Summary, simulate
+from specsim.api import BatchView, DraftView, Experiment, Policy, Summary, Tree, simulate
 from specsim.core.errors import ConfigError, PluginError
+from specsim.engine.answers import answers_of
 from specsim.policies import ServerView
 
 
@@ -91,3 +94,36 @@ def test_what_is_dropped_costs_nothing(
     assert (decodes["batched_tokens"] == 1).all()
     assert decodes["target_time"] == pytest.approx(1e-3)
     assert (decodes["draft_tokens"] == 0).all()
+
+
+STEP: Any = SimpleNamespace(size=2, record={"index": 7, "scheduled_at": 0.5})
+ANSWERS: list[tuple[str, tuple[Any, ...], Any, Any, str]] = [
+    (
+        "draft_lens",
+        (STEP,),
+        4,
+        Tree((1, 1)),
+        "lengths: only a policy that sets drafts_trees returns a tree",
+    ),
+    ("uses_lookup", (2, STEP), [True, False], [1, 0], "2 truth values, one per draft"),
+    ("yes", ("skips_draft_prefill", STEP), np.True_, 1, "True or False"),
+    ("drops", (STEP,), None, [True], "None, or 2 truth values"),
+    ("alpha", (STEP,), 0.5, 1.5, "a number from 0 to 1, or nan"),
+    ("drafter", (2, 9), 1, 2, "a whole number from 0 to 1"),
+    ("prefix_size", (STEP,), 1, 0, "a whole number of sequences, at least 1"),
+    ("by_size", (2,), [4, 0, 1], [4, 0], "3 whole numbers, from 0 to 4, the longest draft"),
+    ("by_size", (1,), None, [5, 0], "2 whole numbers, from 0 to 4, the longest draft"),
+]
+
+
+@pytest.mark.parametrize(("method", "others", "right", "wrong", "rule"), ANSWERS)
+def test_what_it_answers_is_looked_at(
+    method: str, others: tuple[Any, ...], right: Any, wrong: Any, rule: str
+) -> None:
+    answers = answers_of(VerifyNothing(), 4)
+    look = getattr(answers, method)
+    # The value asked about stands first, but for `yes`, whose method does.
+    first = others[: method == "yes"]
+    assert np.array_equal(look(*first, right, *others[len(first) :]), right)
+    with pytest.raises(PluginError, match=rf"VerifyNothing.* returned .*; it must be {rule}"):
+        look(*first, wrong, *others[len(first) :])

@@ -21,9 +21,11 @@ from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
 
 from specsim.core.request import PrefixIds, Request
-from specsim.reality.observe import accepted_drafts, request_row
+from specsim.reality.observe import Observation, accepted_drafts, request_row
 from specsim.reality.observe.client import (
     MAX_EVENT_BYTES,
+    Metrics,
+    Server,
     StreamedAnswer,
     TooMuchError,
     _read,
@@ -473,3 +475,29 @@ def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
 
     with pytest.raises(TooMuchError, match=message):
         asyncio.run(_read(Response(), StreamedAnswer(0.0), 5))
+
+
+ENDED = "vllm:request_success_total"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ({ENDED: 4.0}, {ENDED: 1.0}, "counters fell during the run"),
+        ({"vllm:num_requests_running": 1.0}, {ENDED: 1.0}, "busy with other requests when"),
+        ({}, {ENDED: 9.0}, "ended 9 requests, but only 1 were sent"),
+        (None, {ENDED: 1.0}, "did not answer before the run"),
+    ],
+)
+def test_what_spoils_a_run_is_noted(
+    workload: Path, before: dict[str, float] | None, after: dict[str, float], said: str
+) -> None:
+    asked = load_workload(workload, [])
+    answer = StreamedAnswer(1.0, deliveries=[(1.2, asked.requests[0].output_len + 1)])
+    found = Observation(Server("http://here", "m", None, None), NUM, [Sent(0, 0.9, answer)])
+    found.check(asked, None if before is None else Metrics(before), Metrics(after))
+    late, longer, *others = found.notes
+    assert "100 ms late" in late
+    assert longer == "1 answers have another length than was asked for"
+    assert len(others) == 1
+    assert said in others[0]

@@ -18,7 +18,6 @@ from specsim.reality.validation import Statistic, compare_runs, mean_error, spre
 from specsim.results.metrics import Requests
 
 JUDGED = ("tpot", "latency")  # metrics whose mean has to keep to the stated error
-_FEWEST = 20  # requests of a case
 
 Tell = Callable[[str], None]
 
@@ -34,7 +33,7 @@ class Load:
     seconds: float  # for so long requests arrive
 
     def num_requests(self, rate: float) -> int:
-        return max(_FEWEST, round(self.seconds * rate))
+        return max(20, round(self.seconds * rate))  # requests of a case
 
 
 @dataclass(frozen=True)

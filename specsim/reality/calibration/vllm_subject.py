@@ -38,9 +38,7 @@ ORDER = (
 fitted to, one of either load."""
 FITTED = tuple(name for name in ORDER if name.startswith("fit"))
 COMPARED = tuple(name for name in ORDER if name not in FITTED)
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")
 _DRAFT_LENS = (1, 3, 5)
-_NGRAM_LEN = 3
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
 _TIMEOUT = 1800.0  # seconds of one engine at least, starting and compiling included
 
@@ -192,7 +190,7 @@ class VllmSubject:
         """
         shape = _checked_shape(model, "--model", plan)
         if draft is None:
-            kinds = [VllmSpeculation.ngram(_NGRAM_LEN)]
+            kinds = [VllmSpeculation.ngram(3)]
         else:
             vocab_size = _checked_shape(draft, "--draft-model", plan).vocab_size
             if vocab_size != shape.vocab_size:
@@ -202,7 +200,7 @@ class VllmSubject:
                 )
             kinds = [VllmSpeculation.draft_model(draft, length) for length in _DRAFT_LENS]
         is_dummy = not all(
-            any(any(folder.glob(pattern)) for pattern in _WEIGHTS)
+            any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
             for folder in (model, draft or model)
         )
         return cls(model, plan, (_OFF, *kinds), device, is_dummy=is_dummy, **others)

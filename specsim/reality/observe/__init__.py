@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError
 from specsim.reality.observe.client import (
     INTERRUPTED,
+    OWN_FIELDS,
     Client,
     Metrics,
     Options,
@@ -39,12 +40,7 @@ from specsim.results.metrics import latency, tpot, ttft
 __all__ = ["Observation", "Options", "Workload", "load_workload", "observe"]
 
 _LATE = 0.05  # seconds; beyond it the load was not the one that was asked for
-_DRAFTS = "vllm:spec_decode_num_drafts_total"
-_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
-_RUNNING = "vllm:num_requests_running"
 _ENDED = "vllm:request_success_total"
-_ACCEPTED = "vllm:spec_decode_num_accepted_tokens_total"
-_WARM_UP_LEN = 16
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -68,8 +64,8 @@ def observe(
         on_progress: Told the number of requests that have ended, each time one ends.
     """
     options = options or Options()
-    if options.own_fields:
-        raise ConfigError(f"--body: {options.own_fields[0]} is set by the workload; leave it out")
+    if own := sorted(OWN_FIELDS & options.body.keys()):
+        raise ConfigError(f"--body: {own[0]} is set by the workload; leave it out")
     prompts = Prompts(workload.seed, options.low_id, options.high_id)
     run = _Run(workload, folder, options, prompts, on_progress)
     return asyncio.run(run.go(base_url(url), model))
@@ -122,7 +118,7 @@ class _Run:
         first = self.workload.requests[0]
         for number in range(self.options.num_warm_up):
             prompt = self.prompts.warm_up(number, first.prompt_len)
-            length = min(first.output_len, _WARM_UP_LEN)
+            length = min(first.output_len, 16)
             answer = await client.ask(client.encode(prompt, length))
             if answer.error == INTERRUPTED:
                 raise asyncio.CancelledError
@@ -261,8 +257,10 @@ class Observation:
         ``acceptance_rate`` is accepted over drafted tokens; ``acceptance_length``, as vLLM has it,
         1 + accepted tokens over drafts.
         """
-        drafts, tokens = (self.server_metrics.get(name, 0.0) for name in (_DRAFTS, _DRAFT_TOKENS))
-        accepted = self.server_metrics.get(_ACCEPTED, 0.0)
+        drafts, tokens, accepted = (
+            self.server_metrics.get(f"vllm:spec_decode_num_{name}_total", 0.0)
+            for name in ("drafts", "draft_tokens", "accepted_tokens")
+        )
         if not drafts or not tokens:
             return {}
         return {"acceptance_rate": accepted / tokens, "acceptance_length": 1.0 + accepted / drafts}
@@ -309,7 +307,7 @@ class Observation:
         self.server_metrics = after.since(before)
         if not self.server_metrics:
             self.notes.append("the server's counters fell during the run: it was restarted")
-        if before.values.get(_RUNNING, 0.0) > 0:
+        if before.values.get("vllm:num_requests_running", 0.0) > 0:
             self.notes.append("the server was busy with other requests when the run began")
         names = [name for name in self.server_metrics if name.startswith(_ENDED)]
         ended = round(sum(self.server_metrics[name] for name in names))

@@ -29,12 +29,8 @@ LONGEST_ANSWER = 6.0  # longest time that an answer may take in all, in limits o
 _TIMEOUT = aiohttp.ClientTimeout(total=30)
 _SAMPLE = re.compile(r"^([A-Za-z_:][\w:]*)(?:\{(.*)\})? (\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
-_INFO = "vllm:cache_config_info"
-_SUMMED = frozenset({"engine", "model_name"})
-_COUNTED = ("_total", "_sum", "_count")
-_OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
+OWN_FIELDS = frozenset({"prompt", "model", "max_tokens", "min_tokens", "stream", "n"})
 _KEEP_ALIVE = 2.0  # seconds; servers hang up after 5, and a request must not meet that
-_CONNECT_TIMEOUT = 30.0
 INTERRUPTED = "interrupted"
 
 
@@ -79,7 +75,7 @@ class Metrics:
         grown = {
             name: value - before.values.get(name, 0.0)
             for name, value in self.values.items()
-            if name.partition("{")[0].endswith(_COUNTED)
+            if name.partition("{")[0].endswith(("_total", "_sum", "_count"))
         }
         return {} if any(value < 0 for value in grown.values()) else grown
 
@@ -187,10 +183,10 @@ def parse_metrics(text: str) -> Metrics:
         if sample is None or ":" not in sample[1] or sample[1].endswith(("_bucket", "_created")):
             continue
         name, labels = sample[1], dict(_LABEL.findall(sample[2] or ""))
-        if name == _INFO:
+        if name == "vllm:cache_config_info":
             cache_config = labels
             continue
-        own = ",".join(f'{k}="{v}"' for k, v in labels.items() if k not in _SUMMED)
+        own = ",".join(f'{k}="{v}"' for k, v in labels.items() if k not in {"engine", "model_name"})
         key = f"{name}{{{own}}}" if own else name
         with suppress(ValueError):
             value = float(sample[3])
@@ -209,10 +205,6 @@ class Options:
     timeout: float = 600.0  # seconds of silence after which an answer counts as failed
     num_warm_up: int = 1  # not recorded; the first also shows whether requests are understood
     body: dict[str, Any] = field(default_factory=dict)  # further fields of each request
-
-    @property
-    def own_fields(self) -> list[str]:
-        return sorted(_OWN_FIELDS & self.body.keys())
 
 
 @dataclass
@@ -245,7 +237,7 @@ def new_session(key: str | None, timeout: float) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE),
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=aiohttp.ClientTimeout(
-            total=LONGEST_ANSWER * timeout, sock_connect=_CONNECT_TIMEOUT, sock_read=timeout
+            total=LONGEST_ANSWER * timeout, sock_connect=30.0, sock_read=timeout
         ),
     )
 

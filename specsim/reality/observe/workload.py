@@ -104,8 +104,6 @@ class Prompts:
         return generator(self.seed, "observe", *names).integers(self.low, self.high, length)
 
 
-_LEAD = 0.2  # seconds from now to the first arrival, so that it is not late
-
 Send = Callable[[int, float], Coroutine[Any, Any, None]]
 
 
@@ -149,7 +147,7 @@ async def send_all(
 
 
 async def _open_loop(workload: Workload, send: Send) -> None:
-    start = monotonic() + _LEAD
+    start = monotonic() + 0.2  # seconds from now to the first arrival, so that it is not late
     async with asyncio.TaskGroup() as group:
         for request in workload.requests:
             due_at = start + request.arrived_at

@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-_AGREES = 0.05  # of a token's norm; bfloat16 keeps eight bits
-_CHECKED = ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4))  # spans: prefill, decode, verify
-
 _flash = torch.ops.aten._flash_attention_forward
 
 log = logging.getLogger(__name__)
@@ -189,7 +186,7 @@ def _disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> 
     slots, slot_len, _, width = cache.shape[1:]
     cache.normal_()
     try:
-        for lens in _CHECKED:
+        for lens in ((600, 1, 4, 1), (1, 1, 1, 1), (4, 4, 4)):  # spans: prefill, decode, verify
             spans = _checked_spans([min(num, slot_len) for num in lens], slots, slot_len)
             batch = make_batch(spans, slot_len, cache.device)
             queries = cache.new_empty((len(batch.token_ids), num_heads, width)).normal_()
@@ -197,7 +194,7 @@ def _disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> 
             # Token by token: what reads much is a mean of much, and small.
             sizes = theirs.norm(dim=(1, 2))
             difference = float(((mine - theirs).norm(dim=(1, 2)) / sizes).max())
-            if not difference < _AGREES:
+            if not difference < 0.05:  # of a token's norm; bfloat16 keeps eight bits
                 return f"{difference:.0%} away from plain attention, spans of {lens} tokens"
     except torch.OutOfMemoryError:
         raise

@@ -19,12 +19,6 @@ from specsim.reality.torch_engine.attention import (
 )
 from specsim.reality.torch_engine.recordings import PassShape, Record, Recordings, Timer
 
-_ROPE_BASE = 10_000.0
-_NORM_EPS = 1e-5
-_GAIN = 1.4
-"""Standard deviation of a weight, times the square root of its matrix's inputs. Some three times
-what models are initialised with: smaller ones make greedy answers repeat themselves."""
-
 
 @contextmanager
 def out_of_memory(what: str, device: torch.device) -> Iterator[None]:
@@ -91,7 +85,8 @@ def random_weights(
 
     def matrix(outputs: int, inputs: int, scale: float = 1.0) -> Tensor:
         drawn = torch.empty(outputs, inputs, device=device, dtype=dtype)
-        return drawn.normal_(0.0, scale * _GAIN * inputs**-0.5, generator=generator)
+        # Some three times what models are initialised with: with less, greedy answers repeat.
+        return drawn.normal_(0.0, scale * 1.4 * inputs**-0.5, generator=generator)
 
     def layer(number: int) -> Layer:
         scale = 1.0 if number < recipe.num_draft_layers else recipe.deep_scale
@@ -217,7 +212,7 @@ class Llama:
 
 
 def _normed(hidden: Tensor) -> Tensor:
-    return functional.rms_norm(hidden, (hidden.shape[-1],), eps=_NORM_EPS)
+    return functional.rms_norm(hidden, (hidden.shape[-1],), eps=1e-5)
 
 
 def _rotations(head_dim: int, num_positions: int) -> Tensor:
@@ -225,7 +220,7 @@ def _rotations(head_dim: int, num_positions: int) -> Tensor:
 
     Su et al. (2021), "RoFormer": pair i turns by position / base^(2 i / head_dim).
     """
-    rates = _ROPE_BASE ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
+    rates = 10_000.0 ** -(torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angles = torch.outer(torch.arange(num_positions, dtype=torch.float32), rates)
     return torch.polar(torch.ones_like(angles), angles)
 

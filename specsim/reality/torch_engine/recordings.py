@@ -20,7 +20,6 @@ from specsim.reality.torch_engine.attention import Batch, Span, make_batch, pack
 Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]  # of work on tensors that stay where they are; does it again
 
-_REPEATS = 5
 _VOCABULARY = 64  # token ids that every model has
 _AGREED = 0.5  # of the tokens: in 16 bits another batch size may change some, not most
 
@@ -147,7 +146,7 @@ class Recordings:
         if mine and np.mean(np.equal(mine, theirs)) < _AGREED:
             log.warning("recorded, a pass of %s says something else; it is not used", shape)
             return False
-        seconds = np.array([[timed(timer, run) for run in runs] for _ in range(_REPEATS)])
+        seconds = np.array([[timed(timer, run) for run in runs] for _ in range(5)])
         recorded, unrecorded = np.median(seconds, axis=0)
         return bool(recorded < unrecorded)
 

@@ -27,9 +27,7 @@ _KEPT = (  # of the model's shape
 _LAYERS = 2
 _CONTEXT = 96  # tokens
 _CALLS = 9
-_SHARE = 0.1  # of the time that probes take
 _SLOW = 3.0  # times as long as usual; what is slower by more than a stall was one
-_TRIES = 5
 
 
 class Probe:
@@ -52,12 +50,12 @@ class Probe:
     @property
     def every(self) -> float:
         """Seconds from one to the next while something is measured."""
-        return self._usual / _SHARE
+        return self._usual / 0.1  # of the time that probes take
 
     def run(self) -> tuple[float, float]:
         """Do it, some times again if the CPU was taken away; return when and for how long, s."""
         at = self._clock.now()
-        for _ in range(_TRIES):
+        for _ in range(5):
             seconds = self._work()
             is_stalled = seconds >= _SLOW * self._usual + STALL
             if is_stalled:
@@ -73,7 +71,6 @@ class Probe:
         return perf_counter() - started_at
 
 
-_CAPACITY = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"  # 1024 unless told
 _NUM_KERNELS = "8192"  # four matrix shapes times as many tokens as the steps of our plans have
 
 
@@ -85,7 +82,7 @@ def keep_kernels() -> None:
     while has them all. So every number of tokens is run once before anything is measured, and the
     kernels are kept.
     """
-    os.environ.setdefault(_CAPACITY, _NUM_KERNELS)
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _NUM_KERNELS)  # 1024 unless told
 
 
 class Timing(NamedTuple):

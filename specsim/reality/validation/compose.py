@@ -28,7 +28,6 @@ _RESERVED_GIB = 1.15
 """Of a GPU's memory, what is neither weights nor KV cache: measured once, with vLLM 0.19 and
 Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
 2,588 blocks of 2 MiB)."""
-_MEMORY_SHARE = 0.9  # vLLM's default until 0.19
 _MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
 _HARMLESS = {
     *("dtype", "enforce_eager", "seed", "disable_log_stats", "load_format", "skip_tokenizer_init"),
@@ -123,7 +122,7 @@ def _parallel(run: RunFolder, name: str) -> int:
 def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, Any]:
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
-    options: dict[str, Any] = {"gpu_memory_utilization": _MEMORY_SHARE}
+    options: dict[str, Any] = {"gpu_memory_utilization": 0.9}  # vLLM's default until 0.19
     if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
         options["num_gpu_blocks"] = blocks
     sources = (

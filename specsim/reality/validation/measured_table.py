@@ -22,7 +22,6 @@ from specsim.reality.validation.measured_run import (
 from specsim.reality.validation.table_row import TableRow, filled
 
 _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
-_RATES = "spec_decode_per_position_acceptance_rates"
 
 
 def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
@@ -90,7 +89,7 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
         for statistic, name in _STATISTICS.items():
             if (value := result.get(f"{name}_{theirs}_ms")) is not None:
                 cells[f"{latency}_{statistic}_ms"] = _text(value)
-    rates = result.get(_RATES)
+    rates = result.get("spec_decode_per_position_acceptance_rates")
     if isinstance(rates, list) and rates:
         cells["accept_rate_per_pos"] = ";".join(map(str, rates))
         cells.setdefault("num_speculative_tokens", str(len(rates)))

@@ -26,7 +26,6 @@ _MAX_TOKENS = re.compile(r"max_tokens\s*=\s*(\d+)")
 _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-_BLOCK_SIZE = 16  # vLLM's default
 _FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
 
@@ -238,7 +237,7 @@ class TableRow:
 
     def _engine(self) -> dict[str, Any]:
         options: dict[str, Any] = {name: self.whole(name, 1) for name in _ENGINE}
-        tokens, block_size = self._kv_tokens(), options["block_size"] or _BLOCK_SIZE
+        tokens, block_size = self._kv_tokens(), options["block_size"] or 16  # vLLM's default
         blocks = self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
         options |= {
             "gpu_memory_utilization": self.number("gpu_memory_utilization"),

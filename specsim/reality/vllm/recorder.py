@@ -13,9 +13,6 @@ from typing import Any
 from specsim.reality.clock import Clock
 from specsim.reality.run_writer import RequestRow, RunWriter, StepRow
 
-_FAILURES = ("abort", "error")
-"""How a request can end that did not get its answer, by vLLM's ``FinishReason``."""
-
 
 @dataclass(slots=True)
 class _Live:
@@ -220,7 +217,7 @@ class Recorder:
         del self._numbers[request_id]
         self._in_prefill.discard(request_id)
         reason = str(live.request.get_finished_reason())
-        if error is None and reason in _FAILURES:
+        if error is None and reason in ("abort", "error"):  # of vLLM's FinishReason
             error = f"ended by {reason}"
         self._write_request(live, now, error)
 

@@ -19,11 +19,6 @@ from specsim.reality.clock import MachineClock
 from specsim.reality.torch_engine.speed_probe import Probe, keep_kernels
 from specsim.reality.vllm.scheduler import FOLDER_VARIABLE
 
-_WARM_UP_REQUESTS = 6
-_WARM_UP_TOKENS = 24
-_WARM_UP_STEPS = 3
-_DELAY = 0.05  # seconds between the start of a run and its first arrival
-
 
 def main(path: Path) -> None:
     """Do what a file says that `record_runs` wrote."""
@@ -45,9 +40,9 @@ def main(path: Path) -> None:
             shape = load_model(f"{spec['engine_kwargs']['model']}/config.json")
             probe = Probe(scheduler.clock, shape, engine.model_config.dtype)
         prompts = max((run["prompts"] for run in spec["runs"]), key=len)
-        count = _WARM_UP_REQUESTS
+        count = 6  # requests
         arrivals = [0.02 * number for number in range(count)]
-        serve(engine, arrivals, prompts[:count], [_WARM_UP_TOKENS] * count)
+        serve(engine, arrivals, prompts[:count], [24] * count)
         if spec["probes"]:
             run_every_size(engine, prompts)
         for run in spec["runs"]:
@@ -72,7 +67,7 @@ def serve(
     """
     scheduler = engine.engine_core.engine_core.scheduler
     clock, number, probed_at = scheduler.clock, 0, 0.0
-    start = clock.now() + _DELAY
+    start = clock.now() + 0.05  # seconds between the start of a run and its first arrival
     while number < len(prompts) or engine.has_unfinished_requests():
         now = clock.now() - start
         while number < len(prompts) and arrivals[number] <= now:
@@ -99,7 +94,7 @@ def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
         _run_together(engine, [random.Random(num).choices(tokens, k=num)], 1)
     for num in range(2, scheduler.max_num_running_reqs + 1):
         short = [random.Random(place).choices(tokens, k=2) for place in range(num)]
-        _run_together(engine, short, _WARM_UP_STEPS)
+        _run_together(engine, short, 3)
 
 
 def _run_together(engine: Any, prompts: list[list[int]], output_len: int) -> None:

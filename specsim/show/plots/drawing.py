@@ -37,9 +37,6 @@ _MARKERS = {
 """Of matplotlib, by the words of plotly."""
 
 
-_MAX_TICKS = 16  # beyond that not every load has one
-
-
 @dataclass(frozen=True)
 class Drawing:
     """What the charts are drawn from."""
@@ -114,7 +111,7 @@ def label_load(axes: Axes, drawing: Drawing) -> None:
     axis, numbers = drawing.axis(2), drawing.load_numbers
     axes.set_xlabel(f"{axis.title}, {axis.unit}" if axis.unit else axis.title)
     if axis.numbers and min(numbers) > 0 and max(numbers) / min(numbers) >= 8:
-        if len(numbers) > _MAX_TICKS:
+        if len(numbers) > 16:  # beyond that not every load has one
             make_log(axes.xaxis)
             return
         axes.set_xscale("log")

@@ -76,7 +76,6 @@ def _draw(axis: Axes, overview: Overview, draft_len: int, method: str | None) ->
     axis.plot(sizes[start:], values[start:], ".:", ms=3, color=line.get_color(), zorder=1)
 
 
-_JUDGED_TITLES = {"tpot": "mean TPOT", "latency": "mean latency"}
 _LABELS = {"ttft": "TTFT, s", "tpot": "TPOT, s", "latency": "Latency, s"}
 _REAL: dict[str, Any] = {"color": "black", "lw": 2.5, "alpha": 0.5}
 _OURS: dict[str, Any] = {"lw": 1}
@@ -111,7 +110,7 @@ def _draw_errors(axis: Axes, found: Calibration, metric: str) -> None:
         axis.axvline(limit, color="black", lw=0.8, ls=":")
     axis.axvline(0, color="black", lw=0.8)
     axis.set_yticks(list(places), [each.case.name for each in found.results])
-    axis.set_title(_JUDGED_TITLES[metric])
+    axis.set_title({"tpot": "mean TPOT", "latency": "mean latency"}[metric])
     axis.grid(axis="x", alpha=0.3)
 
 

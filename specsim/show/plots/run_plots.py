@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from textwrap import fill
-from typing import NamedTuple
 
 import numpy as np
 from matplotlib import pyplot as plt
@@ -18,8 +17,6 @@ from specsim.study.paired import SpeedUp
 from specsim.study.tune import Tuning
 
 _LATENCIES = (("ttft", "TTFT, s"), ("tpot", "TPOT, s"), ("e2el", "End-to-end latency, s"))
-_MAX_POINTS = 2000
-_LOAD_BINS = 300
 
 
 def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
@@ -30,9 +27,9 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
         found = latencies(load_requests(folder))
         for axis, (name, _) in zip(axes.flat, _LATENCIES, strict=False):
             values = np.sort(found[name][~np.isnan(found[name])])
-            shares = np.linspace(0, 1, min(len(values), _MAX_POINTS))
+            shares = np.linspace(0, 1, min(len(values), 2000))
             axis.plot(np.quantile(values, shares), shares, label=label)
-        series = timeline(load_steps(folder), num_bins=_LOAD_BINS, window=1)
+        series = timeline(load_steps(folder), num_bins=300, window=1)
         times = (series["start"] + series["end"]) / 2
         axes[1, 1].plot(times, series["num_running"] + series["num_waiting"], label=label)
     for axis, (_, description) in zip(axes.flat, _LATENCIES, strict=False):
@@ -44,28 +41,18 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
     save(figure, path)
 
 
-class _Series(NamedTuple):
-    name: str
-    label: str
-    axis: int
-
-
 _PANELS = (
-    "requests",
-    "draft length asked for",
-    "acceptance",
-    "output tokens per step",
+    *("requests", "draft length asked for", "acceptance", "output tokens per step"),
     "output tokens/s",
 )
-_LABEL_WIDTH = 28
 _SERIES = (
-    _Series("batch_size", "batch size", 0),
-    _Series("num_waiting", "waiting", 0),
-    _Series("asked_draft_len", "", 1),
-    _Series("acceptance", "measured, accepted / drafted", 2),
-    _Series("alpha_estimate", "policy's estimate of alpha", 2),
-    _Series("tokens_per_step", "", 3),
-    _Series("tokens_per_second", "", 4),
+    ("batch_size", "batch size", 0),
+    ("num_waiting", "waiting", 0),
+    ("asked_draft_len", "", 1),
+    ("acceptance", "measured, accepted / drafted", 2),
+    ("alpha_estimate", "policy's estimate of alpha", 2),
+    ("tokens_per_step", "", 3),
+    ("tokens_per_second", "", 4),
 )
 
 
@@ -78,10 +65,10 @@ def plot_timelines(timelines: dict[str, Timeline], path: Path) -> None:
     )  # fmt: skip
     for row, (label, found) in zip(axes, timelines.items(), strict=True):
         times = (found["start"] + found["end"]) / 2
-        for series in _SERIES:
-            if series.name != "alpha_estimate" or found.knows_alpha:
-                row[series.axis].plot(times, found[series.name], label=series.label, lw=1)
-        row[0].set_ylabel(fill(label, _LABEL_WIDTH))
+        for name, title, place in _SERIES:
+            if name != "alpha_estimate" or found.knows_alpha:
+                row[place].plot(times, found[name], label=title, lw=1)
+        row[0].set_ylabel(fill(label, 28))
         for axis in row:
             axis.update_datalim([(times[0], 0.0)])  # so that a level line has room above it too
     for axis in axes.flat:

@@ -12,7 +12,6 @@ import numpy as np
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from numpy.typing import NDArray
 
 from specsim.show.plots import make_log, panels, save
 from specsim.show.plots.drawing import CROSSOVER, SPEED_UP, Chart, Drawing, label_load
@@ -36,7 +35,6 @@ _SERIES = (
     ("kv_usage", "KV cache in use, %"),
     ("draft_len", "k asked for, tokens"),
 )
-_SCALES = {"kv_usage": 100}
 _PARTS = {"target": "#3d6a8a", "draft": "#86b3c9", "overhead": "#d9b26a", "idle": "#e3e6ea"}
 
 _LETTER, _HANDLE = 0.095, 0.6
@@ -169,17 +167,13 @@ def _without(part: str, drawing: Drawing) -> str | None:
     return f"the runs at {drawing.closer_title} kept no {part}"
 
 
-def _quantiles(cell: list[Point], name: str) -> NDArray[np.float64] | None:
-    kept = [point.distributions[name] for point in cell if point.distributions.get(name)]
-    return np.mean(kept, axis=0) if kept else None
-
-
 def _draw_cdf(drawing: Drawing) -> Figure:
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True, constrained_layout=True)
     for axis, (name, title) in zip(axes, _LATENCIES, strict=True):
         for policy, cell in drawing.closer.items():
-            values = _quantiles(cell, name)
-            if values is not None:
+            kept = [found for point in cell if (found := point.distributions.get(name))]
+            if kept:
+                values = np.mean(kept, axis=0)
                 shares = np.linspace(0, 1, len(values))
                 axis.plot(values, shares, lw=1.4, **drawing.look(policy))
         axis.set(xlabel=title, ylim=(0, 1.02))
@@ -200,7 +194,9 @@ def _draw_timeline(drawing: Drawing) -> Figure:
         times = point.timeline["time_s"]
         for axis, (name, _) in zip(axes.flat, _SERIES, strict=True):
             values = np.array(point.timeline.get(name, [None] * len(times)), dtype=float)
-            axis.plot(times, values * _SCALES.get(name, 1), lw=1, **drawing.look(policy))
+            axis.plot(
+                times, values * (100 if name == "kv_usage" else 1), lw=1, **drawing.look(policy)
+            )
     for axis, (_, title) in zip(axes.flat, _SERIES, strict=True):
         axis.set_title(title, fontsize="medium", loc="left")
         axis.set_ylim(0, max(1.0, axis.get_ylim()[1]))

@@ -44,12 +44,12 @@ def _sustained_row(found: "Found") -> list[str]:
         lowest = found.probes[0]
         at = f"{lowest.attainment:.2%} at {lowest.load:.3g}"
         return [*head, *(["none"] if goal.is_closed else []), "none", "", "", at]
-    offer, latencies = found.offer(probe), probe.latencies_ms
+    offer, latencies, between = found.offer(probe), probe.latencies_ms, found.interval
     row = [
         *head,
         *([f"{probe.load:.0f}"] if goal.is_closed else []),
         f"{rate:.4g}",
-        _interval(found),
+        "-" if between is None else f"{between.low:.4g} - {between.high:.4g}",
         binding(found),
         f"{probe.attainment:.2%}",
         f"{latencies['p99_ttft_ms']:,.1f}",
@@ -63,11 +63,6 @@ def _sustained_row(found: "Found") -> list[str]:
         row += [f"{found.replicas:,}", f"{gpus:,}"]
         row += [_money(found.cost_per_hour), _money(found.cost_at_target)]
     return row
-
-
-def _interval(found: "Found") -> str:
-    between = found.interval
-    return "-" if between is None else f"{between.low:.4g} - {between.high:.4g}"
 
 
 _SAID = {"kv_memory": "KV memory", "step_time": "steps"}
@@ -175,11 +170,8 @@ def _cells(row: "SplitRow") -> list[str]:
 
 def search_lines(search: "Search") -> list[str]:
     """Return what was looked at on the way, and how exact that was."""
-    error = (
-        ""
-        if search.worst_error is None
-        else (f"; their mean latency was predicted within {search.worst_error:.1%}")
-    )
+    worst = search.worst_error
+    error = "" if worst is None else f"; their mean latency was predicted within {worst:.1%}"
     return [
         f"{len(search.predictions) + search.too_small} splits in {search.seconds:.0f} s: "
         f"{search.pieces} pools simulated by themselves, {search.too_small} splits left out "
@@ -188,7 +180,6 @@ def search_lines(search: "Search") -> list[str]:
     ]
 
 
-_ROWS = 3
 _WIDTH = 24
 
 
@@ -265,7 +256,7 @@ def _latencies(plan: "Plan", name: str | None) -> str:
 
 
 def _chart(plan: "Plan") -> list[str]:
-    front = plan.front[:_ROWS]
+    front = plan.front[:3]
     if not front:
         return []
     longest = max(point.latency_ms for point in front)

@@ -1,14 +1,18 @@
 """Profiles: what one says, how far it is from measured steps, fits, and rooflines."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 from rich.markup import escape
 from rich.table import Table
 
+from specsim.core.errors import CapacityError
 from specsim.core.step import StepLoad
-from specsim.hardware import GIB
+from specsim.engine.config import EngineConfig
+from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.base import LatencyModel
+from specsim.profile import Profile, StepCosts, default_layout, memory_plan
 from specsim.profile.memory import BLOCK_SIZE
 from specsim.show.render import new_table
 
@@ -16,13 +20,6 @@ if TYPE_CHECKING:
     from specsim.profile.from_roofline import RooflineProfile
     from specsim.profile.from_tables import TableProfile
     from specsim.reality.profile_fit import ModelFit, ProfileErrors
-
-from dataclasses import dataclass
-
-from specsim.core.errors import CapacityError
-from specsim.engine.config import EngineConfig
-from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.profile import Profile, StepCosts, default_layout, memory_plan
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,6 @@ class Overview:
 
 _KINDS = {"all": "all steps", "decode": "decode only", "mixed": "with prefill"}
 """Kinds of steps as a reader would say them."""
-_MADE_BATCH_SIZES = (1, 8, 64, 256)
 _BATCH_SIZES = (1, 8, 32, 64, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (3, 5)
@@ -224,9 +220,7 @@ def _blocks(overview: Overview, method: str | None) -> str:
 
 def _described(part: BaseModel, leave_out: frozenset[str] = frozenset()) -> str:
     """Return the fields of a part of a profile in one line; a table in it as its size."""
-    fields = part.model_dump(mode="json", exclude_none=True, exclude=set(leave_out))
-    kind = fields.pop("kind", None)
-    return f"{kind}: {_flat(fields)}" if kind else _flat(fields)
+    return _flat(part.model_dump(mode="json", exclude_none=True, exclude=set(leave_out)))
 
 
 def _flat(value: Any) -> str:
@@ -291,7 +285,7 @@ def _made_table(
     block_bytes = memory.block_bytes + memory.draft_block_bytes
     table.add_row("KV cache, bytes per token", f"{block_bytes / BLOCK_SIZE:,.0f}")
     table.add_row(f"KV blocks of {BLOCK_SIZE} tokens that fit", f"{made.num_blocks:,}")
-    for batch_size in _MADE_BATCH_SIZES:
+    for batch_size in (1, 8, 64, 256):
         label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
         # A batch that does not fit never runs at once; its time would only mislead.
         fits = batch_size * (context_len + 1) <= made.fields["valid_range"]["context_tokens"]

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 _NAMES = {**TITLES, "latency": "latency"}
-_THROUGHPUT_ROWS = 10
 
 
 def calibration_tables(found: Calibration) -> list[Table]:
@@ -166,7 +165,7 @@ def _validated(found: Validation, title: str) -> Table:
 def _throughput(found: Validation) -> Table:
     table = new_table("output tokens/s over time", ["seconds", "measured", "simulated", "error"])
     rows = found.throughput()
-    width = -(-len(rows) // _THROUGHPUT_ROWS)
+    width = -(-len(rows) // 10)
     for first in range(0, len(rows), width):
         part = rows[first : first + width]
         real = sum(row["measured"] for row in part) / len(part)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from math import fsum, isnan
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from specsim.study.compare import Comparison, PolicyResult, Standing
     from specsim.study.paired import SpeedUp
 
-_MAX_COLUMNS = 4  # policies; more are ranked
-_MAX_ROWS = 40  # of a sweep
 _SWEPT = {
     "mean_ttft_ms": "TTFT mean, ms",
     "mean_tpot_ms": "TPOT mean, ms",
@@ -103,7 +101,7 @@ def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
 def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
     """Return one row per combination, its replications averaged; nothing of a large sweep."""
     groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
-    if len(groups) > _MAX_ROWS:
+    if len(groups) > 40:  # of a sweep
         return []
     columns = [*(field.rpartition(".")[2] for field in records[0]["labels"]), *_SWEPT.values(), ""]
     return [new_table(name, columns, (_combination(labels, own) for labels, own in groups))]
@@ -177,7 +175,7 @@ def comparison_table(comparison: "Comparison", title: str) -> "Table | Scoreboar
     """Return the table of a comparison: policies as columns while few, ranked when many."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
-    if len(comparison.results) > _MAX_COLUMNS:
+    if len(comparison.results) > 4:  # policies; more are ranked
         return Scoreboard(comparison, title)
     return _policies_as_columns(comparison.results, title)
 
@@ -213,26 +211,18 @@ def _mean(result: "PolicyResult", field: str, form: str) -> str:
 
 
 _MARK = ""  # the column that says UNSTABLE has no title
-_MAX_LABEL = 32
-_UNLIMITED = 10_000
 
 Cell = Callable[["Standing"], str]
 
 
-class _Column(NamedTuple):
-    title: str
-    field: str
-    form: str
-
-
 _COLUMNS = (
-    _Column("E2E\nmean, ms", "mean_e2el_ms", "{:,.1f}"),
-    _Column("TTFT\nmean, ms", "mean_ttft_ms", "{:,.1f}"),
-    _Column("TPOT\nmean, ms", "mean_tpot_ms", "{:,.2f}"),
-    _Column("E2E\np99, ms", "p99_e2el_ms", "{:,.1f}"),
-    _Column("tokens/s", "output_throughput", "{:,.0f}"),
-    _Column("tokens\nper step", "tokens_per_step", "{:.3f}"),
-    _Column("draft\nacceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
+    ("E2E\nmean, ms", "mean_e2el_ms", "{:,.1f}"),
+    ("TTFT\nmean, ms", "mean_ttft_ms", "{:,.1f}"),
+    ("TPOT\nmean, ms", "mean_tpot_ms", "{:,.2f}"),
+    ("E2E\np99, ms", "p99_e2el_ms", "{:,.1f}"),
+    ("tokens/s", "output_throughput", "{:,.0f}"),
+    ("tokens\nper step", "tokens_per_step", "{:.3f}"),
+    ("draft\nacceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
 )
 
 
@@ -249,10 +239,10 @@ class Scoreboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         standings = self.comparison.standings
         names, ranking = _name_columns(standings), _ranking_columns(standings)
-        measured = {column.title: partial(_measured, column) for column in _COLUMNS}
+        measured = {title: partial(_measured, name, form) for title, name, form in _COLUMNS}
         whole = _ranked(standings, {**names, **ranking, **measured}, self.title)
         whole.caption = _caption(standings)
-        unlimited = options.update(width=_UNLIMITED)
+        unlimited = options.update(width=10_000)
         if Measurement.get(console, unlimited, whole).maximum <= options.max_width:
             yield whole
             return
@@ -275,7 +265,7 @@ def _ranked(standings: list["Standing"], columns: dict[str, Cell], title: str) -
     )
     for name in columns:
         if name in ("policy", _MARK):
-            table.add_column(name, overflow="fold", max_width=_MAX_LABEL)
+            table.add_column(name, overflow="fold", max_width=32)
         else:
             table.add_column(name, justify="right", no_wrap=True)
     for standing in standings:
@@ -312,8 +302,8 @@ def _caption(standings: list["Standing"]) -> str:
     return "; ".join(lines)
 
 
-def _measured(column: _Column, standing: "Standing") -> str:
-    return _mean(standing.result, column.field, column.form)
+def _measured(field: str, form: str, standing: "Standing") -> str:
+    return _mean(standing.result, field, form)
 
 
 def _speed_up(value: "SpeedUp") -> str:

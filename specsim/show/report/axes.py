@@ -1,7 +1,7 @@
 """Which axis plays which part: hardware, policy, load, or something else; sweeps read so."""
 
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product, repeat
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -81,7 +81,7 @@ def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
         value = arrivals[field.rsplit(".", 1)[1]]
         load = axis_of(LOAD, field, labels([value]), [value])
     policy = config.get("policy")
-    name = labels(["off" if policy is False else policy])[0] if policy else _default_policy(config)
+    name = labels([policy])[0] if policy else _default_policy(config)
     return {
         HARDWARE: axis_of(HARDWARE, "profile", labels([config.get("profile", "?")]), [""]),
         POLICY: axis_of(POLICY, "policy", [name], [""]),
@@ -209,6 +209,9 @@ def load_sweep(folder: Path) -> Study:
     )
 
 
+_MAIN_ROLES = (HARDWARE, POLICY, LOAD)
+
+
 class _Grid:
     """Maps the axes of a sweep to those of a study."""
 
@@ -227,8 +230,8 @@ class _Grid:
         ]
         common = single_axes(sweep.base)
         self.axes = [
-            self._axis(_role(place), group) if group else common[_role(place)]
-            for place, group in enumerate(self._groups)
+            self._axis(role, group) if group else common[role]
+            for role, group in zip(chain(_MAIN_ROLES, repeat(OTHER)), self._groups, strict=False)
         ]
 
     def places(self, number: int) -> tuple[int, ...]:
@@ -273,13 +276,6 @@ class _Grid:
         if len(set(own)) == len(own):
             return own
         return [", ".join(each) for each in zip(*map(labels, axis.values()), strict=True)]
-
-
-_MAIN_ROLES = (HARDWARE, POLICY, LOAD)
-
-
-def _role(place: int) -> str:
-    return _MAIN_ROLES[place] if place < len(_MAIN_ROLES) else OTHER
 
 
 def _point(path: Path, record: dict[str, Any], places: tuple[int, ...]) -> Point:

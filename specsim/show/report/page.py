@@ -63,8 +63,6 @@ _SERIES = (
     "prefill_replicas", "decode_replicas", "sessions",
 )  # fmt: skip
 _PARTS = ("target_s", "draft_s", "overhead_s", "idle_s")
-_MAX_SAMPLES = 80_000
-"""Of all timelines together; beyond that they are thinned, so that a large sweep stays readable."""
 
 
 def page_data(study: Study) -> dict[str, Any]:
@@ -74,7 +72,8 @@ def page_data(study: Study) -> dict[str, Any]:
     shown = [each for each in MEASURES if any(each.name in found for found in values)]
     shown = shown or [MEASURES[0]]  # a page where nothing has ended still says what failed
     replications = sorted({point.replication for point in study.points})
-    stride = -(-sum(len(p.timeline.get("time_s", ())) for p in finished) // _MAX_SAMPLES) or 1
+    # Of all timelines together; more are thinned, so that a large sweep stays readable.
+    stride = -(-sum(len(p.timeline.get("time_s", ())) for p in finished) // 80_000) or 1
     return {
         "kind": study.kind,
         "axes": [

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from specsim.core.errors import ConfigError, SpecsimError
@@ -232,15 +233,8 @@ _SYMBOLS = (
 
 def styles(is_baseline: list[bool]) -> list[Style]:
     """Return styles, grey where a policy is no speculation; markers differ where colours repeat."""
-    found, used = [], 0
-    for baseline in is_baseline:
-        if baseline:
-            found.append(BASELINE)
-            continue
-        colour = _COLOURS[used % len(_COLOURS)]
-        found.append(Style(*colour, _SYMBOLS[used % len(_SYMBOLS)]))
-        used += 1
-    return found
+    looks = zip(cycle(_COLOURS), cycle(_SYMBOLS), strict=False)
+    return [BASELINE if own else Style(*(look := next(looks))[0], look[1]) for own in is_baseline]
 
 
 Cell = list[Point]

@@ -61,9 +61,6 @@ class UiServer(ThreadingHTTPServer):
             check()
             return json.dumps(self.playground.answer(moved, check))
 
-    def experiment(self, moved: Moved) -> str:
-        return self.playground.moved(moved).to_yaml()
-
 
 class _UiHandler(BaseHTTPRequestHandler):
     server: UiServer
@@ -77,7 +74,7 @@ class _UiHandler(BaseHTTPRequestHandler):
         self._reply(
             {
                 "answer": ("application/json", lambda: own.answer(self._moved())),
-                "experiment": ("text/yaml", lambda: own.experiment(self._moved())),
+                "experiment": ("text/yaml", lambda: own.playground.moved(self._moved()).to_yaml()),
             }
         )
 

@@ -26,7 +26,6 @@ from specsim.study.paired import speed_up
 NUM_REQUESTS = 1000
 ATTAINMENT = 0.99  # share of the requests that keep all limits where the SLO is called met
 _MOST_KEPT = 64  # runs: a move of the SLO needs none, and one of the policy only its own
-_SAMPLES = 160  # of the requests in the system over time
 _ALPHA = 0.62  # of an experiment without acceptance: that of example.yaml
 
 
@@ -104,10 +103,8 @@ class Playground:
             workload["num_requests"] = min(to.num_requests, workload["num_requests"])
         if to.rate is not None:
             own = workload["arrivals"]
-            workload["arrivals"] = {
-                **(own if "rate" in own else {"kind": "poisson"}),
-                "rate": to.rate,
-            }
+            kept = own if "rate" in own else {"kind": "poisson"}
+            workload["arrivals"] = {**kept, "rate": to.rate}
         if to.prompt or to.output or (to.rate is not None and "lengths" not in workload):
             workload["lengths"] = {"kind": "lognormal"} | {
                 name: {
@@ -179,9 +176,8 @@ class Playground:
     def _gpus_of(self, moved: Experiment) -> dict[str, int]:
         """Return how many GPUs of which kind all replicas have."""
         found: Counter[str] = Counter()
-        for name, count in (
-            pools_of(moved.to_dict()) or {moved.profile: moved.num_engines}
-        ).items():
+        replicas = pools_of(moved.to_dict()) or {moved.profile: moved.num_engines}
+        for name, count in replicas.items():
             profile = self._profile(name)
             found[profile.gpu] += profile.tensor_parallel_size * count
         return dict(found)
@@ -205,7 +201,7 @@ class Playground:
 def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:
     requests = run.tables.requests
     arrived, ended = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
-    times = np.linspace(arrived[0], ended[-1], _SAMPLES)
+    times = np.linspace(arrived[0], ended[-1], 160)  # of the requests in the system over time
     there = np.searchsorted(arrived, times, "right") - np.searchsorted(ended, times, "right")
     seconds = float(ended[-1] - arrived[0])
     return {

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from specsim.core.errors import ConfigError, TraceError
 from specsim.workload.arrivals import Arrivals, OpenArrivals, RenewalArrivals
@@ -81,11 +81,6 @@ class Gamma(RenewalArrivals):
         return rng.gamma(self.burstiness, 1.0 / rate, count)
 
 
-Duration = Annotated[float, Field(gt=0)]
-_MOST_ARRIVALS = 1e15
-Rate = Annotated[float, Field(ge=0)]
-
-
 @final
 class Piecewise(OpenArrivals):
     """A Poisson process whose rate is constant on each of several segments, for load ramps.
@@ -96,14 +91,14 @@ class Piecewise(OpenArrivals):
 
     kind: Literal["piecewise"] = "piecewise"
     examples = ({"segments": [[40, 1], [40, 16], [40, 48]]},)
-    segments: tuple[tuple[Duration, Rate], ...] = Field(min_length=1)
+    segments: tuple[tuple[PositiveFloat, NonNegativeFloat], ...] = Field(min_length=1)
     """(seconds, requests per second), one after the other; after the last nothing arrives."""
 
     @model_validator(mode="after")
     def _check_rates(self) -> Self:
         if not any(rate for _, rate in self.segments):
             raise ValueError("all rates of the segments are 0: nothing would ever arrive")
-        if not self.expected_count(None) <= _MOST_ARRIVALS:
+        if not self.expected_count(None) <= 1e15:
             raise ValueError(
                 f"segments: {self.expected_count(None):.3g} requests would come; lower the rates "
                 "or the durations"
@@ -157,9 +152,6 @@ class ClosedLoop(Arrivals):
         return times
 
 
-Instant = Annotated[float, Field(ge=0)]
-
-
 def _inferred(trace: Trace) -> NDArray[np.int64]:
     """Return the session of each request; one is continued once, others branch off as new ones.
 
@@ -193,7 +185,7 @@ class TraceReplay(Arrivals):
     examples = ({"path": "traces/chat.parquet"},)
     path: Path
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
-    window: tuple[Instant, Instant] | None = None
+    window: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """Keep only arrivals in [start, end), seconds of the recording."""
     time_scale: float = Field(default=1.0, gt=0)
     """Multiplies all times: 0.5 replays twice as fast."""

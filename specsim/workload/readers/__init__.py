@@ -21,12 +21,9 @@ from specsim.core.reading import MAX_DATA_BYTES, UnreadableError, check_file, li
 from specsim.core.resources import locate
 from specsim.workload.trace import Trace, TraceBuilder
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_PARQUET_MAGIC = b"PAR1"
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
 _BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, csv.Error)
 """What reading raises of a file that is cut off, or not what it claims to be."""
-_LARGEST = 2**31 - 1
 _TOO_LARGE = "a number in it has too many digits, or it is nested too deeply; correct or remove it"
 
 
@@ -40,7 +37,7 @@ class Row:
     def integer(self, field: str, *, minimum: int = 0) -> int:
         """Return a field; a TraceError unless it is a whole number of at least the minimum."""
         value = self.number(field)
-        if value != int(value) or not minimum <= value <= _LARGEST:
+        if value != int(value) or not minimum <= value <= 2**31 - 1:
             raise TraceError(
                 f"{self.place}: {field} = {short(self.values[field])} must be a whole number from "
                 f"{minimum} to 2**31 - 1; correct or remove the row"
@@ -125,14 +122,14 @@ class TraceFile:
             raise TraceError(f"{path}: is empty; a workload has at least one request")
 
     def _open(self) -> IO[str]:
-        if self._magic.startswith(_GZIP_MAGIC):
+        if self._magic.startswith(b"\x1f\x8b"):  # gzip
             return TextIOWrapper(gzip.open(self.path), encoding=_ENCODING, newline="")
         return self.path.open(encoding=_ENCODING, newline="")
 
     @cached_property
     def container(self) -> Literal["parquet", "csv", "jsonl", "json"]:
         """How rows are written, judged by the content."""
-        if self._magic == _PARQUET_MAGIC:
+        if self._magic == b"PAR1":
             return "parquet"
         first = self._first_line()
         if first.startswith("["):
