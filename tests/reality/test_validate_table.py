@@ -22,7 +22,12 @@ from specsim.reality.validation import (
     select_rows,
     with_lengths,
 )
-from specsim.reality.validation.table_replay import _in_blocks, compose_row, simulate_row
+from specsim.reality.validation.table_replay import (
+    _in_blocks,
+    _is_same_gpu,
+    compose_row,
+    simulate_row,
+)
 from specsim.run.deployment import Deployment
 
 REAL = data_folder() / "gpu-runs"
@@ -382,6 +387,20 @@ def test_rows_of_something_else_are_refused(
     with pytest.raises(ProfileError) as error:
         predict(runs, PROFILE)
     assert all(word in str(error.value) for word in ("line 3 (r1)", *words))
+
+
+@pytest.mark.parametrize(
+    ("cell", "name", "are_same"),
+    [
+        ("A100-SXM4-80GB", "a100-80gb", True),
+        ("NVIDIA H100 80GB HBM3", "h100", True),
+        ("H100 NVL 94GB", "h100-nvl", True),
+        ("H100", "h100-nvl", False),
+        ("H200 NVL", "h200", False),
+    ],
+)
+def test_cards_of_one_name_are_told_apart(cell: str, name: str, are_same: bool) -> None:
+    assert _is_same_gpu(cell, name) == are_same
 
 
 def test_a_profile_without_the_drafter_names_the_row(tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def _is_same_gpu(cell: str, name: str) -> bool:
     But an H100 or H200 with NVL or PCIe is another than one without.
     """
     one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
-    if "h" in one and (one - other) & {"nvl", "pcie"}:
+    if "h" in one and (one ^ other) & {"nvl", "pcie"}:
         return False
     return one <= other or other <= one
 
