@@ -65,8 +65,9 @@ class HuggingFaceConfig:
         given = sorted(data.items(), key=lambda item: item[0] not in names)
         own = {names.get(key, key): value for key, value in given if value is not None}
         self._data: dict[str, Any] = {**_DEFAULTS.get(self._type, {}), **own}
-        if not self._data.get("num_experts", 1):  # a dense model among ones with experts
-            del self._data["num_experts"]
+        has_none = {"num_experts", *_ALIASES["num_experts"]} & data.keys()
+        if has_none and not own.get("num_experts"):  # a dense model among ones with experts
+            self._data = {key: each for key, each in self._data.items() if "expert" not in key}
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `specsim.hardware.ModelShape` that it describes.
@@ -122,7 +123,7 @@ class HuggingFaceConfig:
             if "shared_expert" in name and name != "n_shared_experts":
                 yield name, "experts that all tokens share"
             elif "num_expert" in name and "num_experts" not in self._data:
-                yield name, "experts, but not num_experts of them,"
+                yield name, "experts under another name than num_experts"
 
     def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
         if name not in self._data:
@@ -200,12 +201,17 @@ class HuggingFaceConfig:
     def _attention(self, num_layers: int) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""
         data = self._data
-        fields = {name: data[name] for name in _SPANS if name in data}
-        is_wide = fields.get("sliding_window", 0) >= data["max_position_embeddings"]
         is_used = data.get("use_sliding_window", not self._type.startswith(_NO_WINDOW))
-        if is_wide or not is_used:
-            fields.pop("sliding_window", None)
+        spans = [name for name in self._given(*_SPANS) if is_used or name != "sliding_window"]
+        fields: dict[str, Any] = {name: self._count(name) for name in spans}
+        if fields.get("sliding_window", 0) >= data["max_position_embeddings"]:
+            del fields["sliding_window"]
         types = data.get("layer_types")
+        if not isinstance(types, list | None):
+            raise ProfileError(
+                f"{self._source}: layer_types = {types!r}: must be a list with the type of each "
+                "layer; correct it"
+            )
         if others := sorted(set(map(str, types or ())) - _LAYER_TYPES):
             raise ProfileError(
                 f"{self._source}: 'layer_types' has '{others[0]}', which is not modelled; fit a "
@@ -231,6 +237,11 @@ class HuggingFaceConfig:
         every = self._data.get("sliding_window_pattern", every)
         if every is None:
             return None
+        if not (every > 0 if isinstance(every, int) else isinstance(every, str) and every):
+            raise ProfileError(
+                f"{self._source}: sliding_window_pattern = {every!r}: must be a whole number above "
+                "0, or letters such as LLLG; correct it"
+            )
         if isinstance(every, str):  # LLLG: three local layers, one global one
             local = [letter == "L" for letter in every]
             return [
@@ -245,7 +256,9 @@ class HuggingFaceConfig:
         if not data:
             return None
         data = data if isinstance(data, dict) else {}
-        method, algorithm = (str(data.get(name)).lower() for name in ("quant_method", "quant_algo"))
+        method, algorithm = (
+            str(data.get(name, "other")).lower() for name in ("quant_method", "quant_algo")
+        )
         if method == "fp8":
             return "fp8_block" if data.get("weight_block_size") else "fp8"
         if method in ("awq", "gptq") and data.get("bits") == 4:

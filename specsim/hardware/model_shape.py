@@ -97,8 +97,8 @@ class ModelShape(Settings):
     v_head_dim: int = Field(default=0, ge=0)
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: str | None = None
-    """How the weights are stored, if in fewer bits than `torch_dtype` says: fp8, fp8_block, nvfp4,
-    int4, mxfp4 or other. Only a profile of kernel tables knows what follows from it."""
+    """How the weights are stored, if in fewer bits than `torch_dtype` says, in the words of
+    ``profile build --dtype``; or other. Only a profile of kernel tables knows what follows."""
     source: str
 
     @model_validator(mode="after")

@@ -48,6 +48,11 @@ class TableProfile(MadeProfile):
         model, _ = load_model(options.model), load_gpu(options.gpu)
         if options.dtype == "auto":
             options = replace(options, dtype=model.quantization or "bfloat16")
+            if options.dtype not in DTYPES:
+                raise ProfileError(
+                    f"--dtype auto: '{options.model}' says that its weights are quantized, in none "
+                    f"of the known ways; name the closest: --dtype {', '.join(DTYPES)}"
+                )
         if options.dtype not in DTYPES:
             raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
         for family in options.kernels:

@@ -245,8 +245,14 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"layer_types": ["linear_attention"] * 32}, "'layer_types' has 'linear_attention', which"),
         ({"mamba_d_state": 16}, "layers that keep a state in place of keys and values"),
         ({"full_attention_interval": 4}, "layers of linear attention"),
-        ({"moe_num_experts": 64}, "'moe_num_experts' says .* not num_experts of them"),
+        ({"moe_num_experts": 64}, "'moe_num_experts' says .* another name than num_e"),
         ({"num_experts": 4, "num_shared_experts": 1}, "'num_shared_experts' .* all tokens share"),
+        ({"sliding_window": "4096"}, "sliding_window = '4096': must be a whole number above 0"),
+        ({"layer_types": 3}, "layer_types = 3: must be a list with the type of each layer"),
+        (
+            {"sliding_window": 62, "sliding_window_pattern": 0},
+            "sliding_window_pattern = 0: must be",
+        ),
         ({"interleave_moe_layer_step": 2}, "interleave_moe_layer_step = 2: layers with and witho"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"hidden_size": None, "text_config": {}}, "describes several models; save its 'text_conf"),
@@ -271,7 +277,8 @@ def test_families_leave_out_what_their_classes_say(written: Written) -> None:
     untied = {key: value for key, value in LLAMA.items() if key != "tie_word_embeddings"}
     assert load_model(written({**untied, "model_type": "cohere2"})).tie_word_embeddings
     assert load_model(written({**LLAMA, "sliding_window": 262144})).sliding_window is None
-    assert load_model(written({**LLAMA, "num_experts": 0})).num_experts == 0
+    for none in ({"num_experts": 0}, {"num_local_experts": None}):
+        assert load_model(written({**LLAMA, **none, "num_experts_per_tok": 8})).num_experts == 0
     qwen = {**LLAMA, "sliding_window": 4096}
     assert load_model(written({**qwen, "model_type": "qwen2"})).sliding_window is None
     exaone = {**qwen, "model_type": "exaone4", "sliding_window_pattern": "LLLG"}
@@ -291,6 +298,7 @@ def test_families_leave_out_what_their_classes_say(written: Written) -> None:
         ({"quant_method": "awq", "bits": 4}, "int4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "aqlm"}, "other"),
+        ({"quant_method": "modelopt"}, "other"),
     ],
 )
 def test_quantized_weights_are_for_profiles_that_know_them(

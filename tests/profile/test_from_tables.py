@@ -253,7 +253,9 @@ def test_data_type_by_the_config_of_the_model(tables: Path, tmp_path: Path) -> N
     made = TableProfile.of(options(tables, model=str(config), dtype="auto"))
     assert "Weights int4" in made.profile.provenance.notes
     config.write_text(json.dumps({**shape, "quantization": "other"}))
-    with pytest.raises(ProfileError, match="--dtype other: choose from"):
+    with pytest.raises(
+        ProfileError, match=r"--dtype auto: .* name the closest: --dtype bfloat16, "
+    ):
         TableProfile.of(options(tables, model=str(config), dtype="auto"))
 
 
