@@ -221,9 +221,10 @@ def _drafts(given: list[str] | None) -> dict[str, str]:
     from specsim.proposers import PROPOSERS
 
     pairs = parse_pairs("--draft", "METHOD=MODEL, such as eagle3=my-head.json", given or [])
-    known = [name for name, each in PROPOSERS.members.items() if each.is_model]
+    known = [name for name, each in PROPOSERS.all_members().items() if each.is_model]
     for method, model in pairs.items():
-        if method not in (*known, model):  # draft_models: each under its own name
+        # A class of one's own is named by its path; draft_models have each under its own name.
+        if ":" not in method and method not in (*known, model):
             raise ConfigError(
                 f"--draft {method}={model}: no method '{method}' runs a model; "
                 f"{nearest(method, known)}"

@@ -278,6 +278,10 @@ def test_command_writes_a_profile_that_runs(tables: Path, tmp_path: Path, cli: R
     assert code == 0
     assert "KV blocks of 16 tokens that fit" in output
     assert cli("profile", "show", out)[0] == 0
+    own = "my_drafters:Head=eagle3-llama-3.1-8b"  # a class of one's own, by its path
+    assert cli(*args, "--draft", own, "--out", tmp_path / "own.yaml")[0] == 0
+    code, _, error = cli(*args, "--draft", "egale=eagle3-llama-3.1-8b")
+    assert (code, "runs a model; did you mean 'eagle'" in error) == (2, True)
     code, _, error = cli(*args, "--draft", "eagle3", "--out", tmp_path / "none.yaml")
     assert code == 2
     assert "--draft eagle3: is not METHOD=MODEL" in error
