@@ -446,6 +446,12 @@ def test_gpus_are_compared_with_weights_of_one_data_type() -> None:
             find_hardware(experiment, [gpu])
 
 
+def test_a_gpu_without_a_roofline_is_named() -> None:
+    experiment = small().model_copy(update={"profile": "h100/gpt-oss-20b"})
+    with pytest.raises(ProfileError, match="--gpus mi300x: .* has quantized weights"):
+        find_hardware(experiment, ["mi300x"])
+
+
 def test_a_gpu_that_is_too_small_is_named(cli: Run, tmp_path: Path) -> None:
     config = {**small().to_dict(), "profile": "h100/qwen3-8b", "engine": {}}
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))

@@ -191,14 +191,16 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
     else:
         try:
             profile = _roofline(name, base, experiment)
-        except CapacityError as error:
-            raise CapacityError(f"--gpus {name}: {error}") from error
+        except (CapacityError, ProfileError) as error:
+            if str(error).startswith("--gpus"):
+                raise
+            raise type(error)(f"--gpus {name}: {error}") from error
     ours, theirs = (_weights_gib(each) for each in (profile, base))
     if not math.isclose(ours, theirs, rel_tol=_SAME_WEIGHTS):
         raise ProfileError(
             f"--gpus {name}: its profile of {base.model} has {ours:.1f} GiB of weights, the "
-            f"experiment's {theirs:.1f}, of another data type; build one (specsim profile build "
-            "--dtype) and name that file in --gpus"
+            f"experiment's {theirs:.1f}, of another data type; name in --gpus a profile whose "
+            "weights have the same, shipped or made by specsim profile build --dtype"
         )
     return Hardware(name, profile)
 
