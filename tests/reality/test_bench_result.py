@@ -89,6 +89,8 @@ def test_a_result_without_drafts_among_ones_with_drafts(tmp_path: Path) -> None:
     assert "no spec_decode fields: taken as a run without speculation" in run.notes
     said = read(tmp_path, {"method": "eagle3", "num_speculative_tokens": "3"})
     assert "no acceptance for num_speculative_tokens = 3" in said.missing[0]
+    rated = read(tmp_path, {"method": "eagle3", "accept_rate_per_pos": "0.6;0.4"})
+    assert "num_speculative_tokens is empty, method is 'eagle3'" in rated.missing[0]
 
 
 def test_metadata_of_the_benchmark_are_cells(tmp_path: Path) -> None:

@@ -68,7 +68,8 @@ def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
                 "of `vllm bench serve --save-result`; give such a file, or a table as CSV"
             )
     own, notes = {"run_id": path.stem, **_cells(result)}, []
-    if not (own.keys() | given.keys()) & {"num_speculative_tokens", "acceptance_length"}:
+    of_drafts = {"num_speculative_tokens", "acceptance_length", "accept_rate_per_pos"}
+    if not (own.keys() | given.keys()) & of_drafts:
         if "method" in given:
             notes.append("no spec_decode fields: taken as a run without speculation")
         given = {name: value for name, value in given.items() if name != "method"}
