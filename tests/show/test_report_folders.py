@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -350,9 +351,9 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     assert "cost_per_mtok" not in measured(unpriced, unpriced.points[0])
 
 
-def test_a_run_of_an_older_version_is_read(cli: Run) -> None:
+def test_a_run_of_an_older_version_is_read(tmp_path: Path, cli: Run) -> None:
     """`old_run` was written at 2b79a809: other rooms, and an engine of objects."""
-    old = Path(__file__).with_name("old_run")
+    old = copytree(Path(__file__).with_name("old_run"), tmp_path / "old_run")
     (point,) = load_study(old).points
     written = json.loads((old / "summary.json").read_text())
     assert point.metrics["mean_e2el_ms"] == written["mean_e2el_ms"]
