@@ -20,8 +20,8 @@ Values = NDArray[np.float64]
 
 _TILES = (128, 128), (128, 256)
 _MOST_IN_TILES = 4096  # tokens; of more, another tile is less than 3 %
-_CLEARLY = 0.9  # errors of rows that follow from their neighbours, with tiles against without
-_COMPUTING = 3.0  # times what reading takes: rows that say how a kernel computes
+_CLEARLY = 0.9  # tiles count if they bring the error of predicted rows below this share of it
+_COMPUTING = 3.0  # times as long as reading takes: what a row takes that tells of computing
 _LEAST_OUTPUTS = 1024  # of such rows
 
 
@@ -64,7 +64,10 @@ class MatrixTimes:
             self.tokens = np.unique(np.concatenate([self._measured, ends, ends + 1]))
 
     def times(self, outputs: int, inputs: int) -> Values:
-        """Return what each number of tokens takes, microseconds, shape (tokens,)."""
+        """Return what each number of tokens takes, microseconds, shape (tokens,).
+
+        More never take less.
+        """
         known = self._measured
         total = self._of_measured(outputs, inputs)
         straight = np.interp(self.tokens, known, total)
@@ -73,7 +76,8 @@ class MatrixTimes:
         above = np.clip(np.searchsorted(known, self.tokens), 1, len(known) - 1)
         sides = (known[above - 1], self.tokens, known[above])
         waves = [self._tiles.waves(side, np.array(outputs)) for side in sides]
-        return _by_waves((total[above - 1], total[above]), straight, total[0], waves)
+        ends = total[above - 1], total[above]
+        return np.maximum.accumulate(_by_waves(ends, straight, total[0], waves))
 
     def _of_measured(self, outputs: int, inputs: int) -> Values:
         """Return what each measured number of tokens takes; larger never faster."""
@@ -108,7 +112,7 @@ class MatrixTimes:
         return np.asarray(times)
 
     def _best_tiles(self, multiprocessors: int) -> Tiles | None:
-        """Return the tiles with which rows follow best from their neighbours; None if without."""
+        """Return the tiles that predict rows best from their neighbours; None if lines do."""
         errors: dict[Tiles | None, float] = {None: self._error(None)}
         for sizes in _TILES:
             tiles = Tiles(*sizes, multiprocessors)
@@ -117,9 +121,9 @@ class MatrixTimes:
         return best if errors[best] < _CLEARLY * errors[None] else None
 
     def _error(self, tiles: Tiles | None) -> float:
-        """Return how far rows are off that follow from both neighbours, by tokens and by outputs.
+        """Return how far off rows are that are predicted from both of their neighbours.
 
-        Shares, mean of those that take long to compute.
+        Mean relative error along tokens plus that along outputs, of rows that mostly compute.
         """
         tokens, outputs = np.meshgrid(self._measured, self._outputs, indexing="ij")
         total = 0.0
@@ -141,7 +145,7 @@ class MatrixTimes:
 
 
 def _neighbours(values: Values, axis: int) -> list[Values]:
-    """Return along an axis what lies before each value that has neighbours, it, and what follows.
+    """Return along an axis, for each value but the ends, the one before, itself, and the next.
 
     That axis becomes the first.
     """

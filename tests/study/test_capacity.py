@@ -448,7 +448,7 @@ def test_gpus_are_compared_with_weights_of_one_data_type() -> None:
 
 def test_a_gpu_without_a_roofline_is_named() -> None:
     experiment = small().model_copy(update={"profile": "h100/gpt-oss-20b"})
-    with pytest.raises(ProfileError, match="--gpus mi300x: .* has quantized weights"):
+    with pytest.raises(ProfileError, match=r"--gpus mi300x: .* has quantized weights"):
         find_hardware(experiment, ["mi300x"])
 
 
