@@ -76,7 +76,7 @@ def capacity(
         "moving, from 2,000 or the experiment's num_requests if that is more.",
     ),
     max_requests: int = Option(
-        _MAX_REQUESTS, min=50, max=100_000_000, help="Longest that runs may grow."
+        _MAX_REQUESTS, min=50, max=100_000_000, help="Most requests that a run may grow to."
     ),
     workers: Workers = ALL_CORES,
     out: Out = None,

@@ -55,8 +55,8 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         requests, profile: In place of those of the experiment.
         check: Check every invariant after every step; some ten times slower.
         on_progress: Told the number of requests that have ended, each time one ends.
-        backend: Processes that share replicas which do not affect one another; None for this
-            one. The results are the same.
+        backend: Processes to run replicas in that do not affect one another; None for this one.
+            The results are the same.
     """
     deployment = Deployment.of(experiment.serving, profile)
     pools = PoolServers.of(experiment, deployment)
