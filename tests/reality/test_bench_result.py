@@ -93,6 +93,21 @@ def test_a_result_without_drafts_among_ones_with_drafts(tmp_path: Path) -> None:
     assert "num_speculative_tokens is empty, method is 'eagle3'" in rated.missing[0]
 
 
+def test_appended_results_are_a_run_each(tmp_path: Path) -> None:
+    path = tmp_path / "runs.json"
+    path.write_text("\n".join(json.dumps({**RESULT, "max_concurrency": c}) for c in (1, 8)))
+    assert [(run.run_id, run.load) for run in read_table(path)] == [
+        ("runs", "C = 1"),
+        ("runs-2", "C = 8"),
+    ]
+
+
+def test_a_result_over_several_lines_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(RESULT, indent=2))
+    assert [run.run_id for run in read_table(path)] == ["run"]
+
+
 def test_metadata_of_the_benchmark_are_cells(tmp_path: Path) -> None:
     run = read(tmp_path, method="eagle3", num_speculative_tokens="3", tp="2", **DRAFTS)
     assert (run.method, run.num_speculative_tokens, run.tensor_parallel_size) == ("eagle3", 3, 2)

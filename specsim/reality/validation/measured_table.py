@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
+from specsim.core.reading import UnreadableError, parse_json, read_text
 from specsim.core.settings import load_mapping, nearest
 from specsim.reality.validation.measured_run import (
     LATENCIES,
@@ -33,7 +34,10 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
     what its column holds.
     """
     if path.suffix == ".json":
-        return _completed([read_bench_result(path, given or {})])
+        results = _bench_results(path)
+        names = [path.stem, *(f"{path.stem}-{number}" for number in range(2, len(results) + 1))]
+        pairs = zip(names, results, strict=True)
+        return _completed([_run_of(path, name, result, given or {}) for name, result in pairs])
     header = table_header(path)
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
@@ -54,25 +58,36 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
     )
 
 
-def read_bench_result(path: Path, given: Mapping[str, str]) -> MeasuredRun:
+def _bench_results(path: Path) -> list[dict[str, Any]]:
+    """Return the results in a file: one, or a line each that ``--append-result`` added."""
+    try:
+        lines = [parse_json(line) for line in read_text(path).splitlines() if line.strip()]
+    except (OSError, UnreadableError):
+        lines = []  # one over several lines, or one that cannot be read
+    are_results = len(lines) > 1 and all(isinstance(line, dict) for line in lines)
+    return lines if are_results else [load_mapping(path, ConfigError)]
+
+
+def _run_of(
+    path: Path, name: str, result: Mapping[str, Any], given: Mapping[str, str]
+) -> MeasuredRun:
     """Return the run of a result; its counters of drafts, too, are of this run alone.
 
-    What the file does not say, such as the GPU or num_speculative_tokens, are `given` cells, or
-    come from ``--metadata COLUMN=VALUE`` of the benchmark. A ConfigError if it is no such result.
+    What it does not say, such as the GPU or num_speculative_tokens, are `given` cells, or come from
+    ``--metadata COLUMN=VALUE`` of the benchmark. A ConfigError if it is no such result.
     """
-    result = load_mapping(path, ConfigError)
-    for name in ("duration", "completed"):
-        if not isinstance(result.get(name), int | float) or not result[name] > 0:
+    for field in ("duration", "completed"):
+        if not isinstance(result.get(field), int | float) or not result[field] > 0:
             raise ConfigError(
-                f"{path}: {name} = {result.get(name)!r} must be a number above 0, as in a result "
+                f"{path}: {field} = {result.get(field)!r} must be a number above 0, as in a result "
                 "of `vllm bench serve --save-result`; give such a file, or a table as CSV"
             )
-    own, notes = {"run_id": path.stem, **_cells(result)}, []
+    own, notes = {"run_id": name, **_cells(result)}, []
     of_drafts = {"num_speculative_tokens", "acceptance_length", "accept_rate_per_pos"}
     if not (own.keys() | given.keys()) & of_drafts:
         if "method" in given:
             notes.append("no spec_decode fields: taken as a run without speculation")
-        given = {name: value for name, value in given.items() if name != "method"}
+        given = {column: value for column, value in given.items() if column != "method"}
     run = TableRow(path, 1, filled(path, 1, own, given)).run()
     lens = _lens(path, result, run.num_prompts)
     if failed := result.get("failed"):
