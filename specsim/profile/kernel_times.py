@@ -49,7 +49,10 @@ class HeadTimes:
         return HeadTimes(*np.concatenate(found, axis=1))
 
     def towards(self, other: "HeadTimes", share: float) -> "HeadTimes":
-        """Return the times that lie between these and others, where both were measured."""
+        """Return the times that lie between these and others, where both were measured.
+
+        A ProfileError if that is nowhere.
+        """
         ours, theirs = (
             dict(zip(zip(each._batch, each._lens, strict=True), each._times, strict=True))
             for each in (self, other)
@@ -59,6 +62,11 @@ class HeadTimes:
             for point, time in ours.items()
             if point in theirs
         ]
+        if not both:
+            raise ProfileError(
+                "attention: the next smaller and larger numbers of heads were measured at no batch "
+                "and length alike; choose another --tp, or use `specsim profile roofline`"
+            )
         return HeadTimes(*np.array(both).T)
 
     def grid(self) -> tuple[Values, Values, Values]:

@@ -16,7 +16,7 @@ from specsim.hardware import load_model
 from specsim.latency.base import LatencyModel
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables, TableOptions
-from specsim.profile.kernel_times import ExpertTimes, small_weights
+from specsim.profile.kernel_times import ExpertTimes, HeadTimes, small_weights
 
 READ = 1e-9  # milliseconds per number of a matrix
 COMPUTE = 1e-11  # milliseconds per multiplication
@@ -236,6 +236,12 @@ def test_heads_between_those_that_were_measured(tables: Path, tmp_path: Path) ->
     heads_tables(tables, [(24, 4), (32, 4)])
     found = attention_of(tables, tmp_path, 28, 4)
     assert found == pytest.approx(1e3 * (0.01 + 1024 * (4 * KV + 28e-9)), rel=1e-3)
+
+
+def test_heads_measured_at_nothing_alike_have_none_between_them() -> None:
+    few, many = (HeadTimes(np.ones(1), np.array([n]), np.ones(1)) for n in (64.0, 128.0))
+    with pytest.raises(ProfileError, match="at no batch and length alike; choose another --tp"):
+        few.towards(many, 0.5)
 
 
 def test_tables_without_windows_are_none_of_layers_with_windows(
