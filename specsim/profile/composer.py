@@ -39,8 +39,7 @@ _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and v
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one by one
 _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the time it takes
-_SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor of its own
-_USUAL = 132  # multiprocessors, where the GPU's file does not say
+_SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor (132 where not known)
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
 _QUANTIZED = {"fp8": 1, "nvfp4": 4}
 """Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
@@ -280,7 +279,7 @@ class Composer:
         if sampler == "sort":
             each = _SORTED_BYTES / self._bandwidth * 1e6 * rows
         else:
-            each = _SCANNED_NS * 1e-3 * np.ceil(rows / (self._multiprocessors or _USUAL))
+            each = _SCANNED_NS * 1e-3 * np.ceil(rows / (self._multiprocessors or 132))
         return np.asarray(self._shape.vocab_size * each)
 
     def _chosen(self, family: str, *known: str) -> str | None:

@@ -23,7 +23,9 @@ Floats = NDArray[np.float64]
 _BATCH = 5  # values averaged before MSER looks at them
 _PERIODS = 20  # of equal time, by whose increments growth is told
 _CRITICAL = 2.539483190622288  # stdtrit(_PERIODS - 1, 0.99): 1 % of false alarms if nothing grows
+_LEAST_GROWTH = 0.01
 _MOST_CUT = 4  # at most a quarter: of a backlog that grows, MSER would cut as much as it may
+_MIN_REQUESTS = 40
 
 
 def warm_up_len(series: Floats) -> int:
@@ -75,7 +77,7 @@ class Trend:
     @property
     def excess(self) -> float:
         """By how much the growth exceeds what chance explains and what counts; negative if not."""
-        return self.growth - max(0.01, _CRITICAL * self.error)
+        return self.growth - max(_LEAST_GROWTH, _CRITICAL * self.error)
 
     @property
     def is_growing(self) -> bool:
@@ -97,7 +99,7 @@ def backlog_trend(requests: Requests) -> Trend:
     """
     arrived_at = np.sort(requests["arrived_at"])
     count = len(arrived_at)
-    if count < 40 or arrived_at[0] == arrived_at[-1]:
+    if count < _MIN_REQUESTS or arrived_at[0] == arrived_at[-1]:
         return Trend(0.0, 0.0)
     first = min(warm_up_of(requests), count // _MOST_CUT)
     instants = np.linspace(arrived_at[first], arrived_at[-1], _PERIODS + 1)

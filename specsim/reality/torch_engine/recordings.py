@@ -21,6 +21,7 @@ Run = Callable[[], Tensor]
 Record = Callable[[Run], Run]  # of work on tensors that stay where they are; does it again
 
 _VOCABULARY = 64  # token ids that every model has
+_REPEATS = 5
 _AGREED = 0.5  # of the tokens: in 16 bits another batch size may change some, not most
 
 log = logging.getLogger(__name__)
@@ -146,7 +147,7 @@ class Recordings:
         if mine and np.mean(np.equal(mine, theirs)) < _AGREED:
             log.warning("recorded, a pass of %s says something else; it is not used", shape)
             return False
-        seconds = np.array([[timed(timer, run) for run in runs] for _ in range(5)])
+        seconds = np.array([[timed(timer, run) for run in runs] for _ in range(_REPEATS)])
         recorded, unrecorded = np.median(seconds, axis=0)
         return bool(recorded < unrecorded)
 

@@ -27,6 +27,7 @@ _KEPT = (  # of the model's shape
 _LAYERS = 2
 _CONTEXT = 96  # tokens
 _CALLS = 9
+_TRIES = 5
 _SLOW = 3.0  # times as long as usual; what is slower by more than a stall was one
 
 
@@ -55,7 +56,7 @@ class Probe:
     def run(self) -> tuple[float, float]:
         """Do it, some times again if the CPU was taken away; return when and for how long, s."""
         at = self._clock.now()
-        for _ in range(5):
+        for _ in range(_TRIES):
             seconds = self._work()
             is_stalled = seconds >= _SLOW * self._usual + STALL
             if is_stalled:

@@ -27,6 +27,7 @@ __all__ = [
 
 METRICS = {"ttft": ttft, "tpot": tpot, "latency": latency}
 """Latencies that are compared, each a function of a table of requests."""
+_NUM_BINS = 20
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Validation:
         The tokens of a request count as delivered evenly between its first and its last.
         """
         end = max(run["ended_at"].max() for run in (self.measured, self.simulated))
-        edges = np.linspace(0.0, end, 21)
+        edges = np.linspace(0.0, end, _NUM_BINS + 1)
         series = [_tokens_until(run, edges) for run in (self.measured, self.simulated)]
         rates = [np.diff(tokens) / np.diff(edges) for tokens in series]
         names = ("start", "end", "measured", "simulated")

@@ -19,6 +19,8 @@ from specsim.reality.clock import MachineClock
 from specsim.reality.torch_engine.speed_probe import Probe, keep_kernels
 from specsim.reality.vllm.scheduler import FOLDER_VARIABLE
 
+_WARM_UP_REQUESTS, _WARM_UP_TOKENS, _WARM_UP_STEPS = 6, 24, 3
+
 
 def main(path: Path) -> None:
     """Do what a file says that `record_runs` wrote."""
@@ -40,9 +42,9 @@ def main(path: Path) -> None:
             shape = load_model(f"{spec['engine_kwargs']['model']}/config.json")
             probe = Probe(scheduler.clock, shape, engine.model_config.dtype)
         prompts = max((run["prompts"] for run in spec["runs"]), key=len)
-        count = 6  # requests
+        count = _WARM_UP_REQUESTS
         arrivals = [0.02 * number for number in range(count)]
-        serve(engine, arrivals, prompts[:count], [24] * count)
+        serve(engine, arrivals, prompts[:count], [_WARM_UP_TOKENS] * count)
         if spec["probes"]:
             run_every_size(engine, prompts)
         for run in spec["runs"]:
@@ -94,7 +96,7 @@ def run_every_size(engine: Any, prompts: list[list[int]]) -> None:
         _run_together(engine, [random.Random(num).choices(tokens, k=num)], 1)
     for num in range(2, scheduler.max_num_running_reqs + 1):
         short = [random.Random(place).choices(tokens, k=2) for place in range(num)]
-        _run_together(engine, short, 3)
+        _run_together(engine, short, _WARM_UP_STEPS)
 
 
 def _run_together(engine: Any, prompts: list[list[int]], output_len: int) -> None:
