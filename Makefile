@@ -3,13 +3,21 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-extras test-vllm lint bench fuzz gpu docs picture clean
+.PHONY: demo test test-fast matrix test-extras test-vllm lint reference bench fuzz gpu docs experiments clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim demo --out results/demo
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 -m 'not extras'
+
+# Those that find most in the least time; the matrix runs them, too.
+test-fast: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 -q -m 'not slow and not extras' @.ci/fast-tests
+
+# The wheel, on every Python of this machine, with the newest and the oldest packages that it admits.
+matrix: $(VENV)/.installed
+	$(BIN)/python .ci/matrix.py
 
 test-extras: $(VENV)/.installed-extras
 	$(BIN)/python -m pytest -m extras
@@ -31,26 +39,30 @@ lint: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/speed.py
 
-# 3,000 inputs that nobody would write: two minutes.
+# 3,000 inputs that nobody would write: two minutes; 2,000 worlds, in which must hold what always holds: two minutes.
 fuzz: $(VENV)/.installed
-	$(BIN)/python benchmarks/fuzz.py
+	$(BIN)/python benchmarks/fuzz.py --number $(or $(INPUTS),3000)
+	$(BIN)/python benchmarks/worlds/worlds.py
 
 # On a machine with a CUDA GPU: profile it, serve with our own engine and with vLLM at k = 0, 1, 3, 5, and
 # keep profiles and errors. 36 minutes; a rehearsal without a GPU: experiments/calibration-gpu/run.py --device cpu
 gpu: $(VENV)/.installed-gpu
 	$(BIN)/python experiments/calibration-gpu/run.py
 
+# The tables of docs/reference/, which are made from the code.
+reference: $(VENV)/.installed
+	$(BIN)/python docs/reference_tables.py
+
 # The site, in site/: it loads nothing from other hosts and opens without a network.
 docs: export NO_MKDOCS_2_WARNING := true
-docs: $(VENV)/.installed-docs
+docs: $(VENV)/.installed-docs reference
 	$(BIN)/python -m mkdocs build --quiet --strict --clean
 	@echo "docs: site/index.html"
 
-# The picture of the README: 200 runs, half a minute on 2 cores.
-picture: $(VENV)/.installed
-	rm -rf results/picture
-	$(BIN)/specsim sweep docs/picture/sweep.yaml --out results/picture
-	$(BIN)/python docs/picture/draw.py results/picture
+# All experiments that fit into 20 minutes on 2 cores, compared with what is committed. RUN=load-ramp: one of
+# them, or one that takes longer; RUN='load-ramp --update' keeps what comes out.
+experiments: $(VENV)/.installed
+	$(BIN)/python experiments/run.py $(RUN)
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

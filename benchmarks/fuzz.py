@@ -32,16 +32,34 @@ from fuzz_values import BASE
 
 PATIENCE = 300.0  # seconds by the clock after which a case that only waits is taken to hang
 LIMIT_BYTES = 2 << 30
+MAY_LEAVE = {"sweep", "gate", *NOT_COMMANDS}
+"""Commands that keep what they have written when they end with an error."""
 OK_CODES = {0, 1, 2, 3}
 
 
 def digests() -> dict[str, str]:
     """Return a digest of every file in the working directory."""
     return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in Path().rglob("*")
-        if path.is_file() and not path.is_symlink() and "__pycache__" not in path.parts
+        name: hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        for name in _files()
+        if _is_file(name)
     }
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file() and not Path(name).is_symlink()
+    except OSError:  # a link to itself
+        return False
+
+
+def _files() -> list[str]:
+    """Return all files in the working directory, and links and whatever else is no folder."""
+    return [
+        str(path)
+        for path in Path().rglob("*")
+        if (path.is_symlink() or not path.is_dir()) and "__pycache__" not in path.parts
+    ]
 
 
 def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str, Any]:
@@ -55,6 +73,7 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
     Path("keep").write_text("a file of the user's\n")
     args = KINDS[kind](rng)
     before, out, err = digests(), io.StringIO(), io.StringIO()
+    existing = {*_files()}
     begun_at, trace, code = time.process_time(), "", 0
     sys.argv = ["specsim", *args]
     sys.stdin = io.StringIO(Path("stdin").read_text() if Path("stdin").exists() else "")
@@ -69,6 +88,11 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
     lost = [name for name, digest in before.items() if after.get(name) != digest]
     problems = ["traceback"] if trace or "Traceback" in err.getvalue() else []
     problems += ["overwritten " + ", ".join(lost)] if lost else []
+    new = sorted(name for name in _files() if name not in existing)
+    left = [name for name in new if ".unfinished-" in name or name.endswith(".tmp")]
+    problems += ["left behind " + ", ".join(left)] if left else []
+    if code == 2 and args[0] not in MAY_LEAVE and not left and new:
+        problems.append("written in spite of an error " + ", ".join(new))
     problems += [f"exit code {code}"] if code not in OK_CODES else []
     if code == 2 and not err.getvalue().strip() and args[0] not in NOT_COMMANDS:
         problems.append("no message")
@@ -112,7 +136,7 @@ class Worker:
     def __init__(self, *given: Any) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
-        self.process = context.Process(target=work, args=(theirs, *given), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, *given))
         self.process.start()
         theirs.close()
         self.pipe.recv()
@@ -165,6 +189,8 @@ def fuzz(options: argparse.Namespace, root: str) -> list[dict[str, Any]]:
             other = Worker(*given) if has_grown else worker
             if _next(other, numbers):
                 busy.append(other)
+            else:
+                other.end()
     for (kind, code), count in sorted(counts.items(), key=str):
         print(f"{kind:10} exit {code}: {count}")
     print(f"{sum(counts.values())} cases, {len(found)} with something wrong")
@@ -214,6 +240,41 @@ def save_results(folder: Path) -> None:
         Summary(run).save(folder / name)
 
 
+def save_studies(folder: Path) -> None:
+    """Write what studies write: folders, and a baseline."""
+    from fuzz_files import QUICK, written  # noqa: PLC0415
+
+    folder.mkdir()
+    base, sweep, suite = (folder.parent / f"{name}.yaml" for name in ("base", "sweep", "suite"))
+    base.write_bytes(written("e.yaml", QUICK))
+    axes = [{"policy": ["off", "static:k=2"]}, {"workload.arrivals.rate": [5.0, 20.0]}]
+    sweep.write_bytes(written("s.yaml", {"base": QUICK, "axes": axes}))
+    suite.write_bytes(
+        written("s.yaml", {"base": QUICK, "scenarios": {"a": {"policy": "off"}}, "replications": 2})
+    )
+    baseline = str(folder.parent / "baseline.json")
+    for args in (
+        ["compare", base, "--policies", "off", "static:k=2", "--out", folder / "compare"],
+        ["tune", base, "--replications", "2", "--max-k", "2", "--out", folder / "tune"],
+        ["capacity", base, "--slo", "e2el:9000", "--out", folder / "capacity"],
+        ["split", base, "--gpus", "2", "--out", folder / "split"],
+        ["sweep", sweep, "--out", folder / "sweep"],
+        ["gate", "--update", baseline, suite],
+    ):
+        _run([*map(str, args), "--workers", "1"])
+
+
+def _run(args: list[str]) -> None:
+    from specsim.__main__ import main  # noqa: PLC0415
+
+    sys.argv = ["specsim", *args]
+    try:
+        main()
+    except SystemExit as end:
+        if end.code:
+            raise
+
+
 def main() -> int:
     """Read options, make valid results folders, and fuzz."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -228,6 +289,8 @@ def main() -> int:
         os.environ.setdefault("SPECSIM_CACHE_DIR", os.path.expanduser("~/.cache/specsim"))
         os.environ["FUZZ_RESULTS"] = f"{root}/valid"
         save_results(Path(root) / "valid")
+        with contextlib.redirect_stdout(io.StringIO()):
+            save_studies(Path(root) / "studies")
         found = fuzz(options, root)
     if options.details:
         options.details.write_text(json.dumps(found, indent=1))

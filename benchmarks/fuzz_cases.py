@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fuzz_files import KINDS_OF_FILES, a_case_of_files, a_class, a_study_folder
 from fuzz_fleets import CLIENTS, FLEETS, SERVERS
 from fuzz_values import (
     ANSWERS,
@@ -66,11 +67,23 @@ def mutated(value: Any, rng: random.Random) -> Any:
                 holder[key] = int(holder[key])
         elif action < 0.7:
             holder[key] = copy.deepcopy(rng.choice(NASTY))
-        elif action < 0.85:
+        elif action < 0.8:
             del holder[key]
+        elif action < 0.9:
+            holder[key] = _reshaped(number, rng)
         elif isinstance(holder, dict):
             holder[rng.choice(("x", "", "kind", "seed", "1"))] = copy.deepcopy(rng.choice(NASTY))
     return value
+
+
+def _reshaped(value: Any, rng: random.Random) -> Any:
+    """Return a value of another form: in a list, as text, without its list, one of it twice."""
+    forms = [[value], {"x": value}, str(value)[:5000] if not isinstance(value, int) else "7"]
+    if isinstance(value, list) and value:
+        forms += [value[0], [*value, value[-1]], value[::-1], value * 3]
+    if isinstance(value, dict) and value:
+        forms += [list(value), list(value.values()), {name: value for name in value}]
+    return copy.deepcopy(rng.choice(forms))
 
 
 def torn(data: bytes, rng: random.Random) -> bytes:
@@ -142,7 +155,7 @@ def a_fleet(rng: random.Random) -> list[str]:
             ["run", "e.yaml", "--out", "out"],
             ["run", "e.yaml", "--check", "--set", "workload.num_requests=20"],
             ["run", "e.yaml", "--workers", "2"],
-            ["compare", "e.yaml", "--policies", "off,static:k=2", "--workers", "1"],
+            ["compare", "e.yaml", "--policies", "off", "static:k=2", "--workers", "1"],
             ["split", "e.yaml", "--gpus", rng.choice(("2", "3", "9")), "--workers", "1"],
         )
     )
@@ -435,6 +448,12 @@ def _sent(port: int, data: bytes) -> int:
     return 0 if status == [b"200"] else 2
 
 
+def _files(kind: str, rng: random.Random) -> list[str]:
+    experiment = config_of(rng) if rng.random() < 0.6 else fleet_of(rng)
+    experiment["engine"] = {k: v for k, v in experiment["engine"].items() if v is not None}
+    return a_case_of_files(kind, rng, mutated, torn, experiment)
+
+
 NOT_COMMANDS = {"(reply)": read_reply, "(move)": send_move, "(request)": send_request}
 KINDS = {
     "config": a_config,
@@ -448,4 +467,7 @@ KINDS = {
     "question": a_question,
     "move": a_move,
     "request": a_request,
+    "study folder": lambda rng: a_study_folder(rng, mutated, torn),
+    "class": a_class,
+    **{kind: functools.partial(_files, kind) for kind in KINDS_OF_FILES},
 }

@@ -287,3 +287,16 @@ OPTIONS = [
     "--vllm",
     "--gpus",
 ]
+HOOKS = {
+    "policies": (
+        "draft_lens", "draft_lens", "max_draft_len", "is_dynamic", "start", "stop_len",
+        "verify_lens", "drops", "drops_now", "alpha_estimate", "observe", "overrides",
+        "__init__", "model_dump", "draft_len", "__getattr__",
+    ),
+    "routing": ("choose", "choose", "start", "index_delay", "__init__", "chose"),
+    "acceptance": (
+        "survival_lens", "drawn_lens", "of_drafter", "known_rates", "has_model", "position_rates",
+    ),
+    "autoscaling": ("enough", "enough", "num_started", "start"),
+}  # fmt: skip
+"""Methods of classes of the user's, by family."""

@@ -97,9 +97,11 @@ def samples(policy: str, method: str) -> list[float]:
         prompt_token_ids=lambda request: range(PROMPT),
         oracle=oracle if isinstance(parsed, OraclePolicy) else None,
         model=ModelView(
-            lambda requests, output_lens: np.full((len(requests), longest), 0.7),
-            np.full(BATCH, 0.7),
-            10.0,
+            lambda requests, output_lens: (
+                np.full((len(requests), longest), 0.7),
+                np.full((len(requests), longest), 0.5),
+            ),
+            1.0 / 11.0,
         ),
         drafts_at_one_cost=step_costs.drafts_at_one_cost,
         plain_time=lambda load: plain_time(load, 0),

@@ -1,13 +1,15 @@
-"""``specsim serve``: agreement with the simulation, deliveries per second, and abuse.
+"""``specsim serve``: agreement with the simulation, deliveries per second, abuse, and stalls.
 
     python benchmarks/serve.py agreement [--streams 50 100 200] [--seconds 30]
     python benchmarks/serve.py deliveries [--streams 200] [--speed 20]
     python benchmarks/serve.py abuse [--number 50000]
+    python benchmarks/serve.py stalls
 
 The server is a process of its own, and so is what asks it: on two cores each has one, if nothing
 else runs. `agreement` holds so many streams open and compares what the client saw with
 the simulation of the requests in the server's log. The exit code is 1 if a bound is missed: 2 % + 1
-ms at p50 and p99, 5,000 deliveries per second, an HTTP error for all that is bad, and no leak.
+ms at p50 and p99, 5,000 deliveries per second, an HTTP error for all that is bad, and no leak;
+and /health within 200 ms while the server has a request that is as much work as requests can be.
 """
 
 import argparse
@@ -22,12 +24,14 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.request import urlopen
 
@@ -298,10 +302,13 @@ def bad_body(rng: random.Random) -> bytes:
     return text
 
 
-def framed(path: str, body: bytes, *, method: str = "POST", length: int | None = None) -> bytes:
-    """Return an HTTP request."""
+def framed(
+    path: str, body: bytes, *, method: str = "POST", length: int | None = None, extra: str = ""
+) -> bytes:
+    """Return an HTTP request; a negative length is not told."""
     size = len(body) if length is None else length
-    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n\r\n".encode() + body
+    told = f"Content-Length: {size}\r\n" if size >= 0 else ""
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\n{extra}{told}\r\n".encode() + body
 
 
 def attack(rng: random.Random) -> tuple[str, bytes, bool]:
@@ -480,9 +487,156 @@ def abuse(number: int, seed: int) -> bool:
     return not improper(total) and not used and not running and after - before < 20.0
 
 
+def framed_last(path: str, body: bytes, extra: str = "", **how: Any) -> bytes:
+    """Return an HTTP request after whose answer the server hangs up."""
+    return framed(path, body, extra=f"Connection: close\r\n{extra}", **how)
+
+
+def deflated(size: int) -> bytes:
+    """Return a request whose body inflates to so many bytes."""
+    packer = zlib.compressobj(9)
+    parts = [packer.compress(b" " * (1 << 20)) for _ in range(size >> 20)]
+    body = b"".join([*parts, packer.flush()])
+    return framed_last(PATHS[0], body, extra="Content-Encoding: deflate\r\n")
+
+
+def heavy() -> dict[str, list[bytes]]:
+    """Return requests that are much work, by what they are; several are sent at once."""
+
+    def asked(path: str, **body: object) -> list[bytes]:
+        return [framed_last(path, json.dumps(body).encode())]
+
+    def messages(number: int) -> list[dict[str, str]]:
+        return [{"role": "user", "content": "hi"}] * number
+
+    def listed(item: str, most: int = 16_700_000) -> list[bytes]:
+        items = item * (most // len(item))
+        return [framed_last(PATHS[0], f'{{"prompt": [{items}{item[:-1]}]}}'.encode())]
+
+    completions, chat, tokenize, detokenize = PATHS[0], PATHS[1], PATHS[2], PATHS[3]
+    many = {"max_tokens": 120_000, "ignore_eos": True}
+    story, part = " the old story" * 36_000, {"type": "text", "text": "hi"}
+    keys = ",".join(f'"{number}":1' for number in range(1_500_000))
+    stops = [" the and for are but not you all can her was" * 20 + f" {n}" for n in range(64)]
+    return {
+        "nothing": [],
+        "a deflated body of 1 GiB": [deflated(1 << 30)],
+        "400,000 prompts of a word": asked(completions, prompt=["word"] * 400_000),
+        "4,000 prompts of a word": asked(completions, prompt=["word"] * 4000, max_tokens=4),
+        "200,000 messages": asked(chat, messages=messages(200_000)),
+        "9,000 messages": asked(chat, messages=messages(9000), max_tokens=4),
+        "a message of 400,000 parts": asked(
+            chat, messages=[{"role": "user", "content": [part] * 400_000}]
+        ),
+        "16 MiB of lists": listed("[],"),
+        "16 MiB of numbers": listed("1,"),
+        "16 MiB of texts": listed('"a",'),
+        "16 MiB of keys": [framed_last(completions, f"{{{keys}}}".encode())],
+        "16 MiB of text": asked(completions, prompt="a" * ((16 << 20) - 100)),
+        "16 MiB of escapes": [
+            framed_last(completions, b'{"prompt": "' + b"\\u00e4" * 2_790_000 + b'"}')
+        ],
+        "16 MiB of quotes": [
+            framed_last(completions, b'{"prompt": "' + b'\\"' * 8_380_000 + b'"}')
+        ],
+        "deep lists": [framed_last(completions, b"[" * (16 << 20))],
+        "128 answers of 120,000 tokens": asked(completions, prompt="x", n=128, **many),
+        "the same as a stream": asked(completions, prompt="x", n=128, stream=True, **many),
+        "64 stop strings of 128 such": asked(completions, prompt="x", n=128, stop=stops, **many),
+        "echoes of a long prompt": asked(
+            completions, prompt=story[:500_000], n=128, echo=True, max_tokens=2
+        ),
+        "1,000,000 ids": asked(completions, prompt=[12345] * 1_000_000, max_tokens=4),
+        "16 MiB to tokenize": asked(tokenize, prompt="a" * ((16 << 20) - 100)),
+        "1,000,000 ids to detokenize": asked(detokenize, tokens=[544_500_000] * 1_000_000),
+        "20 bodies of 8 MiB at once": listed("12,", 8 << 20) * 20,
+        "500 streams": asked(completions, prompt="x", stream=True, max_tokens=300) * 500,
+        "20,000 requests in a row": [
+            framed("/health", b"", method="GET") * 20_000
+            + framed_last("/health", b"", method="GET")
+        ],
+        "a header of 1 MiB": [b"GET /health HTTP/1.1\r\nX: " + b"y" * (1 << 20) + b"\r\n\r\n"],
+        "100,000 headers": [b"GET /health HTTP/1.1\r\n" + b"X: y\r\n" * 100_000 + b"\r\n"],
+        "a body in 300,000 chunks": [
+            framed_last(completions, b"", extra="Transfer-Encoding: chunked\r\n", length=-1)
+            + b"1\r\n \r\n" * 300_000
+            + b"0\r\n\r\n"
+        ],
+    }
+
+
+class Probe(Thread):
+    """Asks for /health all the time, and notes how long each answer takes, seconds."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._port = port
+        self.took: list[float] = []
+        self.is_over = False
+
+    def run(self) -> None:
+        request = framed("/health", b"", method="GET")
+        with socket.create_connection(("127.0.0.1", self._port)) as connection:
+            while not self.is_over:
+                began_at = time.perf_counter()
+                connection.sendall(request)
+                assert connection.recv(4096).startswith(b"HTTP/1.1 200")
+                self.took.append(time.perf_counter() - began_at)
+                time.sleep(0.005)
+
+
+def sent(port: int, data: bytes, found: Counter[str], most: float) -> None:
+    """Send a request, read its answer to the end, or so many seconds; note its status."""
+    until = time.monotonic() + most
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.settimeout(most)
+        try:
+            with suppress(ConnectionError):
+                connection.sendall(data)
+            answer = connection.recv(1 << 16)
+            found[answer[9:12].decode() or "closed"] += 1
+            while connection.recv(1 << 16):
+                connection.settimeout(max(0.1, until - time.monotonic()))
+        except TimeoutError:
+            found["unfinished"] += 1
+        except ConnectionError:
+            found["reset"] += 1
+
+
+def stalls(most: float) -> bool:
+    """Print how long /health takes while each heavy request is served, for so many seconds."""
+    is_quick = True
+    for name, requests in heavy().items():
+        with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as server:
+            sent(server.port, framed_last(PATHS[0], json.dumps(GOOD).encode()), Counter(), most)
+            found: Counter[str] = Counter()
+            probe, began_at, before = Probe(server.port), time.perf_counter(), server.rss_mib
+            probe.start()
+            threads = [
+                Thread(target=sent, args=(server.port, data, found, most)) for data in requests
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            time.sleep(0.5)
+            took, memory = time.perf_counter() - began_at, server.rss_mib - before
+            probe.is_over = True
+            probe.join()
+        worst = max(probe.took)
+        is_quick &= worst <= 0.2
+        print(
+            f"{name:30} /health {1e3 * np.median(probe.took):6.1f} ms, at most "
+            f"{1e3 * worst:8.1f} ms{'' if worst <= 0.2 else ' MISSED'}; "
+            f"{took:5.1f} s, {memory:+6.0f} MiB, {dict(found)}",
+            flush=True,
+        )
+    return is_quick
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("what", choices=("agreement", "deliveries", "abuse"))
+    parser.add_argument("what", choices=("agreement", "deliveries", "abuse", "stalls"))
     parser.add_argument("--streams", type=int, nargs="+", default=[50, 100, 200])
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--speed", type=float, default=20.0)
@@ -494,6 +648,8 @@ def main() -> int:
         return 0 if all(found) else 1
     if given.what == "deliveries":
         return 0 if deliveries(given.streams[-1], given.speed, given.seconds) else 1
+    if given.what == "stalls":
+        return 0 if stalls(given.seconds) else 1
     return 0 if abuse(given.number, given.seed) else 1
 
 

@@ -1,7 +1,7 @@
 """What happens to pages of the site while it is built.
 
-The generated parts of the reference are filled in, the READMEs that lie elsewhere in the repository
-become pages, and links that work in the repository are made to work in the site.
+The READMEs that lie elsewhere in the repository become pages, and links that work in the repository
+are made to work in the site.
 """
 
 import posixpath
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
-from reference_tables import CONTENTS
 
 ROOT = Path(__file__).parents[1]
 TOP = ("ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md")
@@ -18,7 +17,6 @@ FOLDERS = ("benchmarks", "experiments", "profiles", "traces")
 ELSEWHERE = "https://unpkg.com/iframe-worker/shim"
 PICTURES = (".png", ".svg")
 
-_MARKER = re.compile(r"<!-- generated: ([\w-]+) -->")
 _LINK = re.compile(r"(?P<bang>!?)\[(?P<text>(?:[^\[\]]|\[[^\]]*\])*)\]\((?P<target>[^()\s]+)\)")
 _FENCE = re.compile(r"^\s*(```|~~~)")
 
@@ -39,8 +37,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fill in what is generated, and turn links."""
-    markdown = _MARKER.sub(lambda match: CONTENTS[match[1]](), markdown)
+    """Turn links."""
     source = page.file.src_uri
     is_inside = Path(page.file.abs_src_path).is_relative_to(Path(config.docs_dir))
     here = posixpath.dirname(f"docs/{source}" if is_inside else source)

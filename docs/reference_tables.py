@@ -1,7 +1,9 @@
-"""The reference of the site: tables made from the code itself, when the site is built.
+"""The reference: tables made from the code itself.
 
-`CONTENTS` has one function per marker: the line ``<!-- generated: commands -->`` of a page is
-replaced by what `CONTENTS["commands"]` returns.
+    python docs/reference_tables.py     # writes them into docs/reference/
+
+`CONTENTS` has one function per marker: what stands below the line ``<!-- generated: commands -->``
+of a page, up to its end, is what `CONTENTS["commands"]` returns.
 """
 
 import ast
@@ -20,15 +22,16 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import pyarrow.parquet as pq
 import typer
-import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from specsim.cli import app
 from specsim.core.families import Family, Member
+from specsim.core.request import Request
 from specsim.hardware import GpuSpec, ModelShape
 from specsim.profile import Profile
+from specsim.results.meanings import grouped, meanings
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -48,7 +51,7 @@ PAGES = {
     "autoscaling": "latency-and-routing.md",
 }
 """Page that describes each family."""
-COLUMNS = Path(__file__).parent / "reference" / "columns.yaml"
+FOLDER = Path(__file__).parent / "reference"
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 BOUNDS = (("gt", "> "), ("ge", "≥ "), ("lt", "< "), ("le", "≤ "))
 TINY = {
@@ -193,7 +196,7 @@ def tree(*roots: type[BaseModel]) -> str:
 def _section(
     model: type[BaseModel], level: str, title: str = "", skipped: Iterable[str] = ()
 ) -> str:
-    heading = title or f"{_title(model)} {{#{anchor(model.__name__)}}}"
+    heading = title or anchored(_title(model), anchor(model.__name__))
     return f"{level} {heading}\n\n{prose(model.__doc__ or '')}\n\n{fields(model, skipped)}"
 
 
@@ -215,15 +218,21 @@ def families(page: str) -> str:
 
 
 def _family(family: Family[Any]) -> str:
-    parts = [f"## {family.name} {{#{anchor(family.name)}}}\n\n{prose(family.base.__doc__ or '')}\n"]
+    title = anchored(family.name, anchor(family.name))
+    parts = [f"## {title}\n\n{prose(family.base.__doc__ or '')}\n"]
     inner: list[type[BaseModel]] = []
     for kind, member in family.members.items():
-        heading = f"{kind} {{#{anchor(family.name)}-{anchor(kind)}}}"
+        heading = anchored(kind, f"{anchor(family.name)}-{anchor(kind)}")
         parts.append(_section(member, "###", heading, {family.tag}))
         if member.aliases:
             parts.append(f"Also known as {', '.join(f'`{alias}`' for alias in member.aliases)}.\n")
         inner += [each for each in nested(member) if each not in inner]
     return "\n".join([*parts, *(_section(model, "###") for model in inner)])
+
+
+def anchored(title: str, name: str) -> str:
+    """Return a heading that can be linked to under a name, here and in the site."""
+    return f'<a id="{name}"></a>{title}'
 
 
 def anchor(name: str) -> str:
@@ -246,7 +255,7 @@ def all_commands(root: Any, path: str = "specsim") -> Iterator[tuple[str, Any]]:
 
 
 def _command(path: str, command: Any) -> str:
-    parts = [f"## {path} {{#{anchor(path)}}}\n\n{prose(command.help or '')}\n"]
+    parts = [f"## {anchored(path, anchor(path))}\n\n{prose(command.help or '')}\n"]
     shown = [each for each in command.params if each.name not in _UNSHOWN]
     arguments = [_argument_name(each) for each in shown if each.param_type_name == "argument"]
     if not hasattr(command, "commands"):
@@ -297,44 +306,47 @@ def _value_name(hint: Any) -> str:
 
 def results() -> str:
     """Return the columns and fields of a run's results, each with its meaning."""
-    meanings = yaml.safe_load(COLUMNS.read_text(encoding="utf-8"))
     found: dict[str, dict[str, None]] = {}
     offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
-    for changes in ({}, {"pools": {}, "autoscaling": None}, offload):
-        for file, names in _written({**TINY, **changes}).items():
+    named = [Request(index=0, prompt_len=9, output_len=9, id="a")]
+    for changes, requests in (
+        ({}, None), ({"pools": {}, "autoscaling": None}, None), (offload, None), ({}, named),
+    ):  # fmt: skip
+        for file, names in _written({**TINY, **changes}, requests).items():
             found.setdefault(file, {}).update(dict.fromkeys(names))
-    return "\n".join(_meanings(file, list(names), meanings[file]) for file, names in found.items())
+    others = {file: dict.fromkeys(names) for file, names in meanings().items() if file not in found}
+    return "\n".join(_meanings(file, list(names)) for file, names in (found | others).items())
 
 
-def _written(config: dict[str, Any]) -> dict[str, list[str]]:
+def _written(config: dict[str, Any], requests: list[Request] | None) -> dict[str, list[str]]:
     """Return what a run writes, by file."""
     with TemporaryDirectory() as name:
         folder = Path(name)
-        run = simulate(Experiment.parse(config, "the reference"), keeps_deliveries=True)
-        Summary(run).save(folder)
+        experiment = Experiment.parse(config, "the reference")
+        Summary(simulate(experiment, requests=requests, keeps_deliveries=True)).save(folder)
         data = json.loads((folder / "summary.json").read_text())
         return {
-            "summary.json": _grouped(key for key in data if key != "specsim"),
+            "summary.json": list(dict.fromkeys(grouped(key) for key in data if key != "specsim")),
             "specsim": list(data["specsim"]),
             "requests.parquet": pq.read_schema(folder / "requests.parquet").names,
             "steps.parquet": pq.read_schema(folder / "steps.parquet").names,
         }
 
 
-def _grouped(names: Iterable[str]) -> list[str]:
-    """Return the names with one for all statistics of a latency."""
-    grouped = (re.sub(r"^(mean|median|std|p\d+)_(\w+_ms)$", r"<statistic>_\2", n) for n in names)
-    return list(dict.fromkeys(grouped))
-
-
-def _meanings(file: str, names: list[str], known: dict[str, str]) -> str:
+def _meanings(file: str, names: list[str]) -> str:
+    known = meanings()[file]
     wrong = set(names) ^ set(known)
     if wrong:
-        raise ValueError(f"{COLUMNS}: {file}: no meaning, or no column: {', '.join(sorted(wrong))}")
+        raise ValueError(f"{file}: no meaning, or no column: {', '.join(sorted(wrong))}")
     heading = "The block `specsim` of summary.json" if file == "specsim" else file
-    return f"## {heading} {{#{anchor(file)}}}\n\n" + table(
-        ("name", "meaning"), [(f"`{name}`", one_line(known[name])) for name in names]
-    )
+    header = ("name", "unit", "meaning") if file.endswith(".parquet") else ("name", "meaning")
+    rows = [(f"`{name}`", *map(one_line, as_columns(known[name]))) for name in names]
+    return f"## {anchored(heading, anchor(file))}\n\n{table(header, rows)}"
+
+
+def as_columns(known: str | list[str]) -> list[str]:
+    """Return a meaning, or unit and meaning, as cells."""
+    return [known] if isinstance(known, str) else known
 
 
 CONTENTS: dict[str, Callable[[], str]] = {
@@ -344,3 +356,17 @@ CONTENTS: dict[str, Callable[[], str]] = {
     "files": lambda: tree(Sweep, Suite, Profile, GpuSpec, ModelShape),
     "results": results,
 }
+
+_MARKER = re.compile(r"<!-- generated: ([\w-]+) -->\n")
+
+
+def page(path: Path) -> str:
+    """Return a page of the reference as it should be: what is not generated stays."""
+    text = path.read_text(encoding="utf-8")
+    marker = _MARKER.search(text)
+    return text if marker is None else f"{text[: marker.end()]}\n{CONTENTS[marker[1]]()}"
+
+
+if __name__ == "__main__":
+    for each in sorted(FOLDER.glob("*.md")):
+        each.write_text(page(each), encoding="utf-8")

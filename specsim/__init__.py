@@ -17,52 +17,5 @@ The rooms, in the order in which a run passes through (ARCHITECTURE.md walks one
 ``core``         what all of them stand on
 
 Import the public names from `specsim.api`; this file imports no room, so that the command line
-starts fast. Modules that have moved are found under their old names for now.
+starts fast.
 """
-
-import sys
-import warnings
-from collections.abc import Sequence
-from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from pathlib import Path
-from types import ModuleType
-
-_LINES = Path(__file__).with_name("moved.csv").read_text().split()[1:]
-_MOVED: dict[str, str] = dict(line.split(",") for line in _LINES)  # by old name, without specsim
-
-
-def _new_name(name: str) -> str:
-    """Return what a module is called now, which may have moved more than once."""
-    root, *parts = name.split(".")
-    names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
-    old = next((old for old in names if old in _MOVED), None)
-    if root != __name__ or old is None:
-        return name
-    return _new_name(".".join([root, _MOVED[old], *parts[old.count(".") + 1 :]]))
-
-
-class _Moved(MetaPathFinder, Loader):
-    """Find a module under the name that it had before version 0.2, with a warning."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        new = _new_name(fullname)
-        if new == fullname:
-            return None
-        warnings.warn(f"{fullname} is now {new}", DeprecationWarning, stacklevel=2)
-        return ModuleSpec(fullname, self, origin=new)
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType:
-        assert spec.origin is not None
-        module = import_module(spec.origin)
-        self._own = module.__spec__
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__spec__ = self._own  # the import system has just put that of the old name there
-
-
-sys.meta_path.insert(0, _Moved())  # before what would load a moved package's modules twice

@@ -66,6 +66,17 @@ def _explained(error: Exception) -> str | None:
         return f"out of memory: {error}; simulate fewer requests at a time"
     if isinstance(error, OSError):  # of files the commands say more; this is standard output
         return f"{error.filename or 'output'}: {error.strerror or error}"
+    return _explained_value(error)
+
+
+def _explained_value(error: Exception) -> str | None:
+    """Return what to tell of a value that no command has looked at; None if it is a bug."""
+    if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
+        return f"{str(error)[len('Symlink loop from ') :]} is a link to itself; name a file"
+    if type(error).__name__ == "ValidationError":
+        from specsim.core.settings import told_problems  # noqa: PLC0415 - pydantic is loaded by now
+
+        return "\n".join(told_problems(error))
     return None
 
 

@@ -10,10 +10,12 @@ summary.save(Path("results"))
 """
 
 from specsim.acceptance.base import Acceptance
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.latency.base import LatencyModel
-from specsim.policies import OraclePolicy, Policy, ServerView
+from specsim.policies import LoopPolicy, Loops, OraclePolicy, Policy, ServerView, View, row_of
 from specsim.profile import Profile, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
@@ -25,8 +27,9 @@ from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
 __all__ = [
-    "Acceptance", "BatchView", "DraftView", "Experiment", "LatencyModel", "OraclePolicy",
-    "Policy", "Profile", "Request", "Run", "ServerView", "StepLoad", "StepOutcome", "Summary",
-    "Trace", "Tree", "capacity", "compare", "gate", "load_profile", "parse_policies", "plan",
-    "read_trace", "simulate", "sweep", "tune",
+    "Acceptance", "BatchView", "DraftView", "Experiment", "Floats", "Ints", "LatencyModel",
+    "LoopPolicy", "Loops", "OraclePolicy", "PerRequest", "Policy", "Profile", "Request", "Rows",
+    "Run", "ServerView", "StepLoad", "StepOutcome", "Summary", "Trace", "Tree", "View", "capacity",
+    "compare", "gate", "inner", "load_profile", "parse_policies", "plan", "read_trace", "row_of",
+    "simulate", "sweep", "tune",
 ]  # fmt: skip

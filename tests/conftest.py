@@ -1,10 +1,12 @@
 """What all tests share: a tiny experiment, and the real data where they are at hand."""
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,16 @@ def compile_all() -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen", action="store_true", help="write the golden files anew")
+
+
+def load_script(path: Path) -> ModuleType:
+    """Return a script of experiments/ as a module."""
+    spec = importlib.util.spec_from_file_location(f"of_{path.parent.name.replace('-', '_')}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def data_folder() -> Path:

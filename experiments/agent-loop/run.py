@@ -1,6 +1,6 @@
 """SuffixDecoding in an agent's closed loop: turns that share their prefix, and tools between them.
 
-    SPECSIM_DATA=... python experiments/agent-loop/run.py
+    SPECSIM_DATA=... python experiments/run.py agent-loop
 
 Writes sql.csv, sessions.csv, loops.csv and plot.png beside this file. It needs the recorded token
 traces, which are never shipped.
@@ -8,7 +8,6 @@ traces, which are never shipped.
 
 import csv
 import os
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -203,13 +202,6 @@ def main(
     settings: Sequence[tuple[int, float]] = SETTINGS,
     limit: int | None = None,
 ) -> None:
-    missing = [
-        p for name in ("bird_sql", "swe_agent") if not (p := DATA / f"{name}.jsonl.gz").exists()
-    ]
-    if missing:
-        print(f"{missing[0]} is not here; set SPECSIM_DATA to the folder that has tokens/ in it",
-              file=sys.stderr)  # fmt: skip
-        sys.exit(2)
     turns = sessions()[:limit]
     print(f"{len(turns)} sessions, {sum(map(len, turns))} turns; "
           f"{shared_share(turns):.0%} of the later prompts begin with the one before")  # fmt: skip

@@ -1,13 +1,12 @@
 """The whole Azure 2023 conversation trace on four replicas, with and without speculation.
 
-    SPECSIM_DATA=... python experiments/azure-replay/run.py
+    SPECSIM_DATA=... python experiments/run.py azure-replay
 
 Writes results.csv beside this file.
 """
 
 import csv
 import os
-import sys
 from pathlib import Path
 
 from specsim.api import Experiment, compare, parse_policies
@@ -22,8 +21,6 @@ FIELDS = (
 
 def main() -> None:
     trace = DATA / "traces" / "AzureLLMInferenceTrace_conv.csv"
-    if not trace.exists():
-        sys.exit(f"{trace} is not here; set SPECSIM_DATA to the folder with the Azure traces")
     experiment = Experiment.load(HERE / "experiment.yaml", [f"workload.arrivals.path={trace}"])
     policies = parse_policies(["static:k=1", "static:k=3"])
     comparison = compare(experiment, policies, replications=1, workers=2)

@@ -1,6 +1,6 @@
 """When does it pay to prefill on some GPUs and decode on others, with and without speculation?
 
-    python experiments/disaggregation/run.py
+    python experiments/run.py disaggregation
 
 Writes results.csv and plot.png beside this file, in three minutes of one core.
 """

@@ -1,8 +1,9 @@
 """Build a profile per server, fit it to a few cells, and compare with all its other runs.
 
-    SPECSIM_DATA=FOLDER python experiments/gpu-runs/run.py --tables SYSTEMS
+    SPECSIM_DATA=FOLDER python experiments/gpu-runs/run.py [--tables SYSTEMS]
 
-FOLDER holds gpu-runs/*.csv; SYSTEMS is the folder `systems` of aiconfigurator-core. Writes
+FOLDER holds gpu-runs/*.csv; SYSTEMS is the folder `systems` of aiconfigurator-core, if it is not
+installed. Writes
 results/errors.json (our own figures: errors, parameters), and with --predictions FOLDER what was
 measured and predicted of each row, which is not part of the project.
 """
@@ -21,7 +22,7 @@ from typing import Any
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import TableOptions
+from specsim.profile.kernel_tables import TableOptions, tables_folder
 from specsim.reality.profile_fit.run_fit import DEVIATIONS, RunFit, fit_runs
 from specsim.reality.validation import MeasuredRun, TableErrors, read_table, select_rows
 
@@ -190,18 +191,17 @@ SERVERS = (
 def main() -> None:
     """Fit all servers, or those that are named, and write what came of it."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tables", type=Path, required=True)
+    parser.add_argument("--tables", type=Path, help="folder of kernel tables")
     parser.add_argument("--server", action="append", choices=[each.name for each in SERVERS])
     parser.add_argument("--predictions", type=Path, help="CSV for measured and predicted values.")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
     data = _data_folder()
-    if not options.tables.is_dir():
-        raise ConfigError(
-            f"--tables {options.tables}: is no folder; name that of the kernel tables"
-        )
+    tables = options.tables or tables_folder()
+    if not tables.is_dir():
+        raise ConfigError(f"--tables {tables}: is no folder; name that of the kernel tables")
     wanted = [each for each in SERVERS if not options.server or each.name in options.server]
-    found = {each.name: _fitted(each, data, options.tables) for each in wanted}
+    found = {each.name: _fitted(each, data, tables) for each in wanted}
     summary = {each.name: _summary(each, found[each.name]) for each in wanted}
     with new_file(options.out, is_own=options.out == OUT) as file:
         file.write_text(json.dumps(summary, indent=1) + "\n")

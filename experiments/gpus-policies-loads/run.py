@@ -30,7 +30,8 @@ def rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "within_limits": round(
                     fmean(m["request_goodput"] / m["request_throughput"] for m in metrics), 4
                 ),
-                "unstable": sum(m["unstable"] for m in metrics),
+                "overloaded": sum(m["overloaded"] for m in metrics),
+                "undecided": sum(m["undecided"] for m in metrics),
             }
         )
     return found

@@ -1,6 +1,6 @@
 """One acceptance rate, nine loads: a policy that looks at acceptance alone loses at the top.
 
-    python experiments/load-ramp/run.py
+    python experiments/run.py load-ramp
 
 Writes loads.csv, ramp.csv and plot.png beside this file and prints the tables.
 """
@@ -15,6 +15,8 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Policy, Summary, parse_policies, simulate
+from specsim.results.stability import together
+from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 RATES = (10, 50, 100, 150, 200, 225, 250, 300, 400)
@@ -38,7 +40,7 @@ def summarise(experiment: Experiment) -> dict:
         "mean_e2el_ms": summary.data["mean_e2el_ms"],
         "tokens_per_s": summary.data["output_throughput"],
         "idle_rows": 1 - float(summary.tables.steps["deliveries"].sum() / rows),
-        "unstable": summary.is_unstable,
+        "stability": summary.stability,
     }
 
 
@@ -80,7 +82,7 @@ def compared(rate: float, runs: dict[str, list[dict]]) -> list[dict]:
             "throughput_over_best": round(ratio(mine, runs[most], "tokens_per_s"), 4),
             "throughput_over_off": round(ratio(mine, runs["off"], "tokens_per_s"), 4),
             "idle_rows": round(fmean(run["idle_rows"] for run in mine), 4),
-            "unstable": any(run["unstable"] for run in mine),
+            "stability": together(run["stability"] for run in mine),
         }
         for label, mine in runs.items()
     ]
@@ -176,11 +178,10 @@ def draw(loads: list[dict], ramp: list[dict], out: Path) -> None:
     for label in POLICIES:
         mine = [row for row in loads if row["policy"] == label]
         style = "o-" if label not in FIXED else ("k-" if label == "off" else "--")
-        left.plot(
-            [row["rate"] for row in mine],
-            [1 / row["latency_over_off"] for row in mine],
-            style,
-            label=label,
+        rates, gains = [row["rate"] for row in mine], [1 / row["latency_over_off"] for row in mine]
+        [line] = left.plot(rates, gains, style, label=label)
+        mark_stability(
+            left, rates, gains, [row["stability"] for row in mine], color=line.get_color()
         )
     left.set_xlabel("requests/s")
     left.set_ylabel("speed-up over no speculation")

@@ -1,6 +1,6 @@
 """On-the-fly adaptation, fig. 3: which rule for the draft length is the fastest, one by one.
 
-    SPECSIM_DATA=... python experiments/on-the-fly-fig3/run.py
+    SPECSIM_DATA=... python experiments/run.py on-the-fly-fig3
 
 Writes results.csv and plot.png beside this file and prints the tables. The token traces are never
 shipped.
@@ -8,7 +8,6 @@ shipped.
 
 import csv
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +36,6 @@ EASY, HARD = 0.9, 0.4
 def load_dataset(dataset: str, count: int, max_model_len: int = 2048) -> list[Request]:
     """The first requests that fit into the model's positions."""
     path = DATA / "tokens" / f"llama31_8b_{dataset}.jsonl.gz"
-    if not path.exists():
-        sys.exit(f"{path} is not here; set SPECSIM_DATA to the folder with the token traces")
     fitting = [
         request
         for request in read_trace(path).requests()

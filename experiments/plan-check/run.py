@@ -55,6 +55,7 @@ def main() -> None:
             truth = {each: dense(plan, each, runner) for each in looked_at(plan)}
         check(name, plan, truth, seconds)
         rows += [row(name, plan, option, rate, seconds) for option, rate in truth.items()]
+        rows.sort(key=lambda row: list(QUESTIONS).index(str(row["question"])))
         with path.open("w", newline="") as file:
             writer = csv.DictWriter(file, list(rows[0]))
             writer.writeheader()

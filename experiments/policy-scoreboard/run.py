@@ -22,6 +22,7 @@ import numpy as np
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Policy, compare, parse_policies
+from specsim.policies import check_proposer
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"
@@ -165,7 +166,7 @@ def allowed(experiment: Experiment, *, has_model: bool) -> dict[str, Policy]:
     assert proposer is not None
     for text, policy in parse_policies(POLICIES).items():
         try:
-            policy.check_proposer(proposer)
+            check_proposer(policy, proposer)
         except ValueError:
             continue
         if text != "off" and (has_model or not text.startswith("bayes")):
@@ -180,7 +181,6 @@ def rows_of(base: Experiment, cell: Cell) -> list[dict[str, Any]]:
     rows = []
     for standing in comparison.standings:
         result, oracle = standing.result, standing.regrets.get("oracle")
-        bayes = standing.regrets.get("bayes")
         assert oracle is not None
         rows.append(
             {
@@ -196,11 +196,10 @@ def rows_of(base: Experiment, cell: Cell) -> list[dict[str, Any]]:
                 "regret_oracle_percent": round(oracle.mean, 2),
                 "regret_oracle_low": round(oracle.low or 0.0, 2),
                 "regret_oracle_high": round(oracle.high or 0.0, 2),
-                "regret_bayes_percent": "" if bayes is None else round(bayes.mean, 2),
                 "mean_e2el_ms": round(result.mean("mean_e2el_ms"), 1),
                 "mean_tpot_ms": round(result.mean("mean_tpot_ms"), 3),
                 "tokens_per_step": round(result.mean("tokens_per_step"), 3),
-                "unstable": result.is_unstable,
+                "stability": result.stability,
             }
         )
     return rows

@@ -9,13 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels
 from specsim.profile import Profile
 from specsim.reality.validation import Replaced, Replay, compose, load_run, replay
 
 RUN = Path(os.environ["SPECSIM_DATA"]) / "real-runs/RTXPRO6000-qwen3-30b-a3b-dp2-ep2"
-FREE = {"collective_us": 0.0, "collective_gb_per_s": 1e9}
+FREE = {"collectives": lambda us: us * 1e-9}
 EXPERTS = {"data_parallel_size": 2, "enable_expert_parallel": True}
 
 
@@ -25,6 +27,11 @@ def of_kernels(profile: Profile, **fields: Any) -> Profile:
     inner = profile.target.inner
     assert isinstance(inner, Kernels)
     old = {name: getattr(inner, name) for name in Kernels.model_fields}
+    if change := fields.pop("collectives", None):
+        fields["collectives"] = [
+            each.model_copy(update={"us": tuple(change(np.array(each.us)))})
+            for each in inner.collectives
+        ]
     target = profile.target.model_copy(update={"inner": Kernels(**{**old, **fields})})
     return profile.model_copy(update={"target": target})
 
@@ -49,8 +56,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "+ lock-step, padded to the larger batch": {"zero_writes": None, **FREE},
     "+ all-gather and reduce-scatter": {"zero_writes": None},
     "+ zeros for the other GPU's experts (vLLM before 0.32): all": {},
-    "all, without the start-up of collectives": {"collective_us": 0.0},
-    "all, at half the bandwidth between GPUs": {"collective_gb_per_s": 15.0},
+    "all, without the start-up of collectives": {"collectives": lambda us: us - us[0] + 1e-9},
+    "all, at half the bandwidth between GPUs": {"collectives": lambda us: 2 * us - us[0]},
     "all, busiest GPU with 1.1 times the mean": {"expert_imbalance": 1.1},
 }  # fmt: skip
 

@@ -1,13 +1,12 @@
 """Two real vLLM runs, replayed under step times of different origin.
 
-    SPECSIM_DATA=... python experiments/real-runs/run.py
+    SPECSIM_DATA=... python experiments/run.py real-runs
 
 Writes errors.csv, statistics.csv and a plot per run beside this file.
 """
 
 import csv
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -121,8 +120,6 @@ def variants(run: RunFolder) -> dict[str, Callable[[], Validation]]:
 
 
 def main() -> None:
-    if not DATA.is_dir():
-        sys.exit(f"{DATA} is not here; set SPECSIM_DATA to the folder with the real runs")
     errors, statistics = [], []
     for name in RUNS:
         run = load_run(DATA / name)

@@ -1,6 +1,6 @@
 """Suffix decoding and its hybrid with EAGLE in a server, on real answers.
 
-    SPECSIM_DATA=... python experiments/real-tokens-serving/run.py
+    SPECSIM_DATA=... python experiments/run.py real-tokens-serving
 
 Writes loads.csv, tau.csv and plots beside this file. It needs the recorded token traces, which are
 never shipped.
@@ -8,7 +8,6 @@ never shipped.
 
 import csv
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -24,6 +23,8 @@ import yaml
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Request, Summary, load_profile, read_trace, simulate
+from specsim.results.stability import together
+from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"
@@ -111,7 +112,7 @@ def means(rows: Sequence[Row]) -> Row:
         "mean_tpot_ms": round(fmean(row["mean_tpot_ms"] for row in rows), 3),
         "tokens_per_step": round(fmean(row["tokens_per_step"] for row in rows), 3),
         "output_throughput": round(fmean(row["output_throughput"] for row in rows), 1),
-        "unstable": any(row["unstable"] for row in rows),
+        "stability": together(row["stability"] for row in rows),
         "beyond_valid_range": any("valid range" in w for row in rows for w in row["warnings"]),
     }
 
@@ -167,12 +168,6 @@ def host_profiles(folder: Path) -> dict[str, str]:
 
 
 def main(folder: Path = HERE, workers: int = 2, limit: int | None = None) -> None:
-    paths = [DATA / f"llama31_8b_{dataset}.jsonl.gz" for dataset in MIX]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        print(f"{missing[0]} is not here; set SPECSIM_DATA to the folder that has tokens/ in it",
-              file=sys.stderr)  # fmt: skip
-        sys.exit(2)
     with TemporaryDirectory() as temporary, ProcessPoolExecutor(workers) as pool:
         profiles = host_profiles(Path(temporary))
         tables = {
@@ -199,9 +194,13 @@ def draw_loads(rows: list[Row], folder: Path) -> None:
             mine = [r for r in rows if (r["workload"], r["host"]) == (workload, host)]
             off = [r["mean_e2el_ms"] for r in mine if r["policy"] == "off"]
             for number, policy in enumerate(POLICIES[1:]):
-                latencies = [r["mean_e2el_ms"] for r in mine if r["policy"] == policy]
-                ratios = np.divide(latencies, off)
+                own = [r for r in mine if r["policy"] == policy]
+                ratios = np.divide([r["mean_e2el_ms"] for r in own], off)
+                answers = [r["stability"] for r in own]
                 axis.plot(RATES[workload], ratios, f"C{number}-o", markersize=3, label=policy)
+                mark_stability(
+                    axis, RATES[workload], ratios, answers, color=f"C{number}", markersize=3
+                )
             axis.axhline(1.0, color="gray", linewidth=0.8)
             axis.set_xscale("log")
             axis.set_title(f"{workload}, {host} per draft token", fontsize=10)

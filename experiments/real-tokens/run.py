@@ -1,6 +1,6 @@
 """Who would have paid on real answers: lookups, EAGLE as recorded, and hybrids of both.
 
-    SPECSIM_DATA=... python experiments/real-tokens/run.py
+    SPECSIM_DATA=... python experiments/run.py real-tokens
 
 Writes the CSV files and plots beside this file. It needs the recorded token traces, which are never
 shipped, and reads nothing else.
@@ -10,7 +10,6 @@ import csv
 import gzip
 import json
 import os
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from copy import deepcopy
@@ -402,11 +401,6 @@ def call(task: Task) -> list[Row]:
 
 
 def main(folder: Path = HERE, datasets: Sequence[str] = tuple(FILES), workers: int = 2) -> None:
-    missing = [path for d in datasets if not (path := DATA / f"{FILES[d]}.jsonl.gz").exists()]
-    if missing:
-        print(f"{missing[0]} is not here; set SPECSIM_DATA to the folder that has tokens/ in it",
-              file=sys.stderr)  # fmt: skip
-        sys.exit(2)
     tables: dict[str, list[Row]] = {}
     with ProcessPoolExecutor(workers) as pool:
         for name, found in tasks(datasets).items():

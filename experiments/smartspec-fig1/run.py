@@ -1,6 +1,6 @@
 """SmartSpec fig. 1: speculation gains at a low request rate and loses past some rate.
 
-    python experiments/smartspec-fig1/run.py
+    python experiments/run.py smartspec-fig1
 
 Writes results.csv and plot.png beside this file and prints the crossover rate of each k.
 """
@@ -14,6 +14,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, compare, parse_policies
+from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 RATES = (1, 4, 8, 12, 16, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44)
@@ -40,7 +41,7 @@ def main() -> None:
                     "speed_up": round(result.speed_up.mean, 4),
                     "low": round(result.speed_up.low or 0, 4),
                     "high": round(result.speed_up.high or 0, 4),
-                    "unstable": result.is_unstable,
+                    "stability": result.stability,
                 }
             )
     with (HERE / "results.csv").open("w", newline="") as stream:
@@ -69,7 +70,11 @@ def draw(rows: list[dict]) -> None:
     for k in KS:
         mine = [row for row in rows if row["policy"] == f"static:k={k}"]
         rates = [row["rate"] for row in mine]
-        axis.plot(rates, [row["speed_up"] for row in mine], "o-", label=f"k = {k}")
+        gains = [row["speed_up"] for row in mine]
+        [line] = axis.plot(rates, gains, "o-", label=f"k = {k}")
+        mark_stability(
+            axis, rates, gains, [row["stability"] for row in mine], color=line.get_color()
+        )
         axis.fill_between(
             rates, [row["low"] for row in mine], [row["high"] for row in mine], alpha=0.2
         )

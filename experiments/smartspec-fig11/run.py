@@ -1,6 +1,6 @@
 """SmartSpec figs. 11, 12 and 14: latency over request rate, dataset by dataset.
 
-    python experiments/smartspec-fig11/run.py
+    python experiments/run.py smartspec-fig11
 
 Writes results.csv, claim.csv and plot.png beside this file, and prints speed-ups as it goes.
 """
@@ -16,6 +16,8 @@ from specsim.api import Experiment, Profile, Summary, parse_policies, simulate
 from specsim.core.step import StepLoad
 from specsim.hardware import GIB, load_gpu, load_model
 from specsim.profile import StepCosts
+from specsim.results.stability import together
+from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 COMPUTE, MEMORY = 0.6, 0.8
@@ -159,7 +161,7 @@ def run(panel: tuple[str, str], rate: float, policies: list[str], num_requests: 
                 "policy": label,
                 "mean_e2el_ms": round(latency, 1),
                 "speed_up": round(rows[0]["mean_e2el_ms"] / latency, 3) if rows else 1.0,
-                "unstable": any(run.is_unstable for run in runs),
+                "stability": together(run.stability for run in runs),
             }
         )
     return rows
@@ -195,11 +197,13 @@ def draw(rows: list[dict], out: Path) -> None:
     for axis, panel in zip(axes.flat, panels, strict=False):
         for policy in POLICIES:
             points = [
-                (row["rate"], row["speed_up"])
+                (row["rate"], row["speed_up"], row["stability"])
                 for row in rows
                 if (row["target"], row["dataset"], row["policy"]) == (*panel, policy)
             ]
-            axis.plot(*zip(*points, strict=True), "o-", label=policy, markersize=3)
+            rates, gains, answers = zip(*points, strict=True)
+            [line] = axis.plot(rates, gains, "o-", label=policy, markersize=3)
+            mark_stability(axis, rates, gains, answers, color=line.get_color(), markersize=3)
         axis.axhline(1.0, color="gray", linewidth=0.8)
         axis.set_title(f"{panel[0]}, {panel[1]}", fontsize=10)
         axis.set_xlabel("requests/s")

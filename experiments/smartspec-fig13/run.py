@@ -1,6 +1,6 @@
 """SmartSpec fig. 13: mean latency over the request rate, up to the service rate and beyond it.
 
-    python experiments/smartspec-fig13/run.py
+    python experiments/run.py smartspec-fig13
 
 Writes results.csv and plot.png beside this file.
 """

@@ -1,6 +1,6 @@
 """SmartSpec fig. 5: the best proposed length falls with the batch size.
 
-    python experiments/smartspec-fig5/run.py
+    python experiments/run.py smartspec-fig5
 
 Writes closed_form.csv, results.csv and plot.png beside this file and prints both tables.
 """

@@ -1,6 +1,6 @@
 """SmartSpec fig. 15 and 16: Medusa trees of fixed width explode under load, goodput's do not.
 
-    python experiments/smartspec-medusa/run.py
+    python experiments/run.py smartspec-medusa
 
 Writes results.csv and plot.png beside this file and prints the table.
 """
@@ -12,10 +12,12 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Policy, Summary, parse_policies, simulate
+from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 ALPHAS = (0.6, 0.8)
 RATES = (0.5, 1, 2, 4, 6, 8, 10, 12, 16, 24)
+MARKS = {"stable": "", "overloaded": "!", "undecided": "?"}
 POLICIES = {
     "off": "off",
     "top 1": "medusa_tree:widths=[1,1,1]",
@@ -36,7 +38,7 @@ def run(experiment: Experiment, policy: Policy) -> dict:
         "tokens_per_step": round(float(steps["batched_tokens"].mean()), 1),
         "requests_per_step": round(float(decodes["num_requests"].mean()), 1),
         "tokens_per_request": round(float(per_request), 2),
-        "unstable": summary.is_unstable,
+        "stability": summary.stability,
     }
 
 
@@ -63,7 +65,7 @@ def main(
                 rows.append(row)
                 cells.append(
                     f"{label} {row['mean_e2el_ms']:,.0f}/{row['tokens_per_step']:.0f}/"
-                    f"{row['tokens_per_request']:.1f}{'!' if row['unstable'] else ''}"
+                    f"{row['tokens_per_request']:.1f}{MARKS[row['stability']]}"
                 )
             print(f"{rate:>5} " + "  ".join(cells), flush=True)
     with (out / "results.csv").open("w", newline="") as stream:
@@ -83,7 +85,9 @@ def draw(rows: list[dict], alphas: tuple[float, ...], out: Path) -> None:
         for axis, field in zip(line, shown, strict=True):
             for label in POLICIES:
                 mine = [r for r in rows if (r["alpha"], r["policy"]) == (alpha, label)]
-                axis.plot([r["rate"] for r in mine], [r[field] for r in mine], "o-", label=label)
+                x, y = [r["rate"] for r in mine], [r[field] for r in mine]
+                [curve] = axis.plot(x, y, "o-", label=label)
+                mark_stability(axis, x, y, [r["stability"] for r in mine], color=curve.get_color())
             axis.set_yscale("log")
             axis.set_title(f"alpha = {alpha}: {field.replace('_', ' ')}")
             axis.set_xlabel("requests/s")

@@ -1,6 +1,6 @@
 """Speed-up over batch size: B copies of one request, as SpecDecode-Bench simulates it.
 
-    SPECSIM_DATA=... python experiments/specdecode-bench-batch/run.py
+    SPECSIM_DATA=... python experiments/run.py specdecode-bench-batch
 
 Writes results.csv and plot.png beside this file. The token traces are half of the benchmark's
 requests; they are never shipped.
@@ -8,7 +8,6 @@ requests; they are never shipped.
 
 import csv
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -73,8 +72,6 @@ def speed_ups(with_k: Callable[[Request, str], float], requests: list[Request], 
 
 def main() -> None:
     path = DATA / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
-    if not path.exists():
-        sys.exit(f"{path} is not here; set SPECSIM_DATA to the folder with the token traces")
     requests = list(read_trace(path).requests())
     base = Experiment.load(HERE / "experiment.yaml")
     profile = load_profile(base.profile)

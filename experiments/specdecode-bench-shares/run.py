@@ -1,6 +1,6 @@
 """What verification, drafting and overhead take of a speculative step, by batch size.
 
-    python experiments/specdecode-bench-shares/run.py
+    python experiments/run.py specdecode-bench-shares
 
 Writes results.csv beside this file.
 """

@@ -1,6 +1,6 @@
 """SSSD: throughput and latency of a lookup that fills the hardware's free budget, by batch size.
 
-    SPECSIM_DATA=... python experiments/sssd/run.py
+    SPECSIM_DATA=... python experiments/run.py sssd
 
 Writes results.csv and plot.png beside this file. It needs the recorded token traces, which are
 never shipped.
@@ -10,7 +10,6 @@ import csv
 import gzip
 import json
 import os
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -176,12 +175,6 @@ def main(
     batches: Sequence[int] = BATCHES,
     count: int = NUM_REQUESTS,
 ) -> None:
-    paths = [DATA / f"llama31_8b_{dataset}.jsonl.gz" for dataset in ANSWERS]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        print(f"{missing[0]} is not here; set SPECSIM_DATA to the folder that has tokens/ in it",
-              file=sys.stderr)  # fmt: skip
-        sys.exit(2)
     budget = {"model": "llama-2-7b", "gpu": "ascend-910b4", "tokens": round(budget_tokens())}
     write(folder / "budget.csv", [budget])
     rows = [row for dataset in datasets for row in rows_of(dataset, batches, count)]

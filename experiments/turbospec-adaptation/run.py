@@ -1,6 +1,6 @@
 """TurboSpec's figures 9 to 11, 13 and 14, and its memory claim.
 
-    SPECSIM_DATA=... python experiments/turbospec-adaptation/run.py
+    SPECSIM_DATA=... python experiments/run.py turbospec-adaptation
 
 Writes fixed.csv, offline.csv, changes.csv, memory.csv and cdf.png beside this file. Figures 13 and
 14 need the recorded token traces, which are never shipped.
@@ -211,15 +211,6 @@ def write(path: Path, rows: list[Row]) -> None:
 
 
 def main(folder: Path = HERE) -> None:
-    missing = [
-        path
-        for name in ("instructcoder", "sharegpt")
-        if not (path := DATA / f"llama31_8b_{name}.jsonl.gz").exists()
-    ]
-    if missing:
-        print(f"{missing[0]} is not here; set SPECSIM_DATA to the folder that has tokens/ in it",
-              file=sys.stderr)  # fmt: skip
-        sys.exit(2)
     write(folder / "memory.csv", memory())
     write(folder / "fixed.csv", fixed())
     write(folder / "offline.csv", offline())

@@ -2,10 +2,10 @@
 
 from typing import Annotated
 
-from specsim.acceptance.base import Acceptance, Oracle
+from specsim.acceptance.base import Acceptance, Oracle, model_of
 from specsim.core.families import Family
 
-__all__ = ["ACCEPTANCE", "Acceptance", "NestedAcceptance", "Oracle"]
+__all__ = ["ACCEPTANCE", "Acceptance", "NestedAcceptance", "Oracle", "model_of"]
 
 ACCEPTANCE = Family("acceptance", Acceptance)
 NestedAcceptance = Annotated[Acceptance, ACCEPTANCE, ACCEPTANCE.any_member]

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.acceptance._token_luck import TokenLuck, counted
+from specsim.core.blame import held_to
 from specsim.core.errors import ConfigError
 from specsim.core.families import Member
 from specsim.core.request import Columns, Request
-from specsim.core.rng import Luck
+from specsim.core.rng import Luck, normals
 
 MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
@@ -22,12 +24,17 @@ MAX_DRAFT_LEN = 254
 _FEW = 16  # positions that are faster looked at one by one, in bytes, than counted in integers
 
 
-Rates = Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.float64]]
+Floats = NDArray[np.float64]
+Rates = Callable[[NDArray[np.int64], NDArray[np.int64]], tuple[Floats, Floats]]
 """P(draft token j is accepted | all before it were), by request index and output tokens known.
 
 Shape (n, longest draft). As one knows it who knows the model and its state at the last known token,
-but not the luck of the next ones.
+but not the luck of the next ones. And the mean square of what it will be once the state at the
+token itself is known.
 """
+
+TokenLucks = Callable[[Sequence[Request], Sequence[bytes]], TokenLuck]
+"""Return the luck of the tokens of some requests, of which the survival tables are given."""
 
 
 class Acceptance(Member):
@@ -43,7 +50,8 @@ class Acceptance(Member):
     """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
     """How little the drafter's confidence in a token says about its survival, for policies that
-    look at it; see `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
+    look at it: of the variance of what becomes of a request's tokens it explains 1 / (1 + this),
+    but no less than the state of the model does (docs/explanation/luck.md)."""
 
     @abstractmethod
     def survival_lens(
@@ -61,6 +69,15 @@ class Acceptance(Member):
         """Return the acceptance model of one of ``speculative_config.models``."""
         return self
 
+    def token_lucks(
+        self, luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
+    ) -> TokenLucks:
+        """Return what decides on single tokens, for confidences; from the tables of a whole run.
+
+        Where nothing is known but the tables, chances are counted in them.
+        """
+        return counted(luck, max_draft_len, survival_tables)
+
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         """Return what is to be known of the drafts of a run's requests but their luck.
 
@@ -70,6 +87,11 @@ class Acceptance(Member):
             f"acceptance '{self.kind}' has no model whose state could be known; use a model, or "
             "leave policy 'bayes' out"
         )
+
+    @property
+    def state_share(self) -> float:
+        """Share of the variance of a request's fates that the model's state explains."""
+        return 0.0
 
     @property
     def has_model(self) -> bool:
@@ -82,6 +104,14 @@ class Acceptance(Member):
         None if requests or output positions differ.
         """
         return None
+
+
+def model_of(acceptance: Acceptance, drafter: str) -> Acceptance:
+    """Return the model of one drafter; a PluginError if a class of the user's gives none."""
+    model = acceptance.of_drafter(drafter)
+    rule = "an acceptance model"
+    held_to(acceptance, "of_drafter", model, isinstance(model, Acceptance), rule)
+    return model
 
 
 class _Latest:
@@ -127,6 +157,32 @@ class DrawnAcceptance(Acceptance):
             lambda: self.drawn_lens(luck, indices, counts, max_draft_len).tobytes(),
         )
         return [row[: len(row) - max_draft_len] for row in split_rows(drawn, counts)]
+
+    def token_lucks(
+        self, luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
+    ) -> TokenLucks:
+        def drawn(requests: Sequence[Request], tables: Sequence[bytes]) -> TokenLuck:
+            indices, counts = drawn_positions(requests, max_draft_len)
+            own = self.own_luck(luck, indices, counts)
+            scores = np.asarray(self.scores(luck, indices, counts, max_draft_len))
+            return TokenLuck(own, scores, self.state_share)
+
+        return drawn
+
+    def own_luck(self, luck: Luck, indices: list[int], counts: list[int]) -> Floats:
+        """Return the luck of each position itself, standard normal: the lower the better."""
+        return normals(luck.uniforms(indices, counts))
+
+    @abstractmethod
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        """Return below which of its own luck each token is accepted, given that all before it were.
+
+        That is the normal quantile of its chance, by place in the draft and position; the last row
+        holds for all later places. Shape (places, positions), or (places, 1). Given as for
+        `drawn_lens`, and in the same number of places for all requests.
+        """
 
     @abstractmethod
     def drawn_lens(

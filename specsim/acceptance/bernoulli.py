@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,13 @@ from specsim.core.rng import Luck
 def _constant(alphas: NDArray[np.float64], factors: NDArray[np.float64]) -> Rates:
     """Return rates that depend on the request, by index, and on the place in a draft."""
     table = alphas[:, np.newaxis] * factors
-    return lambda requests, positions: table[requests]
+    return lambda requests, positions: (table[requests], table[requests] ** 2)
+
+
+def _scores(rates: Any) -> NDArray[np.float64]:
+    from scipy.special import ndtri  # noqa: PLC0415 - scipy takes 0.2 s
+
+    return np.asarray(ndtri(rates))
 
 
 @final
@@ -38,6 +44,11 @@ class Bernoulli(DrawnAcceptance):
     ) -> NDArray[np.uint8]:
         accepted = luck.uniforms(indices, counts) < self.alpha
         return run_lengths(accepted, max_draft_len)
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        return _scores([[self.alpha]])
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return _constant(np.full(len(requests), self.alpha), np.ones(max_draft_len))
@@ -64,6 +75,11 @@ class Beta(DrawnAcceptance):
         alphas = _alphas(self.a, self.b, luck, indices)
         accepted = luck.uniforms(indices, counts) < np.repeat(alphas, counts)
         return run_lengths(accepted, max_draft_len)
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        return np.repeat(_scores([_alphas(self.a, self.b, luck, indices)]), counts, axis=1)
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         indices = [request.index for request in requests]
@@ -102,6 +118,13 @@ class BetaPosition(DrawnAcceptance):
         # Dividing the luck once, not multiplying alpha anew for every token of the draft.
         needed = luck.uniforms(indices, counts) / np.repeat(np.maximum(alphas, 1e-300), counts)
         return runs_below(needed, self._factors(max_draft_len))
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        factors = np.array(self.factors[:max_draft_len])
+        rates = factors[:, np.newaxis] * _alphas(self.a, self.b, luck, indices)
+        return np.repeat(_scores(rates), counts, axis=1)
 
     def _factors(self, max_draft_len: int) -> tuple[float, ...]:
         last = self.factors[-1:] * max(max_draft_len - len(self.factors), 0)
@@ -158,6 +181,12 @@ class PerPosition(DrawnAcceptance):
     ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
         return runs_below(luck.uniforms(indices, counts), self.rates[:max_draft_len])
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        places = min(len(self.rates) + 1, max_draft_len)
+        return _scores(self.position_rates(places))[:, np.newaxis]
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return _constant(np.ones(len(requests)), np.array(self.position_rates(max_draft_len)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from math import asin, pi
 from typing import Annotated, Literal, final
 
 import numpy as np
@@ -10,7 +11,7 @@ from pydantic import Field
 
 from specsim.acceptance.base import DrawnAcceptance, Rates, drawn_positions, run_lengths, runs_below
 from specsim.core.request import Request
-from specsim.core.rng import Luck
+from specsim.core.rng import Luck, normals
 from specsim.core.settings import Settings
 
 
@@ -51,6 +52,18 @@ class Markov(DrawnAcceptance):
         accepted = luck.uniforms(indices, counts) < alphas[self._chosen(luck, indices, counts)]
         return run_lengths(accepted, max_draft_len)
 
+    @property
+    def state_share(self) -> float:
+        alphas = np.array([regime.alpha for regime in self.regimes])
+        mean = float(self._shares @ alphas)
+        return float(self._shares @ (alphas - mean) ** 2 / max(mean * (1.0 - mean), 1e-300))
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        alphas = np.array([regime.alpha for regime in self.regimes])
+        return _normal_quantiles(alphas)[np.newaxis, self._chosen(luck, indices, counts)]
+
     def _chosen(self, luck: Luck, indices: list[int], counts: list[int]) -> NDArray[np.intp]:
         """Return the regime of every position, end to end."""
         drawn = luck.child("regime").renewed(indices, counts, self.regime_len)
@@ -70,16 +83,18 @@ class Markov(DrawnAcceptance):
         alphas = np.array([regime.alpha for regime in self.regimes])
         stays = 1.0 - 1.0 / self.regime_len
 
-        def rates(indices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        def rates(
+            indices: NDArray[np.int64], positions: NDArray[np.int64]
+        ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             is_first = positions == 0
             believed = np.eye(len(shares))[chosen[starts[indices] + np.maximum(positions - 1, 0)]]
             believed[is_first] = shares
-            found = np.empty((len(indices), max_draft_len))
+            found, squares = np.empty((2, len(indices), max_draft_len))
             for place in range(max_draft_len):
                 believed = stays * believed + (1.0 - stays) * shares
-                found[:, place] = believed @ alphas
+                found[:, place], squares[:, place] = believed @ alphas, believed @ alphas**2
                 believed = believed * alphas / np.maximum(found[:, place], 1e-300)[:, np.newaxis]
-            return found
+            return found, squares
 
         return rates
 
@@ -141,16 +156,32 @@ class Layered(DrawnAcceptance):
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
     ) -> NDArray[np.uint8]:
         """Follow every possible draft token by token; position p + j holds the luck of token j."""
-        own = self.request_spread * _normals(luck.child("request").per_request(indices))
-        # A token fails if its own luck falls short of what the other layers leave to it.
-        lacking = -_normals(luck.uniforms(indices, counts)) - np.repeat(own, counts)
-        for number, regime in enumerate(self.regimes):
-            own_luck = luck.child(f"regime {number}")
-            drawn = own_luck.renewed(indices, counts, regime.mean_len, _normals)
-            lacking -= regime.spread * drawn
-        if self.drift:
-            lacking -= self.drift * _log_positions(counts)
+        lacking = self.own_luck(luck, indices, counts) - self._state(luck, indices, counts)
         return runs_below(lacking, self._levels(max_draft_len))
+
+    def own_luck(self, luck: Luck, indices: list[int], counts: list[int]) -> NDArray[np.float64]:
+        return -super().own_luck(luck, indices, counts)
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        state = self._state(luck, indices, counts)
+        return self.levels[:max_draft_len, np.newaxis] + state
+
+    def _state(self, luck: Luck, indices: list[int], counts: list[int]) -> NDArray[np.float64]:
+        """Return the sum of all layers but each token's own luck."""
+        own = self.request_spread * normals(luck.child("request").per_request(indices))
+        state = np.repeat(own, counts)
+        for number, regime in enumerate(self.regimes):
+            regime_luck = luck.child(f"regime {number}")
+            drawn = regime_luck.renewed(indices, counts, regime.mean_len, normals)
+            state += regime.spread * drawn
+        return state + self.drift * _log_positions(counts) if self.drift else state
+
+    @property
+    def state_share(self) -> float:
+        state = sum(regime.spread**2 for regime in self.regimes)
+        return asin(state / (1.0 + state)) * 2.0 / pi
 
     def _levels(self, max_draft_len: int) -> list[float]:
         levels: list[float] = self.levels.tolist()
@@ -166,9 +197,9 @@ class Layered(DrawnAcceptance):
 
         indices, counts = drawn_positions(requests, max_draft_len)
         starts = np.cumsum([0, *counts])
-        own = self.request_spread * _normals(luck.child("request").per_request(indices))
+        own = self.request_spread * normals(luck.child("request").per_request(indices))
         layers = [
-            luck.child(f"regime {number}").renewed(indices, counts, regime.mean_len, _normals)
+            luck.child(f"regime {number}").renewed(indices, counts, regime.mean_len, normals)
             for number, regime in enumerate(self.regimes)
         ]
         nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
@@ -182,7 +213,9 @@ class Layered(DrawnAcceptance):
             shape[1 + layer] = values.shape[-1]
             return values.reshape(shape)
 
-        def rates(indices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        def rates(
+            indices: NDArray[np.int64], positions: NDArray[np.int64]
+        ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             num = len(indices)
             last = starts[indices] + np.maximum(positions - 1, 0)
             known = np.where(positions == 0, 0.0, 1.0)[:, np.newaxis]
@@ -197,7 +230,7 @@ class Layered(DrawnAcceptance):
             for layer, (regime, values) in enumerate(zip(self.regimes, states, strict=True)):
                 score = score + regime.spread * along(values, layer)
             axes = tuple(range(1, 1 + num_layers))
-            found = np.empty((num, max_draft_len))
+            found, squares = np.empty((2, num, max_draft_len))
             for place, level in enumerate(levels):
                 for layer, regime in enumerate(self.regimes):
                     total = believed.sum(axis=1 + layer, keepdims=True)
@@ -205,17 +238,14 @@ class Layered(DrawnAcceptance):
                     believed = (1.0 - 1.0 / regime.mean_len) * believed + total * renewed
                 drift = self.drift * np.log((positions + 1 + place) / REFERENCE_POSITION)
                 shift = (level + drift).reshape(num, *(1 for _ in layers))
-                believed = believed * ndtr(score + shift)
-                found[:, place] = total = believed.sum(axis=axes) if axes else believed
+                chances = ndtr(score + shift)
+                squares[:, place] = np.sum(believed * chances**2, axis=axes)
+                believed = believed * chances
+                found[:, place] = total = np.sum(believed, axis=axes)
                 believed = believed / np.maximum(total, 1e-300).reshape(shift.shape)
-            return found
+            return found, squares
 
         return rates
-
-
-def _normals(uniforms: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return standard normal numbers, all finite."""
-    return _normal_quantiles(np.maximum(uniforms, 2.0**-54))
 
 
 def _normal_quantiles(shares: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from specsim.acceptance import ACCEPTANCE, NestedAcceptance
-from specsim.acceptance.base import Acceptance, Rates
+from specsim.acceptance._token_luck import TokenLuck, chosen
+from specsim.acceptance.base import Acceptance, Rates, TokenLucks
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.resources import find_resource, resource_names
@@ -66,11 +67,20 @@ class Preset(Acceptance):
         """Load the file, so that a wrong name is found when the configuration is read."""
         self._model = load_preset(self.name).acceptance
 
+    @property
+    def state_share(self) -> float:
+        return self._model.state_share
+
     def position_rates(self, num_positions: int) -> list[float] | None:
         return self._model.position_rates(num_positions)
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return self._model.known_rates(requests, luck, max_draft_len)
+
+    def token_lucks(
+        self, luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
+    ) -> TokenLucks:
+        return self._model.token_lucks(luck, max_draft_len, survival_tables)
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
@@ -145,6 +155,10 @@ class Shift(Acceptance):
     before: NestedAcceptance
     after: NestedAcceptance
 
+    @property
+    def state_share(self) -> float:
+        return (self.before.state_share + self.after.state_share) / 2.0
+
     def of_drafter(self, name: str) -> "Shift":
         """Return the shift between what both models say of a drafter."""
         models = {"before": self.before.of_drafter(name), "after": self.after.of_drafter(name)}
@@ -171,8 +185,28 @@ class Shift(Acceptance):
             model.known_rates(requests, luck, max_draft_len) for model in (self.before, self.after)
         )
 
-        def rates(indices: NDArray[np.int64], positions: NDArray[np.int64]) -> NDArray[np.float64]:
+        def rates(
+            indices: NDArray[np.int64], positions: NDArray[np.int64]
+        ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
             is_late = (indices >= self.at_request)[:, np.newaxis]
-            return np.where(is_late, late(indices, positions), early(indices, positions))
+            pairs = zip(early(indices, positions), late(indices, positions), strict=True)
+            rates, squares = (np.where(is_late, second, first) for first, second in pairs)
+            return rates, squares
 
         return rates
+
+    def token_lucks(
+        self, luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
+    ) -> TokenLucks:
+        early, late = (
+            model.token_lucks(luck, max_draft_len, survival_tables)
+            for model in (self.before, self.after)
+        )
+
+        def tokens(requests: Sequence[Request], tables: Sequence[bytes]) -> TokenLuck:
+            is_late = [request.index >= self.at_request for request in requests]
+            counts = [len(table) + max_draft_len for table in tables]
+            first, second = early(requests, tables), late(requests, tables)
+            return chosen(np.repeat(is_late, counts), first, second)
+
+        return tokens

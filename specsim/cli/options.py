@@ -93,26 +93,22 @@ def profile_text(profile: "Profile") -> str:
     return as_yaml(fields, width=100, default_flow_style=None)
 
 
-_EXTRAS = {"matplotlib": "plots", "aiohttp": "observe"}  # of a library, one extra that has it
-
-
-def need(library: str, source: str) -> None:
+def need(library: str, source: str, extra: str = "plots") -> None:
     """Raise a ConfigError, which says what to install, if a command or option lacks its library."""
     if find_spec(library) is None:
-        raise ConfigError(f"{source}: {_how_to_install(library)}")
+        raise ConfigError(f"{source}: {_how_to_install(library, extra)}")
 
 
 def can_draw(picture: str) -> bool:
     """Return whether a picture beside other results can be drawn; if not, warn of that."""
     if find_spec("matplotlib") is not None:
         return True
-    warn([f"{picture} is left out: {_how_to_install('matplotlib')}"])
+    warn([f"{picture} is left out: {_how_to_install('matplotlib', 'plots')}"])
     return False
 
 
-def _how_to_install(library: str) -> str:
-    extra = f"'llm-specsim[{_EXTRAS[library]}]'"
-    return f"{library} is not installed here; install it: pip install {extra}"
+def _how_to_install(library: str, extra: str) -> str:
+    return f"{library} is not installed here; install it: pip install 'llm-specsim[{extra}]'"
 
 
 _SLOW = 1.0  # seconds after which a progress bar appears

@@ -274,6 +274,12 @@ def build(
     tables: Path | None = Option(
         None, help="Folder of kernel tables; by default that of aiconfigurator-core."
     ),
+    table: list[str] | None = Option(
+        None,
+        metavar="TABLE=ENGINE/VERSION",
+        help="The measurement to take in place of the newest: allreduce=vllm/0.19.0, nccl=..., "
+        "gemm=..., attention=..., moe=...",
+    ),
     tables_of: str | None = Option(
         None, help="Another GPU, whose tables to carry over: h100 for an h100-nvl."
     ),
@@ -303,6 +309,9 @@ def build(
         kv_dtype=kv_dtype,
         engine=engine,
         tables=tables,
+        versions=parse_pairs(
+            "--table", "TABLE=ENGINE/VERSION, such as gemm=vllm/0.24.0", table or []
+        ),
         tables_of=tables_of,
         kernels=parse_pairs("--kernel", "FAMILY=NAME, such as moe=marlin", kernel or []),
         reserved_gib=reserved_gib,

@@ -61,7 +61,7 @@ def observe(
     there are any, the exit code is 1. Ctrl-C keeps what there is. A key is taken from the
     environment variable OPENAI_API_KEY.
     """
-    need("aiohttp", "observe")
+    need("aiohttp", "observe", extra="observe")
     from specsim.reality.observe import Options, load_workload
     from specsim.reality.observe import observe as run
     from specsim.show.render.reality_tables import observation_table

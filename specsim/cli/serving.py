@@ -26,7 +26,9 @@ def serve(
     ),
     served_model_name: str | None = Option(None, help="By default that of the profile."),
     api_key: str | None = Option(None, envvar="SPECSIM_API_KEY", help="What clients have to send."),
-    max_requests: int = Option(4096, min=1, help="Most requests that are unfinished at once."),
+    max_requests: int = Option(
+        4096, min=1, max=1 << 20, help="Most requests that are unfinished at once."
+    ),
     max_connections: int = Option(2048, min=1, help="Most connections that are open at once."),
     max_body_mib: int = Option(16, min=1, help="Longest request body."),
     request_timeout: float = Option(
@@ -41,7 +43,7 @@ def serve(
     clock; answers are filler of the right length. /metrics has vLLM's names. Answers that may end
     by themselves have the lengths of the workload. Ctrl-C or SIGTERM ends it.
     """
-    need("aiohttp", "serve")
+    need("aiohttp", "serve", extra="serve")
     from specsim.serve import ServeOptions
     from specsim.serve import serve as run
 

@@ -2,7 +2,6 @@
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -309,14 +308,14 @@ def check(
     of the engine, and that two runs with one seed agree. The exit code is 0 if all holds, else 1.
     """
     from specsim.core.blame import blamed
+    from specsim.core.settings import validated
     from specsim.policies import POLICIES
     from specsim.study.policy_check import check_policy
 
-    config = _importable(policy)
-    with blamed():
-        parsed = POLICIES.parse(config)
+    with blamed(), validated(policy, ConfigError):
+        parsed = POLICIES.parse(policy)
     with progress("worlds", None) as on_progress:
-        found = check_policy(parsed, config, on_progress)
+        found = check_policy(parsed, policy, on_progress)
     for problem, worlds in found.broken.items():
         more = f" and {len(worlds) - 1} more worlds" if len(worlds) > 1 else ""
         typer.echo(f"{problem} [in: {worlds[0]}{more}]")
@@ -325,18 +324,7 @@ def check(
         broken = f"{len(all_broken)} of {found.num_worlds} worlds"
         typer.echo(f"{found.policy}: broken in {broken}, see above", err=True)
         raise typer.Exit(1)
-    typer.echo(f"{found.policy} holds: {found.num_worlds} worlds, {found.seconds:.0f} s")
-
-
-def _importable(policy: str) -> str:
-    """Return the short form of a policy, whose file may be given by its path."""
-    file, is_path, rest = policy.partition(".py:")
-    if not is_path:
-        return policy
-    path = Path(f"{file}.py")
-    if not path.is_file():
-        raise ConfigError(f"{policy}: there is no file {path}")
-    if not path.stem.isidentifier():
-        raise ConfigError(f"{path}: is no name of a module; rename it to letters, digits and _")
-    sys.path.insert(0, str(path.resolve().parent))
-    return f"{path.stem}:{rest}"
+    typer.echo(
+        f"{found.policy} holds: {found.num_worlds} worlds, {found.seconds:.0f} s; "
+        f"it runs as {found.runs_as}"
+    )

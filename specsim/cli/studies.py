@@ -264,6 +264,7 @@ def _judged(
     baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
 ) -> "GateVerdict | GateFailure":
     """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
+    from specsim.core.settings import check_used
     from specsim.study.gate import GateResults, Suite
     from specsim.study.gate.verdict import GateFailure, check_same_suite, judge
 
@@ -273,8 +274,10 @@ def _judged(
             return judge(before, GateResults.load(current), {**before.tolerances, **given})
         suite = Suite.load(current, overrides)
         tolerances = {**(suite.tolerances or before.tolerances), **given}
-        check_same_suite(before, suite)
-        return judge(before, _run(suite, tolerances, workers, None), tolerances)
+        notes = check_same_suite(before, suite)
+        if any(old.seeds[0] != suite.seeds(name)[0] for name, old in before.scenarios.items()):
+            check_used(overrides, ["seed"], "the baseline sets")
+        return judge(before, _run(suite, tolerances, workers, before=before), tolerances, notes)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -282,12 +285,22 @@ def _judged(
 
 
 def _run(
-    suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
+    suite: "Suite",
+    tolerances: dict[str, float],
+    workers: int,
+    *,
+    before: "GateResults | None" = None,
+    date: str | None = None,
 ) -> "GateResults":
     from specsim.study.gate import run_suite
 
-    with progress("runs", len(suite.scenarios) * suite.replications) as on_progress:
-        return run_suite(suite, tolerances, workers=workers, date=date, on_progress=on_progress)
+    num_runs = len(suite.scenarios) * suite.replications
+    if before is not None:
+        num_runs = sum(len(old.seeds) for old in before.scenarios.values())
+    with progress("runs", num_runs) as on_progress:
+        return run_suite(
+            suite, tolerances, baseline=before, workers=workers, date=date, on_progress=on_progress
+        )
 
 
 def _write_baseline(
@@ -297,7 +310,7 @@ def _write_baseline(
 
     date = None if date is None else checked_date(date)
     with baseline_file(path) as temporary:
-        results = _run(suite, tolerances, workers, date)
+        results = _run(suite, tolerances, workers, date=date)
         text = json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False)
         temporary.write_text(text + "\n", encoding="utf-8")
     typer.echo(

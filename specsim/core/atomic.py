@@ -1,26 +1,21 @@
 """Files that are there whole or not at all, and take the place of nobody else's."""
 
-import mmap
 import os
+import re
 import shutil
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from gzip import GzipFile
-from hashlib import sha256
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import BinaryIO, cast
 
 from specsim.core.errors import ConfigError
+from specsim.core.marks import is_marked, mark
 
 FORCES = "SPECSIM_FORCE"
 """Environment variable that lets outputs replace any file but inputs, as ``specsim --force``."""
-CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
-"""Environment variable: the folder of what is kept between runs, not ``~/.cache/specsim``."""
-
-_MARK = b"specsim_version"  # what nearly every JSON file and every table of results holds
-_UNMARKED = ("plot.png", "report.png", "timeline.png", "timeline.parquet")
-"""Results without that mark: they are specsim's where one with it stands beside them."""
+_UNFINISHED = re.compile(r"\.unfinished-[a-z0-9_]{8}")
 
 
 class _Inputs:
@@ -43,13 +38,6 @@ def note_input(path: Path) -> None:
         _Inputs.paths.add(path.resolve())
 
 
-def cache_folder() -> Path:
-    """Return where specsim keeps what it needs again: compiled code, and what it has written."""
-    if chosen := os.environ.get(CACHE_VARIABLE):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "specsim"
-
-
 @contextmanager
 def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
     """Give an empty temporary file to write to; it becomes `path` only if the block succeeds.
@@ -66,6 +54,8 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
     made: list[Path] = []
     try:
         target = path.resolve()
+        if target.is_symlink():  # Python before 3.13 raises in `resolve`
+            raise ConfigError(f"{path}: cannot be written: is a link to itself; name a file")
         if target.exists() and not target.is_file():  # to replace /dev/null would break the machine
             kind = "is a folder" if target.is_dir() else "is no ordinary file"
             raise ConfigError(f"{path}: cannot be written: {kind}; name a file")
@@ -73,15 +63,16 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
             _check_file(path)
         made.extend(folder for folder in target.parents if not folder.exists())
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-        temporary.touch()  # a folder that cannot be written to is found before the work
-        yield temporary
-        if not is_own:
-            _check_file(path)  # by now all inputs have been read
-        temporary.replace(target)
-        _Inputs.own.add(target)
-        if not is_own:
-            _note_written(target)
+        _clear(target.parent, re.compile(rf"\.{re.escape(target.name)}\.\d+\.tmp(\.marked)?"))
+        begun = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+        # A folder that cannot be written to is found before the work.
+        with _claimed(lambda: _touched(begun)) as temporary:
+            yield temporary
+            if not is_own:
+                mark(temporary)
+                _check_file(path)  # by now all inputs have been read
+            temporary.replace(target)
+            _Inputs.own.add(target)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -109,25 +100,14 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     replaced = tuple(replaced)
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary: Path | None = None
-    written: set[str] = set()
     try:
         check_replaceable(path, replaced)  # before the work
         path.mkdir(parents=True, exist_ok=True)
-        temporary = Path(mkdtemp(prefix=".unfinished-", dir=path.resolve()))  # no URI
-        yield temporary
-        children = sorted(temporary.iterdir())
-        check_replaceable(path, [child.name for child in children])
-        for child in children:
-            target = path / child.name
-            if target.is_dir():
-                shutil.rmtree(target)
-            child.replace(target)
-            written.add(child.name)
-            if target.is_file() and not _is_marked(target):
-                _note_written(target)
-        for name in replaced:
-            if name not in written:
-                (path / name).unlink(missing_ok=True)
+        _clear(path, _UNFINISHED)
+        made_here = path.resolve()  # no URI
+        with _claimed(lambda: Path(mkdtemp(prefix=".unfinished-", dir=made_here))) as temporary:
+            yield temporary
+            _move(temporary, path, replaced)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -136,6 +116,22 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
         for folder in made:
             with suppress(OSError):  # holds the results, or was never made
                 folder.rmdir()
+
+
+def _move(unfinished: Path, folder: Path, replaced: Iterable[str]) -> None:
+    """Move what a folder holds into another, where it takes the place of its like."""
+    children = sorted(unfinished.iterdir())
+    for file in unfinished.rglob("*"):
+        if file.is_file():
+            mark(file)
+    check_replaceable(folder, [child.name for child in children])
+    for child in children:
+        target = folder / child.name
+        if target.is_dir():
+            shutil.rmtree(target)
+        child.replace(target)
+    for name in {*replaced} - {child.name for child in children}:
+        (folder / name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -165,7 +161,7 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
 def _check_file(path: Path) -> None:
     """Raise a ConfigError if a file that is to be replaced is somebody else's."""
     _check_no_input(path)
-    if path.is_file() and path.stat().st_size and not _is_ours(path) and not _is_forced(path):
+    if path.is_file() and path.stat().st_size and not is_marked(path) and not _is_forced(path):
         raise ConfigError(
             f"{path}: was not written by specsim and would be lost; name another file, or add "
             "--force"
@@ -177,45 +173,59 @@ def _check_no_input(path: Path) -> None:
         raise ConfigError(f"{path}: is an input of this very command; name another output")
 
 
+def _is_ours(path: Path) -> bool:
+    return path.is_file() and is_marked(path)
+
+
 def _is_forced(path: Path) -> bool:
     return bool(os.environ.get(FORCES)) and not path.is_dir()
 
 
-def _note(path: Path) -> Path:
-    name = sha256(os.fsencode(path.resolve())).hexdigest()[:24]
-    return cache_folder() / "written" / name
+@contextmanager
+def _claimed(make: Callable[[], Path]) -> Iterator[Path]:
+    """Hold a lock on a file or folder that is being written, which ends with the process."""
+    lock = None
+    while lock is None:
+        path = make()
+        found = os.open(path, os.O_RDONLY)
+        _lock(found, waits=True)
+        if path.exists():
+            lock = found
+        else:  # somebody has cleared it away before it was locked
+            os.close(found)
+    try:
+        yield path
+    finally:
+        os.close(lock)
 
 
-def _identity(path: Path) -> str:
-    status = path.stat()
-    return f"{status.st_size} {status.st_mtime_ns}"
+def _touched(path: Path) -> Path:
+    path.touch()
+    return path
 
 
-def _note_written(path: Path) -> None:
-    """Remember a file, so that it may be replaced as long as nobody else has changed it."""
-    with suppress(OSError, RuntimeError):  # without a home the user has to say --force
-        note = _note(path)
-        note.parent.mkdir(parents=True, exist_ok=True)
-        note.write_text(_identity(path))
+def _lock(file: int, *, waits: bool) -> None:
+    """Lock a file; an OSError if another process has it and this one does not wait."""
+    try:
+        import fcntl  # noqa: PLC0415 - not on Windows
+    except ImportError:
+        if not waits:
+            raise OSError from None
+        return
+    with suppress(OSError) if waits else nullcontext():  # a file system may have no locks
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
 
 
-def _is_noted(path: Path) -> bool:
-    with suppress(OSError, RuntimeError):
-        return _note(path).read_text() == _identity(path)
-    return False
-
-
-def _is_ours(path: Path) -> bool:
-    if path.is_file() and _is_noted(path):
-        return True
-    if path.name in _UNMARKED and path.is_file():
-        return any(_is_marked(other) for other in path.parent.iterdir())
-    return _is_marked(path)
-
-
-def _is_marked(path: Path) -> bool:
-    may_be = path.suffix in (".json", ".parquet", ".yaml") and path.is_file()
-    if not may_be or not path.stat().st_size:
-        return False
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return content.find(_MARK) >= 0
+def _clear(folder: Path, name: re.Pattern[str]) -> None:
+    """Remove what processes that were killed have left unfinished in a folder."""
+    for path in [each for each in folder.iterdir() if name.fullmatch(each.name)]:
+        with suppress(OSError):  # it is being written, or has gone
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                _lock(file, waits=False)
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            finally:
+                os.close(file)

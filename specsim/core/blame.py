@@ -4,21 +4,31 @@ A policy, a router or any other class of the user's runs deep inside a simulatio
 no bug of specsim's, and a traceback through the engine would hide the one line that matters.
 """
 
+import sys
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from specsim.core.errors import PluginError, SpecsimError
+from specsim.core.reading import short
 from specsim.core.settings import Settings
 
 _PACKAGE = Path(__file__).resolve().parents[1]
+_LIBRARIES = ("<", str(_PACKAGE), sysconfig.get_path("stdlib"))
 
 
 def is_shipped(thing: object) -> bool:
     """Return whether the class of an object belongs to specsim itself."""
-    return type(thing).__module__.startswith("specsim.")
+    return is_shipped_class(type(thing))
+
+
+def is_shipped_class(kind: type) -> bool:
+    """Return whether a class belongs to specsim itself."""
+    return kind.__module__.startswith("specsim.")
 
 
 @contextmanager
@@ -32,9 +42,21 @@ def blamed() -> Iterator[None]:
         # What leaves SimPy is a copy; where it was raised, its cause knows.
         is_copy = type(error.__cause__) is type(error)
         first = error.__cause__ if is_copy and error.__cause__ is not None else error
-        if isinstance(first, SpecsimError) or (who := _user_of(first.__traceback__)) is None:
+        if isinstance(first, SpecsimError):
             raise
-        raise PluginError(f"{name_of(who)}: {fault(first, file_of(who))}") from first
+        if (who := _user_of(first.__traceback__)) is not None:
+            raise PluginError(f"{name_of(who)}: {fault(first, file_of(who))}") from first
+        frames = traceback.extract_tb(first.__traceback__)
+        if not any(frame.filename in _users_files() for frame in frames):
+            raise
+        raise PluginError(fault(first)) from first
+
+
+def held_to(member: object, method: str, given: Any, is_right: bool, rule: str) -> None:
+    """Raise a PluginError if what a method of a member returned is not right."""
+    if not is_right:
+        text = f"{name_of(member)}: {method} returned {short(given)}; it must be {rule}"
+        raise PluginError(text)
 
 
 def name_of(member: object) -> str:
@@ -60,7 +82,7 @@ def fault(error: BaseException, file: str | None = None) -> str:
 
 
 def _is_library(file: str) -> bool:
-    return file.startswith(("<", str(_PACKAGE))) or "site-packages" in file
+    return file.startswith(_LIBRARIES) or "site-packages" in file
 
 
 def file_of(member: object) -> str | None:
@@ -69,6 +91,16 @@ def file_of(member: object) -> str | None:
         (value for value in vars(type(member)).values() if hasattr(value, "__code__")), None
     )
     return None if function is None else str(function.__code__.co_filename)
+
+
+def _users_files() -> set[str]:
+    """Return the files in which classes of the user's stand."""
+    classes: list[type] = [Settings]
+    for each in classes:  # which grows meanwhile
+        classes += each.__subclasses__()
+    names = {each.__module__ for each in classes if not is_shipped_class(each)}
+    found = (getattr(sys.modules.get(name), "__file__", None) for name in names)
+    return {file for file in found if file is not None}
 
 
 def _user_of(place: TracebackType | None) -> Settings | None:

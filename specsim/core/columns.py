@@ -24,6 +24,7 @@ from specsim.core.reading import (
 
 Columns = dict[str, NDArray[np.float64]]  # shape (rows,) each, by name
 
+_LARGEST = 1e30  # nothing that was measured has more of any unit; its square is a number, too
 _WORDS = {"true": 1.0, "false": 0.0}
 
 
@@ -80,12 +81,13 @@ def read_columns(
 
 def _numbers(path: Path, name: str, texts: list[str]) -> NDArray[np.float64]:
     values = np.array([_number(text) for text in texts])
-    wrong = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+    wrong = np.flatnonzero(~((values >= 0) & (values <= _LARGEST)))
     if len(wrong):
         row = int(wrong[0])
+        rule = "at least 0" if not values[row] > _LARGEST else f"at most {_LARGEST:g}"
         raise ProfileError(
             f"{path}, line {row + first_line(path)}: {name} = {texts[row]!r} must be a number of "
-            "at least 0; correct or remove the row"
+            f"{rule}; correct or remove the row"
         )
     return values
 

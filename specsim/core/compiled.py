@@ -12,8 +12,10 @@ import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import cache
+from hashlib import sha256
 from importlib import import_module
-from typing import Any, Protocol, TypeVar, get_args, get_type_hints, overload
+from threading import local
+from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,8 +25,9 @@ from specsim.core.machine_code import IS_COMPILER, Source, loaded
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Types = Mapping[str, "tuple[DTypeLike, int] | Types"]
-
+HOOK = "hook"
+Types = Mapping[str, "tuple[DTypeLike, int] | Types | str"]
+"""Of each field of a tuple: element type and number of axes, the types of a tuple, or `HOOK`."""
 
 Row_co = TypeVar("Row_co", covariant=True)
 
@@ -49,14 +52,38 @@ def types_of(arrays: type) -> Types:
     """Return the types of the fields of a `NamedTuple`, in order, as `Loop` wants them.
 
     A field says what numpy's types do not, ``Annotated[NDArray[np.int32], 2]`` its number of axes,
-    ``Annotated[Any, Part]`` that it holds pointers to a `Part`.
+    ``Annotated[Any, Part]`` that it holds pointers to a `Part`, ``Rows[Row]`` the fields of its
+    records, `Hook` that it is called.
     """
-    types: dict[str, tuple[DTypeLike, int] | Types] = {}
+    types: dict[str, tuple[DTypeLike, int] | Types | str] = {}
     for field, hint in get_type_hints(arrays, include_extras=True).items():
-        kind, more = get_args(hint)
-        is_array = isinstance(more, int)
-        types[field] = (get_args(get_args(kind)[1])[0], more) if is_array else types_of(more)
+        if hint is Hook:
+            types[field] = HOOK
+        elif get_origin(hint) is Rows:
+            types[field] = (record_of(*get_args(hint)), 1)
+        else:
+            kind, more = get_args(hint)
+            is_array = isinstance(more, int)
+            types[field] = (element_of(kind), more) if is_array else types_of(more)
     return types
+
+
+def record_of(row: type, short: tuple[str, ...] = ()) -> np.dtype[Any]:
+    """Return the type of records with the fields of a class; `short` ones take half the room."""
+    long = {int: "<i8", float: "<f8"}
+    fields = get_type_hints(row).items()
+    return np.dtype([(field, "<i4" if field in short else long[kind]) for field, kind in fields])
+
+
+def element_of(array: Any) -> Any:
+    """Return ``np.int32`` of ``NDArray[np.int32]``.
+
+    Up to numpy 2.4 that is short for ``ndarray[shape, dtype[np.int32]]``, since 2.5 on Python 3.12
+    an alias with one argument. In all of them the last argument of the last one is the element.
+    """
+    while arguments := get_args(array):
+        array = arguments[-1]
+    return array
 
 
 def inner(function: Function) -> Function:
@@ -82,6 +109,49 @@ def _for_loops(function: Function, *, forceinline: bool) -> Function:
     return compiled
 
 
+class Hook:
+    """What a compiled loop calls without knowing what it is: a function of Python's, or a loop.
+
+    What Python raises while machine code calls it is kept until that has come back (`Bound`).
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._callback = _PROTOTYPE(self._called)
+        code = ctypes.cast(self._callback, ctypes.c_void_p).value or 0
+        self.numbers = (code, 0, 0)
+        """Where its machine code lies, and what that is to be told."""
+
+    def __call__(self) -> Any:
+        return self._function()
+
+    def _called(self, _: Any) -> int:
+        try:
+            self._function()
+        except BaseException as error:
+            _RAISED.errors.append(error)
+            return -1
+        return 0
+
+
+class _Raised(local):
+    def __init__(self) -> None:
+        self.errors: list[BaseException] = []
+
+
+_RAISED = _Raised()
+
+
+def run(hook: Any) -> int:
+    """Call a hook from a loop; 0, or less than that if it has raised."""
+    return int(hook() or 0)
+
+
+def has(hook: Any) -> bool:
+    """Return whether there is anything to call."""
+    return hook is not None
+
+
 class Pointers:
     """Where the arrays of a `NamedTuple` lie, and their shapes: what compiled code sees of them.
 
@@ -89,12 +159,18 @@ class Pointers:
     what grows is looked up again in one place.
 
     Args:
-        arrays: Contiguous, of the given types; they are kept.
+        arrays: Contiguous, of the given types; they are kept. A tuple among them gets pointers of
+            its own.
         types: See `Loop`.
     """
 
     def __init__(self, arrays: Any, types: Types) -> None:
-        self.arrays = arrays
+        parts = {
+            field: Pointers(getattr(arrays, field), kind)
+            for field, kind in types.items()
+            if isinstance(kind, Mapping) and not isinstance(getattr(arrays, field), Pointers)
+        }
+        self.arrays = arrays._replace(**parts) if parts else arrays
         self._types = types
         self._numbers = (ctypes.c_int64 * (3 * len(types)))()
         self.address = ctypes.addressof(self._numbers)
@@ -105,7 +181,11 @@ class Pointers:
         numbers: list[int] = []
         for value, (field, kind) in zip(self.arrays, self._types.items(), strict=True):
             if isinstance(value, Pointers):
+                value.update()
                 numbers += (value.address, 0, 0)
+                continue
+            if kind == HOOK:
+                numbers += (0, 0, 0) if value is None else value.numbers
                 continue
             assert isinstance(kind, tuple)
             if value.dtype != kind[0] or value.ndim != kind[1] or not value.flags.c_contiguous:
@@ -119,8 +199,7 @@ class Pointers:
 
     def records(self) -> Any:
         """Return the tuple as Python's loops want it, with tuples where there are pointers."""
-        values = (v.records() if isinstance(v, Pointers) else as_records(v) for v in self.arrays)
-        return type(self.arrays)(*values)
+        return as_records(self.arrays)
 
 
 class Loop:
@@ -146,35 +225,46 @@ class Loop:
         self.name = name
         self.module = function.__module__
         self.rooms = rooms
+        self.may_compile = True
+        """Whether it is machine code where it is bound, if that can be had."""
 
-    def bind(self, arrays: Any) -> Callable[[], int]:
+    @property
+    def is_compiled(self) -> bool:
+        """Whether it is machine code where it is bound."""
+        return self.may_compile and _address(self) is not None
+
+    def bind(self, arrays: Any) -> "Bound":
         """Return what runs the loop once over some arrays, compiled if that can be had."""
         pointers = arrays if isinstance(arrays, Pointers) else Pointers(arrays, self.types)
-        return _Bound(self, pointers)
+        return Bound(self, pointers)
 
 
-class _Bound:
+class Bound(Hook):
     """A loop over some arrays."""
-
-    __slots__ = ("_argument", "_loop", "_pointers", "_run")
 
     def __init__(self, loop: Loop, pointers: Pointers) -> None:
         self._loop, self._pointers = loop, pointers
-        address = _address(loop)
-        self._run: Callable[[Any], int]
+        address = _address(loop) if loop.may_compile else None
+        self.is_compiled = address is not None
         if address is None:
-            self._argument = pointers.records()
+            argument = pointers.records()
             function = np.errstate(over="ignore")(loop.function)  # as in machine code
-            self._run = lambda argument: int(function(argument))
+            super().__init__(lambda: int(function(argument)))
         else:
             self._argument = pointers.address
             self._run = _PROTOTYPE(address)
+            self.numbers = (address, self._argument, 0)
 
     def __call__(self) -> int:
-        return self._run(self._argument)
+        if not self.is_compiled:
+            return int(self._function())
+        done: int = self._run(self._argument)
+        if _RAISED.errors:
+            raise _RAISED.errors.pop()
+        return done
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Bound":
-        return _Bound(self._loop, deepcopy(self._pointers, memo))
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
+        return Bound(self._loop, deepcopy(self._pointers, memo))
 
 
 class _Row(np.void):  # type: ignore[misc] # as `numpy.record`
@@ -187,9 +277,17 @@ class _Row(np.void):  # type: ignore[misc] # as `numpy.record`
         self[name] = value
 
 
-def as_records(array: NDArray[Any]) -> NDArray[Any]:
-    """Return an array whose rows can be asked for their fields by name, as numba's can."""
-    return array.view(np.dtype((_Row, array.dtype))) if array.dtype.fields else array
+def as_records(value: Any) -> Any:
+    """Return an array whose rows can be asked for their fields by name, as numba's can.
+
+    Of a tuple of arrays, one of such arrays.
+    """
+    if isinstance(value, Pointers):
+        return value.records()
+    if isinstance(value, tuple):
+        return type(value)(*map(as_records, value))
+    is_records = isinstance(value, np.ndarray) and value.dtype.fields
+    return value.view(np.dtype((_Row, value.dtype))) if is_records else value
 
 
 @cache
@@ -203,17 +301,23 @@ def _address(loop: Loop) -> int | None:
 @cache
 def _addresses(module: str) -> dict[str, int]:
     """Return where the machine code of a module's loops lies in this process."""
-    loops = loops_of(module)
+    if not (loops := loops_of(module)):  # a function of a module, in the `Loops` of another
+        return {}
     rooms = tuple(dict.fromkeys(room for loop in loops for room in loop.rooms))
     return loaded(Source(module, loops[0].name, rooms, [symbol(loop) for loop in loops]))
 
 
 def loops_of(module: str) -> list[Loop]:
     """Return the loops that a module defines."""
-    values = vars(import_module(module)).values()
-    return [value for value in values if isinstance(value, Loop) and value.module == module]
+    values = list(vars(import_module(module)).values())
+    classes = [value for value in values if isinstance(value, type) and value.__module__ == module]
+    values += [value for each in classes for value in vars(each).values()]
+    grouped = [loop for value in values for loop in getattr(value, "loops_of_module", ())]
+    loops = [*(value for value in values if isinstance(value, Loop)), *grouped]
+    return list({symbol(loop): loop for loop in loops if loop.module == module}.values())
 
 
 def symbol(loop: Loop) -> str:
-    """Return the name of a loop in machine code."""
-    return f"specsim.{loop.module}.{loop.function.__name__}"
+    """Return a name in machine code, which a function has for each kind of arrays anew."""
+    arrays = sha256(repr(loop.types).encode()).hexdigest()[:12]
+    return f"specsim.{loop.module}.{loop.function.__name__}.{arrays}"

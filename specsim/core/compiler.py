@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
@@ -25,13 +25,14 @@ from typing import Any
 
 import numpy as np
 
-from specsim.core.compiled import Loop, Types, inner, loops_of, symbol
+from specsim.core.compiled import HOOK, Loop, Types, has, inner, loops_of, run, symbol
 from specsim.core.machine_code import sealed
 
 _ROUNDS = 2
 """What one round copied to where it is called lets the next do away with memory. After a second one
 nothing changes; by one, runs of the engine take 4 to 8 % longer."""
-_OF_TUPLE_ALONE = re.compile(r"E\d+arrays_[0-9a-f]{12}$")  # how numba's names end, by arguments
+_OF_TUPLES_ALONE = re.compile(r"E(\d+arrays_[0-9a-f]{12})+$")
+"""How numba's names end, by arguments."""
 _OF_PYTHON = ("Py", "_Py", "NRT_", "numba_")  # what numba's code refers to where it would raise
 
 
@@ -49,6 +50,7 @@ def machine_code(loops: list[Loop]) -> bytes:
     llvm.initialize_native_asmprinter()
     whole = llvm.parse_assembly("")
     _lower_only()
+    _let_hooks_be_called()
     libraries: dict[int, Any] = {}
     for loop in loops:
         _collect(_lowered(loop), libraries)
@@ -92,15 +94,38 @@ def _lower_only() -> None:
     context._internal_codegen = Codegen("specsim")
 
 
+def _let_hooks_be_called() -> None:
+    """Make `run` call what a hook says, by its address, and `has` look whether there is one."""
+    from llvmlite import ir  # noqa: PLC0415 - see above
+
+    numba = _numba()
+    whole = ir.IntType(64)
+
+    def typed(context: Any, hook: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            code, argument = (builder.extract_value(values[0], place) for place in range(2))
+            kind = ir.FunctionType(whole, [whole]).as_pointer()
+            return builder.call(builder.inttoptr(code, kind), [argument])
+
+        return numba.types.int64(hook), generate
+
+    call = numba.extending.intrinsic(typed)
+    overload = partial(
+        numba.extending.overload, jit_options={"_nrt": False, "no_cfunc_wrapper": True}
+    )
+    overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108
+    overload(has)(lambda hook: lambda hook: hook[0] != 0)
+
+
 def _keep_apart(functions: list[Any]) -> None:
-    """Let functions of the tuple alone stay functions: much work, and mostly called in one place.
+    """Let functions of tuples alone stay functions: much work, and mostly called in one place.
 
     Copied there, as they would be, they make one so large that optimising all takes 1.4 times as
     long, and the result is no faster.
     """
     for function in functions:
         is_copied = "alwaysinline" in function.attributes
-        if function.blocks and _OF_TUPLE_ALONE.search(function.name) and not is_copied:
+        if function.blocks and _OF_TUPLES_ALONE.search(function.name) and not is_copied:
             function.attributes.add("noinline")
 
 
@@ -193,10 +218,13 @@ def _lowered(loop: Loop) -> Any:
 
 def _fields(types: Types) -> tuple[tuple[str, Any], ...]:
     """Return types as a key."""
-    return tuple(
-        (field, _fields(kind) if isinstance(kind, Mapping) else (np.dtype(kind[0]), kind[1]))
-        for field, kind in types.items()
-    )
+    return tuple((field, _field(kind)) for field, kind in types.items())
+
+
+def _field(kind: Any) -> Any:
+    if kind == HOOK:
+        return HOOK
+    return _fields(kind) if isinstance(kind, Mapping) else (np.dtype(kind[0]), kind[1])
 
 
 @cache
@@ -210,10 +238,7 @@ def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
 
     handle = Handle(name=f"arrays_{sha256(repr(fields).encode()).hexdigest()[:12]}")
     extending.register_model(Handle)(extending.models.OpaqueModel)
-    found = {
-        field: (3 * number, _handle(kind) if isinstance(kind[0], tuple) else _array(*kind))
-        for number, (field, kind) in enumerate(fields)
-    }
+    found = {field: (3 * number, _type_of(kind)) for number, (field, kind) in enumerate(fields)}
 
     class Fields(numba.core.typing.templates.AttributeTemplate):  # type: ignore[misc, name-defined]
         key = Handle
@@ -227,6 +252,14 @@ def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
     extending.infer_getattr(Fields)
     extending.lower_getattr_generic(Handle)(load)
     return handle
+
+
+def _type_of(kind: Any) -> Any:
+    """Return the type of a field in compiled code."""
+    if kind == HOOK:
+        types = _numba().types
+        return types.UniTuple(types.int64, 2)
+    return _handle(kind) if isinstance(kind[0], tuple) else _array(*kind)
 
 
 def _array(dtype: Any, ndim: int) -> Any:
@@ -246,6 +279,8 @@ def _load(context: Any, builder: Any, handle: Any, place: int, kind: Any) -> Any
         found.set_metadata("invariant.load", builder.module.add_metadata([]))
         return found
 
+    if isinstance(kind, _numba().types.UniTuple):
+        return _packed(builder, [number(0), number(1)])
     if not isinstance(kind, _numba().types.Array):
         return builder.inttoptr(number(0), context.get_value_type(kind))
     shape = [number(1 + axis) for axis in range(kind.ndim)]
@@ -271,7 +306,25 @@ def _packed(builder: Any, values: list[Any]) -> Any:
 def _main() -> None:
     out, sys.stdout = sys.stdout, sys.stderr  # whatever an import prints does not get in between
     gc.disable()  # a tenth of the time, and all of it ends with the process
-    out.buffer.write(sealed(machine_code(loops_of(sys.argv[1]))))
+    try:
+        code = machine_code(loops_of(sys.argv[1]))
+    except Exception as error:
+        raise SystemExit(_told(error)) from error
+    out.buffer.write(sealed(code))
+
+
+def _told(error: BaseException) -> str:
+    """Return in one line what cannot be compiled, and where; numba says it in forty."""
+    place = ""
+    while True:
+        location = getattr(error, "loc", None)
+        if location is not None:
+            place = f" ({location.filename}, line {location.line})"
+        cause = error.__cause__ or error.__context__
+        if cause is None or cause is error:
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+            return f"{lines[0] if lines else type(error).__name__}{place}"
+        error = cause
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ last. Tables of a step, such as a gain for each token of each draft, are one row
 `sizes` says how many of it all there are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from threading import local
 from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Loop, Pointers, inner, types_of
+from specsim.core.compiled import HOOK, Hook, Loop, Pointers, inner, types_of
 from specsim.core.step import StepOutcome
 
 Ints = Annotated[NDArray[np.int64], 1]
@@ -79,14 +79,15 @@ class Desk(Generic[Arrays]):
         *loops: Those on it.
         **given: Fields that are not zeros with room for a step: arrays that last, what is known
             `PerRequest` (the first says when all of them grow), the shape of zeros of another size,
-            or another desk. Of such a part, what has the name of a field before it is that field.
+            a hook, or another desk. Of such a part, what has the name of a field before it is that
+            field.
     """
 
     def __init__(
         self,
         kind: type[Arrays],
         *loops: Loop,
-        **given: "NDArray[Any] | PerRequest | int | tuple[int, ...] | Desk[Any]",
+        **given: "NDArray[Any] | PerRequest | int | tuple[int, ...] | Hook | Desk[Any]",
     ) -> None:
         self._kind: Any = kind
         self._loops, self._given = loops, given
@@ -96,10 +97,10 @@ class Desk(Generic[Arrays]):
         self._room = -1
         self._arrays: Any
         self._pointers: Pointers
-        self._runs: list[Callable[[], int]] | None = None
+        self._runs: Sequence[Callable[[], int]] | None = None
 
     @property
-    def runs(self) -> list[Callable[[], int]]:
+    def runs(self) -> Sequence[Callable[[], int]]:
         """The loops on the arrays that `fit` returned last, compiled when first asked for."""
         if self._runs is None:
             self._runs = [loop.bind(self._pointers) for loop in self._loops]
@@ -120,6 +121,17 @@ class Desk(Generic[Arrays]):
         arrays: Arrays = self._arrays
         return arrays
 
+    def made(self, num: int, requests: Ints, shared: Mapping[str, Any]) -> Pointers:
+        """Return pointers to arrays with room for that and so many requests, some of them given."""
+        self._make(num, requests, shared)
+        return self._pointers
+
+    @property
+    def arrays(self) -> Arrays:
+        """Those that were made last."""
+        arrays: Arrays = self._arrays
+        return arrays
+
     def put(self, outcome: StepOutcome) -> Arrays:
         """Return arrays with what became of a step's drafts."""
         num = len(outcome.requests)
@@ -131,7 +143,7 @@ class Desk(Generic[Arrays]):
         arrays: Arrays = desk
         return arrays
 
-    def _make(self, num: int, requests: Ints | None, shared: dict[str, Any]) -> None:
+    def _make(self, num: int, requests: Ints | None, shared: Mapping[str, Any]) -> None:
         if num > self._room:
             self._room = num + num // 2
         made: dict[str, Any] = {}
@@ -139,8 +151,11 @@ class Desk(Generic[Arrays]):
         for field, kind in self._types.items():
             given = self._given.get(field, shared.get(field, max(self._room + 1, 8)))
             if isinstance(given, Desk):
-                given._make(num, requests, made)
+                given._make(num, requests, {**shared, **made})
                 made[field], parts[field] = given._arrays, given._pointers
+                continue
+            if kind == HOOK:
+                made[field] = self._given.get(field)
                 continue
             if isinstance(given, PerRequest):
                 given = given.values if requests is None else given.up_to(requests)

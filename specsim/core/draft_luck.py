@@ -7,6 +7,7 @@ request and output position like everything else, so that no policy can shift th
 
 from collections.abc import Sequence
 from functools import cache
+from math import pi, sin, sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -15,10 +16,10 @@ from numpy.typing import NDArray
 from specsim.core.compiled import inner
 from specsim.core.desk import ByteRows, Ints, LocalDesk, Singles, loop_on
 from specsim.core.request import Request
-from specsim.core.rng import Luck
+from specsim.core.rng import Luck, normals
 
-_LEVELS = 64  # of a request's mean acceptance
-_STEPS = 256  # of a quantile, and of a confidence
+_STEPS = 256  # of a confidence
+_WIDEST, _FINE = 4, 512  # normal quantiles that are told apart: how far out, and per unit
 
 CONFIDENCES = np.arange(_STEPS, dtype=np.float32) / np.float32(_STEPS - 1)
 """The confidence of each level."""
@@ -32,9 +33,10 @@ class Confidences(NamedTuple):
     The tables of all requests lie end to end.
     """
 
-    accepted: Bytes  # if the token is accepted
-    rejected: Bytes  # if it is the first of its draft to be rejected
-    beyond: Bytes  # if it comes after that one
+    levels: Bytes
+    """Shape (2 x places, positions): of each place in a draft, what the drafter says of the token
+    there if all before it are accepted, and if it comes after one that is not. The last two rows
+    hold for all later places."""
     starts: Ints
     """Shape (requests + 1,): where the table of each request begins; the last is where all end."""
 
@@ -43,16 +45,14 @@ class Confidences(NamedTuple):
         """Return the confidences of some requests and then of others as those of all of them."""
         ends = np.cumsum([0, *(part.starts[-1] for part in parts)])
         starts = [part.starts[:-1] + end for part, end in zip(parts, ends, strict=False)]
-        accepted, rejected, beyond = (
-            np.concatenate([part[number] for part in parts]) for number in range(3)
-        )
-        return cls(accepted, rejected, beyond, np.concatenate([*starts, ends[-1:]]))
+        levels = np.concatenate([part.levels for part in parts], axis=1)
+        return cls(levels, np.concatenate([*starts, ends[-1:]]))
 
 
 class Stating(NamedTuple):
     """Drafts, and how sure the drafter is of each of their tokens."""
 
-    levels: ByteRows  # by what becomes of a token: rows of `Confidences`
+    levels: ByteRows  # as in `Confidences`
     starts: Ints
     steps: Singles  # the confidence of each level
     requests: Ints
@@ -66,8 +66,8 @@ class Stating(NamedTuple):
 @inner
 def level_of(levels: ByteRows, first: int, place: int, failed_at: int) -> int:
     """Return the level of a token of a draft whose table begins at `first`, by what survives."""
-    kind = (1 if place >= failed_at else 0) + (1 if place > failed_at else 0)
-    return int(levels[kind, first + place])
+    row = min(2 * place, len(levels) - 2) + (1 if place > failed_at else 0)
+    return int(levels[row, first + place])
 
 
 @loop_on(Stating)
@@ -112,16 +112,15 @@ class DraftLuck:
         self._candidate_starts = candidate_starts
         self._misses = [1.0 - rate for rate in rates]
         self._starts: Ints = np.zeros(1, dtype=np.int64)
-        self._levels: Bytes = np.zeros((3, 0), dtype=np.uint8)
-        """By what becomes of the token: rows of `Confidences`."""
+        self._levels: Bytes = np.zeros((2, 0), dtype=np.uint8)
         self._desk: LocalDesk[Stating] | None = None
         if confidences is not None:
-            self._starts, self._levels = confidences.starts, np.stack(confidences[:3])
+            self._starts, self._levels = confidences.starts, confidences.levels
 
-    def make_room(self, starts: Ints) -> None:
+    def make_room(self, rows: int, starts: Ints) -> None:
         """Make room for the confidences of requests that come one by one; `starts` as theirs."""
         self._starts = starts
-        self._levels = np.zeros((3, starts[-1]), dtype=np.uint8)
+        self._levels = np.zeros((rows, starts[-1]), dtype=np.uint8)
         self._desk = None
 
     @property
@@ -132,8 +131,7 @@ class DraftLuck:
     def put(self, request: int, confidences: Confidences) -> None:
         """Enter those of one request."""
         first, length = self._starts[request], confidences.starts[-1]
-        for row, values in zip(self._levels, confidences[:3], strict=True):
-            row[first : first + length] = values
+        self._levels[:, first : first + length] = confidences.levels
 
     def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
         """Return the accepted length of a tree with so many candidates per position, tokens.
@@ -177,57 +175,63 @@ class DraftLuck:
         return desk.stated[:size].reshape(num, longest).copy()
 
     @staticmethod
-    def stated_mean(survival_table: bytes) -> float:
-        """Return the mean confidence of a request's drafts: its acceptance, in few levels."""
-        mean = 1.0 - survival_table.count(0) / max(1, len(survival_table))
-        return (min(max(int(mean * _LEVELS), 0), _LEVELS - 1) + 0.5) / _LEVELS
-
-    @staticmethod
     def confidence_tables(
         requests: Sequence[Request],
-        survival_tables: Sequence[bytes],
+        own: NDArray[np.float64],
+        scores: NDArray[np.float64],
         luck: Luck,
-        concentration: float,
+        share: float,
         max_draft_len: int,
     ) -> Confidences:
-        """Return the confidences of some requests, of which the survival tables are given.
+        """Return the confidences of some requests.
 
-        The drafter is calibrated: a token of confidence c is accepted with probability c, given
-        that all before it were. If the confidences of a request follow Beta(s m, s (1 - m)), with
-        m the share of its positions at which the first draft token is accepted, Bayes' rule gives
-        Beta(s m + 1, s (1 - m)) for the accepted ones and Beta(s m, s (1 - m) + 1) for the
-        rejected: the two distributions of SmartSpec's fig. 17 (Liu et al. 2024). What is drafted
-        after a rejected token continues a text that the drafter believes in, so its confidences
-        are as they always are.
+        A token is accepted if its own luck, standard normal, is below its score. The drafter knows
+        the score and a part of the luck, so that it is calibrated whatever else one knows
+        (docs/explanation/luck.md). What is drafted after a rejected token continues a text that
+        it believes in: there it knows a part of a luck that decides nothing.
 
         Args:
+            own: Shape (positions,) or (places, positions), as in `Confidences`.
+            scores: Shape (places, positions or 1).
             luck: Of a stream of its own.
-            concentration: s; small: the drafter mostly knows whether it is right; large: it never
-                does.
+            share: `known_share`.
         """
         counts = [request.output_len + max_draft_len for request in requests]
-        uniforms = luck.uniforms([request.index for request in requests], counts)
-        quantiles = (uniforms * _STEPS).astype(np.intp)
-        means = [DraftLuck.stated_mean(table) for table in survival_tables]
-        levels = (np.array(means) * _LEVELS).astype(np.intp)
-        rows = np.repeat(levels, counts)
-        accepted, rejected, beyond = (
-            _quantile_grid(concentration, a_extra, b_extra)[rows, quantiles]
-            for a_extra, b_extra in ((1.0, 0.0), (0.0, 1.0), (0.0, 0.0))
-        )
-        return Confidences(accepted, rejected, beyond, np.cumsum([0, *counts]))
+        indices = [request.index for request in requests]
+        # So that confidences of chances of 1/2 explain just this share (the arcsine law).
+        known = min(sin(share * pi / 2.0), 1.0 - 1e-9)  # whoever knows all rounds to the same
+        part, rest = sqrt(known), sqrt(1.0 - known)
+        seen = part * (part * own + rest * normals(luck.uniforms(indices, counts))) / rest
+        apart = part * normals(luck.child("beyond").uniforms(indices, counts)) / rest
+        levels = np.empty((len(scores), 2, sum(counts)), dtype=np.uint8)
+        for place, score in enumerate(scores):
+            levels[place, 0] = _levels(score / rest, seen if seen.ndim == 1 else seen[place])
+            levels[place, 1] = _levels(score / rest, apart)
+        return Confidences(levels.reshape(2 * len(scores), -1), np.cumsum([0, *counts]))
+
+
+def known_share(concentration: float, state_share: float) -> float:
+    """Return the share of the variance left by the state that a drafter's confidences explain.
+
+    With what the state says they are to explain 1 / (1 + concentration) of the variance of what
+    becomes of a request's tokens, but cannot explain less than the state does.
+    """
+    left = 1.0 / (1.0 + concentration) - state_share
+    return max(left, 0.0) / max(1.0 - state_share, 1e-9)
+
+
+def _levels(scores: NDArray[np.float64], luck: NDArray[np.float64]) -> Bytes:
+    """Return the levels of the confidences of which the differences are the normal quantiles."""
+    places = scores - luck
+    places *= _FINE
+    places += _FINE * _WIDEST
+    np.clip(places, 0, 2 * _FINE * _WIDEST - 1, out=places)
+    return _level_grid().take(places.astype(np.int16))
 
 
 @cache
-def _quantile_grid(concentration: float, a_extra: float, b_extra: float) -> NDArray[np.uint8]:
-    """Return the quantiles of a Beta distribution by level of its mean, shape (levels, steps)."""
-    from scipy.special import betaincinv  # noqa: PLC0415 - slow to import, and rarely needed
+def _level_grid() -> Bytes:
+    from scipy.special import ndtr  # noqa: PLC0415 - slow to import, and rarely needed
 
-    means = (np.arange(_LEVELS) + 0.5)[:, np.newaxis] / _LEVELS
-    shares = (np.arange(_STEPS) + 0.5)[np.newaxis, :] / _STEPS
-    values = betaincinv(
-        concentration * means + a_extra, concentration * (1 - means) + b_extra, shares
-    )
-    grid: NDArray[np.uint8] = np.rint(values * (_STEPS - 1)).astype(np.uint8)
-    grid.flags.writeable = False  # it is everybody's
-    return grid
+    middles = (np.arange(2 * _FINE * _WIDEST) + 0.5) / _FINE - _WIDEST
+    return np.rint(ndtr(middles) * (_STEPS - 1)).astype(np.uint8)

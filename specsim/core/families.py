@@ -5,35 +5,47 @@ models whose fields are their configuration. Dropping a file in, or a class into
 takes: members are found by walking the package, `specsim list` shows them, and the contract tests
 of the family run on them. So that a run imports the members it names and no others, their names
 are looked for in the text of the files first, where a member of the name ``off`` has the field
-``kind: Literal["off"] = "off"``. Somebody else's class is named by its path,
-``kind: my_pkg.my_file:MyPolicy``, or made permanent by an entry point in the group
-``specsim.<family>``.
+``kind: Literal["off"] = "off"``. Somebody else's class is named by its module or file,
+``kind: my_pkg.my_file:MyPolicy`` or ``kind: lab/my_file.py:MyPolicy``, or made permanent by an
+entry point in the group ``specsim.<family>``.
 """
 
+import inspect
+import os
 import re
 import sys
 from abc import ABC
 from collections.abc import Mapping
+from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
+from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import yaml
-from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, WithJsonSchema
+from pydantic import (
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError, core_schema
 
-from specsim.core.blame import fault
-from specsim.core.errors import ConfigError
+from specsim.core.blame import fault, is_shipped_class
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.reading import parse_yaml
 from specsim.core.settings import Settings, nearest
 
 M = TypeVar("M", bound="Member")
 
-# A name, or a path and a class; then fields.
-_SHORT_FORM = re.compile(r"(?P<name>[\w.-]+(?::[A-Za-z_]\w*(?=:|$))?)(?::(?P<options>.*))?")
+# A name, or a module or file and a class; then fields.
+_SHORT_FORM = re.compile(
+    r"(?P<name>[^:]*\.py:[A-Za-z_]\w*|[\w.-]+(?::[A-Za-z_]\w*(?=:|$))?)(?::(?P<options>.*))?"
+)
 _NEXT_OPTION = re.compile(r",(?=\s*\w+\s*=)")  # not the commas of a list
 
 
@@ -150,7 +162,12 @@ class Family(Generic[M]):
         if not isinstance(name, str):
             raise ConfigError(f"needs a '{self.tag}'; {nearest('', list(self.members))}")
         member = self.find(name)
-        parsed = member.model_validate({**fields, self.tag: self.name_of(member)})
+        try:
+            parsed = member.model_validate({**fields, self.tag: self.name_of(member)})
+        except (SpecsimError, ValidationError):
+            raise
+        except Exception as error:  # the user's own constructor or validator
+            raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
         # Written back out, a class from elsewhere keeps the path under which it was found.
         return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
 
@@ -183,7 +200,27 @@ class Family(Generic[M]):
                 f"'{path}' is not a {self.base.__name__} with a default '{self.tag}'; "
                 f"subclass specsim.{self.name}.{self.base.__name__}"
             )
+        if not is_shipped_class(value):
+            self._check_methods(value, path)
         return value
+
+    def _check_methods(self, member: type[M], path: str) -> None:
+        """Raise a ConfigError if a class lacks a method, or has one that cannot be called so."""
+        for name in sorted(getattr(member, "__abstractmethods__", ())):
+            written = [each for each in dir(member) if each not in dir(self.base)]
+            close = get_close_matches(name, written, n=1)
+            hint = f"its '{close[0]}' may be meant for it" if close else "write it"
+            raise ConfigError(f"'{path}' has no method {name}; {hint}")
+        for name in (name for name in dir(self.base) if not name.startswith("_")):
+            theirs, own = (inspect.getattr_static(each, name) for each in (self.base, member))
+            if own is theirs or not (isinstance(theirs, property) or inspect.isfunction(theirs)):
+                continue
+            if isinstance(theirs, property):
+                if callable(own) or isinstance(own, staticmethod | classmethod):
+                    raise ConfigError(f"'{path}': {name} must be a property; add @property")
+            elif not _takes(own, theirs):
+                takes = ", ".join(inspect.signature(theirs).parameters)
+                raise ConfigError(f"'{path}': {name} must be a method that takes ({takes})")
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
@@ -210,19 +247,59 @@ class Family(Generic[M]):
         return {"oneOf": [handler(m.__pydantic_core_schema__) for m in self.members.values()]}
 
 
+def _takes(own: Any, theirs: Any) -> bool:
+    """Tell whether a method can be called with what another takes."""
+    function = own.__func__ if isinstance(own, staticmethod | classmethod) else own
+    if not callable(function):
+        return False
+    parameters = inspect.signature(theirs).parameters.values()
+    places = [each.name for each in parameters if each.kind != each.KEYWORD_ONLY]
+    named = {each.name: None for each in parameters if each.kind == each.KEYWORD_ONLY}
+    try:
+        inspect.signature(function).bind(*places[isinstance(own, staticmethod) :], **named)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def _unquoted(value: object) -> object:
     """Return a name as it was meant: an unquoted ``off`` is the boolean False in YAML 1.1."""
     return "off" if value is False else value
 
 
 def _load(path: str) -> object:
-    module_name, _, attribute = path.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)  # a user's file next to the experiment needs no installation
+    """Return what ``module:Class`` or ``folder/file.py:Class`` names."""
+    module, _, attribute = path.rpartition(":")
     try:
-        return getattr(import_module(module_name), attribute)
+        return getattr(_module_at(Path(module)), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
+    except SpecsimError:
+        raise
     except Exception as error:  # the user's module runs when it is imported
         raise ConfigError(f"cannot load '{path}': {fault(error)}") from error
+
+
+def _module_at(place: Path) -> ModuleType:
+    """Return a module by its name, or by its file; a user's file needs no installation."""
+    is_file = place.suffix == ".py"
+    name = place.stem if is_file else str(place)
+    if is_file and not place.is_file():
+        raise ConfigError(f"there is no file {place}")
+    if is_file and not name.isidentifier():
+        raise ConfigError(f"{place}: is no name of a module; rename it to letters, digits and _")
+    folder = str(place.parent.resolve() if is_file else Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)  # where worker processes look for it, too
+    module = sys.modules.get(name) or _program_named(name) or import_module(name)
+    if is_file and not place.samefile(found := module.__file__ or ""):
+        raise ConfigError(f"{place}: Python takes '{name}' to be {found}; rename the file")
+    return module
+
+
+def _program_named(name: str) -> ModuleType | None:
+    """Return the running script if it is the module of a name; imported, it would run again."""
+    program, spec = sys.modules["__main__"], find_spec(name)
+    file, found = getattr(program, "__file__", None), spec.origin if spec is not None else None
+    is_same = file and found and os.path.realpath(file) == os.path.realpath(found)
+    return program if is_same else None

@@ -27,11 +27,20 @@ CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 
 IS_COMPILER = "SPECSIM_COMPILES"  # environment variable: this process is the compiler
 
-_LIMIT = 300.0  # seconds after which a compiler that still runs is taken to hang
+_OBJECTS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\x64\x86")  # of Linux, macOS and Windows
+_LIMIT = 1800.0  # seconds after which a compiler is taken to hang; a busy machine takes minutes
 
 
 class FailedError(Exception):
     """Nothing can be compiled or loaded; says why."""
+
+
+class NoNumbaError(FailedError):
+    """Nothing can be compiled here."""
+
+
+class UnusableError(FailedError):
+    """There is code, and it cannot be loaded."""
 
 
 class Source(NamedTuple):
@@ -46,13 +55,28 @@ class Source(NamedTuple):
 def loaded(source: Source) -> dict[str, int]:
     """Return where each loop lies in this process; nothing if there is no code, which is said."""
     try:
-        return _linked(_code(source), source.symbols)
+        path = _kept_at(source)
+        kept = None if path is None else _read(path)
+        if kept is not None:
+            with suppress(UnusableError):  # whole, and yet not what was compiled here
+                return _linked(kept, source.symbols)
+        return _linked(_code(source, path, kept), source.symbols)
+    except NoNumbaError:
+        say_no_numba()
     except FailedError as failure:
-        print(
-            f"specsim: running without compiled code, some fifty times slower: {failure}",
-            file=sys.stderr,
-        )
-        return {}
+        _say_slow(f"its {source.name} as Python", str(failure))
+    return {}
+
+
+@cache
+def say_no_numba() -> None:
+    """Say, once, that nothing can be compiled."""
+    _say_slow("without compiled code", "numba is not installed; pip install numba")
+
+
+def _say_slow(how: str, why: str) -> None:
+    text = f"specsim: running {how}, some fifty times slower: {why}\n"
+    sys.stderr.write(text)  # at once, for other processes may say so, too
 
 
 def _linked(code: bytes, names: list[str]) -> dict[str, int]:
@@ -62,9 +86,9 @@ def _linked(code: bytes, names: list[str]) -> dict[str, int]:
     try:
         addresses = {name: found(name) for name in names}
     except AttributeError as error:
-        raise FailedError("the compiled code lacks an entry") from error
+        raise UnusableError("the compiled code lacks an entry") from error
     if not all(addresses.values()):
-        raise FailedError("the compiled code lacks an entry")
+        raise UnusableError("the compiled code lacks an entry")
     return addresses
 
 
@@ -75,12 +99,14 @@ def _from_library(code: bytes) -> Callable[[str], int]:
         library = ctypes.CDLL(f"/proc/self/fd/{file}")
     except OSError as error:
         os.close(file)
-        raise FailedError(f"the compiled code cannot be loaded ({error})") from error
+        raise UnusableError(f"the compiled code cannot be loaded ({error})") from error
     # The file stays open: another one under its number would be taken for this library.
     return lambda name: ctypes.cast(library[name], ctypes.c_void_p).value or 0
 
 
 def _from_object(code: bytes) -> Callable[[str], int]:
+    if not code.startswith(_OBJECTS):  # llvmlite would crash
+        raise UnusableError("the compiled code is no machine code")
     engine = _execution_engine()
     import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only where code is loaded
 
@@ -88,7 +114,7 @@ def _from_object(code: bytes) -> Callable[[str], int]:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
         engine.finalize_object()
     except RuntimeError as error:
-        raise FailedError(f"the compiled code cannot be loaded ({error})") from error
+        raise UnusableError(f"the compiled code cannot be loaded ({error})") from error
     return lambda name: int(engine.get_function_address(name))
 
 
@@ -106,19 +132,22 @@ def _execution_engine() -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine_code)
 
 
-def _code(source: Source) -> bytes:
-    """Return the machine code of some loops, from the cache or newly compiled."""
+def _kept_at(source: Source) -> Path | None:
+    """Return the file that keeps the machine code of some loops; None if there is no such place."""
+    if source.module == "__main__":
+        raise FailedError("what a script defines is not compiled; import it from a file")
     digest = _digest(source)
     folder = _cache_folder()
-    if folder is None:
+    return None if folder is None else folder / f"{source.name}-{digest}.code"
+
+
+def _code(source: Source, path: Path | None, useless: bytes | None) -> bytes:
+    """Compile some loops, and keep the code in place of what is of no use."""
+    if path is None:
         return _compiled(source)
-    path = folder / f"{source.name}-{digest}.code"
-    code = _read(path)
-    if code is not None:
-        return code
-    with _lock(folder / f"{source.name}.lock"):
+    with _lock(path.with_name(f"{source.name}.lock")):
         code = _read(path)  # somebody else may have compiled it meanwhile
-        if code is None:
+        if code is None or code == useless:
             code = _compiled(source)
             _write(path, code)
     return code
@@ -160,7 +189,7 @@ def _machine() -> list[str]:
     try:
         versions = [version("numba"), version("llvmlite"), sys.version.split()[0], np.__version__]
     except PackageNotFoundError as error:
-        raise FailedError(f"numba is not installed ({error})") from error
+        raise NoNumbaError from error
     return [*versions, platform(), _processor()]
 
 

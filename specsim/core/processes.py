@@ -14,6 +14,8 @@ from multiprocessing.context import BaseContext
 from threading import Thread, current_thread, main_thread
 from typing import Any, TypeVar
 
+from specsim.core.errors import ConfigError
+from specsim.core.parcels import Parcel, Refused, as_worker, check_no_worker, unseen_program
 from specsim.core.runner import Job
 
 T = TypeVar("T")
@@ -58,13 +60,13 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
     ) -> Iterator[tuple[int, R]]:
         """Run tasks until they are all done, or until a process dies and some are lost."""
         self._pool = self._pool or _Pool(self._workers)
-        under_way: dict[Future[R], tuple[int, T]] = {}
+        under_way: dict[Future[R | Refused], tuple[int, T]] = {}
         while True:
             # Each process has its next task at hand; more would be lost if one died.
             with _ctrl_c_put_off():
                 for number, task in islice(numbered, 2 * self._workers - len(under_way)):
                     try:
-                        under_way[self._pool.submit(job.run, task)] = number, task
+                        under_way[self._pool.start(job, task)] = number, task
                     except BrokenProcessPool:  # while the caller dealt with a result
                         lost.append((number, task))
                         break
@@ -76,7 +78,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
                 if isinstance(future.exception(), BrokenProcessPool):
                     lost.append((number, task))
                 else:
-                    yield number, future.result()
+                    yield number, _accepted(future.result())
             if lost:
                 lost.extend(under_way.values())
                 self._pool.shutdown()
@@ -87,9 +89,15 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
 def _run_alone(job: Job[T, R], task: T) -> R:
     with _Pool(1) as pool:
         try:
-            return pool.submit(job.run, task).result()
+            return _accepted(pool.start(job, task).result())
         except BrokenProcessPool:
             return job.lost(task, "its process was killed, perhaps for lack of memory")
+
+
+def _accepted(result: R | Refused) -> R:
+    if isinstance(result, Refused):
+        raise ConfigError(result.why)
+    return result
 
 
 def warm_up(workers: int) -> None:
@@ -132,10 +140,17 @@ class _Pool(ProcessPoolExecutor):
     """A pool whose processes end with the program, however that ends, or when Ctrl-C comes."""
 
     def __init__(self, workers: int) -> None:
+        check_no_worker()
         _start_server()
         context = _context()
         end, self._hold = context.Pipe(duplex=False)
         super().__init__(workers, mp_context=context, initializer=_end_with_parent, initargs=(end,))
+
+    def start(self, job: Job[T, R], task: T) -> "Future[R | Refused]":
+        """Begin a task as soon as a process is free; a ConfigError if none could read it."""
+        parcel = Parcel.of(job.run, task)
+        with unseen_program():
+            return self.submit(parcel.run)
 
     def __exit__(self, *error: Any) -> None:
         """Wait for what is under way, and run what is not if there was no error."""
@@ -154,6 +169,7 @@ def _context() -> BaseContext:
 
 def _end_with_parent(end: Connection) -> None:
     """Make this process exit as soon as the one that asked for it closes `end`, or was killed."""
+    as_worker()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # that one decides, and says what there is to say
     parent = multiprocessing.parent_process()
     assert parent is not None

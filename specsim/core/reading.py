@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import yaml
+from yaml.composer import Composer
 from yaml.constructor import ConstructorError
 
 from specsim.core.atomic import note_input
@@ -24,14 +25,13 @@ MAX_DATA_BYTES = 4 << 30  # largest file of rows
 MAX_ROWS = 100_000_000  # rows of a table, as many as a run may have requests
 MAX_LINE = 64 << 20  # longest line of a file of rows, characters
 MAX_DEPTH = 100  # deepest nesting of lists and mappings
-MAX_NODES = 5_000_000  # values of a YAML document; each alias counts with all that it stands for
+MAX_NODES = 1_000_000  # values of a YAML document; each alias counts with all that it stands for
 MAX_DIGITS = 400  # longest number in a text; a double has 309 digits before its point
 
-_FASTEST = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
-_YAML: Any = type("_Yaml", (_FASTEST,), {})
-"""As PyYAML's, but no value of it is a ValueError, and no key stands twice."""
-_ALIAS = re.compile(r"(?:^|[\s\[{,:-])\*\w", re.MULTILINE)
-_NESTED = re.compile(rf"(?:[\[{{]\s*(?:\"[^\"]*\"\s*:\s*)?){{{MAX_DEPTH + 1}}}")
+_FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same, and ten times as fast
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+_HALF = "holds half of a surrogate pair, which is no character; leave it out"
+_TOO_DEEP = f"not JSON: nested more than {MAX_DEPTH} levels deep"
 _PARQUET_MAGIC = b"PAR1"
 
 
@@ -68,62 +68,49 @@ def read_text(path: Path) -> str:
 
 def parse_yaml(text: str) -> Any:
     """Return the value that a text in YAML holds; a yaml.YAMLError if it is none."""
-    _check_events(text)
     try:
-        return yaml.load(text, _YAML)
-    except RecursionError as problem:
-        raise yaml.YAMLError("a value holds itself, or is nested too deeply") from problem
+        return yaml.load(text, _Yaml)
+    except UnicodeEncodeError as problem:
+        raise yaml.MarkedYAMLError(problem=_HALF) from problem
 
 
-def _check_events(text: str) -> None:
-    """Raise a YAMLError for a text that is nested too deeply, or whose aliases stand for too much.
+class _Yaml(_FASTEST, Composer):  # type: ignore[misc]
+    """As PyYAML's, with limits, but no value of it is a ValueError, and no key stands twice.
 
-    libyaml's own composer recurses per level, and ends the process when its stack is full.
+    Values are composed here, from the parser's events: libyaml's own composer recurses per level,
+    and ends the process when its stack is full.
     """
-    if _ALIAS.search(text) or max(_flow_depth(text), _deepest_indent(text)) > MAX_DEPTH:
-        _check(yaml.parse(text, _YAML))
 
+    get_single_node = Composer.get_single_node
 
-def _flow_depth(text: str) -> int:
-    """Return a bound on the levels of flow style; brackets may also stand in texts and comments."""
-    if text.count("[") + text.count("{") <= MAX_DEPTH:
-        return 0
-    depth = deepest = 0
-    for line in text.splitlines():
-        opened = line.count("[") + line.count("{")
-        deepest = max(deepest, depth + opened)
-        is_plain = not ({"#", "'", '"'} & {*line})
-        depth = max(0, depth + opened - (line.count("]") + line.count("}") if is_plain else 0))
-    return deepest
+    def __init__(self, text: str) -> None:
+        _FASTEST.__init__(self, text)
+        Composer.__init__(self)
+        self._depth = 0
+        self._num_values = 0
+        self._sizes: dict[str, int] = {}
+        """Values that each anchor stands for, once they have been composed."""
 
-
-def _deepest_indent(text: str) -> int:
-    """Return a bound on the levels of block style: blanks and dashes before the first word."""
-    return max((len(line) - len(line.lstrip(" -?:\t")) for line in text.splitlines()), default=0)
-
-
-def _check(events: Iterator[Any]) -> None:
-    sizes: dict[str | None, int] = {}
-    total = 0
-    open_nodes: list[
-        tuple[str | None, int]
-    ] = []  # the anchor of each, and the total where it begins
-    for event in events:
-        if isinstance(event, yaml.AliasEvent):
-            if any(anchor == event.anchor for anchor, _ in open_nodes):
-                raise _refusal(f"the alias '*{event.anchor}' holds itself", event)
-            total += sizes.get(event.anchor, 1)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, before = open_nodes.pop()
-            sizes[anchor] = total - before
-        elif isinstance(event, yaml.NodeEvent):
-            total += 1
-            if isinstance(event, yaml.CollectionStartEvent):
-                open_nodes.append((event.anchor, total - 1))
-        if len(open_nodes) > MAX_DEPTH:
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose the next value; a ConstructorError if it exceeds a limit."""
+        event = self.peek_event()
+        before = self._num_values
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
             raise _refusal(f"nested more than {MAX_DEPTH} levels deep", event)
-        if total > MAX_NODES:
-            raise _refusal(f"its aliases stand for more than {MAX_NODES:,} values", event)
+        if isinstance(event, yaml.AliasEvent) and event.anchor in self.anchors:
+            if event.anchor not in self._sizes:
+                raise _refusal(f"the alias '*{event.anchor}' holds itself", event)
+            self._num_values += self._sizes[event.anchor]
+        else:
+            self._num_values += 1
+        if self._num_values > MAX_NODES:
+            raise _refusal(f"stands, with its aliases, for more than {MAX_NODES:,} values", event)
+        node = Composer.compose_node(self, parent, index)
+        self._depth -= 1
+        if event.anchor is not None:
+            self._sizes.setdefault(event.anchor, self._num_values - before)
+        return node
 
 
 def _refusal(why: str, where: Any) -> ConstructorError:
@@ -133,13 +120,16 @@ def _refusal(why: str, where: Any) -> ConstructorError:
 def _scalar(kind: str) -> Any:
     construct = getattr(_FASTEST, f"construct_yaml_{kind}")
 
-    def checked(loader: Any, node: yaml.ScalarNode) -> Any:
+    def checked(loader: Any, node: yaml.Node) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            what = f"is marked as {kind} and is none"
+            raise ConstructorError(None, None, what, node.start_mark)
         if kind == "int" and len(node.value) > MAX_DIGITS:
             what = f"a number of {len(node.value):,} digits; at most {MAX_DIGITS} are read"
             raise ConstructorError(None, None, what, node.start_mark)
         try:
             return construct(loader, node)
-        except (ValueError, OverflowError, RecursionError, AttributeError) as problem:
+        except (ValueError, OverflowError, LookupError, AttributeError) as problem:
             what = f"{short(node.value)} is no {kind}: {problem}"
             raise ConstructorError(None, None, what, node.start_mark) from problem
 
@@ -147,6 +137,8 @@ def _scalar(kind: str) -> Any:
 
 
 def _mapping(loader: Any, node: yaml.MappingNode) -> Any:
+    if not isinstance(node, yaml.MappingNode):
+        raise ConstructorError(None, None, "is marked as map and is none", node.start_mark)
     seen: set[str] = set()
     for key, _ in node.value:
         if key.tag == "tag:yaml.org,2002:binary" or not isinstance(key, yaml.ScalarNode):
@@ -166,25 +158,48 @@ def _refused(loader: Any, node: yaml.Node) -> Any:
     )
 
 
-_YAML.add_constructor("tag:yaml.org,2002:map", _mapping)
+_Yaml.add_constructor("tag:yaml.org,2002:map", _mapping)
 for _kind in ("int", "float", "timestamp", "bool"):
-    _YAML.add_constructor(f"tag:yaml.org,2002:{_kind}", _scalar(_kind))
+    _Yaml.add_constructor(f"tag:yaml.org,2002:{_kind}", _scalar(_kind))
 for _kind in ("binary", "set", "omap", "pairs"):
-    _YAML.add_constructor(f"tag:yaml.org,2002:{_kind}", _refused)
+    _Yaml.add_constructor(f"tag:yaml.org,2002:{_kind}", _refused)
 
 
-def parse_json(text: str) -> Any:
-    """Return the value that a text in JSON holds; an UnreadableError if it is none."""
-    if _NESTED.search(text):
-        raise UnreadableError(f"not JSON: nested more than {MAX_DEPTH} levels deep")
+def parse_json(text: str | bytes, *, is_line: bool = False) -> Any:
+    """Return the value that a text in JSON holds; an UnreadableError if it is none.
+
+    Args:
+        is_line: Whether it is one line of many, so that the caller knows which.
+    """
     try:
-        return json.loads(text)
+        text = text if isinstance(text, str) else text.decode("utf-8-sig")
+        value = json.loads(text)
+        if _HALF_PAIR.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as problem:
-        raise UnreadableError(f"line {problem.lineno}: not JSON: {problem.msg}") from problem
+        place = "" if is_line else f"line {problem.lineno}: "
+        raise UnreadableError(f"{place}not JSON: {problem.msg}") from problem
+    except UnicodeDecodeError as problem:
+        raise UnreadableError("is not a UTF-8 text") from problem
+    except UnicodeEncodeError as problem:
+        raise UnreadableError(f"not JSON: {_HALF}") from problem
     except RecursionError as problem:
-        raise UnreadableError("not JSON: nested too deeply") from problem
+        raise UnreadableError(_TOO_DEEP) from problem
     except ValueError as problem:  # of the number of digits
         raise UnreadableError("not JSON: a number in it has too many digits") from problem
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+    return value
+
+
+def _check_depth(value: Any) -> None:
+    level: list[Any] = [[value]]
+    for _ in range(MAX_DEPTH + 1):
+        inside = (each.values() if isinstance(each, dict) else each for each in level)
+        level = [each for values in inside for each in values if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise UnreadableError(_TOO_DEEP)
 
 
 def csv_rows(stream: IO[str]) -> Iterator[list[str]]:

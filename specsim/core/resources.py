@@ -13,6 +13,8 @@ _PATH_FIELDS = ("path", "corpus")  # fields of settings that name a file or a fo
 _FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",), "gpu": (".yaml", ".yml")}
 """Fields that name a file if their value ends like this, and else something shipped."""
 _PATH_IN_SHORT_FORM = re.compile(rf"(?<=[:,])(\s*(?:{'|'.join(_PATH_FIELDS)})\s*=\s*)([^,]+)")
+_FILE_OF_CLASS = re.compile(r"(?:\w+|[^:]+\.py)(?=:[A-Za-z_]\w*(?::|$))")
+"""Module or file of a class of the user's: ``my_policies:Patient:k=3``."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -60,7 +62,15 @@ def following(settings: Any, folder: Path, field: str = "") -> Any:
     name = field.rpartition(".")[2]
     if name in _PATH_FIELDS or settings.endswith(_FILE_SUFFIXES.get(name, ())):
         return _beside(settings, folder)
+    if (found := _FILE_OF_CLASS.match(settings)) is not None:
+        settings = _class_beside(found[0], folder) + settings[found.end() :]
     return _PATH_IN_SHORT_FORM.sub(lambda found: found[1] + _beside(found[2], folder), settings)
+
+
+def _class_beside(module: str, folder: Path) -> str:
+    file = module if module.endswith(".py") else f"{module}.py"
+    found = _beside(file, folder)
+    return found if found != file else module
 
 
 def _beside(path: str, folder: Path) -> str:

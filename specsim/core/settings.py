@@ -98,9 +98,14 @@ def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
     try:
         yield
     except ValidationError as problem:
-        told = dict.fromkeys(map(_told, problem.errors(include_url=False)))
-        lines = "\n".join(told).splitlines()
+        lines = told_problems(problem)
         raise error("\n".join(f"{source}: {line}" for line in lines)) from problem
+
+
+def told_problems(error: Any) -> list[str]:
+    """Return the problems of a `pydantic.ValidationError`, in a line each."""
+    told = dict.fromkeys(map(_told, error.errors(include_url=False)))
+    return "\n".join(told).splitlines()
 
 
 def _told(problem: Any) -> str:

@@ -82,9 +82,13 @@ class BatchView:
     num_running: int = 0
     """Sequences that run, those included that the step leaves out: under prefill first it holds
     prompts alone, or decodes alone."""
+    draft_lens: Ints | None = None
+    """Drafts of each sequence in the step, tokens; None: not known."""
     is_undrafted: NDArray[np.bool_] | None = None
     """Whether the drafter has left each sequence out, so that it is never drafted for; None: it
     serves all of them."""
+    is_admitted: NDArray[np.bool_] | None = None
+    """Whether the step admits each sequence for the first time; None: nobody."""
     drafts: "DraftView | None" = None
     """What a lookup that knows confidences has found for the next step, at full length. Only for a
     policy that says `uses_confidences`."""

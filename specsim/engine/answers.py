@@ -4,23 +4,41 @@ Policies that specsim ships are held to the same rules by the contract tests, so
 need not be looked at while a run goes on.
 """
 
+from math import isfinite
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.blame import is_shipped, name_of
+from specsim.autoscaling.base import Autoscaler
+from specsim.core.blame import held_to, is_shipped, name_of
 from specsim.core.errors import PluginError
 from specsim.core.step import Ints, Tree
+from specsim.engine.asking import MOST_EMPTY_STEPS
 from specsim.engine.view import StepView
-from specsim.policies.base import Policy
-
-_MOST_EMPTY_STEPS = 10_000  # in a row; a step that can run nothing is followed by one that can
+from specsim.policies.base import DraftsTrees, Policy
+from specsim.routing.base import Router
 
 
 def answers_of(policy: Policy, max_draft_len: int) -> "Answers | None":
     """Return what checks the answers of a policy; None if specsim ships it."""
     return None if is_shipped(policy) else Answers(policy, max_draft_len)
+
+
+def place_of(router: Router, given: Any, num_replicas: int) -> int:
+    """Return the place of the replica that a router has chosen; a PluginError if it is none."""
+    if not is_shipped(router):
+        is_right = _is_one(given) and 0 <= given < num_replicas
+        held_to(router, "choose", given, is_right, f"a whole number from 0 to {num_replicas - 1}")
+    return int(given)
+
+
+def enough_of(autoscaler: Autoscaler, given: Any) -> float:
+    """Return how many replicas an autoscaler wants; a PluginError if that is no number."""
+    if not is_shipped(autoscaler):
+        is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+        held_to(autoscaler, "enough", given, is_number and isfinite(given), "a finite number")
+    return float(given)
 
 
 class Answers:
@@ -37,8 +55,8 @@ class Answers:
     def draft_lens(self, given: Any, step: StepView) -> int | Ints | Tree:
         """Return draft lengths: one for all, one per sequence, or a tree."""
         if isinstance(given, Tree):
-            rule = "lengths: only a policy that sets drafts_trees returns a tree"
-            self._need(self._policy.drafts_trees, "draft_lens", step, given, rule)
+            rule = "lengths: only a policy that extends DraftsTrees returns a tree"
+            self._need(isinstance(self._policy, DraftsTrees), "draft_lens", step, given, rule)
             self._need(given.num_nodes <= self._largest, "draft_lens", step, given, self._range)
             return given
         if _is_one(given):
@@ -51,11 +69,13 @@ class Answers:
         rule = f"from 0 to the drafts of each sequence, {_short(draft_lens)}"
         return self._lens("verify_lens", given, step, draft_lens, rule)
 
-    def stop_len(self, given: Any, step: StepView) -> int | None:
+    def stop_len(self, given: Any, step: StepView) -> int | Ints | None:
         """Return after how many tokens drafts are cut, if they are."""
         if given is None:
             return None
-        self._need(_is_one(given) and given >= 0, "stop_len", step, given, "None, or 0 or more")
+        if not _is_one(given):
+            return self._lens("stop_len", given, step, 1 << 40, "None, or 0 or more")
+        self._need(given >= 0, "stop_len", step, given, "None, or 0 or more")
         return int(given)
 
     def uses_lookup(self, given: Any, size: int, step: StepView) -> NDArray[np.bool_]:
@@ -64,11 +84,6 @@ class Answers:
         is_right = values is not None and values.shape == (size,) and values.dtype == np.bool_
         self._need(is_right, "uses_lookup", step, given, f"{size} truth values, one per draft")
         return np.asarray(values, dtype=np.bool_)
-
-    def yes(self, method: str, given: Any, step: StepView) -> bool:
-        """Return a truth value."""
-        self._need(isinstance(given, bool | np.bool_), method, step, given, "True or False")
-        return bool(given)
 
     def drops(self, given: Any, step: StepView) -> NDArray[np.bool_] | None:
         """Return who is drafted for no more."""
@@ -113,12 +128,16 @@ class Answers:
     def goes_on(self, step: StepView) -> None:
         """Raise if steps run nothing, again and again."""
         self._num_empty = 0 if step.size else self._num_empty + 1
-        if self._num_empty > _MOST_EMPTY_STEPS:
-            raise PluginError(
-                f"{name_of(self._policy)}: {_MOST_EMPTY_STEPS:,} steps in a row, the last at "
-                f"{step.record['scheduled_at']:g} s, ran nothing although requests wait: the run "
-                "makes no progress; what the policy drafts leaves no room for any sequence"
-            )
+        if self._num_empty > MOST_EMPTY_STEPS:
+            self.refuse_empty_steps(step)
+
+    def refuse_empty_steps(self, step: StepView) -> NoReturn:
+        """Raise: they have."""
+        raise PluginError(
+            f"{name_of(self._policy)}: {MOST_EMPTY_STEPS:,} steps in a row, the last at "
+            f"{step.record['scheduled_at']:g} s, ran nothing although requests wait: the run "
+            "makes no progress; what the policy drafts leaves no room for any sequence"
+        )
 
     @property
     def _range(self) -> str:

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from itertools import tee
+from heapq import heappop, heappush
+from itertools import chain
+from math import inf
 
 from simpy import Event
 
@@ -11,30 +13,28 @@ from specsim.engine.cluster import EventClock
 from specsim.engine.front import Front
 
 
-def replay(
-    clock: EventClock, requests: Iterable[Request], submit: Callable[[Request], None], front: Front
-) -> Generator[Event, None, None]:
-    """Submit each request, in order of arrival, at its time; the one process of all arrivals."""
-    requests, again = tee(requests)
-    sent = ((request.arrived_at, request.index, request.prompt_len) for request in again)
-    for request, instant in zip(requests, instants(sent, front), strict=True):
-        if instant > clock.now and not clock.skip_to(instant):
-            yield clock.happens(Event(clock), instant, first=True)
-        submit(request)
+def instants(sent: Iterable[tuple[float, int, int]], front: Front) -> Iterator[tuple[int, float]]:
+    """Yield requests in the order in which they reach the engine, and when the clock lets them.
 
-
-def instants(sent: Iterable[tuple[float, int, int]], front: Front) -> Iterator[float]:
-    """Yield when the clock lets each request reach the engine, seconds.
+    Nobody else may send requests through that front end. Of several tokenizers, one may be done
+    with a short prompt before another is with a long one that came first.
 
     Args:
         sent: Of each its arrival, index and prompt length, in order of arrival.
+
+    Yields:
+        Indices, and instants in seconds.
     """
     now = 0.0
-    for each in sent:
-        reaches_at = front.reaches_at(*each)
-        if reaches_at > now:
-            now += reaches_at - now  # as the clock counts; it need not be that very instant
-        yield now
+    on_the_way: list[tuple[float, int]] = []
+    for arrived_at, index, prompt_len in chain(sent, [(inf, -1, 0)]):
+        while on_the_way and on_the_way[0][0] <= arrived_at + front.front_time:
+            reaches_at, first = heappop(on_the_way)
+            if reaches_at > now:
+                now += reaches_at - now  # as the clock counts; it need not be that very instant
+            yield first, now
+        if index >= 0:
+            heappush(on_the_way, (front.reaches_at(arrived_at, index, prompt_len), index))
 
 
 class Clients:
@@ -50,6 +50,7 @@ class Clients:
         """Where requests go; to be set."""
         self._clock = clock
         self._front = front
+        self._requests = requests
         self._next_turns: dict[int, Request] = {}
         """By the index of the request that must have ended before."""
         latest: dict[int, int] = {}
@@ -69,6 +70,24 @@ class Clients:
     def has_sessions(self) -> bool:
         """Whether any request waits for one before it."""
         return bool(self._next_turns)
+
+    def arrivals(self) -> Generator[Event, None, None]:
+        """Send what waits for nobody, in order of arrival; the one process of all arrivals."""
+        timed: Iterable[tuple[Request, float]]
+        queues = self.has_sessions and self._front.has_queue
+        if queues:  # turns come between them
+            timed = ((request, request.arrived_at) for request in self.starts)
+        else:
+            sent = ((each.arrived_at, each.index, each.prompt_len) for each in self.starts)
+            reached = instants(sent, self._front)
+            timed = ((self._requests[index], instant) for index, instant in reached)
+        for request, instant in timed:
+            if instant > self._clock.now and not self._clock.skip_to(instant):
+                yield self._clock.happens(Event(self._clock), instant, first=True)
+            if queues:
+                self._queue_up(instant, request)
+            else:
+                self.submit(request)
 
     def start(self, concurrency: int, think_times: list[float]) -> None:
         """Let a number of clients each send a request, or a session, and then the next one.

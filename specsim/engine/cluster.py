@@ -14,8 +14,10 @@ from math import inf, nextafter
 from simpy import Environment, Event
 from simpy.events import NORMAL, URGENT
 
+from specsim.core.blame import held_to
 from specsim.core.errors import CapacityError
 from specsim.core.request import Request
+from specsim.engine.answers import place_of
 from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
 from specsim.engine.roster import Roster, States
@@ -103,6 +105,8 @@ class Cluster:
         self._scrapes = None
         if router.refresh_ms:
             period, delay = router.refresh_ms * 1e-3, router.index_delay
+            is_right = delay is None or isinstance(delay, int | float)
+            held_to(router, "index_delay", delay, is_right, "seconds, or None")
             self._scrapes = Scrapes(clock.call_at, self._looked_at, period, delay)
 
     def _started(self, number: int) -> Replica:
@@ -161,7 +165,8 @@ class Cluster:
         if self.has_notices:
             seen = list(seen)
         prompt = PromptView(request.index, self._requests)
-        return self._up[self._router.choose(prompt, seen, self._memory)]
+        chosen = self._router.choose(prompt, seen, self._memory)
+        return self._up[place_of(self._router, chosen, len(self._up))]
 
     def _looked_at(self, now: float) -> Roster:
         """Return the replicas that are up, as they are now."""

@@ -192,6 +192,13 @@ class EngineConfig(Settings):
                 f"engine.max_num_batched_tokens = {batched_tokens} must be at least max_model_len "
                 f"= {max_model_len} where prompts run whole; raise it or lower max_model_len"
             )
+        scheduled_tokens = self.max_num_scheduled_tokens or batched_tokens
+        if whole_prompts and scheduled_tokens < max_model_len:
+            raise ConfigError(
+                f"engine.max_num_scheduled_tokens = {scheduled_tokens} must be at least "
+                f"max_model_len = {max_model_len} where prompts run whole, or those that are "
+                "longer never run; raise it or leave it out"
+            )
 
     def _check_groups(self, layout: KVLayout) -> None:
         if len(layout.groups) > _MOST_GROUPS:
@@ -240,6 +247,18 @@ class EngineConfig(Settings):
             "or use more memory"
         )
 
+    def _check_padding(self, limits: dict[str, int]) -> None:
+        """Raise if an admission with all its drafts, which vLLM insists on, fits into no step."""
+        padded_len = 1 + limits["max_draft_len"]
+        inputs = limits["max_num_batched_tokens"] - limits["draft_slots"]
+        most = min(limits["max_num_scheduled_tokens"], inputs)
+        if limits["pads_admissions"] and self.enable_prefix_caching and most < padded_len:
+            raise ConfigError(
+                f"engine: a step has room for {most} tokens, and vLLM admits a request all of "
+                f"whose prompt but its last token is cached only with all drafts, {padded_len} "
+                "tokens; raise max_num_batched_tokens and max_num_scheduled_tokens, or draft fewer"
+            )
+
     def setup(
         self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
     ) -> Setup:
@@ -273,6 +292,7 @@ class EngineConfig(Settings):
             "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
+        self._check_padding({name: int(value) for name, value in limits.items()})
         order = "asynchronous" if is_async else "synchronous"
         return Setup(
             order="prefill_first" if is_v0 else order,

@@ -1,28 +1,29 @@
 """Draft: how many tokens the drafter is run for after a step, and what becomes of them."""
 
-from specsim.core.compiled import inner
-from specsim.engine.decide import decide
+from specsim.core.compiled import has, inner
+from specsim.engine.asking import decide
 from specsim.engine.table import Table
 
 
 @inner
-def ask(table: Table) -> None:
+def ask(table: Table) -> bool:
     """Ask for as many drafts as the size of the step says: a fixed k, or vLLM's schedule of k.
 
-    Or as many as goodput says. Every other policy decides in Python (`specsim.engine.speculation`).
+    Or as many as a policy says that is loops; False if it cannot be. Every other policy decides in
+    Python (`specsim.engine.speculation`).
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     if limits.prefill_first and step.prefill_tokens:
-        return
-    if len(table.weighed):
-        decide(table)
-        return
+        return True
+    if has(table.asking.decide):
+        return decide(table)
     asked_len = table.lens_by_size[step.num_requests]
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
         is_left_out = limits.leaves_out and table.sequences[entry.row].is_undrafted
         entry.asked_len = entry.offered_len = 0 if is_left_out else asked_len
+    return True
 
 
 @inner

@@ -39,6 +39,8 @@ class Limits(Protocol):
     depth: int  # steps in flight at once
     land_at: int  # where in the order of the verbs a step that has been launched comes back
     leaves_out: int  # whether the drafter may leave out prompts; such a sequence `is_undrafted`
+    sees_confidences: int  # whether a policy that is loops is shown how sure the drafter is
+    shows_drafts: int  # and that before it says how much of what a lookup finds it takes
     charges_pieces: int  # whether the target's time depends on each sequence, not on sums only
     has_offers: int  # whether a proposer comes up with fewer drafts than asked for, by a table
     keeps_steps: int

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.core.request import BlockKey, Columns, Request
 from specsim.core.step import Ints
-from specsim.engine.table import NEVER, TABLE_TYPES
+from specsim.engine.table import ARRAY_TYPES, NEVER
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Facts:
     def of(cls, requests: Sequence[Request], block_size: int, *, with_keys: bool) -> "Facts":
         """Return the facts of a run, with keys if prefixes are cached."""
         columns = Columns.of(requests)
-        rows = np.zeros(len(requests), dtype=TABLE_TYPES["facts"][0])
+        rows = np.zeros(len(requests), dtype=ARRAY_TYPES["facts"][0])
         rows["prompt_len"] = columns.prompt_lens
         rows["output_len"] = columns.output_lens
         rows["max_tokens"] = columns.max_tokens

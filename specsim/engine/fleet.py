@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from specsim.autoscaling.base import Autoscaler, PoolView
 from specsim.core.errors import ConfigError
+from specsim.engine.answers import enough_of
 from specsim.engine.cluster import Cluster, EventClock
 
 FREE, STARTING, UP, DRAINING, FAILED = range(5)
@@ -125,7 +126,8 @@ class Fleet:
             num_unrouted=unrouted,
             **({"limit_use": self._recent()} if self._policy.looks_at_ends else {}),
         )
-        self._wanted = self._decided(self._policy.enough(pool, self._memory), pool)
+        enough = enough_of(self._policy, self._policy.enough(pool, self._memory))
+        self._wanted = self._decided(enough, pool)
         self._adjust()
         if not self._is_stuck():
             self._clock.call_after(self._policy.interval_s, self._look)

@@ -1,8 +1,8 @@
 """The front end of engines: what takes requests in before an engine sees them."""
 
-from heapq import heapreplace
-
 import numpy as np
+
+from specsim.engine.lanes import Lanes
 
 
 class Front:
@@ -25,13 +25,12 @@ class Front:
         self.delays = np.full(num_requests, front_time)
         """By the index of the request: what it has taken to reach the engine, seconds."""
         self._token_time = token_time
-        self._free_at = [0.0] * num_engines
+        self._tokenizers = Lanes(num_engines)
 
     def reaches_at(self, sent_at: float, index: int, prompt_len: int) -> float:
         """Return when a request reaches the engine; to be asked in the order of sending."""
         if not self.has_queue:
             return sent_at + self.front_time
-        ready_at = max(sent_at, self._free_at[0]) + self._token_time * prompt_len
-        heapreplace(self._free_at, ready_at)
+        ready_at = self._tokenizers.book(sent_at, self._token_time * prompt_len)
         self.delays[index] = ready_at + self.front_time - sent_at
         return ready_at + self.front_time

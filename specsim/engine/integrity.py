@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import InvariantError
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.table import (
+    BLOCKS_READ,
     FINISHED,
     LOADED,
     LOADING,
@@ -169,14 +170,37 @@ def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
 
 
 class IntegrityCheck:
-    """Observer that raises as soon as blocks, tokens or times contradict each other."""
+    """Observer that raises as soon as blocks, tokens or times contradict each other.
 
-    def __init__(self) -> None:
-        self._last_end = float("-inf")
+    `is_alone`: its replica waits for no other before a forward pass.
+    """
+
+    def __init__(self, *, is_alone: bool = True) -> None:
+        self._is_alone = is_alone
+        self._last_end = self._scheduled_at = float("-inf")
+        self._num_seen = 0
+        """Arrivals in the buffer that an earlier step has seen."""
+
+    def _check_at_work(self, table: Table, scheduled_at: float) -> None:
+        """Raise if the replica has stood still since something came that it may work on."""
+        num_seen, before = self._num_seen, max(self._last_end, self._scheduled_at)
+        self._num_seen, self._scheduled_at = int(table.state["first_arrival"][0]), scheduled_at
+        if table.state["in_flight"][0] or not self._is_alone or scheduled_at == before:
+            return
+        if num_seen > self._num_seen:  # the buffer has been emptied meanwhile
+            num_seen = 0
+        came: Any = table.arrivals[num_seen : self._num_seen]
+        came_at = came["at"][came["kind"] != BLOCKS_READ].min(initial=scheduled_at)
+        if max(came_at, before) < scheduled_at:
+            raise InvariantError(
+                f"the engine stood still from {max(came_at, before)} to {scheduled_at}, and work "
+                "waited"
+            )
 
     def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
         """Check what the schedule left."""
         table = replica.table
+        self._check_at_work(table, float(step.record["scheduled_at"]))
         check_integrity(table, in_step=True)
         limits = table.limits
         if (step["verified_len"] > step["draft_len"]).any():

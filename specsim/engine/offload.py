@@ -34,18 +34,23 @@ class Offload:
         """Begin the loads that a replica asks for; what is on disk comes through host memory."""
         assert isinstance(replica, Replica)
         for notice in notices:
-            request, tokens = int(notice["request"]), int(notice["tokens"])
-            begins_at = now = self._clock.now
-            if disk_len := int(notice["disk_tokens"]):
-                size = disk_len * self._token_bytes
-                begins_at = self._disk_links[replica].book(now, size, size, now)
-            size = tokens * self._token_bytes
-            ends_at = self._host_links[replica].book(begins_at, size, size, begins_at)
+            request, now = int(notice["request"]), self._clock.now
+            tokens, disk_len = int(notice["tokens"]), int(notice["disk_tokens"])
             self.loads["host_len"][request] += tokens - disk_len
             self.loads["disk_len"][request] += disk_len
-            self.loads["load_time"][request] += ends_at - now
-            end = partial(self._end, replica, request, int(notice["row"]))
-            self._clock.call_at(ends_at, end)
+            load = partial(self._load, replica, request, int(notice["row"]), tokens, now)
+            if disk_len:
+                size = disk_len * self._token_bytes
+                self._clock.call_at(self._disk_links[replica].book(now, size, size, now), load)
+            else:
+                load()
+
+    def _load(self, replica: Replica, request: int, row: int, tokens: int, asked_at: float) -> None:
+        """Load from host memory, where all is by now."""
+        now, size = self._clock.now, tokens * self._token_bytes
+        ends_at = self._host_links[replica].book(now, size, size, now)
+        self.loads["load_time"][request] += ends_at - asked_at
+        self._clock.call_at(ends_at, partial(self._end, replica, request, row))
 
     def _end(self, replica: Replica, request: int, row: int) -> None:
         if replica.is_up:

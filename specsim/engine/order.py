@@ -14,11 +14,11 @@ name; a verb of which the policy, the latency model or the drafter is Python is 
 from math import inf
 
 from specsim.core.compiled import Loop, inner
+from specsim.engine.asking import learn, trim
 from specsim.engine.cost import charge_drafts, charge_forward
-from specsim.engine.decide import learn, leave_out
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer
-from specsim.engine.gather import ADMITTED, look, look_back
+from specsim.engine.gather import look, look_back
 from specsim.engine.schedule import schedule, take_in, withdraw
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
 from specsim.engine.verify import verify
@@ -48,9 +48,10 @@ VERBS = 18
 IF_ADMITTED = 2
 """Value of `Table.in_python`."""
 
-WAITS, FULL, GROW = VERBS, VERBS + 1, VERBS + 2
+WAITS, FULL, GROW, REFUSED = VERBS, VERBS + 1, VERBS + 2, VERBS + 3
 """What `advance` says besides a verb to be done in Python: nothing happens before `State.until`;
-results have to be taken; there are more requests than rows."""
+results have to be taken; there are more requests than rows; the policy, which is loops, has said
+what nobody can do."""
 
 ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "synchronous": (
@@ -72,8 +73,8 @@ ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def _advance(table: Table) -> int:
     """Go on until something outside may happen, or a verb has to be done in Python.
 
-    Returns that verb, or one of `WAITS`, `FULL` and `GROW`. The caller does what is asked for,
-    moves `State.place` on if it was a verb, and calls again.
+    Returns that verb, or one of `WAITS`, `FULL`, `GROW` and `REFUSED`. The caller does what is
+    asked for, moves `State.place` on if it was a verb, and calls again.
     """
     state = table.state[0]
     while True:
@@ -89,40 +90,44 @@ def _advance(table: Table) -> int:
             continue
         elif verb == SCHEDULE:
             schedule(table)
-        elif verb == TRIM:
-            if len(table.weighed):
-                leave_out(table)
-        elif verb == ASK:
-            ask(table)
         elif verb == OFFER:
             offer(table)
         elif verb == CHARGE_FORWARD:
             charge_forward(table)
         elif verb == CHARGE_DRAFTS:
             charge_drafts(table)
-        elif verb == OVERHEAD:
-            if not _overhead(table):
+        elif verb == OVERHEAD or verb == WAIT:  # noqa: PLR1714, SIM109 - as numba has it
+            if not (_overhead(table) if verb == OVERHEAD else _wait(table)):
                 return WAITS
         elif verb == LAUNCHED:
             _launched(table)
             continue
-        elif verb == WAIT:
-            if not _wait(table):
-                return WAITS
         elif verb == CHECK:
             if not has_room(table):
                 return FULL
         elif verb == VERIFY:
             verify(table)
-        elif verb == OBSERVE:
-            if len(table.weighed):
-                learn(table)
         elif verb == DELIVER:
             deliver(table)
         elif verb == LANDED:
             land(table)
             continue
+        elif not _ask_policy(table, verb):
+            return REFUSED
         state.place += 1
+
+
+@inner
+def _ask_policy(table: Table, verb: int) -> bool:
+    """Ask a policy that is loops, if the verb is for that; False: nobody can do what it says.
+
+    Of policies in Python, draft lengths that lie in a table are all that is left to be done here.
+    """
+    if verb == TRIM:
+        return trim(table)
+    if verb == ASK:
+        return ask(table)
+    return learn(table) if verb == OBSERVE else True
 
 
 @inner
@@ -135,7 +140,7 @@ def _wants_python(table: Table, verb: int) -> bool:
         look(table, limits.depth == 1 and not limits.prefill_first)
     if verb == TRIM:
         look(table, False)
-        return bool(table.in_python[verb] != IF_ADMITTED or table.sums[ADMITTED])
+        return bool(table.in_python[verb] != IF_ADMITTED or table.seen.step[0].num_admitted)
     return True
 
 
@@ -150,8 +155,8 @@ def _drop(table: Table) -> int:
 
 
 _ROOMS = (
-    *("specsim.engine", "specsim.latency", "specsim.profile._step_time"),
-    *("specsim.policies._estimate", "specsim.policies._trials"),
+    *("specsim.engine", "specsim.latency", "specsim.core.policy_loops"),
+    "specsim.core.draft_luck",
 )
 advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)
 drop = Loop(_drop, TABLE_TYPES, name="engine", rooms=_ROOMS)

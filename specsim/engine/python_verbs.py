@@ -79,9 +79,6 @@ class PythonVerbs:
         self._costs = costs
         self._wiring = wiring
         limits = table.limits
-        self._desk = speculation.loop_desk(len(table.running), len(wiring.facts.rows))
-        """What `_act` works on; None: the policy is asked in Python."""
-        self._act: Callable[[], int]
         is_late, common = bool(limits["prefill_first"][0]), int(limits["common_block_size"][0])
         per_common = int((common // table.groups["block_size"]).sum())
         self._room = (
@@ -95,9 +92,9 @@ class PythonVerbs:
     def _python_verbs(self) -> dict[int, Callable[[], None]]:
         """Return what has to be done in Python, by verb."""
         speculation, costs = self.speculation, self._costs.compiled()
-        decides = speculation.loop_state() is None
+        decides = not speculation.is_loops
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
-            TRIM: (speculation.trims or (decides and speculation.leaves_out), self._trim),
+            TRIM: (decides and (speculation.trims or speculation.leaves_out), self._trim),
             ASK: (decides and speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self._charge_forward),
@@ -107,8 +104,6 @@ class PythonVerbs:
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
         }
-        if self._desk is not None:
-            wanted |= dict.fromkeys((TRIM, ASK, OBSERVE), (True, self._act_on_desk))
         return {verb: handler for verb, (is_wanted, handler) in wanted.items() if is_wanted}
 
     @property
@@ -130,15 +125,13 @@ class PythonVerbs:
 
     def _records(self) -> Table:
         """Return the table as functions see it that run uncompiled."""
-        return Table(*map(as_records, self.table))  # type: ignore[arg-type]
+        records: Table = as_records(self.table)
+        return records
 
     @property
     def step(self) -> StepView:
         """The step that the verbs are about."""
         return StepView(self.table, self._field("current"))
-
-    def _act_on_desk(self) -> None:
-        self._act()
 
     def _trim(self) -> None:
         self.speculation.trim(self.step)
@@ -152,10 +145,15 @@ class PythonVerbs:
         free_slots += lookahead_len * step.size
         self.speculation.ask(step, free_slots, knows_accepted=knows)
         self._mind_trims()
-        if self.speculation.policy.picks_prefix:
+        if self.speculation.picks_prefix:
             running = self.table.running[: self.num_running]
             known_lens = self.table.sequences["known_len"][running]
             self._set(most_run=self.speculation.prefix_size(step, known_lens))
+
+    def _refuse(self) -> None:
+        """Say what the policy, which is loops, has said that nobody can do."""
+        is_asked = self.table.order[self._field("place")] == ASK
+        self.speculation.refuse(self.step, is_asked=is_asked)
 
     def _observe(self) -> None:
         self.speculation.observe(self.step)
@@ -176,7 +174,9 @@ class PythonVerbs:
         step = self.step
         load = step.load
         if load.batched_tokens:
-            if self._costs.uses_pieces:
+            # Under batch expansion a context is read several times: only the sums tell.
+            is_read_once = step.record["context_tokens"] == step.record["own_context_tokens"]
+            if self._costs.uses_pieces and is_read_once:
                 load = load._replace(pieces=step.pieces())
             step.record["target_time"] = self._slowness * self._costs.target_time(load)
         if step.size:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import Pointers
+from specsim.core.policy_loops import Asking
 from specsim.core.step import Ints
-from specsim.engine.order import FULL, GROW, TAKE_IN, VERBS, WAITS, advance, drop
+from specsim.engine.order import FULL, GROW, REFUSED, TAKE_IN, VERBS, WAITS, advance, drop
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.schedule import begin, take_in
 from specsim.engine.setup import Setup, linked_rows, zeros
@@ -27,6 +28,7 @@ from specsim.engine.table import (
 )
 from specsim.engine.visible import VisibleReplica
 from specsim.latency._form import COSTS
+from specsim.policies.base import PicksDrafter
 from specsim.profile import StepCosts
 
 Record = NDArray[np.void]
@@ -86,7 +88,8 @@ class Replica(VisibleReplica):
         """Requests in the buffer of results whose end has been told."""
         self._set(now=start, next_at=start, gpu_free_at=start, origin=wiring.origin)
         own = self._python_verbs()
-        self._handlers = {**own, FULL: self.flush, GROW: self._grow, **(verbs or {})}
+        own |= {FULL: self.flush, GROW: self._grow, REFUSED: self._refuse}
+        self._handlers = {**own, **(verbs or {})}
         for verb in self._handlers:
             if verb < VERBS:
                 self.table.in_python[verb] = 1
@@ -95,7 +98,7 @@ class Replica(VisibleReplica):
     def _python_verbs(self) -> dict[int, Callable[[], None]]:
         """Return what has to be done in Python, by verb."""
         verbs = super()._python_verbs()
-        if self.speculation.policy.selects_drafter:
+        if isinstance(self.speculation.policy, PicksDrafter):
             verbs[TAKE_IN] = self.take_in
         return verbs
 
@@ -103,10 +106,6 @@ class Replica(VisibleReplica):
         """Make the loop see the table as it is."""
         pointers = Pointers(self.table, TABLE_TYPES)
         self._run = advance.bind(pointers)
-        if self._desk is not None:
-            from specsim.engine.joined import bound_to  # noqa: PLC0415 - few runs need it
-
-            self._act = bound_to(pointers, *self._desk)
         state = self.table.state
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
@@ -373,7 +372,7 @@ def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wir
         "leaves_out": int(speculation.leaves_out),
         "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
     }
-    shared: dict[str, NDArray[Any]] = {
+    shared: dict[str, Any] = {
         "facts": wiring.facts.rows,
         "keys": wiring.facts.keys,
         "totals": records.totals,
@@ -395,6 +394,11 @@ def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wir
     lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
     if lens_by_size is not None:
         shared["lens_by_size"] = lens_by_size
-    shared |= speculation.loop_state() or {}
-    longest_len = wiring.facts.longest_len
-    return replace(setup, limits={**setup.limits, **limits}).table(longest_len, **shared)
+    shared |= speculation.shared()
+    limits |= {
+        name: int(getattr(speculation, name)) for name in ("sees_confidences", "shows_drafts")
+    }
+    setup = replace(setup, limits={**setup.limits, **limits})
+    table = setup.table(wiring.facts.longest_len, **shared)
+    asking = speculation.bind(table.seen, len(table.running), len(wiring.facts.rows))
+    return table._replace(asking=Asking(**asking))

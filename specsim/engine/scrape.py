@@ -8,10 +8,12 @@ from math import inf
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.errors import ConfigError
 from specsim.core.step import Ints
 from specsim.engine.replica import Replica
 from specsim.routing.base import PromptView, ReplicaView
 
+MOST_ALIKE = 100_000
 _NOTHING: Ints = np.zeros(0, dtype=np.int64)
 
 
@@ -30,17 +32,25 @@ class Scraped:
         """Of those, the one that was asked for last, and as a set."""
         self._read_at = self._index_delay = 0.0
 
-    def read(self, now: float, index_delay: float | None) -> None:
-        """Read the metrics, and what the prefix cache holds unless nobody asks."""
-        replica = self._replica
+    def read(self, now: float, index_delay: float | None) -> bool:
+        """Read the metrics, and what the prefix cache holds unless nobody asks.
+
+        Returns whether the metrics have changed.
+        """
+        replica, before = self._replica, self._metrics()
         self.num_running, self.num_waiting = replica.num_running, replica.num_waiting
         self.outstanding_tokens, self.kv_use = replica.outstanding_tokens, replica.kv_use
+        has_changed = before != self._metrics()
         if index_delay is None:
-            return
+            return has_changed
         self._read_at, self._index_delay = now, index_delay
         self._contents.append((now, replica.published_keys()))
         while len(self._contents) > 1 and self._contents[1][0] <= now - index_delay:
             self._contents.popleft()
+        return has_changed
+
+    def _metrics(self) -> tuple[float, ...]:
+        return self.num_running, self.num_waiting, self.outstanding_tokens, self.kv_use
 
     def cached_len(self, prompt: PromptView) -> int:
         """Return how many leading tokens of a prompt the cache held."""
@@ -90,6 +100,8 @@ class Scrapes:
         self._index_delay = index_delay
         self._views: dict[Replica, Scraped] = {}
         self._is_due = False
+        self._num_alike = 0
+        """Scrapes in a row that found what the one before had found."""
         self._shown: tuple[Sequence[Replica], _Views] = ((), _Views())
 
     def views(self, replicas: Sequence[Replica], now: float) -> Sequence[ReplicaView]:
@@ -113,8 +125,14 @@ class Scrapes:
     def _scrape(self, now: float) -> None:
         replicas = self._read(now)
         self._views = {each: self._views.get(each) or Scraped(each) for each in replicas}
-        for view in self._views.values():
-            view.read(now, self._index_delay)
+        changes = [view.read(now, self._index_delay) for view in self._views.values()]
+        self._num_alike = 0 if any(changes) else self._num_alike + 1
+        if self._num_alike > MOST_ALIKE:
+            raise ConfigError(
+                f"routing.refresh_ms = {self._period * 1e3:g}: {MOST_ALIKE:,} times in a row up to "
+                f"{now:,.4g} s, metrics were read and had not changed; raise it, or shorten what "
+                "requests wait for"
+            )
         self._is_due = False
         self._shown = (), _Views()
         if any(replica.num_running or replica.num_waiting for replica in replicas):

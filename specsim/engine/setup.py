@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.policy_loops import Asking, no_view
 from specsim.core.step import Ints
-from specsim.engine.gather import NUM_COLUMNS, NUM_SUMS
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
-from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, TABLE_TYPES, Table
+from specsim.engine.table import ARRAY_TYPES, FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, Table
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.latency._form import COSTS
 
@@ -56,7 +56,7 @@ class Setup:
         slots = int(max(most, limits["num_slots"][0]))
         limits["num_slots"] = slots
         arrays = {
-            **{name: zeros(name, *[1] * axes) for name, (_, axes) in TABLE_TYPES.items()},
+            **{name: zeros(name, *[1] * axes) for name, (_, axes) in ARRAY_TYPES.items()},
             "limits": limits,
             "state": _state(most, slots, num_blocks),
             "sequences": linked_rows(_ROWS),
@@ -78,14 +78,10 @@ class Setup:
             "hits": zeros("hits", num_groups, width),
             "order": np.array([TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED], dtype=np.int64),
             "in_python": zeros("in_python", VERBS),
-            "columns": zeros("columns", NUM_COLUMNS, most),
-            "sums": zeros("sums", NUM_SUMS),
+            "seen": no_view(most, longest_draft),
+            "asking": Asking(),
             "lens_by_size": zeros("lens_by_size", most + 1),
             "costs": zeros("costs", len(COSTS)),
-            "weighed": zeros("weighed", 0),
-            "load": zeros("load", 6),
-            "rows": zeros("rows", longest_draft + 1),
-            "times": zeros("times", longest_draft + 1),
             "steps_out": zeros("steps_out", num_results),
             "requests_out": zeros("requests_out", num_results + most),
             "gaps_out": zeros("gaps_out", 8 * num_results + most),  # a few per step
@@ -174,7 +170,7 @@ class Setup:
 
 def zeros(name: str, *shape: int) -> NDArray[Any]:
     """Return an array of a table, of its type, all zero."""
-    return np.zeros(shape, dtype=TABLE_TYPES[name][0])
+    return np.zeros(shape, dtype=ARRAY_TYPES[name][0])
 
 
 def linked_rows(size: int, first: int = 0) -> NDArray[Any]:

@@ -15,14 +15,11 @@ Bytes = NDArray[np.uint8]
 PicksLookup = Callable[[NDArray[np.float64]], "NDArray[np.bool_] | list[bool]"]
 
 
-class DraftTables(NamedTuple):
-    """All that is to be known of the drafts of a run, by output position, end to end."""
+class StatedTables(NamedTuple):
+    """How sure the drafter is of each token of a run, by output position, end to end."""
 
-    fates: Bytes  # what survives of a draft
-    fate_starts: Ints  # where those of each request begin; the last is where all end
-    levels: Bytes  # see `specsim.core.draft_luck.Stating`; empty without confidences
-    level_starts: Ints
-    looks_up: bool = False  # whether they are shown before it is decided how much of them to take
+    levels: Bytes  # see `specsim.core.draft_luck.Stating`
+    level_starts: Ints  # where those of each request begin; the last is where all end
 
 
 class DraftSource(ABC):
@@ -52,8 +49,8 @@ class DraftSource(ABC):
         known when each draft is made.
         """
 
-    def tables(self) -> DraftTables | None:
-        """Return where loops can look up its drafts; None: it has to be asked."""
+    def stated(self) -> StatedTables | None:
+        """Return where loops can look up confidences; None: it has to be asked."""
         return None
 
     def accepted_lens(self, step: StepView) -> Ints:

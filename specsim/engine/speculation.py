@@ -7,36 +7,28 @@ none of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Pointers
+from specsim.core.compiled import Hook
+from specsim.core.draft_luck import CONFIDENCES
+from specsim.core.policy_loops import LoopMemory, View
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
-from specsim.engine.answers import answers_of
-from specsim.engine.gather import (
-    ACCEPTED_LEN,
-    ACCEPTED_TOKENS,
-    ADMITTED,
-    CONTEXT_TOKENS,
-    DECODES,
-    DRAFT_LEN,
-    DRAFT_TOKENS,
-    IN_CHUNK,
-    IS_UNDRAFTED,
-    KNOWN_LEN,
-    PROMPT_LEN,
-    REQUEST,
-    SIZE,
-    UNDRAFTED,
-    VERIFIED_LEN,
-)
-from specsim.engine.sources import DraftSource, DraftTables, drafter_loads
-from specsim.engine.table import TABLE_TYPES
+from specsim.engine.answers import Answers, answers_of
+from specsim.engine.sources import DraftSource, drafter_loads
 from specsim.engine.view import StepView
-from specsim.policies.base import Policy
+from specsim.policies.base import (
+    BySize,
+    DraftsTrees,
+    LoopPolicy,
+    PicksDrafter,
+    PicksPrefix,
+    PicksSource,
+    Policy,
+)
 from specsim.proposers.base import Proposer, offers_by_table
 
 _NO_CONFIDENCES: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
@@ -59,6 +51,8 @@ class Speculation:
     proposer: Proposer | None = None
     proposer_memory: Any = None
     """From ``proposer.start``; None if it always offers what it is asked for."""
+    numbers: Ints | None = None
+    """What requests are called to the policy, by index, where an index is used again."""
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
@@ -66,15 +60,16 @@ class Speculation:
         """Checks what the policy returns; None for one that specsim ships."""
         self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
-        self.skips = policy.overrides(Policy.skips_draft_prefill)
         self.drops = policy.overrides(Policy.drops)
-        self.leaves_out = has_prefill and (self.skips or self.drops)
+        self.leaves_out = has_prefill and self.drops
         """Whether there may be sequences that are never drafted for."""
         self.sees_confidences = policy.uses_confidences and (
             self.proposer is None or self.proposer.has_confidence
         )
         looks_up = self.proposer is not None and not self.proposer.is_model
-        self.shows_drafts = self.sees_confidences and looks_up and not policy.selects_drafter
+        self.shows_drafts = (
+            self.sees_confidences and looks_up and not isinstance(policy, PicksDrafter)
+        )
         """Whether the policy sees what a lookup has found before it says how much of it to take."""
         self.observes = policy.overrides(Policy.observe)
         self.estimates = policy.overrides(Policy.alpha_estimate)
@@ -83,7 +78,8 @@ class Speculation:
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
         self.offers = self.proposer_memory is not None and not offers_by_table(self.proposer)
         """Whether the proposer has to be asked for each draft."""
-        self.is_shared_out = policy.selects_drafter or (source is not None and source.has_fallback)
+        has_fallback = source is not None and source.has_fallback
+        self.is_shared_out = isinstance(policy, PicksDrafter) or has_fallback
         """Whether there are several drafters."""
 
     def lens_by_size(self, largest: int) -> Ints | None:
@@ -95,7 +91,9 @@ class Speculation:
             return None
         if not self.policy.is_dynamic:
             return np.full(largest + 1, self.max_draft_len, dtype=np.int64)
-        lens = self.policy.lens_by_size(largest, self.memory)
+        lens = None
+        if isinstance(self.policy, BySize):
+            lens = self.policy.lens_by_size(largest, self.memory)
         if self.answers is not None:
             lens = self.answers.by_size(lens, largest)
         if lens is None:
@@ -103,32 +101,46 @@ class Speculation:
         lens[0] = self.max_draft_len
         return lens
 
-    def loop_state(self) -> dict[str, NDArray[Any]] | None:
-        """Return what the loop has to know to decide in place of the policy; None: it does not."""
-        if self.source is not None and self.source.looks_up:
-            return None
-        memory = self.policy.loop_memory(self.memory)
-        if memory is None or self.answers is not None:
-            return None
-        known = {**vars(memory.alphas), **vars(memory.trials)}
-        weighed = np.zeros(1, dtype=TABLE_TYPES["weighed"][0])
-        for name in weighed.dtype.names:
-            weighed[name] = known[name]
-        return {"weighed": weighed, "tried": np.array(memory.alphas.ring, dtype=np.int64)}
+    @property
+    def is_loops(self) -> bool:
+        """Whether the engine's loop asks the policy by itself: what it is shown lies in tables."""
+        source, policy = self.source, self.policy
+        is_loops = isinstance(policy, LoopPolicy) and policy.is_asked_in_loops
+        if not is_loops or self.picks_prefix or isinstance(policy, DraftsTrees):
+            return False
+        if source is None or not isinstance(self.memory, LoopMemory):
+            return isinstance(self.memory, LoopMemory)
+        return not source.looks_up and not (self.sees_confidences and source.stated() is None)
 
-    def loop_desk(self, most: int, num_requests: int) -> tuple[Pointers, DraftTables] | None:
-        """Return what it takes to do the policy's verbs without Python; None: they need it."""
-        tables = None if self.source is None else self.source.tables()
-        if tables is None or self.answers is not None:
-            return None
-        desk = self.policy.loop_desk(self.memory, most, num_requests)
-        return None if desk is None else (desk, tables._replace(looks_up=self.shows_drafts))
+    def shared(self) -> dict[str, Any]:
+        """Return arrays of a table that it knows, if it `is_loops`."""
+        stated = None if self.source is None else self.source.stated()
+        if not self.is_loops or stated is None:
+            return {}
+        return {**stated._asdict(), "level_steps": CONFIDENCES}
+
+    def bind(self, view: View, most: int, num_requests: int) -> dict[str, Hook]:
+        """Return the policy's loops over a view of steps of so many sequences; see `LoopMemory`."""
+        return self.memory.bind(view, most, num_requests) if self.is_loops else {}
+
+    def refuse(self, step: StepView, *, is_asked: bool) -> NoReturn:
+        """Raise a PluginError for lengths that nobody can draft, or verify."""
+        answers = self.answers or Answers(self.policy, self.max_draft_len)
+        if not step.size:
+            answers.refuse_empty_steps(step)
+        lens = step.view.lens[: step.size].copy()
+        if is_asked:
+            answers.draft_lens(lens, step)
+        else:
+            answers.verify_lens(lens, np.array(step["draft_len"]), step)
+        raise AssertionError("a policy has raised, and nobody has heard of it")
 
     def choose_drafter(self, request: int, prompt_len: int) -> int:
         """Return which of several drafters serves a request; asked when it arrives."""
-        if not self.policy.selects_drafter or not self.max_draft_len:
+        if not isinstance(self.policy, PicksDrafter) or not self.max_draft_len:
             return 0
-        chosen = self.policy.choose_drafter(request, prompt_len, self.memory)
+        called = request if self.numbers is None else int(self.numbers[request])
+        chosen = self.policy.choose_drafter(called, prompt_len, self.memory)
         if self.answers is not None and self.proposer is not None:
             chosen = self.answers.drafter(chosen, len(self.proposer.cost_keys), request)
         return chosen
@@ -139,14 +151,15 @@ class Speculation:
             return
         if self.leaves_out:
             self._leave_out(step)
-        if not self.trims or not (draft_tokens := step.sums[DRAFT_TOKENS]):
+        if not self.trims or not (draft_tokens := step.shown("draft_tokens")):
             return
         # The context once: what batch expansion reads anew, the policy's cost model adds.
-        batch, draft_lens = self._batch(step, step.own_load)
+        batch = self._batch(step, step.own_load)
+        draft_lens = step.view.draft_lens[: step.size].copy()
         confidences = _NO_CONFIDENCES
         if self.sees_confidences:
             assert self.source is not None
-            confidences = self.source.confidences(batch.requests, batch.output_lens, draft_lens)
+            confidences = self.source.confidences(step.requests, batch.output_lens, draft_lens)
         drafts = DraftView(draft_lens, confidences)
         verified_lens = np.asarray(self._verified_lens(batch, drafts, step))
         dropped = draft_tokens - int(np.add.reduce(verified_lens))
@@ -163,23 +176,15 @@ class Speculation:
 
     def _leave_out(self, step: StepView) -> None:
         """Settle whom the drafter serves no more."""
-        policy, batch = self.policy, None
-        minds = policy.minds_prompts and step.record["prefill_tokens"]
-        if self.drops and (minds or policy.drops_now(self.memory)):
-            batch, _ = self._batch(step, step.load)
-            dropped = policy.drops(batch, self.memory)
-            if self.answers is not None:
-                dropped = self.answers.drops(dropped, step)
-            if dropped is not None:
-                step.leave_out(dropped)
-        if self.skips and step.sums[ADMITTED]:
-            if batch is None:
-                batch, _ = self._batch(step, step.load)
-            skips = policy.skips_draft_prefill(batch, self.memory)
-            if self.answers is not None:
-                skips = self.answers.yes("skips_draft_prefill", skips, step)
-            if skips:
-                step.leave_out(step["is_admitted"] == 1)
+        reads = step.record["prefill_tokens"] or step.shown("num_admitted")
+        if not reads and not self.policy.drops_now(self.memory):
+            return
+        batch = self._batch(step, step.load)
+        dropped = self.policy.drops(batch, self.memory)
+        if self.answers is not None:
+            dropped = self.answers.drops(dropped, step)
+        if dropped is not None:
+            step.leave_out(dropped)
 
     def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
         if self.answers is None:
@@ -214,51 +219,59 @@ class Speculation:
         step["asked_len"][:] = step["offered_len"][:] = asked
 
     @property
+    def picks_prefix(self) -> bool:
+        """Whether the next step may leave running sequences out."""
+        return isinstance(self.policy, PicksPrefix) and self.policy.picks_prefix
+
+    @property
     def leaves_out_now(self) -> bool:
         """Whether the drafter may let go of sequences in a step that admits nobody."""
         return self.drops and self.policy.drops_now(self.memory)
 
     def prefix_size(self, step: StepView, known_lens: Ints) -> int:
         """Return how many of the running sequences the next step may hold, at least one."""
+        assert isinstance(self.policy, PicksPrefix)
         given = self.policy.prefix_size(known_lens, self.memory) if len(known_lens) else 1
         return given if self.answers is None else self.answers.prefix_size(given, step)
 
     def _uses_lookup(self, scores: NDArray[np.float64], step: StepView) -> Any:
+        assert isinstance(self.policy, PicksSource)  # the experiment has checked it
         used = self.policy.uses_lookup(scores, self.memory)
         return used if self.answers is None else self.answers.uses_lookup(used, len(scores), step)
 
-    def _batch(
-        self, step: StepView, load: StepLoad, free_slots: int = 1 << 40
-    ) -> tuple[BatchView, Ints]:
-        """Return what a policy sees of a step, and the drafts that are in it."""
-        sums, record = step.sums, step.record
-        columns = step.columns(step.size)
-        decodes, undrafted = sums[DECODES], None
-        if self.leaves_out and sums[UNDRAFTED]:
-            undrafted = columns[IS_UNDRAFTED] == 1
-        batch = BatchView(
-            columns[REQUEST],
-            columns[PROMPT_LEN],
-            columns[KNOWN_LEN],
-            columns[IN_CHUNK] == 1,
+    def _batch(self, step: StepView, load: StepLoad, free_slots: int = 1 << 40) -> BatchView:
+        """Return what a policy sees of a step."""
+        view, record, size = step.view, step.record, step.size
+        decodes, undrafted = step.shown("num_decodes"), None
+        if step.shown("num_undrafted"):
+            undrafted = view.is_undrafted[:size].copy()
+        return BatchView(
+            self._called(view.requests[:size].copy()),
+            view.prompt_lens[:size].copy(),
+            view.known_lens[:size].copy(),
+            view.in_prefill[:size].copy(),
             load,
             now=float(record["scheduled_at"]),
             free_slots=free_slots,
             num_running=int(record["num_running"]),
+            draft_lens=view.draft_lens[:size].copy(),
             is_undrafted=undrafted,
-            decodes=StepLoad(sums[CONTEXT_TOKENS] - decodes, decodes, decodes),
+            is_admitted=view.is_admitted[:size].copy(),
+            decodes=StepLoad(step.shown("next_context_tokens"), decodes, decodes),
         )
-        return batch, columns[DRAFT_LEN]
+
+    def _called(self, requests: Ints) -> Ints:
+        return requests if self.numbers is None else self.numbers[requests]
 
     def _decide(self, step: StepView, free_slots: int) -> Any:
         policy, source = self.policy, self.source
-        batch, _ = self._batch(step, step.load, free_slots)
+        batch = self._batch(step, step.load, free_slots)
         if source is not None and self.shows_drafts:
             if source.looks_up:
                 found_lens = np.array(step["found_len"])
             else:
                 found_lens = np.where(batch.in_prefill, 0, self.max_draft_len)
-            confidences = source.confidences(batch.requests, batch.output_lens, found_lens)
+            confidences = source.confidences(step.requests, batch.output_lens, found_lens)
             batch = replace(batch, drafts=DraftView(found_lens, confidences))
         asked: Any = policy.draft_lens(batch, self.memory)
         alpha = policy.alpha_estimate(self.memory) if self.estimates else None
@@ -273,31 +286,19 @@ class Speculation:
             return asked.num_nodes
         if batch.is_undrafted is not None:
             asked = np.where(batch.is_undrafted, 0, asked)
-        if self.stops and self.sees_confidences and not self.shows_drafts:
+        if self.stops and self.sees_confidences and np.any(asked):
             asked = self._stopped(batch, asked, step)
-        if policy.draft_threshold is not None and np.any(asked):
-            asked = self._until_unsure(batch, asked, policy.draft_threshold)
         return asked
 
     def _stopped(self, batch: BatchView, asked: Any, step: StepView) -> Any:
         """Cut all drafts where the policy stops the drafter."""
         assert self.source is not None
-        lens: Ints = np.where(batch.in_prefill, 0, asked)
-        confidences = self.source.confidences(batch.requests, batch.output_lens, lens)
+        lens: Ints = np.array(np.broadcast_to(np.asarray(asked, dtype=np.int64), (batch.size,)))
+        confidences = self.source.confidences(step.requests, batch.output_lens, lens)
         most = self.policy.stop_len(batch, DraftView(lens, confidences), self.memory)
         if self.answers is not None:
             most = self.answers.stop_len(most, step)
         return asked if most is None else np.minimum(asked, most)
-
-    def _until_unsure(self, batch: BatchView, asked: Any, threshold: float) -> Ints:
-        """Cut each draft after the first token of which the drafter is not sure enough."""
-        assert self.source is not None
-        lens: Ints = np.broadcast_to(np.asarray(asked, dtype=np.int64), (batch.size,))
-        confidences = self.source.confidences(batch.requests, batch.output_lens, lens)
-        is_unsure = confidences <= threshold
-        is_unsure[:, -1:] = True  # nothing is drafted beyond
-        drafted: Ints = np.minimum(is_unsure.argmax(axis=1) + 1, lens)
-        return drafted
 
     def offered_lens(self, step: StepView) -> Ints:
         """Return the draft lengths that the proposer comes up with; positions are known."""
@@ -310,20 +311,21 @@ class Speculation:
         """Tell the policy what became of the drafts of a step."""
         if not step.size:
             return
-        record, source, sums = step.record, self.source, step.sums
-        columns = step.columns(sums[SIZE])
-        requests, accepted_lens = columns[REQUEST], columns[ACCEPTED_LEN]
+        record, source, view, size = step.record, self.source, step.view, step.shown("num_rows")
+        requests = view.requests[:size].copy()
         has_fallback = source is not None and source.has_fallback
         outcome = StepOutcome(
-            requests=requests,
-            draft_lens=columns[VERIFIED_LEN],
-            accepted_lens=accepted_lens,
+            requests=self._called(requests),
+            draft_lens=view.draft_lens[:size].copy(),
+            accepted_lens=view.accepted_lens[:size].copy(),
             load=step.load,
-            output_tokens=sums[ACCEPTED_TOKENS] + sums[SIZE],
+            output_tokens=step.shown("output_tokens"),
             target_time=float(record["target_time"]),
             draft_time=float(record["verified_draft_time"]),
             overhead_time=float(record["overhead_time"]),
-            trees=source.trees(requests) if source and self.policy.drafts_trees else None,
+            trees=source.trees(requests)
+            if source and isinstance(self.policy, DraftsTrees)
+            else None,
             drafters=source.falls_back(requests) if source and has_fallback else _NOBODY,
             token_ids=self._emitted_tokens(step, step.emits) if self.policy.uses_tokens else [],
         )

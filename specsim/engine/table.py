@@ -18,10 +18,9 @@ from typing import Any, NamedTuple, Protocol, get_args, get_origin, get_type_hin
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Rows
+from specsim.core.compiled import Rows, Types, element_of, record_of, types_of
+from specsim.core.policy_loops import Asking, View
 from specsim.engine.engine_limits import Limits
-from specsim.policies._estimate import WindowState
-from specsim.policies._trials import TrialState
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
 from specsim.results.step_log import STEP_FIELDS
 
@@ -283,6 +282,7 @@ class State(Protocol):
     last_free: int
     num_free: int
     num_steps: int
+    num_empty: int  # steps in a row in which a policy that is loops was shown nobody
     has_unflushed: int  # whether a request has ended since the last schedule
     in_flight: int  # steps that have been launched and have not come back
     current: int  # place in the ring of the step that the verbs are about
@@ -295,10 +295,6 @@ class State(Protocol):
     requests_len: int
     gaps_len: int
     seconds_len: int
-
-
-class Weighed(WindowState, TrialState, Protocol):
-    """What the loop knows of acceptance, and of whether drafting pays, if it decides by that."""
 
 
 class Table(NamedTuple):
@@ -335,21 +331,18 @@ class Table(NamedTuple):
     order: NDArray[np.int64]  # verbs in the order in which they are done
     in_python: NDArray[np.int64]
     """By verb: whether it is done in Python; 2: only in a step that admits somebody."""
-    columns: NDArray[np.int64]
-    """Scratch, shape (columns, sequences): what a policy is shown (`specsim.engine.gather`)."""
-    sums: NDArray[np.int64]  # scratch: sums over them
+    seen: View  # what a policy is shown, and says (`specsim.engine.gather`)
+    asking: Asking  # how it is asked, if it is loops (`specsim.engine.asking`)
+    levels: NDArray[np.uint8]
+    """How sure the drafter is of each token, by what becomes of it; `DraftLuck.stated`. Empty where
+    nobody asks, or no table has it."""
+    level_starts: NDArray[np.int64]  # where those of each request begin; the last is where all end
+    level_steps: NDArray[np.float32]  # the confidence of each level
     lens_by_size: NDArray[np.int64]
     """Draft length by the number of sequences of a step; empty where a policy in Python decides."""
     target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency._form`)
     drafter: NDArray[np.float64]
     costs: NDArray[np.float64]  # what else a step costs (`specsim.latency._form.COSTS`)
-    weighed: Rows[Weighed]
-    """What `specsim.engine.decide` knows; empty where it does not decide."""
-    tried: NDArray[np.int64]
-    """Accepted tokens, and drafts cut short, of its last steps."""
-    load: NDArray[np.int64]  # scratch: a step that is weighed (`specsim.profile._step_time`)
-    rows: NDArray[np.int64]  # scratch: its sequences that draft a first token, a second and so on
-    times: NDArray[np.float64]  # scratch: of such steps, by the length of their drafts
     steps_out: Rows[Any]
     requests_out: Rows[Any]
     gaps_out: Rows[Any]
@@ -378,7 +371,7 @@ _RESULTS = {
     "totals": TOTAL_FIELDS,
 }
 
-_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes", "tier_chains", "columns"})
+_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes", "tier_chains", "levels"})
 
 
 def _element(name: str, kind: Any) -> Any:
@@ -386,15 +379,18 @@ def _element(name: str, kind: Any) -> Any:
     if name in _RESULTS:
         return _RESULTS[name]
     if get_origin(kind) is not Rows:
-        return get_args(get_args(kind)[1])[0]  # of ndarray[shape, dtype[number]]
+        return element_of(kind)
     (row,) = get_args(kind)
-    fields = get_type_hints(row).items()
-    short, long = _SHORT.get(row, ()), {int: "<i8", float: "<f8"}
-    return np.dtype([(field, "<i4" if field in short else long[kind]) for field, kind in fields])
+    return record_of(row, _SHORT.get(row, ()))
 
 
-TABLE_TYPES: dict[str, tuple[Any, int]] = {
+ARRAY_TYPES: dict[str, tuple[Any, int]] = {
     name: (_element(name, kind), 2 if name in _TWO_AXES else 1)
     for name, kind in get_type_hints(Table).items()
+    if kind not in (View, Asking)
 }
 """Element type and number of dimensions of each array of a `Table`."""
+TABLE_TYPES: Types = {
+    name: types_of(kind) if kind in (View, Asking) else ARRAY_TYPES[name]
+    for name, kind in get_type_hints(Table).items()
+}

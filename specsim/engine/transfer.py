@@ -1,11 +1,11 @@
 """Transfer: how KV entries get from one replica to another, and how long that takes."""
 
-from heapq import heapify, heapreplace
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
+from specsim.engine.lanes import Lanes
 from specsim.hardware import GIB
 
 
@@ -61,11 +61,10 @@ class TransferConfig(LinkConfig):
 
 
 class Link:
-    """One link: lanes, each of which makes one transfer at a time, in order of booking."""
+    """One link: lanes, each of which makes one transfer at a time."""
 
     def __init__(self, config: LinkConfig) -> None:
-        self._free_at = [0.0] * config.max_transfers
-        heapify(self._free_at)
+        self._lanes = Lanes(config.max_transfers)
         self._rate = config.bandwidth_gb_s * 1e9 / config.max_transfers
         self._latency = config.latency_ms * 1e-3
 
@@ -77,7 +76,6 @@ class Link:
             tail_size: What of it does not exist before now.
             ready_at: When the first byte existed; the link may have begun then.
         """
-        begins_at = max(self._free_at[0], ready_at)
-        ends_at = max(begins_at + size / self._rate, now + tail_size / self._rate)
-        heapreplace(self._free_at, ends_at)
+        last_at = now + tail_size / self._rate
+        ends_at = self._lanes.book(now, size / self._rate, ready_at=ready_at, not_before=last_at)
         return ends_at + self._latency

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.policy_loops import View
 from specsim.core.step import Ints, Pieces, StepLoad
-from specsim.engine.gather import IS_UNDRAFTED, UNDRAFTED
 from specsim.engine.table import FINISHED, Table
 
 
@@ -35,21 +35,20 @@ class StepView:
         return column
 
     @property
-    def sums(self) -> list[int]:
-        """Sums that were gathered for this verb, by the places in `specsim.engine.gather`."""
-        sums: list[int] = self._table.sums.tolist()
-        return sums
+    def view(self) -> View:
+        """What was gathered for this verb."""
+        return self._table.seen
 
-    def columns(self, size: int) -> NDArray[np.int64]:
-        """Return the columns that were gathered for this verb, a copy."""
-        return self._table.columns[:, :size].copy()
+    def shown(self, name: str) -> int:
+        """Return a field of `Shown` that was gathered for this verb."""
+        return int(self._table.seen.step[name][0])
 
     def leave_out(self, chosen: NDArray[np.bool_]) -> None:
         """Note of which sequences the drafter serves no more."""
         self._table.sequences["is_undrafted"][self.rows[chosen]] = 1
-        marks = self._table.columns[IS_UNDRAFTED, : self.size]
-        marks[chosen] = 1
-        self._table.sums[UNDRAFTED] = np.count_nonzero(marks)
+        marks = self.view.is_undrafted[: self.size]
+        marks[chosen] = True
+        self.view.step["num_undrafted"] = np.count_nonzero(marks)
 
     def each(self, name: str) -> Iterator[tuple[int, int, int]]:
         """Yield of each sequence its request, its output tokens so far, and a column."""

@@ -35,6 +35,9 @@ class LayerMatrix(NamedTuple):
     layers: int
 
 
+_MOST = 2**31  # of any size of a model
+
+
 class ModelShape(Settings):
     """A decoder-only transformer in the field names of a HuggingFace ``config.json``.
 
@@ -42,32 +45,32 @@ class ModelShape(Settings):
     """
 
     name: str
-    num_hidden_layers: int = Field(gt=0)
-    hidden_size: int = Field(gt=0)
-    intermediate_size: int = Field(gt=0)
-    num_experts: int = Field(default=0, ge=0)
+    num_hidden_layers: int = Field(gt=0, le=4096)
+    hidden_size: int = Field(gt=0, le=_MOST)
+    intermediate_size: int = Field(gt=0, le=_MOST)
+    num_experts: int = Field(default=0, ge=0, le=_MOST)
     """Experts per layer, in place of one MLP; 0 of a dense model."""
-    num_experts_per_tok: int = Field(default=0, ge=0)
+    num_experts_per_tok: int = Field(default=0, ge=0, le=_MOST)
     """Experts that each token visits."""
-    moe_intermediate_size: int = Field(default=0, ge=0)
+    moe_intermediate_size: int = Field(default=0, ge=0, le=_MOST)
     """Width of an expert."""
-    n_shared_experts: int = Field(default=0, ge=0)
+    n_shared_experts: int = Field(default=0, ge=0, le=_MOST)
     """Further experts, which every token visits."""
-    first_k_dense_replace: int = Field(default=0, ge=0)
+    first_k_dense_replace: int = Field(default=0, ge=0, le=_MOST)
     """First layers, which have one MLP of intermediate_size in place of experts."""
-    num_attention_heads: int = Field(gt=0)
-    num_key_value_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
-    max_position_embeddings: int = Field(gt=0)
+    num_attention_heads: int = Field(gt=0, le=_MOST)
+    num_key_value_heads: int = Field(gt=0, le=_MOST)
+    head_dim: int = Field(gt=0, le=_MOST)
+    vocab_size: int = Field(gt=0, le=_MOST)
+    max_position_embeddings: int = Field(gt=0, le=_MOST)
     tie_word_embeddings: bool = False
     has_gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
-    num_fused_inputs: int = Field(default=0, ge=0)
+    num_fused_inputs: int = Field(default=0, ge=0, le=_MOST)
     """Vectors that a drafting head fuses into one: 2 in EAGLE, 3 in EAGLE-3; 0 of a model."""
-    num_attention_inputs: int = Field(default=1, gt=0)
+    num_attention_inputs: int = Field(default=1, gt=0, le=_MOST)
     """Vectors, side by side, that attention is computed from; 2 in EAGLE-3."""
-    backbone_hidden_size: int | None = Field(default=None, gt=0)
+    backbone_hidden_size: int | None = Field(default=None, gt=0, le=_MOST)
     """Of the target, where a drafting head takes its vectors and gives back such; by default as
     wide as the head's own."""
     has_own_kv_cache: bool = True
@@ -76,25 +79,25 @@ class ModelShape(Settings):
     """False where a drafting head uses the target's."""
     has_own_lm_head: bool = True
     """False where a drafting head uses the target's."""
-    sliding_window: int | None = Field(default=None, gt=0)
+    sliding_window: int | None = Field(default=None, gt=0, le=_MOST)
     """Tokens that a token attends to, itself included, in layers of type sliding_attention."""
-    attention_chunk_size: int | None = Field(default=None, gt=0)
+    attention_chunk_size: int | None = Field(default=None, gt=0, le=_MOST)
     """Tokens of a chunk, in layers of type chunked_attention: a token attends to those of its
     own."""
     layer_types: tuple[LayerType, ...] | None = None
     """How each layer attends; by default all alike: in a sliding_window if there is one, else to
     everything."""
-    global_head_dim: int | None = Field(default=None, gt=0)
+    global_head_dim: int | None = Field(default=None, gt=0, le=_MOST)
     """In layers of type full_attention, if it is another than head_dim."""
-    num_global_key_value_heads: int | None = Field(default=None, gt=0)
+    num_global_key_value_heads: int | None = Field(default=None, gt=0, le=_MOST)
     """In layers of type full_attention, if they are others."""
-    kv_lora_rank: int | None = Field(default=None, gt=0)
+    kv_lora_rank: int | None = Field(default=None, gt=0, le=_MOST)
     """Of multi-head latent attention: what is kept of a token for all heads together, besides
     qk_rope_head_dim numbers. head_dim is then that of queries and keys, both parts together."""
-    q_lora_rank: int | None = Field(default=None, gt=0)
+    q_lora_rank: int | None = Field(default=None, gt=0, le=_MOST)
     """The same of queries; None if they are computed at once."""
-    qk_rope_head_dim: int = Field(default=0, ge=0)
-    v_head_dim: int = Field(default=0, ge=0)
+    qk_rope_head_dim: int = Field(default=0, ge=0, le=_MOST)
+    v_head_dim: int = Field(default=0, ge=0, le=_MOST)
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: str | None = None
     """How the weights are stored, if in fewer bits than `torch_dtype` says, in the words of
@@ -114,6 +117,17 @@ class ModelShape(Settings):
         for kind, name in _SPANS.items():
             if kind in types and getattr(self, name) is None:
                 raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        most = self.num_attention_heads
+        for name in ("num_key_value_heads", "num_global_key_value_heads"):
+            if (heads := getattr(self, name)) is not None and heads > most:
+                raise ValueError(
+                    f"{name} = {heads}: each is shared by at least one of num_attention_heads = "
+                    f"{most}; correct one of them"
+                )
         return self
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from pydantic import Field
 from specsim.core.errors import CapacityError, ProfileError
 from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.hardware.collectives import Collective
 from specsim.hardware.model_config import HuggingFaceConfig
 from specsim.hardware.model_shape import ModelShape
 
@@ -35,10 +36,8 @@ class GpuSpec(Settings):
     """None where not known: then no kernel is taken to compute in waves of tiles."""
     interconnect_gb_per_s: float | None = Field(default=None, gt=0)
     """To all other GPUs of the server together, one direction, 10^9 bytes per second."""
-    collective_us: float | None = Field(default=None, ge=0)
-    """Start-up of an all-reduce, all-gather or reduce-scatter between two GPUs, measured."""
-    collective_gb_per_s: float | None = Field(default=None, gt=0)
-    """What each GPU sends in one of 0.25 to 32 MiB, measured, 10^9 bytes per second."""
+    collectives: tuple[Collective, ...] = ()
+    """What GPUs of one server take to exchange tensors, by operation."""
     source: str
 
 

@@ -2,7 +2,6 @@
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -134,30 +133,6 @@ def _measured_sizes(path: Path) -> list[int]:
     said = load_mapping(meta, ProfileError) if meta.is_file() else {}
     sizes = said.get("tp_degrees", [said.get("tensor_parallel_size")])
     return sizes if isinstance(sizes, list) and len(sizes) == 1 else []
-
-
-@dataclass(frozen=True)
-class Collectives:
-    """Times of what GPUs exchange, microseconds: a start-up, and bytes over bandwidth.
-
-    Of n GPUs with equally many tokens each gets (n - 1) / n of what is gathered or scattered, and
-    twice that in an all-reduce (NCCL's rings; nccl-tests ``doc/PERFORMANCE.md``).
-    """
-
-    token_bytes: float
-    start_us: float
-    gb_per_s: float  # sent by each GPU, 10^9 bytes per second
-
-    def all_reduce(self, tokens: float, gpus: int) -> float:
-        """Return the time of summing up tokens over GPUs that all have them."""
-        return self._time(2 * tokens * (gpus - 1) / gpus)
-
-    def gather_and_scatter(self, tokens: float) -> float:
-        """Return the time of an all-gather, in which a GPU gets tokens, and a reduce-scatter."""
-        return 2 * self._time(tokens)
-
-    def _time(self, tokens: float) -> float:
-        return self.start_us + tokens * self.token_bytes / (self.gb_per_s * 1e3)
 
 
 class Attention:

@@ -12,9 +12,9 @@ from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
+from specsim.hardware.collectives import Collective, Operation, of_operation
 from specsim.latency._kernel_tables import (
     Attention,
-    Collectives,
     KernelTables,
     moe_grid,
     shard_folder,
@@ -36,13 +36,17 @@ class ZeroWrites(Settings):
     """Bandwidth of the memory, 10^9 bytes per second."""
 
 
+_ROUTED_BYTES = 8
+"""Number and weight of an expert, four bytes each."""
+
+
 @final
 class Kernels(LatencyModel):
     """The sum of a model's kernels, each interpolated linearly in a table of measured times.
 
     Per layer: two norms, QKV projection, rotary embedding, attention, output projection, and the
     MLP or the experts; once per step: embedding, final norm, and what runs per sequence (LM head,
-    sampler). GPUs that share a layer exchange activations twice in it (`Collectives`).
+    sampler). GPUs that share a layer exchange activations twice in it (`Collective`).
 
     The folder holds ``dense.csv`` (layer, tokens, time_us), ``attention.csv`` (prefill_chunk,
     kv_prefill, n_decode, kv_decode, time_us), ``per_sequence.csv`` (layer, sequences, time_us), and
@@ -71,10 +75,9 @@ class Kernels(LatencyModel):
     """Whether each GPU holds whole experts, and not a slice of each; likewise the engine's."""
     hidden_size: int | None = Field(default=None, gt=0)
     """Of the model; needed for what GPUs exchange."""
-    collective_us: float | None = Field(default=None, ge=0)
-    """Start-up of an all-reduce, all-gather or reduce-scatter; needed with several GPUs."""
-    collective_gb_per_s: float | None = Field(default=None, gt=0)
-    """What each GPU sends meanwhile, 10^9 bytes per second; needed with several GPUs."""
+    collectives: tuple[Collective, ...] = ()
+    """Measured times of what several GPUs exchange: all-reduces with tensor parallelism; an
+    all-gather and a reduce-scatter where data-parallel ranks share experts."""
     num_experts: int | None = Field(default=None, gt=0)
     """Of a mixture-of-experts model."""
     experts_per_token: int | None = Field(default=None, gt=0)
@@ -95,13 +98,7 @@ class Kernels(LatencyModel):
 
     @model_validator(mode="after")
     def _check_tables(self) -> Self:
-        if self.tensor_parallel_size * self.data_parallel_size > 1:
-            names = ("hidden_size", "collective_us", "collective_gb_per_s")
-            if missing := [name for name in names if getattr(self, name) is None]:
-                raise ValueError(
-                    f"{' and '.join(missing)} missing: {self._num_gpus} GPUs exchange activations "
-                    "of that size over a link of that speed; state what was measured"
-                )
+        self._check_exchange()
         try:
             tables, experts = self._tables, self._experts
             assert self._attention
@@ -115,6 +112,23 @@ class Kernels(LatencyModel):
                 "leave them out"
             )
         return self
+
+    def _check_exchange(self) -> None:
+        if self._num_gpus == 1:
+            return
+        if self.hidden_size is None:
+            raise ValueError(
+                f"hidden_size is missing: {self._num_gpus} GPUs exchange activations of that size"
+            )
+        wanted: list[Operation] = ["all_reduce"] if self.tensor_parallel_size > 1 else []
+        if self.data_parallel_size > 1:
+            wanted += "all_gather", "reduce_scatter"
+        there = {each.operation for each in self.collectives}
+        if missing := [each for each in wanted if each not in there]:
+            raise ValueError(
+                f"collectives has no {' and no '.join(missing)}, which {self._num_gpus} GPUs do in "
+                "every layer; state what was measured (in the GPU's file, see profiles/h100.yaml)"
+            )
 
     def _check_experts(self) -> None:
         if not (self.num_experts and self.experts_per_token):
@@ -162,12 +176,16 @@ class Kernels(LatencyModel):
             raise ProfileError(f"{folder}: has no moe.csv with {whole}; measure them there")
         return found
 
-    @cached_property
-    def _collectives(self) -> Collectives:
+    @property
+    def _token_bytes(self) -> float:
+        """Of the activations of a token."""
         assert self.hidden_size is not None
-        assert self.collective_us is not None
-        assert self.collective_gb_per_s is not None
-        return Collectives(2.0 * self.hidden_size, self.collective_us, self.collective_gb_per_s)
+        return 2.0 * self.hidden_size
+
+    def _exchange_time(self, operation: Operation, message_bytes: float, gpus: int) -> float:
+        table = of_operation(self.collectives, operation, gpus)
+        assert table is not None
+        return table.time(message_bytes, gpus)
 
     @cached_property
     def _tables(self) -> KernelTables:
@@ -233,18 +251,21 @@ class Kernels(LatencyModel):
         layer = self._tables.per_layer(tokens) + attention
         if self.tensor_parallel_size > 1:
             size, all_reduces = self.tensor_parallel_size, 2 if self.data_parallel_size == 1 else 1
-            layer += all_reduces * self._collectives.all_reduce(tokens, size)
+            layer += all_reduces * self._exchange_time(
+                "all_reduce", tokens * self._token_bytes, size
+            )
         once = self._tables.once(tokens) + self._tables.per_sequence(sequences)
         return self.num_layers * layer + once
 
     def _experts_time(self, tokens: list[int], sequences: int) -> float:
         """Return what the experts of a layer take for the tokens of all ranks, microseconds.
 
-        Tokens are gathered on every GPU, and what its experts made of them is summed up where they
-        came from (vLLM 0.32.0 ``distributed/device_communicators/all2all.py AgRsAll2AllManager``).
-        Its kernel has all tokens as input, by which it chooses its tiles and which it activates and
-        sums up; only the products with experts of other GPUs are left out (``model_executor/
-        layers/fused_moe/fused_moe.py``), and few of them take longer than reading the weights.
+        Tokens are gathered on every GPU with the numbers and weights of their experts, and what
+        its experts made of them is summed up where they came from (vLLM 0.32.0
+        ``distributed/device_communicators/all2all.py AgRsAll2AllManager``). Its kernel has all
+        tokens as input, by which it chooses its tiles and which it activates and sums up; only the
+        products with experts of other GPUs are left out (``model_executor/layers/fused_moe/
+        fused_moe.py``), and few of them take longer than reading the weights.
         """
         assert self._experts is not None
         gpus, total = self._num_gpus, sum(tokens)
@@ -255,9 +276,14 @@ class Kernels(LatencyModel):
         if self.enable_expert_parallel and gpus > 1:
             time += self._zeros_time(total)
         if self.data_parallel_size > 1:
-            # Who has the fewest gets the most from others.
-            own = min(tokens) / self.tensor_parallel_size
-            time += self._collectives.gather_and_scatter(total - own)
+            # Who has the fewest gets the most from others: as if all got as much.
+            others = total - min(tokens) / self.tensor_parallel_size
+            exchanged, token_bytes = others * gpus / (gpus - 1), self._token_bytes
+            routed_bytes = _ROUTED_BYTES * (self.experts_per_token or 0)
+            time += self._exchange_time(
+                "all_gather", exchanged * (token_bytes + routed_bytes), gpus
+            )
+            time += self._exchange_time("reduce_scatter", exchanged * token_bytes, gpus)
         return time
 
     def _attention_time(self, load: StepLoad) -> float:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from specsim.core.errors import TraceError
 from specsim.core.resources import locate
 from specsim.lookup import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup.jit import jit
 from specsim.workload.readers import read_trace
 
 
@@ -103,7 +103,7 @@ def _sorted_suffixes(token_ids: NDArray[np.int32], depth: int) -> NDArray[np.int
     return order
 
 
-@njit(cache=True)
+@jit
 def _first_place(corpus: Corpus, text: NDArray[np.int32], begin: int, end: int) -> int:
     """Return the first suffix not before the pattern; one that ends with it counts as before."""
     token_ids, suffixes = corpus.token_ids, corpus.suffixes
@@ -122,7 +122,7 @@ def _first_place(corpus: Corpus, text: NDArray[np.int32], begin: int, end: int) 
     return low
 
 
-@njit(cache=True)
+@jit
 def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, end: int) -> bool:
     """Return whether a suffix begins with the pattern and does not end with it."""
     if place >= len(corpus.suffixes):
@@ -134,7 +134,7 @@ def _goes_on(corpus: Corpus, place: int, text: NDArray[np.int32], begin: int, en
     return bool(corpus.token_ids[start + end - begin] >= 0)
 
 
-@njit(cache=True)
+@jit
 def occurrences(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, match_len: int
 ) -> tuple[int, int]:
@@ -156,7 +156,7 @@ def occurrences(
     return low, outside
 
 
-@njit(cache=True)
+@jit
 def longest_match(
     corpus: Corpus, text: NDArray[np.int32], known_len: int, max_match_len: int
 ) -> int:
@@ -176,7 +176,7 @@ def longest_match(
 Nodes = tuple[list[int], list[int], list[int]]  # tokens, parents, occurrences
 
 
-@njit(cache=True)
+@jit
 def _run_end(corpus: Corpus, low: int, high: int, offset: int) -> int:
     """Return the end of the suffixes with `low`'s token at `offset`: leap, then halve."""
     token_ids, suffixes = corpus.token_ids, corpus.suffixes
@@ -194,7 +194,7 @@ def _run_end(corpus: Corpus, low: int, high: int, offset: int) -> int:
     return outside
 
 
-@njit(cache=True)
+@jit
 def _draft_chain(corpus: Corpus, low: int, high: int, match_len: int, max_len: int) -> Nodes:
     """Take the most frequent next token, again and again; the smallest one on ties."""
     tokens, parents, counts = [0] * 0, [0] * 0, [0] * 0
@@ -216,7 +216,7 @@ def _draft_chain(corpus: Corpus, low: int, high: int, match_len: int, max_len: i
     return tokens, parents, counts
 
 
-@njit(cache=True)
+@jit
 def _draft_tree(
     corpus: Corpus, place: tuple[int, int], match_len: int, branch_len: int, max_nodes: int
 ) -> Nodes:

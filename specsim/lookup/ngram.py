@@ -1,13 +1,13 @@
 """Prompt lookup: what followed the last few tokens where they stood before."""
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from specsim.lookup import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup.jit import jit
 
 
-@njit(cache=True)
+@jit
 def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int) -> int:
     """Return where the text continues after the longest n-gram that ends it and stood before.
 

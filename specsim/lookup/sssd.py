@@ -4,12 +4,12 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from specsim.core.request import Text
 from specsim.lookup import NO_DRAFT, Draft, KnownTexts
 from specsim.lookup.datastore import Corpus, build_corpus, longest_match, occurrences
+from specsim.lookup.jit import jit
 
 Nodes = tuple[list[int], list[int], list[float], int]
 """Tokens, parents and probabilities of a draft, and the tree that its first token came from."""
@@ -68,13 +68,13 @@ class _Limits(NamedTuple):
     max_continuations: int
 
 
-@njit(cache=True)
+@jit
 def _mix(mixed: np.uint64, token: int) -> np.uint64:
     """Add a token to the hash of those after it."""
     return (mixed ^ np.uint64(token + 1)) * np.uint64(0x9E3779B97F4A7C15)
 
 
-@njit(cache=True)
+@jit
 def _find(
     grams: _Grams, row: int, text: NDArray[np.int32], end: int, mixed: np.uint64
 ) -> tuple[int, int]:
@@ -91,7 +91,7 @@ def _find(
         slot = (slot + 1) & mask
 
 
-@njit(cache=True)
+@jit
 def _take_in(grams: _Grams, text: NDArray[np.int32], begin: int, end: int) -> None:
     """Add the n-grams that end at `begin` or later and before `end`: something follows them."""
     for at in range(max(begin, 1), end):
@@ -103,7 +103,7 @@ def _take_in(grams: _Grams, text: NDArray[np.int32], begin: int, end: int) -> No
             grams.heads[row, slot] = at
 
 
-@njit(cache=True)
+@jit
 def _insert(trees: _Trees, root: int, text: NDArray[np.int32], begin: int, end: int) -> None:
     """Count one continuation, as far as the border of its text."""
     node = root
@@ -128,7 +128,7 @@ def _insert(trees: _Trees, root: int, text: NDArray[np.int32], begin: int, end: 
         node = child
 
 
-@njit(cache=True)
+@jit
 def _ask_datastore(
     trees: _Trees, corpus: Corpus, text: NDArray[np.int32], known_len: int, limits: _Limits
 ) -> int:
@@ -152,7 +152,7 @@ def _ask_datastore(
     return longest
 
 
-@njit(cache=True)
+@jit
 def _ask_input(
     trees: _Trees, grams: _Grams, text: NDArray[np.int32], known_len: int, limits: _Limits
 ) -> None:
@@ -169,7 +169,7 @@ def _ask_input(
             end = grams.older[row, end]
 
 
-@njit(cache=True)
+@jit
 def _ask_all(
     trees: _Trees,
     corpus: Corpus,
@@ -190,7 +190,7 @@ def _ask_all(
     return longest
 
 
-@njit(cache=True)
+@jit
 def _push_children(
     heap: list[Candidate], trees: _Trees, node: int, tree: int, depth: int, parent: int
 ) -> None:
@@ -202,7 +202,7 @@ def _push_children(
         child = int(trees.siblings[child])
 
 
-@njit(cache=True)
+@jit
 def _fuse_tree(trees: _Trees, max_nodes: int) -> Nodes:
     """Merge the trees (algorithm 1); ties go to the input's longest prefix, then the latest."""
     tokens, parents, probs = [0] * 0, [0] * 0, [0.0] * 0
@@ -225,7 +225,7 @@ def _fuse_tree(trees: _Trees, max_nodes: int) -> Nodes:
     return tokens, parents, probs, first
 
 
-@njit(cache=True)
+@jit
 def _best_child(trees: _Trees, nodes: NDArray[np.int64], depth: int) -> tuple[float, int, int]:
     """Return the most probable token after one node of each tree, and the tree; 0.0 if none."""
     best_prob, best_token, best_tree = 0.0, 0, 0
@@ -239,7 +239,7 @@ def _best_child(trees: _Trees, nodes: NDArray[np.int64], depth: int) -> tuple[fl
     return best_prob, best_token, best_tree
 
 
-@njit(cache=True)
+@jit
 def _fuse_chain(trees: _Trees, max_len: int) -> Nodes:
     """Merge by the most probable candidate of each depth; a tree without it drops out."""
     tokens, parents, probs = [0] * 0, [0] * 0, [0.0] * 0

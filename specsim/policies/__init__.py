@@ -1,12 +1,27 @@
 """Policies: how many tokens to draft, decided anew at every step."""
 
 from specsim.core.families import Family
+from specsim.core.policy_loops import Loops, View, row_of
 from specsim.policies._times import quick_step_time, quick_step_times
-from specsim.policies.base import ModelView, OraclePolicy, Policy, ServerView
+from specsim.policies.base import (
+    BySize,
+    DraftsTrees,
+    KnowsModel,
+    LoopPolicy,
+    ModelView,
+    OraclePolicy,
+    PicksDrafter,
+    PicksPrefix,
+    PicksSource,
+    Policy,
+    ServerView,
+    check_proposer,
+)
 
 __all__ = [
-    "POLICIES", "ModelView", "OraclePolicy", "Policy", "ServerView", "quick_step_time",
-    "quick_step_times",
+    "POLICIES", "BySize", "DraftsTrees", "KnowsModel", "LoopPolicy", "Loops", "ModelView",
+    "OraclePolicy", "PicksDrafter", "PicksPrefix", "PicksSource", "Policy", "ServerView", "View",
+    "check_proposer", "quick_step_time", "quick_step_times", "row_of",
 ]  # fmt: skip
 
 POLICIES = Family("policies", Policy)

@@ -1,33 +1,58 @@
 """What a second is worth in tokens, and what to draft and to verify at that price: the loops."""
 
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specsim.core.compiled import Loop, inner
+from specsim.core.compiled import Hook, Loop, Rows, as_records, inner, run
 from specsim.core.desk import Desk, Floats, Ints
+from specsim.core.policy_loops import row_of
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.policies._spending import Spending, spend_best, spent_time
 from specsim.policies._times import StepTimes, spending_desk
 from specsim.policies.base import ServerView
-from specsim.profile._step_time import plain_time_of, step_time_of
+from specsim.profile.step_time import plain_time_of, step_time_of
 
 TRADE_ROOMS = (
     __name__,
     "specsim.policies._spending",
     "specsim.latency._form",
-    "specsim.profile._step_time",
+    "specsim.profile.step_time",
 )
 """Modules whose functions a loop on a `Trade` calls."""
 
-KEEP, TOKENS, SEQUENCES, TIME, STEPS = range(5)
-"""Places of `Trade.exchange`: share that a step leaves of the others; sums over steps, fading."""
-MAX_LEN, FREE_SLOTS, ONE_COST, BY_MODEL, TIMES_GIVEN = range(5)
-"""Places of `Trade.limits`: tokens of the longest draft, and KV slots for drafts; whether a draft
-of any length costs the same; whether a model drafts; whether Python works out what steps take."""
-RUNNING, RUNNING_PLAIN, FIRST, LAST, NEXT, NEXT_PLAIN = range(6)
-"""Places of `Trade.times`: steps of the load `running` that draft nothing, without a drafter, one
-token per sequence, and as many as there is room for; and those of the load `decodes`."""
+
+class Rate(Protocol):
+    """What the last steps emitted in what time: sums over them, fading."""
+
+    keep: float
+    """Share that a step leaves of the others."""
+    tokens: float
+    sequences: float
+    time: float
+    steps: float
+
+
+class Bounds(Protocol):
+    """What bounds the drafts of a step, and how they are paid."""
+
+    max_len: int  # tokens of the longest draft
+    free_slots: int  # KV slots for drafts
+    one_cost: int  # whether a draft of any length costs the same
+    by_model: int  # whether a model drafts
+    times_given: int  # whether Python works out what steps take
+    has_plain: int  # whether it is known what they take without a drafter
+
+
+class Taken(Protocol):
+    """What steps take, seconds: that which is running, and that which is decided about."""
+
+    running: float  # the one that runs, if it drafts nothing
+    running_plain: float  # without a drafter
+    first: float  # if it drafts one token per sequence,
+    last: float  # and as many as there is room for
+    next: float  # the one that is decided about, if it verifies and drafts nothing
+    next_plain: float
 
 
 class Trade(NamedTuple):
@@ -38,14 +63,13 @@ class Trade(NamedTuple):
     draft_lens: Ints
     """Of a step that is to be trimmed."""
     spending: Annotated[Any, Spending]
-    exchange: Floats
-    limits: Ints
+    exchange: Rows[Rate]
+    limits: Rows[Bounds]
     running: Ints
     """Of the step that is running: context, batched tokens, sequences and prefill tokens;"""
     decodes: Ints
     """and of the step that is decided about, if it verifies nothing."""
-    times: Floats
-    """Seconds."""
+    times: Rows[Taken]
     drafting: Floats
     """What drafting 0, 1, ... tokens per sequence takes, seconds."""
     tokens: Floats
@@ -60,10 +84,14 @@ class Trade(NamedTuple):
     """Choices; sequences, and tokens of the longest draft, that gains are of."""
     outcome: Floats
     """Of a step that has ended: sequences that emitted tokens, these, and seconds."""
+    wanted: Ints
+    """For Python that works out what steps take: tokens that the step `decodes` verifies at most,
+    or -1, and the drafts that it then makes."""
+    ask: Hook
 
 
 @inner
-def rate_of(exchange: Floats, num: int) -> float:
+def rate_of(exchange: Rate, num: int) -> float:
     """Return the tokens per second of a batch of so many sequences; 0 while it is not known.
 
     The long-run rate: a policy that maximises tokens - rate x time in every step, where rate is the
@@ -72,9 +100,9 @@ def rate_of(exchange: Floats, num: int) -> float:
     is left out. Time per step and tokens per sequence change slowly; batches do not, so that the
     rate is made of the former for a given batch.
     """
-    if not exchange[TIME]:
+    if not exchange.time:
         return 0.0
-    rate: float = num * exchange[TOKENS] / exchange[SEQUENCES] * exchange[STEPS] / exchange[TIME]
+    rate: float = num * exchange.tokens / exchange.sequences * exchange.steps / exchange.time
     return rate
 
 
@@ -82,6 +110,14 @@ def rate_of(exchange: Floats, num: int) -> float:
 def value_of(tokens: float, time: float, rate: float) -> float:
     """Return what a step is worth that emits so many tokens in so many seconds."""
     return tokens - rate * time if rate else tokens / time
+
+
+@inner
+def ask_python(desk: Trade, most: int, drafted: int) -> None:
+    """Have Python work out what steps take, if it has to be."""
+    if desk.limits[0].times_given:
+        desk.wanted[0], desk.wanted[1] = most, drafted
+        run(desk.ask)
 
 
 @inner
@@ -106,53 +142,53 @@ def _time(desk: Trade, load: Ints, longest: int) -> float:
 @inner
 def set_times(desk: Trade, longest: int) -> None:
     """Work out what both steps take, unless Python has done so."""
-    times, spending = desk.times, desk.spending
-    if desk.limits[TIMES_GIVEN]:
+    times, spending = desk.times[0], desk.spending
+    if desk.limits[0].times_given:
         return
-    times[RUNNING] = _time(desk, desk.running, 0)
-    times[RUNNING_PLAIN] = plain_time_of(spending, desk.running[1])
-    for place, k in ((LAST, longest), (FIRST, 1)):
-        if k <= longest:
-            times[place] = _time(desk, desk.running, k)
+    times.running = _time(desk, desk.running, 0)
+    times.running_plain = plain_time_of(spending, desk.running[1])
+    times.last = _time(desk, desk.running, longest)
+    if longest:
+        times.first = _time(desk, desk.running, 1)
     if desk.decodes[2]:
-        times[NEXT] = _time(desk, desk.decodes, 0)
-        times[NEXT_PLAIN] = plain_time_of(spending, desk.decodes[1])
+        times.next = _time(desk, desk.decodes, 0)
+        times.next_plain = plain_time_of(spending, desk.decodes[1])
 
 
 @inner
 def note_step(desk: Trade) -> None:
     """Take in the outcome of the step `running`."""
-    exchange, load = desk.exchange, desk.running
+    exchange, load, times = desk.exchange[0], desk.running, desk.times[0]
     num, tokens, time = desk.outcome[0], desk.outcome[1], desk.outcome[2]
     if not num or load[1] <= load[3]:
         return
     least = 0.0
     if load[3]:
         set_times(desk, 0)
-        time -= desk.times[RUNNING] - desk.times[NEXT]
-        least = desk.times[NEXT_PLAIN]  # its drafts were made before these prompts were read
+        time -= times.running - times.next
+        least = times.next_plain  # its drafts were made before these prompts were read
     if time <= least:
         return
-    keep = exchange[KEEP]
-    exchange[TOKENS] = keep * exchange[TOKENS] + tokens
-    exchange[SEQUENCES] = keep * exchange[SEQUENCES] + num
-    exchange[TIME] = keep * exchange[TIME] + time
-    exchange[STEPS] = keep * exchange[STEPS] + 1.0
+    keep = exchange.keep
+    exchange.tokens = keep * exchange.tokens + tokens
+    exchange.sequences = keep * exchange.sequences + num
+    exchange.time = keep * exchange.time + time
+    exchange.steps = keep * exchange.steps + 1.0
 
 
 @inner
 def set_prices(desk: Trade) -> int:
     """Work out what drafting adds to the running step; return the length that there is room for."""
-    limits, drafting, times = desk.limits, desk.drafting, desk.times
-    longest: int = min(limits[MAX_LEN], limits[FREE_SLOTS] // desk.decodes[2])
+    limits, drafting, times = desk.limits[0], desk.drafting, desk.times[0]
+    longest: int = min(limits.max_len, limits.free_slots // desk.decodes[2])
     set_times(desk, longest)
-    last = times[LAST] - times[RUNNING]
+    last = times.last - times.running
     drafting[0] = drafting[1] = 0.0
     for k in range(1, longest + 1):
         drafting[k] = last
-    if longest > 1 and not limits[ONE_COST]:
+    if longest > 1 and not limits.one_cost:
         # Each further token takes the same, nearly: contexts grow by a token.
-        first = times[FIRST] - times[RUNNING]
+        first = times.first - times.running
         each = (last - first) / (longest - 1)
         for k in range(longest - 1):
             drafting[1 + k] = k * each + first
@@ -167,12 +203,12 @@ def weigh_choices(desk: Trade, longest: int, rate: float) -> None:
     """
     values, choices, num = desk.values, desk.sizes[0], desk.decodes[2]
     _set_load(desk.spending, desk.decodes, 0)
-    desk.spending.sizes[4] = desk.limits[TIMES_GIVEN]
+    desk.spending.sizes[4] = desk.limits[0].times_given
     none = spent_time(desk.spending, 0)
     values[0] = value_of(num, none, rate)
     for place in range(longest):
         values[1 + place] = -np.inf
-        if desk.limits[ONE_COST] and place < longest - 1:
+        if desk.limits[0].one_cost and place < longest - 1:
             continue
         drafting = desk.drafting[1 + place]
         values[1 + place] = value_of(num, none + drafting, rate)
@@ -199,7 +235,7 @@ def _spend(desk: Trade, longest: int, most: int, rate: float) -> None:
     size = longest * num
     spending.found[0], spending.found[3] = desk.decodes[2], rate
     spending.sizes[0], spending.sizes[1] = size, min(size, most) + 1
-    spending.sizes[2], spending.sizes[4] = num, desk.limits[TIMES_GIVEN]
+    spending.sizes[2], spending.sizes[4] = num, desk.limits[0].times_given
     spend_best(spending)
 
 
@@ -212,9 +248,9 @@ def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
     _set_load(desk.spending, desk.decodes, 0)
     extra = desk.spending.extra
     extra[0] = desk.drafting[limit]
-    if not desk.limits[BY_MODEL]:  # pays for what it drafts, which is what is verified
+    if not desk.limits[0].by_model:  # pays for what it drafts, which is what is verified
         extra[0], extra[1] = 0.0, desk.drafting[1] / desk.decodes[2]
-    _spend(desk, longest, desk.limits[FREE_SLOTS], rate)
+    _spend(desk, longest, desk.limits[0].free_slots, rate)
     value: float = desk.spending.found[0]
     return value
 
@@ -244,10 +280,11 @@ def spend_on_drafts(desk: Trade, rate: float) -> None:
 @inner
 def spend_before(desk: Trade, longest: int, rate: float) -> None:
     """Settle the lengths of highest value by gains that are known before, none of it trimmed."""
-    best_value = value_of(desk.decodes[2], desk.times[NEXT], rate)
+    best_value = value_of(desk.decodes[2], desk.times[0].next, rate)
     for row in range(desk.sizes[1]):
         desk.lens[row] = 0
-    has_limits = desk.limits[BY_MODEL] and not desk.limits[ONE_COST]
+    limits = desk.limits[0]
+    has_limits = limits.by_model and not limits.one_cost
     for limit in range(1 if has_limits else max(longest, 1), longest + 1):
         value = _spend_before(desk, limit, limit, rate)
         if value > best_value:
@@ -268,14 +305,35 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
     if isinstance(times, StepTimes):
         known = times.desk.fit(1)
         spending = spending_desk(Desk, known.target, known.drafter, known.costs)
-    flags = (server.drafts_at_one_cost is True, server.drafts_by_model, not is_known)
-    return Desk(
+
+    def answer() -> None:
+        desk = made.arrays
+        _give_times(desk, server, *desk.wanted.tolist())
+
+    made: Desk[Trade] = Desk(
         Trade,
         *loops,
         spending=spending,
-        exchange=np.array([1.0 - 1.0 / window, 0.0, 0.0, 0.0, 0.0]),
-        limits=np.array([server.max_draft_len, 0, *flags]),
+        exchange=row_of(Rate, keep=1.0 - 1.0 / window),
+        limits=row_of(
+            Bounds,
+            max_len=server.max_draft_len,
+            one_cost=server.drafts_at_one_cost is True,
+            by_model=server.drafts_by_model,
+            times_given=not is_known,
+            has_plain=server.plain_time is not None,
+        ),
+        times=1,
+        wanted=2,
+        ask=Hook(answer),
     )
+    return made
+
+
+def known_rate(desk: Trade, num: int) -> float:
+    """Return `rate_of` a batch of so many sequences, in Python."""
+    rate: Rate = as_records(desk.exchange)[0]
+    return rate_of(rate, num)
 
 
 def put_loads(
@@ -291,15 +349,20 @@ def put_loads(
     numbers[0], numbers[1], numbers[2], numbers[3] = running[:4]  # quicker than all at once
     numbers = desk.decodes
     numbers[0], numbers[1], numbers[2], numbers[3] = decodes[:4]
-    if not desk.limits[TIMES_GIVEN]:
-        return
+    if desk.limits["times_given"][0]:
+        _give_times(desk, server, most, drafted)
+
+
+def _give_times(desk: Trade, server: ServerView, most: int, drafted: int) -> None:
+    """Work out what both steps take."""
+    running, decodes = (StepLoad(*load[:4].tolist()) for load in (desk.running, desk.decodes))
     times, plain_time = desk.times, server.plain_time or (lambda load: server.step_time(load, 0))
-    times[RUNNING], times[RUNNING_PLAIN] = server.step_time(running, 0), plain_time(running)
+    times["running"], times["running_plain"] = server.step_time(running, 0), plain_time(running)
     if decodes.num_requests:
-        times[NEXT], times[NEXT_PLAIN] = server.step_time(decodes, 0), plain_time(decodes)
+        times["next"], times["next_plain"] = server.step_time(decodes, 0), plain_time(decodes)
     if most >= 0:
         longest = min(server.max_draft_len, most // max(decodes.num_requests, 1))
-        times[FIRST], times[LAST] = (server.step_time(running, k) for k in (1, longest))
+        times["first"], times["last"] = (server.step_time(running, k) for k in (1, longest))
         tokens = decodes.batched_tokens + np.arange(most + 1)
         desk.spending.times[: most + 1] = server.step_times(decodes, tokens, drafted)
 
@@ -308,10 +371,10 @@ def put_drafts(desk: Trade, server: ServerView, batch: BatchView, drafts: DraftV
     """Put down a step, of whose drafts `spend_on_drafts` is to settle what it verifies."""
     load, num = batch.load, batch.size - int(np.count_nonzero(batch.in_prefill))
     decodes, drafted = StepLoad(load.context_tokens, 0, num, load.prefill_tokens), 0
-    if desk.limits[TIMES_GIVEN]:
+    if desk.limits["times_given"][0]:
         tokens = load.batched_tokens - int(np.add.reduce(drafts.draft_lens))
         decodes = load._replace(batched_tokens=tokens, num_requests=num)
-        drafted = 0 if rate_of(desk.exchange, num) else int(drafts.draft_lens.max())
+        drafted = 0 if known_rate(desk, num) else int(drafts.draft_lens.max())
     put_loads(desk, server, load, decodes, drafts.confidences.size, drafted)
 
 

@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     """Drafts of a batch or a step, by class; then what one of that class counts for."""
     classes: Ints
     """Of the drafts of a batch, or of those that are taken in."""
-    lens: Ints
+    taken_lens: Ints
     """Of those that are taken in, and"""
     survival: Floats
     """shape (n, longest): of their tokens, continued where they end early."""
@@ -96,7 +96,7 @@ def note_firsts(desk: Seen) -> None:
     desk.sizes[2] = known
     shortest = longest
     for row in range(num):
-        shortest = min(shortest, desk.lens[row])
+        shortest = min(shortest, desk.taken_lens[row])
     keep = max(1.0 - num / _REMEMBERED, 0.2)
     for place in range(longest if shortest > 1 else 0):
         decline[0, place] *= keep
@@ -122,7 +122,7 @@ def take_in(desk: Seen) -> None:
     for row in range(num):
         for place in range(longest):
             at = row * longest + place
-            if place >= desk.lens[row]:
+            if place >= desk.taken_lens[row]:
                 other = desk.firsts[(row + 7 * place) % known]
                 other *= decline[0, place] / decline[1, place]
                 survival[at] = survival[at - 1] * min(other, 1.0)

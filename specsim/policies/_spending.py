@@ -16,9 +16,9 @@ from specsim.latency import (
     TARGET_SHARE,
     TOKEN,
 )
-from specsim.profile._step_time import step_time_of
+from specsim.profile.step_time import step_time_of
 
-_ROOMS = ("specsim.latency._form", "specsim.profile._step_time")
+_ROOMS = ("specsim.latency._form", "specsim.profile.step_time")
 
 
 class Spending(NamedTuple):

@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import Hook
 from specsim.core.desk import Desk
+from specsim.core.policy_loops import Pricing
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import COEFFICIENTS, COSTS
 from specsim.policies._spending import (
@@ -19,7 +21,7 @@ from specsim.policies._spending import (
     time_steps,
 )
 from specsim.profile import StepCosts
-from specsim.profile._step_time import step_time_of
+from specsim.profile.step_time import step_time_of
 
 Lens = int | list[int] | Ints
 TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
@@ -147,3 +149,27 @@ def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Lens], float]:
         return step_time_of(listed, load.batched_tokens, draft_lens)
 
     return step_time
+
+
+def pricing_of(
+    step_times: TimesOf,
+    step_time: Callable[[StepLoad, int], float],
+    plain_time: Callable[[StepLoad], float] | None,
+) -> Desk[Pricing]:
+    """Return what steps take as loops see it: by numbers, or by asking these functions."""
+    sizes: dict[str, Any] = {"load": 6, "rows": 256, "answer": 1}
+    if isinstance(step_times, StepTimes) and plain_time is not None:
+        known = step_times.desk.fit(1)
+        forms = {"target": known.target, "drafter": known.drafter, "costs": known.costs}
+        return Desk(Pricing, **sizes, **forms, asked=3)
+
+    def ask() -> None:
+        pricing = desk.arrays
+        load = StepLoad(int(pricing.load[0]), int(pricing.asked[1]), *pricing.load[2:4].tolist())
+        if pricing.asked[2] and plain_time is not None:
+            pricing.answer[0] = plain_time(load)
+        else:
+            pricing.answer[0] = step_time(load, 0 if pricing.asked[2] else int(pricing.load[4]))
+
+    desk: Desk[Pricing] = Desk(Pricing, **sizes, asked=np.array([1, 0, 0]), ask=Hook(ask))
+    return desk

@@ -135,6 +135,11 @@ def note_tried(trials: TrialState, tried: int) -> None:
             trials.idle = 0
 
 
+def weight_of(window: int) -> float:
+    """Return `TrialState.weight` if the means are to go over so many steps, about."""
+    return min(1.0, _ONE_OF / window)
+
+
 class DrafterTrials:
     """What a drafter is worth, against a server that has none.
 
@@ -153,10 +158,9 @@ class DrafterTrials:
 
     def __init__(self, server: ServerView, window: int) -> None:
         self._server = server
-        self.weight = min(1.0, _ONE_OF / window)
         self.num_settled = self.num_observed = self.idle = self.left = self.is_given_up = 0
         self.unpaid = self.reading_time = self.lost = self.missed = 0.0
-        self.wait = FIRST_WAIT
+        self.weight, self.wait = weight_of(window), FIRST_WAIT
 
     def settle(
         self, batch: BatchView, load: StepLoad, lens: int | Ints, emitted: float, alphas: Any
@@ -250,14 +254,12 @@ class WeighsDrafter(EstimatesAlpha):
         super().observe(outcome, memory)
         memory.trials.observe(outcome)
 
-    def skips_draft_prefill(self, batch: BatchView, memory: Any) -> bool:
-        """Return whether speculation has not paid in most of the last steps."""
-        return skips_prefill(memory.trials)
-
     def drops_now(self, memory: Any) -> bool:
         """Return whether the drafter is given up."""
         return gives_up(memory.trials)
 
     def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
-        """Return everybody where the drafter is given up."""
-        return np.ones(batch.size, dtype=np.bool_) if gives_up(memory.trials) else None
+        """Return everybody where the drafter is given up; whom is new, where it hardly pays."""
+        if gives_up(memory.trials):
+            return np.ones(batch.size, dtype=np.bool_)
+        return batch.is_admitted if skips_prefill(memory.trials) else None

@@ -78,7 +78,7 @@ class AdaptiveVerification(Policy):
     """
 
     kind: Literal["adaptive_verification"] = "adaptive_verification"
-    uses_confidences: ClassVar[bool] = True
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
     needs_sync: ClassVar[bool] = True
 
     def start(self, server: ServerView) -> _Memory:

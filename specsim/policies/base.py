@@ -9,15 +9,16 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance.base import Oracle, Rates
-from specsim.core.compiled import Pointers
 from specsim.core.families import Member
+from specsim.core.policy_loops import LoopMemory, Loops
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
+from specsim.policies._times import pricing_of
 from specsim.proposers.base import Proposer
 
 
@@ -26,10 +27,8 @@ class ModelView:
     """The acceptance model, as one knows it who knows its state, but not the luck."""
 
     rates: Rates
-    stated_means: NDArray[np.float64]
-    """Mean confidence of each request's drafts, by its index."""
-    concentration: float
-    """As in `specsim.core.draft_luck.DraftLuck.confidence_tables`."""
+    known_share: float = 0.0
+    """Share of the variance that the state leaves which the drafter's confidences explain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class ServerView:
     oracle: Oracle | None = None
     """The future; None except for an `OraclePolicy`."""
     model: ModelView | None = None
-    """The present; None except for a policy that `knows_model`."""
+    """The present; None except for a policy that extends `KnowsModel`."""
     rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
     """For a policy that draws: its own stream, the same in every run of one seed."""
     tpot_slo: float | None = None
@@ -77,27 +76,15 @@ class Policy(Member):
 
     kind: str
 
+    # What it needs
+
     needs_sync: ClassVar[bool] = False
     """Whether it must see the outcome of a step before the next is scheduled."""
-    selects_drafter: ClassVar[bool] = False
-    """Whether it gives each request one of several drafters."""
-    picks_source: ClassVar[bool] = False
-    """Whether it decides, request by request and step by step, between a lookup and the drafter
-    that stands behind it."""
-    drafts_trees: ClassVar[bool] = False
-    """Whether it asks for trees, which only a proposer that drafts them can serve."""
     uses_tokens: ClassVar[bool] = False
     """Whether it wants to see token ids, which the workload must then have."""
-    uses_confidences: ClassVar[bool] = False
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = False
     """Whether it wants to know how sure the drafter was of each token; such a policy, too, needs
-    synchronous scheduling."""
-    needs_confidences: ClassVar[bool] = True
-    """Whether it cannot do without them, if it wants them."""
-
-    minds_prompts: ClassVar[bool] = False
-    """Whether `drops` is asked in every step that reads prompts, whatever `drops_now` says."""
-    knows_model: ClassVar[bool] = False
-    """Whether it is told the acceptance model and its state, as no server could be: a bound."""
+    synchronous scheduling. "if known": it can do without."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for, in tokens.
@@ -114,74 +101,13 @@ class Policy(Member):
         """Whether `draft_lens` is asked at every step; if not, drafts always are the longest."""
         return True
 
-    @property
-    def draft_threshold(self) -> float | None:
-        """Confidence at or below which the drafter stops after a token; None: it never stops."""
-        return None
+    # What it remembers
 
     def start(self, server: ServerView) -> Any:
         """Return a fresh memory for one replica of one run."""
         return server
 
-    def check_proposer(self, proposer: Proposer) -> None:
-        """Raise a ValueError, saying why, for a proposer that the policy makes no sense for."""
-        if proposer.has_fallback != self.picks_source:
-            raise ValueError(
-                f"policy '{self.kind}' does not choose between the two drafters of method "
-                f"'{proposer.method}'; use policy hybrid_suffix, or another method"
-                if proposer.has_fallback
-                else f"policy '{self.kind}' falls back from a lookup, and nothing stands behind "
-                f"method '{proposer.method}'; use method hybrid, or another policy"
-            )
-        if proposer.has_fallback:
-            return
-        num_drafters, method = len(proposer.cost_keys), f"method '{proposer.method}'"
-        refusals = (
-            (
-                num_drafters > 1 and not self.selects_drafter,
-                f"drives one drafter, {method} has {num_drafters}; use policy draft_selection, or "
-                "another method",
-            ),
-            (
-                num_drafters < 2 and self.selects_drafter,
-                f"chooses between drafters, {method} has one; use method draft_models, or another "
-                "policy",
-            ),
-            (
-                self.drafts_trees and not proposer.drafts_trees,
-                f"drafts trees, which {method} cannot; use method medusa, or another policy",
-            ),
-            (
-                self.draft_threshold is not None and not self.uses_confidences,
-                "has a draft_threshold, so it must set uses_confidences",
-            ),
-            (
-                self.overrides(Policy.stop_len) and not self.uses_confidences,
-                "has a stop_len, so it must set uses_confidences",
-            ),
-            (
-                self.uses_confidences and self.needs_confidences and not proposer.has_confidence,
-                f"needs the confidence of each draft token, which {method} does not know; use a "
-                "draft model or head, or another policy",
-            ),
-        )
-        for is_refused, why in refusals:
-            if is_refused:
-                raise ValueError(f"policy '{self.kind}' {why}")
-
-    def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
-        """Return which of ``speculative_config.models`` drafts, if it `selects_drafter`."""
-        return 0
-
-    def uses_lookup(
-        self, scores: NDArray[np.float64], memory: Any
-    ) -> NDArray[np.bool_] | list[bool]:
-        """Return whether each of the lookup's drafts is used; else the fallback drafts.
-
-        Only asked if `picks_source`. Scores are the accepted lengths that the lookup expects of its
-        drafts of a step, in tokens.
-        """
-        return np.ones(len(scores), dtype=bool)
+    # How much is drafted
 
     @abstractmethod
     def draft_lens(self, batch: BatchView, memory: Any) -> int | Ints | list[int] | Tree:
@@ -192,53 +118,19 @@ class Policy(Member):
 
         Returns:
             Tokens for every sequence alike, or one length per sequence in the batch's order, or
-            (`drafts_trees`) one shape for all of them.
+            (`DraftsTrees`) one shape for all of them.
         """
 
-    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | None:
-        """Return after how many tokens the drafter stops for all of them; None: it does not.
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | Ints | None:
+        """Return after how many tokens the drafter stops, for all or for each; None: it does not.
 
-        Called after `draft_lens` of a policy that `uses_confidences`, if the drafter knows any and
-        is no lookup, whose drafts are there by then. `drafts` are those asked for; whether a token
+        Called after `draft_lens` of a policy that `uses_confidences`, if the drafter knows any.
+        `drafts` are those asked for, also in mid-prefill, where they are ignored; whether a token
         is drafted must depend on those before it alone.
         """
         return None
 
-    @property
-    def picks_prefix(self) -> bool:
-        """Whether `prefix_size` is to be asked: whether the step may leave sequences out."""
-        return False
-
-    def prefix_size(self, known_lens: Ints, memory: Any) -> int:
-        """Return how many of the running sequences the next step holds at most, first come first.
-
-        Those behind wait, with their KV blocks (SmartSpec, algorithm 2, line 2). `known_lens` are
-        the tokens of each running sequence, in order of admission.
-        """
-        return len(known_lens)
-
-    def lens_by_size(self, largest: int, memory: Any) -> NDArray[np.int64] | None:
-        """Return the draft length by the number of sequences of a step, if nothing else counts.
-
-        The engine then looks it up, in an array of shape (largest + 1,), instead of calling
-        `draft_lens`.
-        """
-        return None
-
-    def loop_memory(self, memory: Any) -> Any:
-        """Return a memory with which the engine's loop decides by itself; None: it asks here.
-
-        It does what `goodput` does at its defaults (`specsim.engine.decide`), and nobody else is
-        asked or told anything then.
-        """
-        return None
-
-    def loop_desk(self, memory: Any, most: int, num_requests: int) -> Pointers | None:
-        """Return the desk of `joint`, on which the engine does all verbs; None: it asks here.
-
-        It has room for steps of so many sequences, and of so many requests of a run.
-        """
-        return None
+    # What is verified of it, and whom the drafter serves
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> Ints | list[int]:
         """Return how many drafts of each sequence to verify in a step; the rest is dropped.
@@ -249,24 +141,20 @@ class Policy(Member):
         """
         return drafts.draft_lens
 
-    def skips_draft_prefill(self, batch: BatchView, memory: Any) -> bool:
-        """Return whether the drafter leaves out the prefill of the requests admitted in a step.
-
-        Such a request is never drafted for (SmartSpec, section 5; TurboSpec, listing 1).
-        """
-        return False
-
     def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
         """Return which sequences of a step the drafter lets go of for good, shape (batch.size,).
 
         It reads nothing of theirs from this step on, not even of a prompt that begins in it, and
-        they are never drafted for again. None: of nobody.
+        they are never drafted for again (SmartSpec, section 5; TurboSpec, listing 1). None: of
+        nobody. Asked in steps that admit somebody or read prompts, and where it `drops_now`.
         """
         return None
 
     def drops_now(self, memory: Any) -> bool:
-        """Return whether `drops` may name anyone in this step, where that is cheaper to tell."""
+        """Return whether `drops` may name anyone in any other step."""
         return True
+
+    # What it learns
 
     def alpha_estimate(self, memory: Any) -> float:
         """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""
@@ -280,7 +168,173 @@ class Policy(Member):
         return getattr(type(self), method.__name__) is not method
 
 
+class BySize(Policy):
+    """Base of the policies whose draft length depends on nothing but the size of the step."""
+
+    @abstractmethod
+    def lens_by_size(self, largest: int, memory: Any) -> NDArray[np.int64] | None:
+        """Return the draft length by the number of sequences of a step.
+
+        The engine looks it up, in an array of shape (largest + 1,), instead of calling
+        `draft_lens`; None: it calls that.
+        """
+
+
+class DraftsTrees(Policy):
+    """Base of the policies that ask for trees, which only a proposer that drafts them can serve."""
+
+
+class PicksDrafter(Policy):
+    """Base of the policies that give each request one of several drafters."""
+
+    @abstractmethod
+    def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
+        """Return which of ``speculative_config.models`` drafts for a request that arrives."""
+
+
+class PicksSource(Policy):
+    """Base of those that decide between a lookup and the drafter that stands behind it."""
+
+    @abstractmethod
+    def uses_lookup(
+        self, scores: NDArray[np.float64], memory: Any
+    ) -> NDArray[np.bool_] | list[bool]:
+        """Return whether each of the lookup's drafts of a step is used; else the fallback drafts.
+
+        Scores are the accepted lengths that the lookup expects of its drafts, in tokens.
+        """
+
+
+class PicksPrefix(Policy):
+    """Base of the policies that may leave running sequences out of a step."""
+
+    @property
+    def picks_prefix(self) -> bool:
+        """Whether `prefix_size` is to be asked."""
+        return True
+
+    @abstractmethod
+    def prefix_size(self, known_lens: Ints, memory: Any) -> int:
+        """Return how many of the running sequences the next step holds at most, first come first.
+
+        Those behind wait, with their KV blocks (SmartSpec, algorithm 2, line 2). `known_lens` are
+        the tokens of each running sequence, in order of admission.
+        """
+
+
+class KnowsModel(Policy):
+    """Base of bounds that are told the acceptance model and its state, as no server could be."""
+
+
 class OraclePolicy(Policy):
     """Base of the policies that know the future; their names contain "oracle"."""
 
     needs_sync: ClassVar[bool] = True
+
+
+class LoopPolicy(Policy):
+    """Base of the policies that are loops: functions over arrays, which the engine's loop calls.
+
+    Everything that it decides is one of its `loops`; `start` returns what `remember` makes of the
+    fields of its memory.
+    """
+
+    loops: ClassVar[Loops]
+
+    @property
+    def is_asked_in_loops(self) -> bool:
+        """Whether it is asked by them alone: not where a class above has methods of its own."""
+        own = {"draft_lens", "stop_len", "verify_lens", "drops", "drops_now"}
+        own |= {"alpha_estimate", "observe"}
+        return all(getattr(type(self), name) is getattr(LoopPolicy, name) for name in own)
+
+    def remember(self, server: ServerView, **fields: Any) -> LoopMemory:
+        """Return a memory with such fields: arrays, `PerRequest`, sizes, `Desk`."""
+        pricing = pricing_of(server.step_times, server.step_time, server.plain_time)
+        return LoopMemory(self.loops, self._call, server, pricing, **fields)
+
+    def _call(self, loop: Callable[[], int]) -> None:
+        """Run a loop that is Python; whoever looks for whom to blame finds `self` here."""
+        loop()
+
+    def draft_lens(self, batch: BatchView, memory: LoopMemory) -> Ints:
+        """Return what `decide` says."""
+        return memory.draft_lens(batch)
+
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: LoopMemory) -> int | None:
+        """Return what `stop` says."""
+        return memory.stop_len(batch, drafts)
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: LoopMemory) -> Ints:
+        """Return what `verify` says."""
+        return memory.verify_lens(batch, drafts)
+
+    def drops(self, batch: BatchView, memory: LoopMemory) -> NDArray[np.bool_] | None:
+        """Return what `drop` says."""
+        return memory.drops(batch)
+
+    def drops_now(self, memory: LoopMemory) -> bool:
+        """Return whether it said last that it may."""
+        return memory.drops_now
+
+    def alpha_estimate(self, memory: LoopMemory) -> float:
+        """Return what it said last."""
+        return memory.alpha
+
+    def observe(self, outcome: StepOutcome, memory: LoopMemory) -> None:
+        """Do what `observe` does."""
+        memory.observe(outcome)
+
+    def overrides(self, method: Callable[..., Any]) -> bool:
+        """Return whether it has a loop for that."""
+        loop = _LOOP_OF.get(method.__name__)
+        return super().overrides(method) if loop is None else loop in self.loops.loops
+
+
+_LOOP_OF = {"stop_len": "stop", "verify_lens": "verify", "drops": "drop", "observe": "observe"}
+
+
+def check_proposer(policy: Policy, proposer: Proposer) -> None:
+    """Raise a ValueError, saying why, for a proposer that a policy makes no sense for."""
+    num_drafters, method = len(proposer.cost_keys), f"method '{proposer.method}'"
+    picks_source, picks_drafter = isinstance(policy, PicksSource), isinstance(policy, PicksDrafter)
+    refusals = (
+        (
+            proposer.has_fallback and not picks_source,
+            f"does not choose between the two drafters of {method}; use policy hybrid_suffix, or "
+            "another method",
+        ),
+        (
+            picks_source and not proposer.has_fallback,
+            f"falls back from a lookup, and nothing stands behind {method}; use method hybrid, or "
+            "another policy",
+        ),
+        (
+            num_drafters > 1 and not picks_drafter and not picks_source,
+            f"drives one drafter, {method} has {num_drafters}; use policy draft_selection, or "
+            "another method",
+        ),
+        (
+            num_drafters < 2 and picks_drafter,
+            f"chooses between drafters, {method} has one; use method draft_models, or another "
+            "policy",
+        ),
+        (
+            isinstance(policy, DraftsTrees) and not proposer.drafts_trees,
+            f"drafts trees, which {method} cannot; use method medusa, or another policy",
+        ),
+        (
+            policy.overrides(Policy.stop_len) and not policy.uses_confidences,
+            "has a stop_len, so it must set uses_confidences",
+        ),
+        (
+            policy.uses_confidences is True
+            and not proposer.has_confidence
+            and not proposer.has_fallback,
+            f"needs the confidence of each draft token, which {method} does not know; use a "
+            "draft model or head, or another policy",
+        ),
+    )
+    for is_refused, why in refusals:
+        if is_refused:
+            raise ValueError(f"policy '{policy.kind}' {why}")

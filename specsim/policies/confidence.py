@@ -57,19 +57,21 @@ class Confidence(Policy):
     """
 
     kind: Literal["confidence"] = "confidence"
-    uses_confidences: ClassVar[bool] = True
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
     needs_sync: ClassVar[bool] = True
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Confidence at or below which a request stops drafting."""
 
-    @property
-    def draft_threshold(self) -> float:
-        """Confidence at or below which a request stops drafting."""
-        return self.threshold
-
     def draft_lens(self, batch: BatchView, memory: ServerView) -> int:
         """Return the longest draft: the drafter stops by itself."""
         return memory.max_draft_len
+
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> Ints:
+        """Return each draft up to the first token that the drafter is not sure enough of."""
+        is_unsure = drafts.confidences <= self.threshold
+        is_unsure[:, -1:] = True  # nothing is drafted beyond
+        drafted: Ints = np.minimum(is_unsure.argmax(axis=1) + 1, drafts.draft_lens)
+        return drafted
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: ServerView) -> Ints:
         """Return what the verification length of highest goodput leaves of each draft."""

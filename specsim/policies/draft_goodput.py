@@ -239,7 +239,7 @@ class DraftGoodput(Policy):
 
     kind: Literal["draft_goodput"] = "draft_goodput"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"calibrate": False})
-    uses_confidences: ClassVar[bool] = True
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
     needs_sync: ClassVar[bool] = True
     calibrate: bool = True
     """Correct stated probabilities by what was observed."""

@@ -1,7 +1,7 @@
 """Which of several draft models a request gets."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from pydantic import Field
 from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
-from specsim.policies.base import ServerView
+from specsim.policies.base import PicksDrafter, ServerView
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class _Memory(Estimating[AlphaPerRequest]):
 
 
 @final
-class DraftSelection(EstimatesAlpha):
+class DraftSelection(EstimatesAlpha, PicksDrafter):
     """Predict alpha of each draft model from the prompt; take the larger where it is faster.
 
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 5. The first
@@ -41,7 +41,6 @@ class DraftSelection(EstimatesAlpha):
     """
 
     kind: Literal["draft_selection"] = "draft_selection"
-    selects_drafter: ClassVar[bool] = True
     num_probes: int = Field(default=25, ge=3)
     """Requests per draft model before the weights are fitted (there, 25 prompts)."""
     window: int = Field(default=16, ge=1)

@@ -1,38 +1,197 @@
 """SmartSpec: the draft length of highest estimated goodput, of all requests or of each its own."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints, StepLoad
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Ints
+from specsim.core.policy_loops import Loops, Pricing, View, row_of
+from specsim.core.step import BatchView, StepLoad, StepOutcome
 from specsim.policies._budget import best_common_len, best_lens, emitted_of
-from specsim.policies._estimate import AlphaPerRequest, AlphaWindow, expected_len
-from specsim.policies._times import StepTimes
-from specsim.policies._trials import Weighing, WeighsDrafter
-from specsim.policies.base import ServerView
+from specsim.policies._estimate import (
+    AlphaPerRequest,
+    WindowState,
+    alpha_of,
+    best_len,
+    expected_len,
+    note_trials,
+    renew_alpha,
+)
+from specsim.policies._trials import (
+    BEGUN,
+    FIRST_WAIT,
+    KEPT,
+    NOTHING,
+    TRIAL_TOKENS,
+    TRIED,
+    TrialState,
+    Weighing,
+    WeighsDrafter,
+    gives_up,
+    is_timed,
+    is_weighed,
+    note_reading,
+    note_tried,
+    settled,
+    skips_prefill,
+    weigh,
+    weight_of,
+)
+from specsim.policies.base import LoopPolicy, PicksPrefix, ServerView
+from specsim.profile.step_time import priced, priced_plain, put_load
 
-_Memory = Weighing[AlphaWindow] | Weighing[AlphaPerRequest]
+# One length for all, in the engine's loop
 
 
-def _best_lens(batch: BatchView, memory: Weighing[AlphaPerRequest]) -> int | Ints:
-    """Return the best length of each request, by its own estimate."""
-    server, load = memory.server, batch.decode_load()
-    survival = memory.alphas.survival(batch, server.max_draft_len)
-    lens = best_lens(
-        survival,
-        load,
-        server.step_times,
-        free_slots=batch.free_slots,
-        one_cost=server.drafts_at_one_cost,
-        step_time=server.step_time,
-    )
-    emitted = load.num_requests + emitted_of(survival, lens)
-    return memory.trials.settle(batch, load, lens, emitted, memory.alphas)
+class Known(WindowState, TrialState, Protocol):
+    """What it knows of acceptance, and of whether drafting pays."""
+
+
+class Weighed(NamedTuple):
+    """What it remembers."""
+
+    known: Rows[Known]
+    """One row."""
+    ring: Ints
+    """Accepted tokens, and drafts cut short, of its last steps."""
+
+
+def decide(view: View, memory: Weighed) -> None:
+    """Ask for the drafts of highest goodput, none or a trial's."""
+    step, known, pricing = view.step[0], memory.known[0], view.pricing
+    num, asked_len, what = step.num_decodes, 0, KEPT
+    if num:
+        put_load(pricing, step.next_context_tokens, num, num, 0)
+        alpha = alpha_of(known)
+        num_lens = min(step.max_draft_len, step.free_slots // num) + 1
+        asked_len = _best_common_len(pricing, alpha, num_lens)
+        served = _num_served(view)
+        if is_weighed(known):
+            emitted = num * expected_len(alpha, asked_len)
+            time = priced(pricing, num * (1 + asked_len), asked_len)
+            times = (time, priced_plain(pricing, num))
+            weigh(known, asked_len > 0, emitted / num, times, served / num)
+        what = settled(known, served > 0 and asked_len > 0)
+    if what == BEGUN:
+        renew_alpha(known, memory.ring)
+    step.alpha, step.may_drop = alpha_of(known), gives_up(known) or skips_prefill(known)
+    if what == BEGUN or what == TRIED:  # noqa: PLR1714, SIM109 - as numba has it
+        _try(view)
+        return
+    for row in range(step.num_rows):
+        view.lens[row] = 0 if what == NOTHING else asked_len
+
+
+@inner
+def _best_common_len(pricing: Pricing, alpha: float, num_lens: int) -> int:
+    """Return the length of highest goodput if all sequences of the load draft alike."""
+    num = pricing.load[2]
+    for k in range(num_lens):
+        pricing.times[k] = priced(pricing, num * (1 + k), k)
+    return best_len(alpha, pricing.times, num_lens)
+
+
+@inner
+def _num_served(view: View) -> int:
+    """Return how many of the sequences that decode the drafter serves."""
+    served = 0
+    for row in range(view.step[0].num_rows):
+        served += not view.in_prefill[row] and not view.is_undrafted[row]
+    return served
+
+
+@inner
+def _try(view: View) -> None:
+    """Draft a token for a few of them."""
+    left = TRIAL_TOKENS
+    for row in range(view.step[0].num_rows):
+        is_out = view.in_prefill[row] or view.is_undrafted[row] or not left
+        view.lens[row] = 0 if is_out else 1
+        left -= view.lens[row]
+
+
+def observe(view: View, memory: Weighed) -> None:
+    """Learn from what was accepted, and what prompts take to be read by the drafter."""
+    step, known, cut_short = view.step[0], memory.known[0], 0
+    for row in range(step.num_rows):
+        cut_short += view.accepted_lens[row] != view.draft_lens[row]
+    note_trials(known, memory.ring, step.accepted_tokens, cut_short)
+    if is_timed(known):
+        time = 0.0
+        if step.prefill_tokens:
+            time = _drafter_time(view, step.batched_tokens, step.prefill_tokens)
+            time -= _drafter_time(view, step.batched_tokens - step.prefill_tokens, 0)
+        note_reading(known, time)
+    note_tried(known, step.accepted_tokens + cut_short)
+    step.may_drop = gives_up(known) or skips_prefill(known)
+
+
+@inner
+def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
+    """Return what the drafter takes to keep up with the step, its prefills cut to these."""
+    if not batched_tokens:
+        return 0.0
+    step, pricing = view.step[0], view.pricing
+    put_load(pricing, step.context_tokens, batched_tokens, step.num_requests, prefills)
+    return priced(pricing, batched_tokens, 0) - priced_plain(pricing, batched_tokens)
+
+
+def drop(view: View, memory: Weighed) -> None:
+    """Let go of everybody where the drafter is given up; of whom is new, where it hardly pays."""
+    known = memory.known[0]
+    lets_all_go, skips = gives_up(known), skips_prefill(known)
+    for row in range(view.step[0].num_rows):
+        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])
+
+
+# Each its own length
+
+
+class _ByRequest(Weighing[AlphaPerRequest]):
+    """What it remembers, and answers as a `LoopMemory` does."""
+
+    def draft_lens(self, batch: BatchView) -> int | Ints:
+        """Return the best length of each request, by its own estimate."""
+        server, load = self.server, batch.decode_load()
+        survival = self.alphas.survival(batch, server.max_draft_len)
+        lens = best_lens(
+            survival,
+            load,
+            server.step_times,
+            free_slots=batch.free_slots,
+            one_cost=server.drafts_at_one_cost,
+            step_time=server.step_time,
+        )
+        emitted = load.num_requests + emitted_of(survival, lens)
+        return self.trials.settle(batch, load, lens, emitted, self.alphas)
+
+    def drops(self, batch: BatchView) -> NDArray[np.bool_] | None:
+        """Return everybody where the drafter is given up, whom is new where it hardly pays."""
+        if gives_up(self.trials):
+            return np.ones(batch.size, dtype=np.bool_)
+        return batch.is_admitted if skips_prefill(self.trials) else None
+
+    @property
+    def drops_now(self) -> bool:
+        """Whether it names anybody."""
+        return gives_up(self.trials) or skips_prefill(self.trials)
+
+    @property
+    def alpha(self) -> float:
+        """The rate of all requests together."""
+        return self.alphas.alpha
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from what was accepted."""
+        self.alphas.add(outcome)
+        self.trials.observe(outcome)
 
 
 @final
-class Goodput(WeighsDrafter):
+class Goodput(LoopPolicy, PicksPrefix):
     """Estimated emitted tokens over estimated step time, maximised over k = 0..V.
 
     Liu et al. (2024), "Optimizing Speculative Decoding for Serving Large Language Models Using
@@ -63,37 +222,31 @@ class Goodput(WeighsDrafter):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(
+        Weighed,
+        decide=decide,
+        observe=observe,
+        drop=drop,
+        rooms=("specsim.policies._estimate", "specsim.policies._trials"),
+    )
+
+    def start(self, server: ServerView) -> Any:
         """Return the prior."""
         window, prior = self.window, self.prior
-        if self.granularity == "step":
-            return Weighing(server, AlphaWindow(window, prior), window)
-        return Weighing(server, AlphaPerRequest(window, prior, 5.0, forgets=False), window)
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
-        """Return the length of highest goodput for the step that will verify it."""
-        if isinstance(memory.alphas, AlphaPerRequest):
-            return _best_lens(batch, memory)
-        alphas, load = memory.alphas, batch.decode_load()
-        k = best_common_len(memory.server, load, alphas.alpha, batch.free_slots)
-        emitted = load.num_requests * expected_len(alphas.alpha, k)
-        return memory.trials.settle(batch, load, k, emitted, alphas)
-
-    def loop_memory(self, memory: _Memory) -> _Memory | None:
-        """Return the memory, if the loop can tell what steps take and there is one alpha."""
-        server = memory.server
-        has_times = isinstance(server.step_times, StepTimes) and server.plain_time is not None
-        is_one = isinstance(memory.alphas, AlphaWindow) and not self.picks_prefix
-        return memory if has_times and is_one else None
+        if self.granularity == "request":
+            alphas = AlphaPerRequest(window, prior, 5.0, forgets=False)
+            return _ByRequest(server, alphas, window)
+        known = row_of(Known, prior=prior, weight=weight_of(window), wait=FIRST_WAIT)
+        return self.remember(server, known=known, ring=np.zeros(2 * window, dtype=np.int64))
 
     @property
     def picks_prefix(self) -> bool:
         """Whether batches smaller than vLLM's are looked at."""
         return self.candidates == "prefixes"
 
-    def prefix_size(self, known_lens: Ints, memory: _Memory) -> int:
+    def prefix_size(self, known_lens: Ints, memory: Any) -> int:
         """Return the prefix of highest goodput, all of its sequences taken to decode."""
-        server, alpha = memory.server, memory.alphas.alpha
+        server, alpha = memory.server, memory.alpha
         context_lens = np.cumsum(known_lens - 1)
         best_size, best_rate, num = 1, 0.0, len(known_lens)
         for size in range(num, 0, -max(1, num // 32)):  # of a large batch, at even distances
@@ -137,11 +290,11 @@ class GoodputExact(WeighsDrafter):
     prior_trials: float = Field(default=20.0, gt=0)
     """Trials that the rate of all requests counts for in the rate of one."""
 
-    def start(self, server: ServerView) -> Weighing[AlphaPerRequest]:
+    def start(self, server: ServerView) -> _ByRequest:
         """Return the prior."""
         alphas = AlphaPerRequest(self.window, self.prior, self.prior_trials, forgets=False)
-        return Weighing(server, alphas, self.window)
+        return _ByRequest(server, alphas, self.window)
 
-    def draft_lens(self, batch: BatchView, memory: Weighing[AlphaPerRequest]) -> int | Ints:
+    def draft_lens(self, batch: BatchView, memory: _ByRequest) -> int | Ints:
         """Return the best lengths for the step that will verify them."""
-        return _best_lens(batch, memory)
+        return memory.draft_lens(batch)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
 from specsim.policies._estimate import PRIOR_TRIALS, expected_len
-from specsim.policies.base import Policy, ServerView
+from specsim.policies.base import PicksSource, ServerView
 
 
 @dataclass(slots=True)
@@ -28,7 +28,7 @@ class HybridMemory:
 
 
 @final
-class HybridSuffix(Policy):
+class HybridSuffix(PicksSource):
     """Use the suffix tree's draft if its SCORE exceeds tau, else let the fallback draft.
 
     SCORE is the sum of the estimated survival probabilities of the draft's tokens: the number of
@@ -40,7 +40,6 @@ class HybridSuffix(Policy):
 
     kind: Literal["hybrid_suffix"] = "hybrid_suffix"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tau": 2.0})
-    picks_source: ClassVar[bool] = True
     needs_sync: ClassVar[bool] = True
     tau: float | None = Field(default=None, ge=0)
     """Tokens; 0: never fall back; by default the tokens per step of the fallback so far."""

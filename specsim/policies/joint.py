@@ -1,118 +1,386 @@
-"""Joint: how much to draft and then what to verify of it, at the long-run price of a second."""
+"""Joint: how much to draft and then what to verify of it, at the long-run price of a second.
+
+What it does in each verb of a step; the derivation is in docs/explanation/joint.md.
+"""
 
 from typing import ClassVar, Literal, final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.compiled import Pointers
-from specsim.core.desk import Desk, PerRequest, loop_on
-from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
-from specsim.policies._estimate import Fading
+from specsim.core.compiled import inner
+from specsim.core.desk import Desk, PerRequest
+from specsim.core.policy_loops import LoopMemory, Loops, View, row_of
+from specsim.policies._estimate import Fading, alpha_of_all, fade, survive
 from specsim.policies._exchange import (
-    FREE_SLOTS,
-    TIMES_GIVEN,
-    put_drafts,
-    put_loads,
-    put_outcome,
+    Trade,
+    ask_python,
+    best_of,
+    note_step,
+    rate_of,
+    set_prices,
+    spend_before,
+    spend_on_drafts,
+    spend_on_found,
     trade_desk,
+    value_of,
+    weigh_choices,
 )
-from specsim.policies._joining import act
-from specsim.policies._joint_desk import (
-    DRAFTS,
-    DROPS,
-    HAS_CONFIDENCES,
-    HAS_FOUND,
-    HAS_UNDRAFTED,
-    IS_OFF,
-    JOINING_ROOMS,
-    LEARNS,
-    MAY_STOP,
-    NUM,
-    NUM_STATES,
-    PRIOR,
-    PROBE,
-    STOPS,
-    VERB,
-    VERIFIES,
-    WIDTH,
-    Joining,
+from specsim.policies._joint_memory import JOINING_ROOMS, Joining, JointState, no_lives
+from specsim.policies._prospects import (
+    LEVELS,
+    foresee,
+    note_firsts,
+    prospects,
+    take_in,
+    worth_of_next,
 )
-from specsim.policies._lives import no_lives
-from specsim.policies._prospects import LEVELS, prospects
-from specsim.policies.base import Policy, ServerView
-from specsim.policies.draft_goodput import KINDS, LEN_KINDS, bins_of, calibrating_desk
+from specsim.policies._spending import spent_time
+from specsim.policies._upkeep import LOSS, note_gains, settle_served, share_of
+from specsim.policies.base import LoopPolicy, ServerView
+from specsim.policies.draft_goodput import (
+    DEPTHS,
+    KINDS,
+    LEN_KINDS,
+    bins_of,
+    calibrating_desk,
+    gains_of,
+    tally,
+)
 
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
+_SAMPLE = 32  # drafts of a step that are looked at for the prospects
+_PROBED = 4  # sequences of which such a step verifies a token at least
+_RECENT = 0.9  # share of a request's trials that the next draft leaves
 
 
-@loop_on(Joining, *JOINING_ROOMS)
-def act_on_desk(desk: Joining) -> int:
-    """Do what `act` does."""
-    return act(desk)
+# How much to draft
 
 
-class _Memory:
-    """All that it remembers, on one desk."""
+@inner
+def _propose(desk: Joining) -> int:
+    """Return what is worth drafting for every sequence; -1: that is in `trade.lens`."""
+    if not desk.state[0].has_confidences:
+        return _by_past(desk)
+    if desk.state[0].has_found:
+        return _of_found(desk)
+    return _by_prospects(desk)
 
-    def __init__(self, server: ServerView, policy: "Joint") -> None:
-        longest = max(server.max_draft_len, 1)
-        state = np.zeros(NUM_STATES)
-        state[PRIOR], state[PROBE] = policy.prior, -1.0
-        fading = Desk(
-            Fading,
-            counts=PerRequest(0.0, 2),
-            totals=np.zeros(2),
-            rates=np.array([1.0 - 1.0 / policy.window, _PRIOR_TRIALS, 1.0, 0.0]),
-        )
-        self.server, self.longest, self.state = server, longest, state
-        self.sizes: Ints = np.zeros(6, dtype=np.int64)
-        self.desk = Desk(
-            Joining,
-            act_on_desk,
-            states=PerRequest(0, dtype=np.int64),
-            kinds=PerRequest((KINDS - 1) // 2, dtype=np.int64),
-            fates=PerRequest(0.0, 2),
-            begun=PerRequest(0.0),
-            tokens=longest * LEVELS,
-            gained=longest * LEVELS,
-            trade=trade_desk(server, policy.window),
-            calibrating=calibrating_desk(bins_of(longest), policy.calibration_window),
-            seen=prospects(longest, policy.prior),
-            fading=fading,
-            len_kinds=LEN_KINDS,
-            state=state,
-            lives=no_lives(),
-            sizes=self.sizes,
-        )
 
-    def fit(self, requests: Ints, drafts: DraftView | None = None) -> Joining:
-        """Return the desk with a step's requests, and drafts."""
-        num = len(requests)
-        desk = self.desk.fit(num * self.longest, requests)
-        desk.sizes[NUM], desk.sizes[HAS_CONFIDENCES] = num, self.server.has_confidences
-        if drafts is not None:
-            size = drafts.confidences.size
-            desk.confidences[:size] = drafts.confidences.ravel()
-            desk.draft_lens[:num] = drafts.draft_lens
-            desk.sizes[WIDTH] = drafts.confidences.shape[1]
-        return desk
+@inner
+def _by_prospects(desk: Joining) -> int:
+    """Return a length for all, by what survives of drafts as a rule."""
+    trade, state, values = desk.trade, desk.state[0], desk.trade.values
+    longest, num = set_prices(trade), trade.decodes[2]
+    state.may_stop = 0
+    if not longest:
+        return 0
+    rate = rate_of(trade.exchange[0], num)
+    time = trade.times[0].next_plain
+    plain = value_of(num, time, rate)
+    worth = rate * time if rate else plain
+    _weigh(desk, False, longest, rate)
+    for_all = for_served = (values[best_of(values, 0, longest)] - plain) / worth
+    served = num
+    if desk.state[0].has_undrafted:
+        served = 0
+        for row in range(desk.state[0].num_rows):
+            served += not desk.in_prefill[row] and not desk.is_undrafted[row]
+        if served < num:
+            _weigh(desk, True, longest, rate)
+            for_served = (values[best_of(values, 0, longest)] - plain) / worth
+    begun = 0.0
+    for row in range(desk.state[0].num_rows):
+        begun += desk.begun[desk.requests[row]]
+    reading = share_of(desk.lives[0], desk.state[0].num_rows, begun, num)
+    idle = trade.times[0].next / time - 1.0
+    note_gains(desk, (for_all, for_all - reading / time, for_served), idle)
+    state.idle_steps += 1
+    if not served:
+        return 0
+    best, least = best_of(values, 0, longest), best_of(values, 1, longest)
+    if state.probes_left > 0:
+        state.is_probing = 1
+        state.probes_left -= 1
+        return least
+    length = _explored(state, best, least, (values[0] - values[least]) / worth)
+    if best and trade.limits[0].by_model and not trade.limits[0].one_cost:
+        state.may_stop, length = length, longest
+    return length
 
-    def pointers(self, most: int, num_requests: int) -> Pointers:
-        """Return the desk for steps of so many sequences of so many requests at most."""
-        self.desk.fit(most * self.longest, np.array([num_requests - 1]))
-        self.sizes[HAS_CONFIDENCES] = self.server.has_confidences
-        return self.desk.pointers
 
-    def act(self, verb: int) -> int:
-        """Do one of the verbs with what is on the desk."""
-        self.sizes[VERB] = verb
-        return self.desk.runs[0]()
+@inner
+def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
+    """Weigh what all that decode may draft, or those of them that the drafter serves."""
+    seen, num = desk.seen, 0
+    for row in range(desk.state[0].num_rows):
+        if not desk.in_prefill[row] and not (is_served and desk.is_undrafted[row]):
+            seen.classes[num] = desk.kinds[desk.requests[row]]
+            num += 1
+    seen.sizes[0] = num
+    foresee(seen)
+    desk.trade.sizes[0] = LEVELS
+    weigh_choices(desk.trade, longest, rate)
+
+
+@inner
+def _explored(state: JointState, best: int, least: int, loss: float) -> int:
+    """Return the best length; now and then, so rarely that little is lost, one that seems worse."""
+    state.is_probing = best == 0 and state.idle_steps * LOSS >= loss
+    if state.is_probing:
+        state.idle_steps = 0
+        return least
+    return best
+
+
+@inner
+def _stop(desk: Joining) -> int:
+    """Return after how many passes the drafter stops, by what it has said until then.
+
+    One more is worth its time if what it adds to all drafts is, taken to be the last: what a
+    further one adds is less.
+    """
+    trade, num, spending = desk.trade, desk.trade.decodes[2], desk.trade.spending
+    rate, drafting = rate_of(trade.exchange[0], num), trade.drafting
+    if rate <= 0.0:
+        return int(desk.state[0].may_stop)
+    price = rate * (spent_time(spending, num) - spent_time(spending, 0)) / num
+    for row in range(desk.state[0].num_rows):
+        desk.calibrating.row_kinds[row] = DEPTHS * desk.kinds[desk.requests[row]]
+    _calibrate(desk, True)
+    for place in range(1, desk.state[0].width):
+        worth_of_next(desk.seen, place, price)
+        worth = 0.0
+        for row in range(desk.state[0].num_rows):
+            at = desk.gains[(place - 1) * desk.state[0].num_rows + row] * LEVELS
+            level = min(int(at), LEVELS - 1)
+            rest = at - level
+            worth += desk.tokens[level] * (1.0 - rest) + desk.tokens[level + 1] * rest
+        if worth <= rate * (drafting[place + 1] - drafting[place]):
+            return place
+    return int(desk.state[0].width)
+
+
+@inner
+def _by_past(desk: Joining) -> int:
+    """Settle a length for each sequence, by what was accepted of it so far."""
+    trade, fading, num = desk.trade, desk.fading, desk.state[0].num_rows
+    fading.sizes[0] = trade.sizes[1] = num
+    fading.sizes[1] = trade.limits[0].max_len
+    survive(fading, alpha_of_all(fading.totals, desk.state[0].prior))
+    rate = rate_of(trade.exchange[0], trade.decodes[2])
+    spend_before(trade, set_prices(trade), rate)
+    desk.state[0].idle_steps += 1
+    most = 0
+    for row in range(num):
+        most = max(most, trade.lens[row])
+    if not most and num <= trade.limits[0].free_slots:
+        most = _explored(desk.state[0], 0, 1, 1.0)
+        for row in range(num):
+            trade.lens[row] = 0 if desk.in_prefill[row] else most
+    return -1
+
+
+@inner
+def _of_found(desk: Joining) -> int:
+    """Settle what is worth handing over and verifying of what a lookup has found."""
+    trade = desk.trade
+    desk.state[0].has_seen_drafts = 1
+    found = 0
+    for row in range(desk.state[0].num_rows):
+        desk.calibrating.row_kinds[row] = DEPTHS * desk.len_kinds[desk.draft_lens[row]]
+        found = max(found, desk.draft_lens[row])
+    if not found or not set_prices(trade):
+        return 0
+    _calibrate(desk, True)
+    spend_on_found(trade, rate_of(trade.exchange[0], trade.decodes[2]))
+    return -1
+
+
+# What to verify, and what came of it
+
+
+@inner
+def _calibrate(desk: Joining, are_new: bool) -> None:
+    """Work out how likely each token of the drafts survives."""
+    calibrating = desk.calibrating
+    num, width = desk.state[0].num_rows, desk.state[0].width
+    calibrating.sizes[0] = desk.trade.sizes[1] = num
+    calibrating.sizes[1] = desk.trade.sizes[2] = width
+    calibrating.sizes[2], calibrating.sizes[3] = are_new, KINDS * DEPTHS
+    gains_of(calibrating)
+
+
+@inner
+def _look_at(desk: Joining, num_drafts: int) -> None:
+    """Take some of the drafts into the prospects."""
+    seen, num, width = desk.seen, desk.state[0].num_rows, desk.state[0].width
+    stride = 1 + num_drafts // _SAMPLE
+    left = desk.state[0].idle_steps // 4 % stride
+    taken, longest = 0, seen.sizes[1]
+    for row in range(num):
+        if not desk.draft_lens[row]:
+            continue
+        if not left:
+            seen.taken_lens[taken] = desk.draft_lens[row]
+            seen.classes[taken] = desk.kinds[desk.requests[row]]
+            for place in range(width):
+                seen.survival[taken * longest + place] = desk.gains[place * num + row]
+            taken += 1
+            left = stride
+        left -= 1
+    seen.sizes[0] = taken
+    note_firsts(seen)
+    take_in(seen)
+    desk.state[0].num_seen += taken
+
+
+@inner
+def _trim(desk: Joining) -> int:
+    """Settle what is worth verifying of what was drafted."""
+    trade, state, num = desk.trade, desk.state[0], desk.state[0].num_rows
+    num_drafts = 0
+    for row in range(num):
+        desk.calibrating.row_kinds[row] = DEPTHS * desk.kinds[desk.requests[row]]
+        num_drafts += desk.draft_lens[row] > 0
+    are_new = not state.has_seen_drafts
+    _calibrate(desk, are_new)
+    if are_new and (num_drafts < _SAMPLE or state.idle_steps % 4 == 0):
+        _look_at(desk, num_drafts)
+    spend_on_drafts(trade, rate_of(trade.exchange[0], trade.decodes[2]))
+    left = _PROBED if state.is_probing else 0
+    for row in range(num if left else 0):
+        if left and desk.draft_lens[row]:
+            trade.lens[row] = max(trade.lens[row], 1)
+            left -= 1
+    return 0
+
+
+@inner
+def _learn(desk: Joining) -> int:
+    """Note what came of what was stated, and what the step took."""
+    num, drafted = desk.state[0].num_rows, 0
+    desk.state[0].steps_since_new += 1
+    note_step(desk.trade)
+    for row in range(num):
+        drafted = max(drafted, desk.draft_lens[row])
+    desk.fading.sizes[0] = desk.calibrating.sizes[0] = num
+    if not desk.state[0].has_confidences:
+        fade(desk.fading)
+    elif drafted:
+        tally(desk.calibrating)
+        _add_fates(desk)
+    return 0
+
+
+@inner
+def _add_fates(desk: Joining) -> None:
+    """Take in what became of a step's drafts, and find the class of each request."""
+    fates = desk.fates
+    for row in range(desk.state[0].num_rows):
+        request, accepted = desk.requests[row], desk.accepted_lens[row]
+        if desk.draft_lens[row] > 0:
+            trials = accepted + (1 if accepted < desk.draft_lens[row] else 0)
+            fates[request, 0] = _RECENT * fates[request, 0] + accepted
+            fates[request, 1] = _RECENT * fates[request, 1] + trials
+        # One trial in two halves is all that is known at first.
+        share = (fates[request, 0] + 0.5) / (fates[request, 1] + 1.0)
+        desk.kinds[request] = int(share * (KINDS - 1e-9))
+
+
+# The verbs
+
+
+@inner
+def _put_running(view: View, trade: Trade) -> None:
+    """Put down the step that is running."""
+    step, running = view.step[0], trade.running
+    running[0], running[1] = step.context_tokens, step.batched_tokens
+    running[2], running[3] = step.num_requests, step.prefill_tokens
+
+
+@inner
+def _put_decodes(trade: Trade, context: int, tokens: int, num: int, prefills: int) -> None:
+    """Put down the step that is decided about."""
+    decodes = trade.decodes
+    decodes[0], decodes[1], decodes[2], decodes[3] = context, tokens, num, prefills
+
+
+@inner
+def _put_next(view: View, desk: Joining) -> None:
+    """Put down the sequences, and a next step in which all that decode have one token."""
+    step = view.step[0]
+    desk.state[0].num_rows = step.num_rows
+    _put_running(view, desk.trade)
+    _put_decodes(desk.trade, step.next_context_tokens, step.num_decodes, step.num_decodes, 0)
+
+
+def decide(view: View, desk: Joining) -> None:
+    """Settle how much to draft."""
+    step, trade, length = view.step[0], desk.trade, 0
+    if step.num_decodes and step.max_draft_len:
+        _put_next(view, desk)
+        desk.state[0].width, desk.state[0].has_found = step.width, step.has_found
+        desk.state[0].has_undrafted = step.num_undrafted > 0
+        trade.limits[0].free_slots = step.free_slots
+        ask_python(trade, min(step.num_rows * step.max_draft_len, step.free_slots), 0)
+        length = _propose(desk)
+    for row in range(step.num_rows if length >= 0 else 0):
+        view.lens[row] = length
+    step.may_stop, step.may_drop = (
+        length > 0 and desk.state[0].may_stop > 0,
+        desk.state[0].is_off != 0,
+    )
+
+
+def stop(view: View, desk: Joining) -> None:
+    """Settle after how many tokens the drafter stops."""
+    desk.state[0].width = view.step[0].width
+    view.step[0].stop_len = _stop(desk)
+
+
+def verify(view: View, desk: Joining) -> None:
+    """Settle what is verified of what was drafted."""
+    step, trade = view.step[0], desk.trade
+    if not desk.state[0].has_confidences or not step.width:
+        for row in range(step.num_rows):
+            view.lens[row] = view.draft_lens[row]
+        return
+    desk.state[0].num_rows, desk.state[0].width = step.num_rows, step.width
+    _put_running(view, trade)
+    longest, tokens = 0, step.batched_tokens
+    for row in range(step.num_rows):
+        longest = max(longest, view.draft_lens[row])
+        tokens -= view.draft_lens[row]
+    _put_decodes(trade, step.context_tokens, tokens, step.num_decodes, step.prefill_tokens)
+    drafted = 0 if rate_of(trade.exchange[0], step.num_decodes) else longest
+    ask_python(trade, step.num_rows * step.width, drafted)
+    _trim(desk)
+
+
+def drop(view: View, desk: Joining) -> None:
+    """Settle whom the drafter lets go of."""
+    if desk.trade.limits[0].has_plain:
+        _put_next(view, desk)
+        ask_python(desk.trade, -1, 0)
+        settle_served(desk)
+
+
+def observe(view: View, desk: Joining) -> None:
+    """Learn what came of what was stated, and what the step took."""
+    step, trade, outcome = view.step[0], desk.trade, desk.trade.outcome
+    desk.state[0].num_rows = step.num_rows
+    _put_running(view, trade)
+    tokens = step.batched_tokens - step.prefill_tokens
+    _put_decodes(trade, step.context_tokens, tokens, step.num_requests, 0)
+    ask_python(trade, -1, 0)
+    outcome[0], outcome[1] = step.num_rows, step.output_tokens
+    outcome[2] = step.target_time + step.draft_time + step.overhead_time
+    _learn(desk)
 
 
 @final
-class Joint(Policy):
+class Joint(LoopPolicy):
     """Propose by what trimming will leave of a draft, then verify what pays by its confidences.
 
     Two decisions are one: a draft is worth what is left of it once its confidences are known.
@@ -121,10 +389,17 @@ class Joint(Policy):
     """
 
     kind: Literal["joint"] = "joint"
-    uses_confidences: ClassVar[bool] = True
-    needs_confidences: ClassVar[bool] = False
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
     needs_sync: ClassVar[bool] = True
-    minds_prompts: ClassVar[bool] = True
+    loops: ClassVar[Loops] = Loops(
+        Joining,
+        decide=decide,
+        stop=stop,
+        verify=verify,
+        drop=drop,
+        observe=observe,
+        rooms=JOINING_ROOMS,
+    )
     window: int = Field(default=50, ge=1)
     """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""
     calibration_window: int = Field(default=1000, ge=1)
@@ -132,65 +407,31 @@ class Joint(Policy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    def start(self, server: ServerView) -> _Memory:
+    def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and a drafter that is taken at its word."""
-        return _Memory(server, self)
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
-        """Return what is worth drafting."""
-        server, load, num = memory.server, batch.decode_load(), batch.size
-        if not load.num_requests or not server.max_draft_len:
-            return 0
-        desk = memory.fit(batch.requests, batch.drafts)
-        desk.in_prefill[:num] = batch.in_prefill
-        desk.sizes[HAS_FOUND] = batch.drafts is not None
-        desk.sizes[HAS_UNDRAFTED] = batch.is_undrafted is not None
-        if batch.is_undrafted is not None:
-            desk.is_undrafted[:num] = batch.is_undrafted
-        desk.trade.limits[FREE_SLOTS] = batch.free_slots
-        put_loads(desk.trade, server, batch.load, load, min(num * memory.longest, batch.free_slots))
-        length = memory.act(DRAFTS)
-        return desk.trade.lens[:num].copy() if length < 0 else length
-
-    def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> int | None:
-        """Return after how many passes another one is not worth its time."""
-        if not memory.state[MAY_STOP] or not drafts.draft_lens.any():
-            return None
-        memory.fit(batch.requests, drafts)
-        return memory.act(STOPS)
-
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
-        """Return what is worth verifying of what was drafted."""
-        server = memory.server
-        if not server.has_confidences or not drafts.confidences.size:
-            return drafts.draft_lens
-        desk = memory.fit(batch.requests, drafts)
-        put_drafts(desk.trade, server, batch, drafts)
-        memory.act(VERIFIES)
-        lens: Ints = desk.trade.lens[: batch.size].copy()
-        return lens
-
-    def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
-        """Return everyone while the drafter is not worth what it takes to keep it up."""
-        if memory.server.plain_time is None:
-            return None
-        desk = memory.fit(batch.requests)
-        put_loads(desk.trade, memory.server, batch.load, batch.decode_load())
-        return desk.let_go[: batch.size].copy() if memory.act(DROPS) else None
-
-    def loop_desk(self, memory: _Memory, most: int, num_requests: int) -> Pointers | None:
-        """Return the desk, if loops can tell what steps take."""
-        is_told = memory.desk.fit(1).trade.limits[TIMES_GIVEN]
-        return None if is_told else memory.pointers(most, num_requests)
-
-    def drops_now(self, memory: _Memory) -> bool:
-        """Return whether the drafter is not worth its upkeep for those that it has read."""
-        return bool(memory.state[IS_OFF])
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Note what came of what was stated, and what the step took."""
-        num = len(outcome.requests)
-        desk = memory.fit(outcome.requests)
-        desk.draft_lens[:num], desk.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
-        put_outcome(desk.trade, memory.server, outcome)
-        memory.act(LEARNS)
+        longest = max(server.max_draft_len, 1)
+        state = row_of(
+            JointState, prior=self.prior, probe=-1, has_confidences=server.has_confidences
+        )
+        fading = Desk(
+            Fading,
+            counts=PerRequest(0.0, 2),
+            totals=np.zeros(2),
+            rates=np.array([1.0 - 1.0 / self.window, _PRIOR_TRIALS, 1.0, 0.0]),
+        )
+        return self.remember(
+            server,
+            states=PerRequest(0, dtype=np.int64),
+            kinds=PerRequest((KINDS - 1) // 2, dtype=np.int64),
+            fates=PerRequest(0.0, 2),
+            begun=PerRequest(0.0),
+            tokens=longest * LEVELS,
+            gained=longest * LEVELS,
+            trade=trade_desk(server, self.window),
+            calibrating=calibrating_desk(bins_of(longest), self.calibration_window),
+            seen=prospects(longest, self.prior),
+            fading=fading,
+            len_kinds=LEN_KINDS,
+            state=state,
+            lives=no_lives(),
+        )

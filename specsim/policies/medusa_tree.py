@@ -14,7 +14,7 @@ from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.desk import FloatRows, Floats, IntRows, Ints, LocalDesk, loop_on, part_sum
 from specsim.core.step import BatchView, StepOutcome, Tree
 from specsim.policies._estimate import PRIOR_TRIALS
-from specsim.policies.base import Policy, ServerView
+from specsim.policies.base import DraftsTrees, ServerView
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class _Memory:
 
 
 @final
-class MedusaTree(Policy):
+class MedusaTree(DraftsTrees):
     """Top-k_h candidates of each head h, all linked; goodput picks k_1..k_H, or they are fixed.
 
     Liu et al. (2024), "SmartSpec", sections 4.4 and 7.2.2, after Cai et al. (2024), "Medusa". A
@@ -41,7 +41,6 @@ class MedusaTree(Policy):
     """
 
     kind: Literal["medusa_tree"] = "medusa_tree"
-    drafts_trees: ClassVar[bool] = True
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"widths": [2, 2, 2]})
     widths: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Candidates per head, fixed; by default goodput decides."""

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
 from specsim.policies._exchange import (
-    FREE_SLOTS,
     TRADE_ROOMS,
     Trade,
     best_of,
+    known_rate,
     note_step,
     put_drafts,
     put_loads,
@@ -25,7 +25,7 @@ from specsim.policies._exchange import (
     trade_desk,
     weigh_choices,
 )
-from specsim.policies.base import OraclePolicy, Policy, ServerView
+from specsim.policies.base import KnowsModel, OraclePolicy, Policy, ServerView
 
 
 @final
@@ -89,7 +89,7 @@ def weigh(desk: Trade) -> int:
     if verb == _LEARNS:
         note_step(desk)
         return -1
-    rate = rate_of(desk.exchange, desk.decodes[2])
+    rate = rate_of(desk.exchange[0], desk.decodes[2])
     if verb == _TRIMS:
         spend_on_drafts(desk, rate)
         return -1
@@ -108,7 +108,7 @@ def weigh(desk: Trade) -> int:
 class _Knowing:
     server: ServerView
     rates: PerRequest
-    """What was known of each request's last drafts when they were made."""
+    """What was known of each request's last drafts when they were made: means and squares."""
     desk: Desk[Trade]
 
     def put(self, gains: NDArray[np.float64]) -> Trade:
@@ -121,29 +121,25 @@ class _Knowing:
 
 
 @final
-class Bayes(Policy):
+class Bayes(KnowsModel):
     """The bound of a server that knows the acceptance model and its state, but not the luck.
 
     It draws on all that the past of a request can tell: its own acceptance and the regime that its
-    last token was drafted in; and, by Bayes' rule, on this step's confidences. The odds that a
-    token is accepted are those of its state times those of its confidence c over the mean m:
-    f(c | accepted) / f(c | rejected) = c (1 - m) / ((1 - c) m). With these probabilities it decides
-    as `joint` does, which has to learn them.
+    last token was drafted in; and on this step's confidences, to which none of that adds anything.
+    With these probabilities it decides as `joint` does, which has to learn them.
     """
 
     kind: Literal["bayes"] = "bayes"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"confidences": False})
-    uses_confidences: ClassVar[bool] = True
-    needs_confidences: ClassVar[bool] = False
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
     needs_sync: ClassVar[bool] = True
-    knows_model: ClassVar[bool] = True
     confidences: bool = True
     """Whether it looks at this step's confidences; if not, at past acceptance alone."""
 
     def start(self, server: ServerView) -> _Knowing:
         """Return what a second is worth: nothing is known of that yet."""
         desk = trade_desk(server, 50.0, weigh)
-        return _Knowing(server, PerRequest(0.0, max(server.max_draft_len, 1)), desk)
+        return _Knowing(server, PerRequest(0.0, 2, max(server.max_draft_len, 1)), desk)
 
     def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
         """Return the lengths that are worth most before the luck is known."""
@@ -152,7 +148,8 @@ class Bayes(Policy):
         if not num or not longest:
             return 0
         assert server.model is not None
-        rates = server.model.rates(batch.requests, np.maximum(batch.output_lens, 0))
+        known = server.model.rates(batch.requests, np.maximum(batch.output_lens, 0))
+        rates = np.stack(known, axis=1)
         rates[batch.in_prefill] = 0.0
         memory.rates.up_to(batch.requests)[batch.requests] = rates
         if batch.free_slots < num:
@@ -161,12 +158,12 @@ class Bayes(Policy):
         if self.confidences and server.has_confidences:
             what = _GUESSED if batch.drafts is None else _FOUND
         if what == _KNOWN:
-            desk = memory.put(np.cumprod(rates, axis=1, dtype=np.float64))
+            desk = memory.put(np.cumprod(rates[:, 0], axis=1, dtype=np.float64))
         elif batch.drafts is not None:  # a lookup's, which are paid by the token
-            desk = memory.put(self._by_confidences(batch, batch.drafts, memory))
+            desk = memory.put(_survival(batch.drafts))
         else:
             desk = self._guessed_desk(rates, batch, memory)
-        desk.sizes[3], desk.limits[FREE_SLOTS] = what, batch.free_slots
+        desk.sizes[3], desk.limits["free_slots"] = what, batch.free_slots
         put_loads(desk, server, batch.load, load, min(batch.size * longest, batch.free_slots))
         length = memory.desk.runs[0]()
         if length > 0 and what == _GUESSED and not server.drafts_at_one_cost:
@@ -195,18 +192,20 @@ class Bayes(Policy):
 
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> int | None:
         """Return after how many passes another one is not worth its time, as `joint` does."""
+        if batch.drafts is not None:
+            return None
+        drafts = drafts._replace(draft_lens=np.where(batch.in_prefill, 0, drafts.draft_lens))
         desk, server, lens = memory.desk.fit(1), memory.server, drafts.draft_lens
         num, width = desk.decodes[2], drafts.confidences.shape[1]
-        worth = rate_of(desk.exchange, num)
+        worth = known_rate(desk, num)
         if not self.confidences or not worth or server.drafts_at_one_cost or not lens.any():
             return None
         load = batch.decode_load()
         times = [server.step_time(load._replace(batched_tokens=n * num), 0) for n in (1, 2)]
         price, drafting = worth * (times[1] - times[0]) / num, desk.drafting.copy()
-        gains = self._by_confidences(batch, drafts, memory)
-        rates = memory.rates.of(batch.requests)
+        gains, rates = _survival(drafts), memory.rates.of(batch.requests)
         for k in range(1, width):
-            next_ones = self._guessed(rates[:, k : k + 1], batch, server)[:, 0]
+            next_ones = self._guessed(rates[:, :, k : k + 1], batch, server)[:, 0]
             copies = len(next_ones) // batch.size
             survival = np.repeat(gains[:, k - 1], copies) * next_ones
             added = np.maximum(survival - price, 0.0).sum() / copies
@@ -219,7 +218,7 @@ class Bayes(Policy):
         server, draft_lens = memory.server, drafts.draft_lens
         if not self.confidences or not server.has_confidences:
             return draft_lens
-        desk = memory.put(self._by_confidences(batch, drafts, memory))
+        desk = memory.put(_survival(drafts))
         desk.draft_lens[: batch.size] = draft_lens
         put_drafts(desk, server, batch, drafts)
         desk.sizes[3] = _TRIMS
@@ -233,42 +232,20 @@ class Bayes(Policy):
         desk.sizes[3] = _LEARNS
         memory.desk.runs[0]()
 
-    def _by_confidences(
-        self, batch: BatchView, drafts: DraftView, memory: _Knowing
-    ) -> NDArray[np.float64]:
-        """Return how likely the first 1, 2, ... tokens of drafts survive; 0 beyond their ends."""
-        width = drafts.confidences.shape[1]
-        rates = memory.rates.of(batch.requests)[:, :width]
-        gains = _posterior(rates, drafts.confidences, self._means(batch, memory.server))
-        return gains * (np.arange(width) < drafts.draft_lens[:, np.newaxis])
-
-    def _means(self, batch: BatchView, server: ServerView) -> NDArray[np.float64]:
-        assert server.model is not None
-        return server.model.stated_means[batch.requests, np.newaxis]
-
     def _guessed(
         self, rates: NDArray[np.float64], batch: BatchView, server: ServerView
     ) -> NDArray[np.float64]:
         """Return survival as confidences may come to show it, several guesses for each row."""
         assert server.model is not None
-        repeats = max(1, _SAMPLES // batch.size)
-        rates = np.repeat(rates, repeats, axis=0)
-        means = np.repeat(self._means(batch, server), repeats, axis=0)
-        is_accepted = server.rng.random(rates.shape) < rates
-        comes_after = np.logical_and.accumulate(is_accepted, axis=1)
-        comes_after = np.pad(comes_after, ((0, 0), (1, 0)), constant_values=True)[:, :-1]
-        total = server.model.concentration
-        hits, misses = is_accepted & comes_after, ~is_accepted & comes_after
-        stated = server.rng.beta(total * means + hits, total * (1.0 - means) + misses)
-        return _posterior(rates, stated, means)
+        rates, squares = np.repeat(rates, max(1, _SAMPLES // batch.size), axis=0).swapaxes(0, 1)
+        rates = np.clip(rates, 1e-6, 1.0 - 1e-6)
+        variances = squares - rates**2 + server.model.known_share * (rates - squares)
+        most = rates * (1.0 - rates)
+        total = most / np.clip(variances, 1e-6 * most, 0.999 * most) - 1.0
+        stated = server.rng.beta(total * rates, total * (1.0 - rates))
+        return np.cumprod(stated, axis=1)
 
 
-def _posterior(
-    rates: NDArray[np.float64], stated: NDArray[np.floating], means: NDArray[np.float64]
-) -> NDArray[np.float64]:
-    """Return how likely the first 1, 2, ... tokens survive, by their confidences."""
-    stated = np.clip(stated.astype(np.float64), 1e-3, 1.0 - 1e-3)  # rounded to 1/255
-    accepted = rates * stated * (1.0 - means)
-    rejected = (1.0 - rates) * (1.0 - stated) * means
-    shares = accepted / np.maximum(accepted + rejected, 1e-300)
-    return np.cumprod(shares, axis=1, dtype=np.float64)
+def _survival(drafts: DraftView) -> NDArray[np.float64]:
+    """Return how likely the first 1, 2, ... tokens of drafts survive; 0 beyond their ends."""
+    return np.cumprod(drafts.confidences, axis=1, dtype=np.float64)

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.step import BatchView
-from specsim.policies.base import Policy, ServerView
+from specsim.policies.base import BySize, ServerView
 
 
 @final
-class Schedule(Policy):
+class Schedule(BySize):
     """k by the number of sequences scheduled in the step, prefills included.
 
     vLLM's ``num_speculative_tokens_per_batch_size`` (0.32.0 ``v1/spec_decode/dynamic/utils.py``):

@@ -98,6 +98,8 @@ class SloAware(WeighsDrafter):
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
         """Return what each request needs to be on time, and what pays on top."""
         server, load = memory.server, batch.decode_load()
+        if not load.num_requests:
+            return 0  # all are in mid-prefill
         gains = memory.alphas.survival(batch, server.max_draft_len)
         floor = self._needed(batch, gains, server.step_time(load, server.max_draft_len), memory)
         floor[batch.in_prefill] = 0

@@ -1,11 +1,18 @@
 """A fixed draft length."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 from specsim.core.step import BatchView
 from specsim.policies.base import Policy, ServerView
+
+
+def _some(given: Any) -> Any:
+    if given == 0:
+        raise PydanticCustomError("no_draft", "Should be at least 1; policy off drafts nothing")
+    return given
 
 
 @final
@@ -17,7 +24,7 @@ class Static(Policy):
 
     kind: Literal["static"] = "static"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"k": 3}, {})
-    k: int | None = Field(default=None, ge=1)
+    k: Annotated[int | None, BeforeValidator(_some)] = Field(default=None, ge=1)
     """Draft length, tokens; by default num_speculative_tokens."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:

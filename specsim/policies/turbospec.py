@@ -5,6 +5,7 @@ from math import inf
 from typing import Literal, final
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints
@@ -87,13 +88,17 @@ class TurboSpec(WeighsDrafter):
         verified: Ints = np.minimum(draft_lens, best_k)
         return verified
 
-    def skips_draft_prefill(self, batch: BatchView, memory: _Memory) -> bool:
-        """Return whether the batch is too large for speculation to be worth preparing."""
+    def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
+        """Return whom is new, where the batch is too large for speculation to be worth preparing.
+
+        Everybody where the drafter is given up.
+        """
         if gives_up(memory.trials):
-            return True
-        if batch.num_running <= memory.disable_size:
-            return False
+            return np.ones(batch.size, dtype=np.bool_)
+        new = batch.is_admitted
+        if new is None or not new.any() or batch.num_running <= memory.disable_size:
+            return None
         memory.num_skips += 1
         if memory.num_skips % self.reset_steps == 0:
             memory.disable_size = inf
-        return True
+        return new

@@ -18,9 +18,10 @@ from specsim.profile.profile import (
     find_profile,
     load_profile,
 )
+from specsim.profile.step_time import priced, priced_plain, put_load
 
 __all__ = [
     "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "DraftCost", "LayersOf", "Overhead", "Profile",
     "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers", "layer_bytes",
-    "load_profile", "memory_plan",
+    "load_profile", "memory_plan", "priced", "priced_plain", "put_load",
 ]  # fmt: skip

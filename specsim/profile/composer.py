@@ -261,7 +261,7 @@ class Composer:
 
     def _nccl(self, operation: str, gpus: int, sent: Values) -> Values:
         """Return what NCCL takes for so many numbers of 16 bits, microseconds."""
-        table = self._tables_of("nccl").table("comm", "nccl_perf")
+        table = self._tables.of_engine("nccl").table("comm", "nccl_perf")
         wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
         sizes, times = line_of(chosen(table, "exchange", **wanted), "message_size")
         self._note(table.source)
@@ -297,7 +297,7 @@ class Composer:
         shape = self._shape
         kernel = self._options.kernels.get("moe")
         is_engine = kernel == "sglang"  # TensorRT-LLM's names are also those of kernels
-        table = self._tables_of(kernel if is_engine else None).table("moe", "moe_perf")
+        table = self._tables.of_engine(kernel if is_engine else None).table("moe", "moe_perf")
         experts = ExpertTimes(
             shape.hidden_size,
             shape.moe_intermediate_size,
@@ -332,7 +332,7 @@ class Composer:
             return np.zeros(len(tokens))
         sent = tokens * self._shape.hidden_size  # message_size counts numbers, as NCCL's does
         engine = self._options.kernels.get("allreduce")
-        table = self._tables_of(engine).table("comm", "custom_allreduce_perf")
+        table = self._tables.of_engine(engine).table("comm", "custom_allreduce_perf")
         rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")
@@ -366,11 +366,6 @@ class Composer:
             for operation in ("all_gather", "reduce_scatter"):
                 total += self._nccl(operation, gpus, sent)
         return np.asarray(shape.num_expert_layers * total)
-
-    def _tables_of(self, engine: str | None) -> GpuTables:
-        """Return the tables of another engine, or one's own."""
-        known = self._tables
-        return known if engine is None else GpuTables(known.folder, known.gpu, engine)
 
     def _note(self, source: str) -> None:
         if source not in self.sources:

@@ -12,7 +12,14 @@ from specsim.core.settings import nearest
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.profile.composer import Composer
 from specsim.profile.from_roofline import MadeProfile, lasting, load_drafter
-from specsim.profile.kernel_tables import DTYPES, GpuTables, Scales, TableOptions, tables_folder
+from specsim.profile.kernel_tables import (
+    DTYPES,
+    TABLE_KEYS,
+    GpuTables,
+    Scales,
+    TableOptions,
+    tables_folder,
+)
 from specsim.profile.profile import NOT_MEASURED
 
 _FAMILIES = ["attention", "moe", "gemm", "allreduce", "a2a", "quant"]  # of kernels in tables
@@ -58,8 +65,11 @@ class TableProfile(MadeProfile):
         for family in options.kernels:
             if family not in _FAMILIES:
                 raise ProfileError(f"--kernel {family}=: {nearest(family, _FAMILIES)}")
-        folder = options.tables or tables_folder()
-        tables = GpuTables(folder, options.tables_of or options.gpu, options.engine)
+        for key in options.versions:
+            if key not in TABLE_KEYS:
+                raise ProfileError(f"--table {key}=: {nearest(key, TABLE_KEYS)}")
+        folder, gpu = options.tables or tables_folder(), options.tables_of or options.gpu
+        tables = GpuTables(folder, gpu, options.engine, options.versions)
         target = Composer(model, options, tables)
         fields: dict[str, Any] = {
             "model": lasting(options.model),
@@ -74,6 +84,11 @@ class TableProfile(MadeProfile):
             "weights_gib": round(target.weight_bytes / GIB, 3),
             "kv_bytes_per_token": target.kv_bytes_per_token,
         }
+        for key in options.versions.keys() - tables.keys:
+            raise ProfileError(
+                f"--table {key}={options.versions[key]}: nothing of this profile comes from such a "
+                "table; leave it out"
+            )
         fields["provenance"] = _provenance(options, target.sources)
         return cls.completed(fields, "profile build", 1, target.sources)
 

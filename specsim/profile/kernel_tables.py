@@ -53,6 +53,8 @@ class TableOptions:
     kv_dtype: str = "bfloat16"
     engine: str = "vllm"
     tables: Path | None = None  # folder of kernel tables; by default that of the installed package
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """By table, such as ``allreduce``, the ENGINE/VERSION to take in place of the newest."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """By family, a part of the name of the kernel that the server logged."""
     reserved_gib: float = 1.15
@@ -113,6 +115,15 @@ class MeasuredTable(NamedTuple):
     source: str  # GPU, engine, version and file
 
 
+def table_key(family: str, name: str) -> str:
+    """Return what a table is called in ``--table``: its family, or its name if it shares that."""
+    return _KEYS.get(name, family)
+
+
+_KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
+TABLE_KEYS = ["attention", "gemm", "mla", "moe", "quantize", *_KEYS.values()]
+
+
 class GpuTables:
     """The tables of one GPU and one engine.
 
@@ -122,11 +133,20 @@ class GpuTables:
         folder: With ``data/<gpu>/`` and ``<gpu>.yaml``.
         gpu: As in ``profiles/``; found under its name there or a longer one (``h100_sxm``).
         engine: Whose kernels: ``vllm``, ``sglang`` or ``trtllm``.
+        versions: See `TableOptions`.
     """
 
-    def __init__(self, folder: Path, gpu: str, engine: str = "vllm") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        gpu: str,
+        engine: str = "vllm",
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
         self.folder = folder
         self.engine = engine
+        self.versions = versions or {}
+        self.keys: set[str] = set()  # of the tables that were read
         data = folder / "data"
         if not data.is_dir():
             raise ProfileError(
@@ -138,7 +158,7 @@ class GpuTables:
         self._tables: dict[str, MeasuredTable] = {}
 
     def table(self, family: str, name: str) -> MeasuredTable:
-        """Return the newest table of a family, such as ``gemm``, ``gemm_perf``.
+        """Return the newest table of a family, such as ``gemm``, ``gemm_perf``, or the one named.
 
         A ProfileError if there is none for this GPU and engine, or it cannot be read.
         """
@@ -146,17 +166,33 @@ class GpuTables:
             self._tables[name] = self._read(family, name)
         return self._tables[name]
 
+    def of_engine(self, engine: str | None) -> "GpuTables":
+        """Return the tables of another engine, or these."""
+        if engine is None:
+            return self
+        other = GpuTables(self.folder, self.gpu, engine, self.versions)
+        other.keys = self.keys
+        return other
+
     def has(self, family: str, name: str) -> bool:
         return bool(self._files(family, name))
 
     def _files(self, family: str, name: str) -> list[Path]:
-        folder = self.folder / "data" / self.gpu / family / self.engine
-        return sorted(folder.glob(f"*/{name}.parquet"), key=lambda file: _version(file.parent.name))
+        folder = self.folder / "data" / self.gpu / family
+        version = self.versions.get(table_key(family, name), f"{self.engine}/*")
+        files = folder.glob(f"{version}/{name}.parquet")
+        return sorted(files, key=lambda file: _version(file.parent.name))
 
     def _read(self, family: str, name: str) -> MeasuredTable:
+        self.keys.add(table_key(family, name))
         files = self._files(family, name)
         if not files:
-            others = (self.folder / "data" / self.gpu / family).glob(f"*/*/{name}.parquet")
+            others = sorted((self.folder / "data" / self.gpu / family).glob(f"*/*/{name}.parquet"))
+            if (key := table_key(family, name)) in self.versions:
+                there = [f"{file.parent.parent.name}/{file.parent.name}" for file in others]
+                raise ProfileError(
+                    f"--table {key}={self.versions[key]}: {nearest(self.versions[key], there)}"
+                )
             engines = ", ".join(sorted({file.parent.parent.name for file in others})) or "none"
             raise ProfileError(
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine} "
@@ -170,7 +206,8 @@ class GpuTables:
                 f"{path}: has no column 'latency' (found: {', '.join(rows.column_names)}); it is "
                 "no kernel table of this layout"
             )
-        return MeasuredTable(rows, f"{self.gpu} {self.engine} {path.parent.name} {name}")
+        engine, version = path.parts[-3:-1]
+        return MeasuredTable(rows, f"{self.gpu} {engine} {version} {name}")
 
     @property
     def system(self) -> Mapping[str, Any]:

@@ -354,12 +354,12 @@ class StepCosts:
         return times
 
 
-def load_profile(name: str) -> Profile:
+def load_profile(name: Path | str) -> Profile:
     """Return a profile by its name, such as ``h100/llama-3.1-8b``, or the path of a YAML file.
 
     Relative paths in a file follow it. A ProfileError if there is none, or it is malformed.
     """
-    path = find_profile(name)
+    path = find_profile(str(name))
     fields = following(load_mapping(path, ProfileError), path.parent)
     with validated(str(path), ProfileError):
         return Profile.model_validate(fields)

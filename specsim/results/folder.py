@@ -1,7 +1,7 @@
 """Results folders of runs, written and read back: JSON as vLLM writes it, and Parquet tables."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from specsim.core.columns import parquet_table
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
+from specsim.results.meanings import metadata
 from specsim.results.metrics import latency, queue_time, ttft
 from specsim.results.records import Deliveries
 from specsim.results.step_log import STEP_FIELDS, StepLog
@@ -103,15 +104,18 @@ def write_steps(steps: StepLog, constants: dict[str, object], path: Path) -> Non
     write_groups(groups, constants, path)
 
 
-def write_groups(groups: Iterable[Columns], constants: dict[str, object], path: Path) -> None:
+def write_groups(
+    groups: Iterable[Columns], constants: dict[str, object], path: Path, kind: str | None = None
+) -> None:
     """Write a table by row groups, so that it need not fit into memory.
 
-    Every row says where it comes from, by `constants`.
+    Every row says where it comes from, by `constants`, and each column its unit and meaning, as
+    those of `kind` (by default the file's name) have them.
     """
     with ExitStack() as files:
         writer: pq.ParquetWriter | None = None
         for columns in groups:
-            table = _table(columns, constants)
+            table = _table(columns, constants, kind or path.name)
             if writer is None:
                 writer = files.enter_context(
                     pq.ParquetWriter(path, table.schema, compression="zstd")
@@ -119,13 +123,22 @@ def write_groups(groups: Iterable[Columns], constants: dict[str, object], path: 
             writer.write_table(table)
 
 
-def _table(columns: Columns, constants: dict[str, object]) -> pa.Table:
+def _table(columns: Columns, constants: dict[str, object], file: str) -> pa.Table:
     table: dict[str, pa.Array[Any]] = {name: pa.array(c) for name, c in columns.items()}
     length = len(next(iter(columns.values())))
     for name, value in constants.items():
         index = np.zeros(length, dtype=np.int32)
         table[name] = pa.DictionaryArray.from_arrays(index, pa.array([value]))
-    return pa.table(table)
+    return described(table, file)
+
+
+def described(
+    table: Mapping[str, "pa.Array[Any]"], file: str, unknown: Iterable[str] = ()
+) -> pa.Table:
+    """Return columns as a table that says what each is, and in which unit, but of `unknown`."""
+    known = {name: metadata(file, name) for name in table.keys() - set(unknown)}
+    fields = [pa.field(n, each.type, metadata=known.get(n)) for n, each in table.items()]
+    return pa.table(dict(table), schema=pa.schema(fields))
 
 
 def structured_columns(rows: NDArray[np.void]) -> Columns:

@@ -123,7 +123,7 @@ def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
         **{name: np.concatenate([run[name] for run in runs]) for name in names},
         **{o: np.repeat(np.array([run.provenance[o] for run in runs]), num_bins) for o in origins},
     }
-    write_groups([columns], {}, path)
+    write_groups([columns], {}, path, "timeline.parquet")
 
 
 PARTS = ("target", "draft", "overhead", "idle")

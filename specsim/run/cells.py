@@ -17,6 +17,7 @@ from specsim.core.errors import InvariantError, PluginError
 from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
+from specsim.engine.answers import place_of
 from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.replica import Replica
@@ -184,8 +185,10 @@ def _cells(
     columns, front = Columns.of(requests), deployment.front(experiment.num_engines, len(requests))
     arrivals, lens = columns.arrived_at.tolist(), columns.prompt_lens.tolist()
     sent = zip(arrivals, range(len(arrivals)), lens, strict=True)
-    arrived_at = np.fromiter(instants(sent, front), dtype=np.float64)
-    by_replica = _routed(experiment, requests)
+    reached = np.fromiter(instants(sent, front), dtype=[("request", "<i8"), ("at", "<f8")])
+    arrived_at = np.empty(len(reached))
+    arrived_at[reached["request"]] = reached["at"]
+    by_replica = _routed(experiment, requests, reached["request"])
     most = max(FEWEST, min(_MOST, len(requests) // 8))
     first = 0
     while first < len(by_replica):
@@ -231,20 +234,21 @@ class _Unseen(Sequence[ReplicaView]):
         raise PluginError("a router that looks at replicas must not say looks_at_replicas = False")
 
 
-def _routed(experiment: Experiment, requests: Sequence[Request]) -> list[Ints]:
+def _routed(experiment: Experiment, requests: Sequence[Request], in_turn: Ints) -> list[Ints]:
+    """Return the requests of each replica, in the order in which they reach it."""
     count = experiment.num_engines
     if count == 1:
-        return [np.arange(len(requests))]
+        return [in_turn]
     router, replicas = experiment.routing, _Unseen(count)
     memory = router.start(experiment.seed)
     chosen = np.array(
         [
-            router.choose(PromptView(index, requests), replicas, memory)
-            for index in range(len(requests))
+            place_of(router, router.choose(PromptView(index, requests), replicas, memory), count)
+            for index in in_turn.tolist()
         ],
         dtype=np.int64,
     )
-    in_order = np.argsort(chosen, kind="stable")
+    in_order = in_turn[np.argsort(chosen, kind="stable")]
     return np.split(in_order, np.cumsum(np.bincount(chosen, minlength=count))[:-1])
 
 

@@ -12,7 +12,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.front import Front
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.policies import Policy
+from specsim.policies import DraftsTrees, Policy
 from specsim.profile import (
     DraftCost,
     LayersOf,
@@ -219,7 +219,7 @@ def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> N
 
 
 def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
-    if policy.drafts_trees and any(draft.basis == "pass" for draft in drafts):
+    if isinstance(policy, DraftsTrees) and any(draft.basis == "pass" for draft in drafts):
         raise ProfileError(
             f"policy '{policy.kind}' drafts trees, but the profile's drafting cost is of basis "
             "'pass', one pass per token of a chain; give one of basis 'heads' or 'draft'"

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specsim.core.draft_luck import DraftLuck
 from specsim.core.request import Request, Text
 from specsim.core.step import Ints, Tree
-from specsim.engine.sources import Confidences, DraftSource, DraftTables, PicksLookup
+from specsim.engine.sources import Confidences, DraftSource, PicksLookup, StatedTables
 from specsim.engine.view import StepView
 from specsim.lookup import Draft, Lookup
 
@@ -31,9 +31,8 @@ class TableDrafts(DraftSource):
         fates = self.fates(requests, positions)
         return self.luck.confidences(requests, positions, draft_lens, fates)
 
-    def tables(self) -> DraftTables:
-        stated = (np.zeros((3, 0), dtype=np.uint8), self.starts)
-        return DraftTables(self.table, self.starts, *(self.luck.stated if self.luck else stated))
+    def stated(self) -> StatedTables | None:
+        return None if self.luck is None else StatedTables(*self.luck.stated)
 
     def fates(self, requests: Ints, positions: Ints) -> Ints:
         """Return how long drafts survive that are made at some positions, tokens."""

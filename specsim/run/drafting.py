@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.acceptance import Acceptance, Oracle
-from specsim.core.draft_luck import Confidences, DraftLuck
+from specsim.acceptance import Acceptance, Oracle, model_of
+from specsim.acceptance.base import TokenLucks
+from specsim.core.blame import held_to, is_shipped
+from specsim.core.draft_luck import Confidences, DraftLuck, known_share
 from specsim.core.errors import TraceError
 from specsim.core.request import Columns, Request
 from specsim.core.rng import Luck, generator, stream_id
@@ -18,7 +20,15 @@ from specsim.engine.facts import Facts
 from specsim.engine.python_verbs import Wiring
 from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
-from specsim.policies import ModelView, OraclePolicy, ServerView, quick_step_time, quick_step_times
+from specsim.policies import (
+    DraftsTrees,
+    KnowsModel,
+    ModelView,
+    OraclePolicy,
+    ServerView,
+    quick_step_time,
+    quick_step_times,
+)
 from specsim.proposers import Proposer
 from specsim.proposers.base import offers_by_table
 from specsim.results.records import ReplicaRecords
@@ -64,13 +74,12 @@ class Drafting:
             _check_tokens(requests, f"policy '{policy.kind}'")
         tables = [self._survival_tables(*drafter) for drafter in self._drafters]
         self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
-        if policy.knows_model:
+        if isinstance(policy, KnowsModel):
             self._model = ModelView(
                 model.known_rates(requests, luck, deployment.max_draft_len),
-                np.array([DraftLuck.stated_mean(table) for table in tables[0]]),
-                model.confidence_concentration,
+                known_share(acceptance.confidence_concentration, model.state_share),
             )
-        if policy.drafts_trees:
+        if isinstance(policy, DraftsTrees):
             self._draft_luck = self._tree_luck(acceptance, proposer)
         elif policy.uses_confidences and proposer.has_confidence and not self._verifies_tokens:
             self._draft_luck = self._confidence_luck(tables[0])
@@ -86,7 +95,7 @@ class Drafting:
         self._drafters = []
         if proposer is not None and acceptance is not None:
             self._drafters = [
-                (acceptance.of_drafter(key), self._luck("acceptance", key))
+                (model_of(acceptance, key), self._luck("acceptance", key))
                 for key in proposer.cost_keys
             ]
 
@@ -94,8 +103,16 @@ class Drafting:
         return Luck(self._experiment.seed, stream_id(*names))
 
     def _survival_tables(self, model: Acceptance, luck: Luck) -> list[bytes]:
-        longest, chunks = self._deployment.max_draft_len, _chunks(self._requests)
-        return [each for chunk in chunks for each in model.survival_lens(chunk, luck, longest)]
+        longest, found = self._deployment.max_draft_len, []
+        for chunk in _chunks(self._requests):
+            given = model.survival_lens(chunk, luck, longest)
+            if not is_shipped(model):
+                lens = [request.output_len for request in chunk]
+                is_right = isinstance(given, list) and [*map(_num_bytes, given)] == lens
+                rule = "a list of bytes, for each request as many as it has output tokens"
+                held_to(model, "survival_lens", given, is_right, rule)
+            found += given
+        return found
 
     def _offered(self, requests: Sequence[Request]) -> Any:
         proposer = self._deployment.proposer
@@ -104,19 +121,29 @@ class Drafting:
         return proposer.start(requests, luck, self._deployment.max_draft_len)
 
     def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
+        token_lucks = self._token_lucks(tables)
         parts = [
-            self._confidences(chunk, tables[start : start + _CHUNK])
+            self._confidences(chunk, tables[start : start + _CHUNK], token_lucks)
             for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
         ]
         return DraftLuck(confidences=Confidences.joined(parts) if parts else None)
 
-    def _confidences(self, requests: Sequence[Request], tables: list[bytes]) -> Confidences:
+    def _token_lucks(self, tables: list[bytes]) -> TokenLucks:
+        model, luck = self._drafters[0]
+        return model.token_lucks(luck, self._deployment.max_draft_len, tables)
+
+    def _confidences(
+        self, requests: Sequence[Request], tables: list[bytes], token_lucks: TokenLucks
+    ) -> Confidences:
         proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
         assert proposer is not None
         assert acceptance is not None
-        luck = self._luck("confidence", proposer.method)
-        spread, longest = acceptance.confidence_concentration, self._deployment.max_draft_len
-        return DraftLuck.confidence_tables(requests, tables, luck, spread, longest)
+        luck, tokens = self._luck("confidence", proposer.method), token_lucks(requests, tables)
+        share = known_share(acceptance.confidence_concentration, tokens.state_share)
+        longest = self._deployment.max_draft_len
+        return DraftLuck.confidence_tables(
+            requests, tokens.own, tokens.scores, luck, share, longest
+        )
 
     def _tree_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
         luck = self._luck("acceptance", proposer.method)
@@ -193,7 +220,7 @@ class Drafting:
         if proposer is None or acceptance is None:
             return None
         starts = self.facts.starts
-        if self._deployment.policy.drafts_trees:
+        if isinstance(self._deployment.policy, DraftsTrees):
             assert self._draft_luck is not None
             return TreeDrafts(self._draft_luck)
         if not self._verifies_tokens:
@@ -236,6 +263,10 @@ def _token_ids(request: Request) -> list[int]:
     assert request.prompt_token_ids is not None  # checked before the run
     ids: list[int] = request.prompt_token_ids.tolist()
     return ids
+
+
+def _num_bytes(table: object) -> int:
+    return len(table) if isinstance(table, bytes) else -1
 
 
 def _chunks(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:

@@ -7,15 +7,17 @@ The tree is frozen, every unknown key is an error that names the nearest known o
 import json
 from collections.abc import Iterable
 from hashlib import sha256
+from numbers import Integral  # numpy's among them
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specsim.acceptance import ACCEPTANCE, Acceptance
-from specsim.autoscaling import AUTOSCALING, Autoscaler
+from specsim.acceptance import ACCEPTANCE, Acceptance, model_of
+from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.autoscaling import AUTOSCALING, Autoscaler, started_by
 from specsim.core.atomic import new_file
-from specsim.core.blame import blamed
+from specsim.core.blame import blamed, held_to
 from specsim.core.errors import ConfigError
 from specsim.core.resources import following
 from specsim.core.settings import Settings, as_yaml, load_mapping, overridden, validated
@@ -23,7 +25,7 @@ from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
 from specsim.engine.transfer import TransferConfig
-from specsim.policies import POLICIES, Policy
+from specsim.policies import POLICIES, DraftsTrees, KnowsModel, Policy, check_proposer
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
@@ -58,7 +60,7 @@ class PoolConfig(Settings):
     def num_started(self) -> int:
         """Replicas that are there from the beginning."""
         scaler = self.autoscaling
-        return self.replicas if scaler is None else scaler.num_started(self.replicas)
+        return self.replicas if scaler is None else started_by(scaler, self.replicas)
 
 
 class PoolsConfig(Settings):
@@ -119,7 +121,12 @@ class Experiment(Settings):
     @property
     def max_draft_len(self) -> int:
         """Longest draft of the run, tokens; 0 without speculation."""
-        return self.effective_policy.max_draft_len(self.num_speculative_tokens)
+        policy, most = self.effective_policy, self.num_speculative_tokens
+        longest = policy.max_draft_len(most)
+        is_right = isinstance(longest, Integral) and 0 <= longest <= max(most, MAX_DRAFT_LEN)
+        rule = f"a whole number from 0 to {max(most, MAX_DRAFT_LEN)}"
+        held_to(policy, "max_draft_len", longest, is_right, rule)
+        return int(longest)
 
     @property
     def num_speculative_tokens(self) -> int:
@@ -152,7 +159,7 @@ class Experiment(Settings):
                 f"policy '{policy.kind}' must see each step's outcome before the next; set "
                 "engine.async_scheduling to false or leave it out"
             )
-        policy.check_proposer(proposer)
+        check_proposer(policy, proposer)
         _check_tokens(proposer, self.acceptance)
         _check_acceptance(policy, self.acceptance)
         self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
@@ -184,7 +191,7 @@ class Experiment(Settings):
     def num_started(self) -> int:
         if self.autoscaling is None:
             return self.num_engines
-        return self.autoscaling.num_started(self.replicas)
+        return started_by(self.autoscaling, self.replicas)
 
     @property
     def scalers(self) -> dict[str | None, Autoscaler]:
@@ -323,12 +330,13 @@ class Experiment(Settings):
             return cls.model_validate(data)
 
     @classmethod
-    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+    def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> Self:
         """Return the experiment in a YAML file, with overrides such as ``policy=static:k=3``.
 
-        Relative paths follow the file, and in overrides the working directory. What cannot be read
-        or is wrong is a ConfigError.
+        Files that it names lie beside it or else in the working directory, those in overrides in
+        the working directory. What cannot be read or is wrong is a ConfigError.
         """
+        path = Path(path)
         data = following(load_mapping(path, ConfigError), path.parent)
         return cls.parse(overridden(data, overrides), str(path))
 
@@ -336,8 +344,8 @@ class Experiment(Settings):
         """Return the resolved configuration as plain values; fields left out stay out."""
         return self.model_dump(mode="json", exclude_none=True, warnings=False)
 
-    def save(self, path: Path) -> None:
-        with new_file(path) as temporary:
+    def save(self, path: Path | str) -> None:
+        with new_file(Path(path)) as temporary:
             temporary.write_text(self.to_yaml(), encoding="utf-8")
 
     def to_yaml(self) -> str:
@@ -365,12 +373,12 @@ class Experiment(Settings):
 
 
 def _check_acceptance(policy: Policy, acceptance: Acceptance) -> None:
-    if policy.knows_model and not acceptance.has_model:
+    if isinstance(policy, KnowsModel) and not acceptance.has_model:
         raise ValueError(
             f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
             f"'{acceptance.kind}' has none; use a model, or another policy"
         )
-    if policy.drafts_trees and acceptance.position_rates(1) is None:
+    if isinstance(policy, DraftsTrees) and acceptance.position_rates(1) is None:
         raise ValueError(
             f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
             f"acceptance '{acceptance.kind}' has none: use bernoulli or per_position"
@@ -379,7 +387,7 @@ def _check_acceptance(policy: Policy, acceptance: Acceptance) -> None:
 
 def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
     """Refuse to compare tokens that nobody knows, and to draft tokens that nobody compares."""
-    models = [acceptance.of_drafter(part.cost_keys[0]) for part in proposer.parts]
+    models = [model_of(acceptance, part.cost_keys[0]) for part in proposer.parts]
     for drafter, model in zip(proposer.parts, models, strict=True):
         if model.verifies_tokens and not drafter.has_lookup():
             raise ValueError(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specsim.core.blame import blamed
-from specsim.core.errors import CapacityError
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
@@ -63,6 +63,10 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     if requests is None:
         check_size(experiment)
         requests = TraceRequests(experiment.workload.build(experiment.seed))
+    if not len(requests):
+        raise ConfigError(
+            "workload: no request arrives; raise its rate or its duration, or give num_requests"
+        )
     servers = Servers(experiment, deployment, pools)
     for server in (deployment, pools.prefill) if pools else (deployment,):
         _check_requests(requests, server)

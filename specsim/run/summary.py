@@ -34,10 +34,12 @@ from specsim.results.metrics import (
     token_latencies,
 )
 from specsim.results.records import PoolTables
-from specsim.results.steady import Trend, backlog_trend
+from specsim.results.stability import KEEPS_UP, Balance, Demand, Stability, balance
 from specsim.results.tables import RunTables, assemble
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
+from specsim.workload.arrivals import OpenArrivals
+from specsim.workload.arrivals.patterns import Burst, ClosedLoop
 from specsim.workload.trace import mean_rate
 
 
@@ -133,19 +135,37 @@ class Summary:
         # Only now, for both kinds of samples are large.
         return found | {k: latency_statistics(v) for k, v in token_latencies(self.tables).items()}
 
-    @cached_property
-    def is_unstable(self) -> bool:
-        """Whether the queue kept growing as long as requests arrived."""
-        return self.backlog.is_growing
+    @property
+    def stability(self) -> Stability:
+        """Whether the server kept up with what arrived: stable, overloaded or undecided."""
+        return self.balance.stability
+
+    @property
+    def is_overloaded(self) -> bool:
+        return self.stability == "overloaded"
 
     @cached_property
-    def backlog(self) -> Trend:
-        """Trend of the requests that wait; with pools, for their first step in the decode pool."""
-        requests = self.tables.requests
-        if self.pools is not None:  # a prefilled request may wait as long as one that is not
-            requests = requests.copy()
-            requests["scheduled_at"] = self.pools.decode_scheduled_at
-        return backlog_trend(requests)
+    def balance(self) -> Balance:
+        """What arrived, beside what the server could do."""
+        if isinstance(self.run.experiment.workload.arrivals, ClosedLoop | Burst):
+            return KEEPS_UP
+        requests, comes_and_goes = self.tables.requests, self.run.scalings or self.pools
+        return balance(self.demand, None if comes_and_goes else requests["replica"])
+
+    @property
+    def demand(self) -> Demand:
+        arrivals, pools = self.run.experiment.workload.arrivals, self.pools
+        is_drawn = isinstance(arrivals, OpenArrivals)
+        turns = self._turns.get("turn")
+        waits = None
+        if pools is not None:
+            waits = (pools.transfers["prefilled_at"], pools.decode_scheduled_at)
+        return Demand(
+            requests=self.tables.requests,
+            rate=getattr(arrivals, "rate", None) if is_drawn else None,
+            is_outside=None if turns is None else turns == 1,
+            decode_waits=waits,
+        )
 
     @cached_property
     def beyond(self) -> Beyond:
@@ -154,8 +174,11 @@ class Summary:
     @cached_property
     def warnings(self) -> list[str]:
         found = []
-        if self.is_unstable:
-            found.append("UNSTABLE: arrivals were faster than service, the queue kept growing")
+        if self.is_overloaded:
+            found.append(
+                "OVERLOADED: the queue kept growing, for work arrived "
+                f"{self.balance.offered:.2f} times as fast as the server can do it"
+            )
         profiles = [self.run.deployment.profile]
         experiment, pools = self.run.experiment, self.run.pools
         # By name: what profiles have cached since they were read cannot be compared.
@@ -193,7 +216,7 @@ class Summary:
     def provenance(self) -> dict[str, object]:
         return self.run.experiment.provenance
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write ``summary.json``, ``requests.parquet``, ``steps.parquet`` and ``config.yaml``.
 
         All of them appear, or none, and no file of an earlier run stays beside them. What the run
@@ -201,7 +224,7 @@ class Summary:
         entry per request, which take deliveries. A ConfigError if the folder cannot be written to.
         """
         tables = self.tables
-        with new_folder(folder, RESULT_FILES) as unfinished:
+        with new_folder(Path(folder), RESULT_FILES) as unfinished:
             write_summary(self.data, tables, unfinished / "summary.json")
             write_groups(self._request_groups(), self.provenance, unfinished / "requests.parquet")
             if tables.step_log is not None:
@@ -333,7 +356,7 @@ class Summary:
             "replicas": run.experiment.num_engines,
             "is_async": run.deployment.is_async,
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
-            "unstable": self.is_unstable,
+            "stability": self.stability,
             "beyond_valid_range": self.beyond.share,
             "warnings": self.warnings,
             "num_steps": num_steps,

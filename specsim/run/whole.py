@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
-from specsim.engine.clients import Clients, replay
+from specsim.engine.clients import Clients
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.front import Front
@@ -314,7 +314,7 @@ class Whole:
         if isinstance(self._arrivals, ClosedLoop):
             self._clients.start(self._arrivals.concurrency, self._think_times)
         else:
-            clock.process(replay(clock, self._clients.starts, cluster.submit, self._front))
+            clock.process(self._clients.arrivals())
         clock.run()
         cluster.check_stranded()
         self.scalings = {name: fleet.finish() for name, fleet in fleets.items()}
@@ -363,7 +363,7 @@ class Whole:
         wiring = drafting.wiring(
             self.records[number],
             deliveries=self.deliveries,
-            observers=[IntegrityCheck()] if self._check else [],
+            observers=[IntegrityCheck(is_alone=self._group is None)] if self._check else [],
             on_end=self._ends.tell,
             on_notices=None if self.offload is None else self.offload.noticed,
             announces_ends=self._keeps_up,

@@ -5,7 +5,9 @@ import contextlib
 import gc
 import json
 import logging
+import resource
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +47,23 @@ class ServeOptions:
     grace: float = 30.0  # seconds that unfinished requests have once the server is told to end
 
 
+_OTHER_FILES = 64  # that are open beside connections
 _FULL = json.dumps(error_body(503, "too many connections")).encode()
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
 )
+
+
+def _most_connections(wanted: int) -> int:
+    """Return how many connections there may be, having asked the system for as many files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        return min(wanted, max(1, soft - _OTHER_FILES))
+    return wanted
 
 
 class _Refused(asyncio.Protocol):
@@ -101,10 +115,12 @@ class LiveServer:
         self._services, self._options = made, options
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
+        self._most = options.max_connections
 
     async def start(self) -> list[int]:
         """Begin to listen, and return the ports; a ConfigError if one cannot be had."""
         options, loop = self._options, asyncio.get_running_loop()
+        self._most = _most_connections(options.max_connections)
         ports = []
         for number, service in enumerate(self._services):
             runner = web.AppRunner(
@@ -116,6 +132,7 @@ class LiveServer:
                 shutdown_timeout=2.0,
                 max_line_size=8190,
                 max_field_size=8190,
+                auto_decompress=False,  # a small body may inflate to any size
             )
             await runner.setup()
             self._runners.append(runner)
@@ -129,6 +146,10 @@ class LiveServer:
                     f"--port {port}: cannot be had on {options.host} ({error}); "
                     "choose another, or 0 for any that is free"
                 ) from error
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux: who reads nothing is cut off
+                patience = max(1, int(options.request_timeout * 1e3))
+                for each in listener.sockets:
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience)
             self._listeners.append(listener)
             ports.append(listener.sockets[0].getsockname()[1])
             service.live.start()
@@ -139,12 +160,18 @@ class LiveServer:
         assert server is not None
 
         def protocol() -> asyncio.BaseProtocol:
-            if len(server.connections) >= self._options.max_connections:
+            if len(server.connections) >= self._most:
                 return _Refused()
             made: asyncio.BaseProtocol = server()
             return made
 
         return protocol
+
+    @property
+    def num_connections(self) -> int:
+        """Connections that are open now."""
+        servers = [runner.server for runner in self._runners]
+        return sum(len(server.connections) for server in servers if server is not None)
 
     async def stop(self) -> int:
         """Take no more requests, let those on their way end, cut what is left; return how many."""

@@ -1,18 +1,21 @@
 """App: the paths of the API, and what stands behind each."""
 
 import asyncio
+import json
 from hmac import compare_digest
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from aiohttp import web
 from aiohttp.typedefs import Handler
+from numpy.typing import NDArray
 
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.core.version import __version__
 from specsim.serve.live import Live, LiveAnswer
 from specsim.serve.protocol import (
+    Body,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -21,15 +24,23 @@ from specsim.serve.protocol import (
     Reply,
     Stream,
     TokenizeBody,
+    check_size,
     error_body,
     parsed,
 )
 from specsim.serve.texts import Filler, Ids, Texts
+from specsim.serve.turns import Turns
 from specsim.serve.watchers import LiveMetrics
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 _MAX_BODY = web.AppKey("max_body", int)
 _BODY_TIMEOUT = web.AppKey("body_timeout", float)
+_LONG = 4096  # characters that a tokenizer is given in another thread
+_AT_ONCE = 1 << 13  # token ids that are written at once
+_MOST_TOKENS = 1 << 26  # of unfinished requests, prompts included: about 1.5 GiB
+_MOST_BODIES = 16  # of the longest, that may be on their way here at once
+
+_Kind = TypeVar("_Kind", bound=Body)
 
 
 class Service:
@@ -56,6 +67,8 @@ class Service:
         self._max_model_len = longest
         self._fault_rate = fault_rate
         self._luck = generator(live.experiment.seed, "serve_faults")
+        self._turns = Turns()
+        self._coming = 0  # bytes of bodies that have not come to their end
 
     def app(self, max_body: int, body_timeout: float) -> web.Application:
         """Return the application; bodies of more bytes, or that take more seconds, are refused."""
@@ -79,7 +92,7 @@ class Service:
         """Check the key, and answer whatever goes wrong as OpenAI's clients expect it."""
         try:
             if self._api_key is not None and request.path.startswith("/v1"):
-                given = request.headers.get("Authorization", "").encode()
+                given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
                 if not compare_digest(given, self._api_key):
                     return web.json_response({"error": "Unauthorized"}, status=401)
             return await handler(request)
@@ -114,68 +127,100 @@ class Service:
         }
         return web.json_response({"object": "list", "data": [entry]})
 
-    async def _tokenize(self, request: web.Request) -> web.Response:
-        body = parsed(TokenizeBody, await _read(request))
+    async def _tokenize(self, request: web.Request) -> web.StreamResponse:
+        body = await self._asked(TokenizeBody, request)
         text = body.prompt
         if (text is None) == (body.messages is None):
             raise Refusal(400, "prompt or messages: give one of them", "prompt")
-        ids = self._rendered(body.messages or []) if text is None else self.texts.encode(text)
-        found = {"count": len(ids), "max_model_len": self._max_model_len, "tokens": ids.tolist()}
-        return web.json_response({**found, "token_strs": None})
+        ids = await (self._rendered(body.messages or []) if text is None else self._encoded(text))
+        found = {"count": len(ids), "max_model_len": self._max_model_len, "token_strs": None}
+        pieces = [f'{json.dumps(found)[:-1]}, "tokens": [']
+        async for first in self._turns.each(range(0, len(ids), _AT_ONCE)):
+            comma = ", " if first else ""
+            pieces.append(comma + json.dumps(ids[first : first + _AT_ONCE].tolist())[1:-1])
+        return await self._sent_whole(request, [*pieces, "]}"])
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        body = parsed(DetokenizeBody, await _read(request))
-        try:
-            return web.json_response({"prompt": self.texts.decode(body.tokens)})
-        except ValueError as error:
-            raise Refusal(400, f"tokens: {error}", "tokens") from error
+        body = await self._asked(DetokenizeBody, request)
+        return web.json_response({"prompt": await self._decoded(body.tokens, "tokens")})
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         at = self.live.now
-        body = parsed(CompletionBody, await _read(request))
-        prompts = self._prompts(body.prompt)
-        echoes = []
-        if body.echo:
-            given = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-            echoes = [p if isinstance(p, str) else "" for p in given][: len(prompts)]
-            if not all(isinstance(p, str) for p in given):
-                try:
-                    echoes = [self.texts.decode(ids.tolist()) for ids in prompts]
-                except ValueError as error:
-                    raise Refusal(400, f"prompt: {error}", "prompt") from error
+        body = await self._asked(CompletionBody, request)
+        self._check_count(len(body.prompt) * (body.n or 1))
+        prompts, echoes = [], []
+        async for given in self._turns.each(body.prompt):
+            is_text = isinstance(given, str)
+            if is_text:
+                self._check_len(self.texts.fewest(given), body.max_tokens)
+            prompts.append(await self._encoded(given) if is_text else given)
+            if body.echo:
+                echoes.append(given if is_text else await self._decoded(given, "prompt"))
         return await self._answer(request, body, at, prompts, body.max_tokens, echoes)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         at = self.live.now
-        body = parsed(ChatBody, await _read(request))
-        prompt = self._rendered(body.messages)
+        body = await self._asked(ChatBody, request)
+        prompt = await self._rendered(body.messages)
         limit = body.max_completion_tokens or body.max_tokens
         return await self._answer(request, body, at, [prompt], limit, [])
 
-    def _prompts(self, given: Any) -> list[Ids]:
-        if isinstance(given, str):
-            return [self.texts.encode(given)]
-        if not given:
-            raise Refusal(400, "prompt: is empty", "prompt")
-        if isinstance(given[0], int):
-            return [np.array(given, dtype=np.int64)]
-        return [
-            self.texts.encode(each) if isinstance(each, str) else np.array(each, dtype=np.int64)
-            for each in given
-        ]
+    async def _asked(self, kind: type[_Kind], request: web.Request) -> _Kind:
+        """Return what a request asks for, once it is its turn."""
+        data = await self._read(request)
+        await self._turns.turn()
+        await check_size(data, self._turns)
+        return parsed(kind, data)
 
-    def _rendered(self, messages: list[Message]) -> Ids:
+    async def _read(self, request: web.Request) -> bytes:
+        """Return the body of a request; a Refusal if it is too long, or does not come."""
+        most, timeout = request.app[_MAX_BODY], request.app[_BODY_TIMEOUT]
+        too_long = Refusal(413, f"the body has more than {most} bytes")
+        if (request.content_length or 0) > most:
+            raise too_long
+        if request.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise Refusal(
+                415, "the body is compressed, which this server does not take; send it plain"
+            )
+        data = bytearray()
+        try:
+            async with asyncio.timeout(timeout):
+                async for part in request.content.iter_any():
+                    data += part
+                    self._coming += len(part)
+                    if len(data) > most:
+                        raise too_long
+                    if self._coming > _MOST_BODIES * most:
+                        raise Refusal(503, "too many long bodies come at once; try again later")
+        except TimeoutError as error:
+            raise Refusal(408, f"the body did not come within {timeout:g} s") from error
+        finally:
+            self._coming -= len(data)
+        return bytes(data)
+
+    async def _encoded(self, text: str) -> Ids:
+        if self.texts.has_tokenizer and len(text) > _LONG:
+            return await asyncio.to_thread(self.texts.encode, text)
+        return self.texts.encode(text)
+
+    async def _decoded(self, ids: Ids, field: str) -> str:
+        try:
+            if self.texts.has_tokenizer and len(ids) > _LONG:
+                return await asyncio.to_thread(self.texts.decode, ids)
+            return self.texts.decode(ids)
+        except ValueError as error:
+            raise Refusal(400, f"{field}: {error}", field) from error
+
+    async def _rendered(self, messages: list[Message]) -> Ids:
         """Return a conversation's tokens: of each message its role, its text, and an end.
 
         Piece by piece, so that an answer that comes back in the next turn has the same tokens.
         """
-        encode = self.texts.encode
-        pieces = [
-            ids
-            for each in messages
-            for ids in (encode(f"<|{each.role}|>\n"), encode(each.text), encode("<|end|>\n"))
-        ]
-        return np.concatenate([*pieces, encode("<|assistant|>\n")])
+        pieces = []
+        async for each in self._turns.each(messages):
+            for text in (f"<|{each.role}|>\n", each.text, "<|end|>\n"):
+                pieces.append(await self._encoded(text))
+        return np.concatenate([*pieces, self.texts.encode("<|assistant|>\n")])
 
     async def _answer(
         self,
@@ -187,6 +232,7 @@ class Service:
         echoes: list[str],
     ) -> web.StreamResponse:
         self._check(body, prompts, max_tokens)
+        inputs = [ids.astype(np.int64, copy=False) for ids in prompts]
         lens, n = [len(ids) for ids in prompts], body.n or 1
         options: dict[str, Any] = {"is_chat": isinstance(body, ChatBody), "n": n, "echoes": echoes}
         if body.stream:
@@ -200,22 +246,27 @@ class Service:
             )
         else:
             reply = Reply(self.model, lens, **options)
-        for place in range(len(prompts) * n):
-            reply.answers.append(self._planned(body, at, prompts[place // n], max_tokens, reply))
+        left = _MOST_TOKENS - self.live.num_tokens
+        async for place in self._turns.each(range(len(prompts) * n)):
+            answer = await self._planned(body, at, inputs[place // n], max_tokens, reply)
+            reply.answers.append(answer)
+            left -= answer.num_tokens
+            if left < 0:
+                raise Refusal(503, "the unfinished requests have too many tokens; try again later")
         try:
             return await self._sent(request, reply, at)
         finally:
-            for answer in reply.answers:
+            async for answer in self._turns.each(reply.answers):
                 self.live.withdraw(answer)
 
     async def _sent(self, request: web.Request, reply: Reply, at: float) -> web.StreamResponse:
         if not isinstance(reply, Stream):
-            self.live.submit(reply.answers, at)
+            await self._submit(reply, at)
             why = await reply.done
             if why is not None:
                 raise Refusal(503, why)
             self._count(reply)
-            return web.json_response(reply.whole())
+            return await self._sent_whole(request, await reply.whole(self._turns))
         response = web.StreamResponse(headers=_SSE)
         response.enable_chunked_encoding()
         await response.prepare(request)
@@ -224,12 +275,30 @@ class Service:
         if transport is None:
             raise ConnectionResetError
         reply.transport = transport
-        self.live.submit(reply.answers, at)
+        await self._submit(reply, at)
         await reply.done
         self._count(reply)
         await response.write(reply.tail())
         await response.write_eof()
         return response
+
+    async def _sent_whole(self, request: web.Request, pieces: list[str]) -> web.StreamResponse:
+        """Send JSON, which is ASCII, piece by piece."""
+        response = web.StreamResponse(headers={"Content-Type": "application/json; charset=utf-8"})
+        response.content_length = sum(map(len, pieces))
+        await response.prepare(request)
+        async for piece in self._turns.each(pieces):
+            await response.write(piece.encode())
+        await response.write_eof()
+        return response
+
+    async def _submit(self, reply: Reply, at: float) -> None:
+        if len(reply.answers) > self.live.slots.num_free:  # others have come since that was asked
+            reply.failed(reply.answers[0], "too many requests are unfinished")
+        async for answer in self._turns.each(reply.answers):
+            if reply.done.done():
+                break
+            self.live.submit(answer, at)
 
     def _count(self, reply: Reply) -> None:
         if reply.done.result() is None:
@@ -244,28 +313,39 @@ class Service:
         longest = max(map(len, prompts))
         if not min(map(len, prompts)):
             raise Refusal(400, "prompt: is empty", "prompt")
-        if longest + (max_tokens or 1) > self._max_model_len:
-            raise Refusal(
-                400,
-                f"This model's maximum context length is {self._max_model_len} tokens. However, you"
-                f" requested {max_tokens or 1} output tokens and your prompt contains {longest} "
-                "input tokens. Please reduce the length of either one.",
-                "max_tokens",
-            )
+        self._check_len(longest, max_tokens)
         if self._fault_rate and self._luck.random() < self._fault_rate:
             raise Refusal(int(self._luck.choice((500, 503))), "a fault, as --fault-rate asks for")
         if self.is_closing:
             raise Refusal(503, "the server is shutting down")
         if not self.live.is_up:
             raise Refusal(503, "no replica is up")
-        if len(prompts) * (body.n or 1) > self.live.slots.num_free:
+        self._check_count(len(prompts) * (body.n or 1))
+
+    def _check_len(self, prompt_len: int, max_tokens: int | None) -> None:
+        if prompt_len + (max_tokens or 1) > self._max_model_len:
+            raise Refusal(
+                400,
+                f"This model's maximum context length is {self._max_model_len} tokens. However, you"
+                f" requested {max_tokens or 1} output tokens and your prompt contains at least "
+                f"{prompt_len} input tokens. Please reduce the length of either one.",
+                "max_tokens",
+            )
+
+    def _check_count(self, asked: int) -> None:
+        """Refuse more answers than there is room for, ever or now."""
+        slots = self.live.slots
+        if asked > len(slots.requests):
+            most = f"at most {len(slots.requests):,} may be unfinished at once (--max-requests)"
+            raise Refusal(400, f"{asked:,} answers are asked for, and {most}")
+        if asked > slots.num_free:
             raise Refusal(503, "too many requests are unfinished; try again later")
 
-    def _planned(
+    async def _planned(
         self,
         body: CompletionBody | ChatBody,
         at: float,
-        prompt: Ids,
+        prompt: NDArray[np.int64],
         max_tokens: int | None,
         reply: Reply,
     ) -> LiveAnswer:
@@ -276,7 +356,7 @@ class Service:
         length = min(natural, limit)
         filler = self.texts.filler(number, length)
         text_len = len(filler.text)
-        for stop in body.stops:
+        async for stop in self._turns.each(body.stops):
             cut = _stop(filler, stop, body.min_tokens)
             if cut is not None and cut[0] <= length:
                 length, natural = cut[0], 0
@@ -305,15 +385,3 @@ def _stop(filler: Filler, stop: str, min_tokens: int) -> tuple[int, int] | None:
     if at < 0:
         return None
     return int(np.searchsorted(filler.ends, at + len(stop))) + 1, at
-
-
-async def _read(request: web.Request) -> bytes:
-    """Return the body of a request; a Refusal if it is too long, or does not come."""
-    if (request.content_length or 0) > request.app[_MAX_BODY]:
-        raise Refusal(413, f"the body has more than {request.app[_MAX_BODY]} bytes")
-    timeout = request.app[_BODY_TIMEOUT]
-    try:
-        async with asyncio.timeout(timeout):
-            return await request.read()
-    except TimeoutError as error:
-        raise Refusal(408, f"the body did not come within {timeout:g} s") from error

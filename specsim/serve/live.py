@@ -7,11 +7,12 @@ comes or goes.
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import chain, count, cycle
 from math import inf
+from time import monotonic
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,6 +33,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.serve.slots import Slots
 from specsim.serve.texts import Filler
+from specsim.serve.turns import SLICE
 
 _AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
 _MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
@@ -69,6 +71,11 @@ class LiveAnswer:
         self.drafts: list[tuple[int, int, int]] = []
         self.row: Any = None  # the engine's own record of it, once it has ended
 
+    @property
+    def num_tokens(self) -> int:
+        """Its prompt, and all of it."""
+        return self.request.prompt_len + self.request.output_len
+
     def text(self, first: int, end: int) -> str:
         """Return what is sent of some of its tokens."""
         ends = self.filler.ends
@@ -99,8 +106,12 @@ class _WallClock(EventClock):
     """An event clock that is told how late it is."""
 
     def catch_up(self, now: float) -> None:
-        """Let everything happen that happens up to now."""
-        while self.peek() <= now:
+        """Let what happens up to now happen, or as much of it as a moment suffices for."""
+        until = monotonic() + SLICE
+        while (due := self.peek()) <= now:
+            if monotonic() > until and due > self._now:
+                self._now += (due - self._now) / 2  # what comes now comes at no other's instant
+                return
             self.step()
         self._now = max(self._now, now)
 
@@ -109,11 +120,11 @@ class _UpToNow(Cluster):
     """A cluster whose only replica does not run ahead of the clock either: more may come."""
 
     _run_ahead = Cluster._run_event_by_event
-    numbers: Sequence[int] = ()
+    numbers: NDArray[np.int64]
     """Of the request in each slot, which is its index to replicas, but not to the router."""
 
     def _chosen(self, request: Request) -> Replica | None:
-        return super()._chosen(replace(request, index=self.numbers[request.index]))
+        return super()._chosen(replace(request, index=int(self.numbers[request.index])))
 
 
 class _NoRecords(ReplicaRecords):
@@ -141,12 +152,13 @@ class Live:
         self.lengths = _answer_lens(experiment)
         self.numbers = count()  # of the requests: those of a simulation of the same ones
         self._answers: dict[int, LiveAnswer] = {}  # those on their way, by slot
+        self.num_tokens = 0  # of those, prompts included
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None
         self._outbox: deque[tuple[LiveAnswer, int, int]] = deque()
         """Deliveries, by first and end token, that have not been sent yet."""
         self._is_sending = self._is_broken = False
-        self._origin = 0.0
+        self._origin = self._sent_at = 0.0
         self._clock = _WallClock()
         self._group = None
         if deployment.is_lock_step:
@@ -201,21 +213,22 @@ class Live:
             self._alarm.close()
         self._alarm = None
 
-    def submit(self, answers: list[LiveAnswer], at: float) -> None:
-        """Send requests to the router that came at a time, or as soon after it as time allows."""
-        if len(answers) > self.slots.num_free:  # others have come since that was asked
-            answers[0].sink.failed(answers[0], "too many requests are unfinished")
+    def submit(self, answer: LiveAnswer, at: float) -> None:
+        """Send a request to the router that came at a time, or as soon after it as time allows."""
+        if not self.slots.num_free:  # others have come since that was asked
+            answer.sink.failed(answer, "too many requests are unfinished")
             return
-        for answer in answers:
-            reaches_at = self.front.reaches_at(at, 0, answer.request.prompt_len)
-            instant = max(reaches_at, self._clock.now)
-            arrived_at = instant - float(self.front.delays[0])
-            answer.request = replace(answer.request, arrived_at=arrived_at)
-            placed = self.slots.take(answer.request)
-            answer.slot = placed.index
-            self._answers[answer.slot] = answer
-            self._clock.call_at(instant, partial(self._submit, answer, placed))
-            self._due(instant)
+        self._sent_at = at = max(at, self._sent_at)  # bodies come in another order than heads
+        reaches_at = self.front.reaches_at(at, 0, answer.request.prompt_len)
+        instant = max(reaches_at, self._clock.now)
+        arrived_at = instant - float(self.front.delays[0])
+        answer.request = replace(answer.request, arrived_at=arrived_at)
+        placed = self.slots.take(answer.request)
+        answer.slot = placed.index
+        self._answers[answer.slot] = answer
+        self.num_tokens += answer.num_tokens
+        self._clock.call_at(instant, partial(self._submit, answer, placed))
+        self._due(instant)
 
     def _submit(self, answer: LiveAnswer, placed: Request) -> None:
         if self._answers.get(answer.slot) is answer:  # it has not gone on the way
@@ -239,6 +252,7 @@ class Live:
 
     def _forget(self, answer: LiveAnswer) -> None:
         del self._answers[answer.slot]
+        self.num_tokens -= answer.num_tokens
         self.slots.give_back(answer.slot)
 
     def _run(self) -> None:
@@ -336,15 +350,15 @@ class _Deliveries:
 
 
 def _answer_lens(experiment: Experiment) -> Iterator[int]:
-    """Yield how long answers are that end by themselves, as the workload has them, tokens."""
-    workload = experiment.workload
-    for number in count():
-        if workload.lengths is not None:
-            drawn = workload.lengths.draw(
-                generator(experiment.seed, "serve", str(number)), _LENGTHS
-            )
-        else:
-            drawn = workload.build(experiment.seed)
-        if not len(drawn):
-            raise ConfigError("workload: has no request, and so no length of an answer")
-        yield from drawn.output_lens.tolist()
+    """Return how long answers are that end by themselves, as the workload has them, tokens."""
+    workload, seed = experiment.workload, experiment.seed
+    if workload.lengths is not None:
+        parts = (
+            workload.lengths.draw(generator(seed, "serve", str(number)), _LENGTHS)
+            for number in count()
+        )
+        return chain.from_iterable(part.output_lens.tolist() for part in parts)
+    recorded = workload.build(seed)
+    if not len(recorded):
+        raise ConfigError("workload: has no request, and so no length of an answer")
+    return cycle(recorded.output_lens.tolist())

@@ -12,14 +12,24 @@ from time import time
 from typing import Annotated, Any, Literal, Self, TypeVar
 from uuid import uuid4
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+import numpy as np
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from specsim.serve.live import LiveAnswer
+from specsim.serve.texts import Ids
+from specsim.serve.turns import Turns
 
 _TYPES = {
     400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError",
     405: "MethodNotAllowedError", 408: "RequestTimeoutError", 413: "RequestEntityTooLargeError",
-    429: "RateLimitError", 503: "ServiceUnavailableError",
+    415: "UnsupportedMediaTypeError", 429: "RateLimitError", 503: "ServiceUnavailableError",
 }  # fmt: skip
 
 
@@ -42,22 +52,52 @@ def error_body(status: int, message: str, param: str | None = None) -> dict[str,
     return {"error": {"message": message, "type": kind, "param": param, "code": status}}
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """What is asked, or part of it; unknown fields are ignored."""
+
     model_config = ConfigDict(extra="ignore", frozen=True)
 
 
-class StreamOptions(_Body):
+class StreamOptions(Body):
     """What a stream holds besides the answer."""
 
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
-Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**32)]], Field(max_length=1 << 22)]
+def _ids(given: Any) -> Ids:
+    """Return token ids; a ValueError if they are none."""
+    if not isinstance(given, list) or set(map(type, given)) - {int}:
+        raise ValueError("token ids are a list of whole numbers")
+    try:
+        ids = np.array(given, dtype=np.int64)
+    except OverflowError:
+        ids = np.array([-1])
+    if len(ids) and not 0 <= ids.min() <= ids.max() < 2**32:
+        raise ValueError("a token id lies in [0, 2**32)")
+    return ids
+
+
+def _prompts(given: Any) -> list[str | Ids]:
+    """Return the prompts of a completion, each a text or token ids; a ValueError if it has none."""
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given)) if isinstance(given, list) else {None}
+    if not kinds:
+        raise ValueError("is empty")
+    if kinds == {str}:
+        return list(given)
+    if kinds == {list}:
+        return [_ids(each) for each in given]
+    if kinds != {int}:
+        raise ValueError("is a text, token ids, or a list of texts or of token ids")
+    return [_ids(given)]
+
+
 Stop = Annotated[str, Field(max_length=1024)]  # characters
 
 
-class _Asked(_Body):
+class _Asked(Body):
     """What both kinds of requests have."""
 
     model: str | None = None
@@ -66,7 +106,7 @@ class _Asked(_Body):
     n: int | None = Field(default=1, ge=1, le=128)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=64)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=64, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
@@ -113,7 +153,7 @@ class _Asked(_Body):
 class CompletionBody(_Asked):
     """``/v1/completions``."""
 
-    prompt: str | Ids | list[str] | list[Ids] = Field(union_mode="left_to_right")
+    prompt: Annotated[Any, AfterValidator(_prompts)]
     max_tokens: int | None = Field(default=16, ge=1)
     echo: bool | None = False
     suffix: Any = None
@@ -125,18 +165,18 @@ class CompletionBody(_Asked):
         return {**super().unsupported(), "suffix": bool(self.suffix), "best_of": is_best}
 
 
-class MessagePart(_Body):
+class MessagePart(Body):
     """A piece of a message."""
 
     type: Literal["text"]
     text: str
 
 
-class Message(_Body):
+class Message(Body):
     """One message of a conversation."""
 
     role: Annotated[str, Field(max_length=64)]
-    content: str | list[MessagePart] | None = None
+    content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
 
     @property
     def text(self) -> str:
@@ -149,7 +189,7 @@ class Message(_Body):
 class ChatBody(_Asked):
     """``/v1/chat/completions``."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     top_logprobs: Any = None
     tools: Any = None
@@ -165,22 +205,50 @@ class ChatBody(_Asked):
         }
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Body):
     """``/tokenize``: a text, or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """``/detokenize``."""
 
     model: str | None = None
-    tokens: Ids
+    tokens: Annotated[Any, AfterValidator(_ids)]
 
 
-_Kind = TypeVar("_Kind", bound=_Body)
+_Kind = TypeVar("_Kind", bound=Body)
+
+
+_PIECE = 1 << 18  # bytes that are looked at at once
+_MOST_PARTS, _MOST_VALUES = 1 << 16, 1 << 19
+
+
+async def check_size(data: bytes, turns: Turns) -> None:
+    """Refuse JSON of which parsing would take long, by how much of what it holds."""
+    end, is_text, num_quotes, num_lists, num_values = 0, False, 0, 0, 0
+    async for _ in turns.each(range(0, len(data), _PIECE)):
+        start, end = end, end + _PIECE
+        piece = data[start:end]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # it ends within an escape
+            end += 1
+            piece = data[start:end]
+        piece = piece.replace(rb"\\", b"").replace(rb"\"", b"")
+        between = piece.split(b'"')
+        outside = b"".join(between[is_text::2])
+        num_quotes += len(between) - 1
+        is_text ^= len(between) % 2 == 0
+        num_lists += outside.count(b"[") + outside.count(b"{")
+        num_values += outside.count(b",")
+        if num_lists + num_quotes // 2 > _MOST_PARTS or num_values > _MOST_VALUES:
+            raise Refusal(
+                413,
+                f"the body holds too much: at most {_MOST_PARTS:,} texts, keys, lists and objects,"
+                f" and {_MOST_VALUES:,} values; send it in several requests",
+            )
 
 
 def parsed(kind: type[_Kind], data: bytes) -> _Kind:
@@ -188,8 +256,11 @@ def parsed(kind: type[_Kind], data: bytes) -> _Kind:
     try:
         body = kind.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"][:4])
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        of_first = [each for each in found if each["loc"][:1] == found[0]["loc"][:1]]
+        first = max(of_first, key=lambda each: len(each["loc"]))  # of a union, what came furthest
+        named = [str(part) for part in first["loc"] if str(part).isalnum() or "_" in str(part)]
+        where = ".".join(part for part in named[:6] if part != "str")
         why = first["msg"].removeprefix("Value error, ")
         message = f"{where}: {why}" if where else why
         raise Refusal(400, message[:500], where or None) from error
@@ -237,25 +308,25 @@ class Reply:
         """What it comes to, tokens."""
         return _usage(sum(self.prompt_lens), sum(each.sent_len for each in self.answers))
 
-    def whole(self) -> dict[str, Any]:
-        """Return all answers as one object."""
-        choices: list[dict[str, Any]] = []
-        for answer in self.answers:
+    async def whole(self, turns: Turns) -> list[str]:
+        """Return all answers as one JSON object, in pieces."""
+        pieces: list[str] = []
+        async for answer in turns.each(self.answers):
             text = self._echo(answer) + answer.text(0, answer.sent_len)
             said: dict[str, Any] = {"text": text}
             if self.is_chat:
                 said = {"message": {"role": "assistant", "content": text}}
-            choices.append(
-                {"index": answer.place, **said, "logprobs": None, "finish_reason": answer.finish}
-            )
-        return {
+            choice = {"index": answer.place, **said, "logprobs": None}
+            comma = ", " if pieces else ""
+            pieces.append(comma + json.dumps({**choice, "finish_reason": answer.finish}))
+        head = {
             "id": self.id,
             "object": "chat.completion" if self.is_chat else "text_completion",
             "created": self.created,
             "model": self.model,
-            "choices": choices,
             "usage": self.usage,
         }
+        return [f'{json.dumps(head)[:-1]}, "choices": [', *pieces, "]}"]
 
     def _echo(self, answer: LiveAnswer) -> str:
         return self.echoes[answer.place // self.n] if self.echoes else ""
@@ -275,6 +346,7 @@ class Stream(Reply):
 
     def __init__(self, *what: Any, usage: bool, continuous: bool, **options: Any) -> None:
         super().__init__(*what, **options)
+        self.echoes = [json.dumps(echo)[1:-1] for echo in self.echoes]
         self._has_usage, self._is_continuous = usage, continuous
         self.transport: asyncio.WriteTransport | None = None
         """Its connection, once the header of the response has been sent on it."""
@@ -286,7 +358,7 @@ class Stream(Reply):
 
     def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
         """Send the tokens of a step."""
-        text = json.dumps(self._echo(answer))[1:-1] if not first and self.echoes else ""
+        text = "" if first else self._echo(answer)
         text += answer.text(first, end)
         finish = f'"{answer.finish}"' if end == answer.request.output_len else "null"
         said = f'"delta":{{"content":"{text}"}}' if self.is_chat else f'"text":"{text}"'

@@ -6,20 +6,26 @@ room for the longest answer, and a place is filled in when a request takes it an
 its end. Memory is touched only as far as requests are long.
 """
 
+import mmap
+from contextlib import suppress
 from dataclasses import replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.acceptance import model_of
+from specsim.core.blame import is_shipped
 from specsim.core.desk import PerRequest
-from specsim.core.draft_luck import DraftLuck
+from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import ConfigError
+from specsim.core.policy_loops import LoopMemory
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import TABLE_TYPES
-from specsim.policies import OraclePolicy, Policy
+from specsim.engine.table import ARRAY_TYPES
+from specsim.policies import DraftsTrees, KnowsModel, OraclePolicy, Policy
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -46,32 +52,37 @@ class Slots(Drafting):
         self._block_size = deployment.setup.kv.hash_block_size
         self._has_keys = bool(deployment.engine.enable_prefix_caching)
         num_keys = -(-longest // self._block_size) if self._has_keys else 0
-        rows = np.zeros(size, dtype=TABLE_TYPES["facts"][0])
+        rows = np.zeros(size, dtype=ARRAY_TYPES["facts"][0])
         starts = np.arange(size + 1, dtype=np.int64) * longest
         rows["output_at"] = starts[:-1]
         rows["key_at"] = 1 + np.arange(size) * num_keys
-        self.facts = Facts(rows, np.zeros(1 + size * num_keys, dtype=np.int64), starts)
+        self.facts = Facts(rows, _untouched(1 + size * num_keys, np.int64), starts)
         self._offers: NDArray[np.uint8] | None = None
         proposer = deployment.proposer
         if proposer is not None and self._drafters:
             if offers_by_table(proposer) and self._offered([_FREE]) is not None:
-                self._offers = np.zeros(size * (longest + 1), dtype=np.uint8)
+                self._offers = _untouched(size * (longest + 1), np.uint8)
             if deployment.policy.uses_confidences and proposer.has_confidence:
                 width = longest + deployment.max_draft_len
                 self._draft_luck = DraftLuck()
-                self._draft_luck.make_room(np.arange(size + 1, dtype=np.int64) * width)
+                num_rows = len(self._stated(_FREE, b"\0").levels)
+                self._draft_luck.make_room(num_rows, np.arange(size + 1, dtype=np.int64) * width)
         room = len(self._drafters) * size * longest
-        self.survival_lens = np.zeros(room, dtype=np.uint8)
+        self.survival_lens = _untouched(room, np.uint8)
         self._free = np.ones(size, dtype=bool)
         self._lasting: dict[int, list[PerRequest]] = {}
-        """What the policy of each replica remembers of single requests."""
+        """What a policy of ours, or one that is loops, remembers of single requests, by replica."""
         self.num_free = size
-        self.numbers = [0] * size  # the request in each slot: its number, counted over all
+        self.numbers = np.zeros(size, dtype=np.int64)
+        """The request in each slot: its number, counted over all."""
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
         speculation = super().start(replica)
-        self._lasting[replica] = _per_request(speculation.memory)
+        if is_shipped(speculation.policy) or isinstance(speculation.memory, LoopMemory):
+            self._lasting[replica] = _per_request(speculation.memory)
+        else:  # what it remembers, and how, is its own affair: it never meets a number again
+            speculation.numbers = self.numbers
         return speculation
 
     @property
@@ -103,22 +114,24 @@ class Slots(Drafting):
             self.survival_lens[first : first + len(table)] = np.frombuffer(table, dtype=np.uint8)
             first += self.facts.num_outputs
             if self._draft_luck is not None:
-                self._draft_luck.put(slot, self._confidences([request], [table]))
+                self._draft_luck.put(slot, self._stated(request, table))
         if self._offers is not None:
             (offered,) = self._offered([request]) or (b"",)
             first = slot * (self._longest + 1)
             self._offers[first : first + len(offered)] = np.frombuffer(offered, dtype=np.uint8)
         return placed
 
+    def _stated(self, request: Request, table: bytes) -> Confidences:
+        """Return how sure the drafter is of a request's drafts."""
+        return self._confidences([request], [table], self._token_lucks([table]))
+
     def _keys(self, request: Request) -> NDArray[np.int64]:
         """Return what identifies each block, prompt and answer: negative numbers of 40 bits.
 
         Of a million blocks one in a million is taken for another.
         """
-        digests = b"".join(
-            key[:8] for key in request.shared_block_keys(self._block_size) if isinstance(key, bytes)
-        )
-        numbers = np.frombuffer(digests, dtype=np.uint64) >> np.uint64(64 - _KEY_BITS)
+        digests = b"".join(map(bytes, request.shared_block_keys(self._block_size)))
+        numbers = np.frombuffer(digests, dtype=np.uint64)[::2] >> np.uint64(64 - _KEY_BITS)
         return -1 - numbers.astype(np.int64)
 
     def give_back(self, slot: int) -> None:
@@ -126,6 +139,24 @@ class Slots(Drafting):
         self._free[slot] = True
         self.num_free += 1
         self.requests[slot] = _FREE
+
+
+def _untouched(size: int, kind: type) -> NDArray[Any]:
+    """Return zeros that take memory page by page, as they are written; a ConfigError if too many.
+
+    Those of numpy ask for huge pages, of which a short answer in each slot would fill all.
+    """
+    try:
+        room = mmap.mmap(-1, max(1, size) * np.dtype(kind).itemsize)
+    except (OSError, OverflowError, ValueError) as error:
+        raise ConfigError(
+            f"--max-requests: there is no memory for so many answers ({error}); give fewer, or a "
+            "shorter engine.max_model_len"
+        ) from error
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with suppress(OSError):  # a kernel without them
+            room.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(room, dtype=kind, count=size)
 
 
 def _per_request(memory: Any) -> list[PerRequest]:
@@ -142,7 +173,7 @@ def _per_request(memory: Any) -> list[PerRequest]:
             left += each
         elif isinstance(each, dict):
             left += each.values()
-        elif type(each).__module__.startswith(("specsim.policies", PerRequest.__module__)):
+        elif not isinstance(each, (type, ModuleType)):
             left += getattr(each, "__dict__", {}).values()
             names = [name for kind in type(each).__mro__ for name in getattr(kind, "__slots__", ())]
             left += [getattr(each, name, None) for name in names]
@@ -162,16 +193,16 @@ def _check(experiment: Experiment, deployment: Deployment) -> None:
             raise ConfigError(f"{name}: specsim serve does not do that yet; leave it out")
     if proposer is None or acceptance is None:
         return
-    if isinstance(policy, OraclePolicy) or policy.knows_model:
+    if isinstance(policy, OraclePolicy | KnowsModel):
         raise ConfigError(
             f"policy '{policy.kind}' knows the future or the acceptance model, as no server can; "
             "use another"
         )
-    if policy.drafts_trees:
+    if isinstance(policy, DraftsTrees):
         raise ConfigError(
             f"policy '{policy.kind}' drafts trees, which specsim serve does not do yet; use another"
         )
-    models = [acceptance.of_drafter(key) for key in proposer.cost_keys]
+    models = [model_of(acceptance, key) for key in proposer.cost_keys]
     for model in models:
         if model.verifies_tokens or policy.uses_tokens or model.kind == "recorded":
             raise ConfigError(

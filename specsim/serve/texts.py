@@ -7,7 +7,7 @@ characters of English text that a token of a large vocabulary stands for.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.rng import Luck, stream_id
 from specsim.tokens.convert import load_tokenizer
 
-Ids = NDArray[np.int64]
+Ids = NDArray[np.integer[Any]]  # of tokens, shape (tokens,)
 
 _WORDS = """
     the and for are but not you all can her was one our out day get has him his how man new now old
@@ -30,7 +30,7 @@ _LONGER = "this that with from have will your which their there time about would
 class Filler(NamedTuple):
     """An answer: nothing that anybody said."""
 
-    ids: Ids  # shape (tokens,)
+    ids: NDArray[np.int64]  # shape (tokens,)
     text: str  # plain ASCII letters and spaces
     ends: NDArray[np.int64]  # where each token ends in the text, shape (tokens,)
 
@@ -61,16 +61,22 @@ class Texts:
             return _four_bytes(text)
         return np.array(self._encode([text])[0], dtype=np.int64)
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids; a ValueError if one of them stands for none."""
+    def fewest(self, text: str) -> int:
+        """Return how many tokens a text has at least, as far as its length alone tells."""
+        return 0 if self.has_tokenizer else -(-len(text) // 4)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether tokens are a tokenizer's."""
+        return self._encode is not None
+
+    def decode(self, ids: Ids) -> str:
+        """Return the text of token ids in [0, 2**32); a ValueError if one stands for none."""
         if self._decode is None:
-            try:
-                data = np.array(ids, dtype="<u4").tobytes()
-            except OverflowError as error:
-                raise ValueError("a token id lies in [0, 2**32)") from error
+            data = ids.astype("<u4").tobytes()
             return data.replace(b"\0", b"").decode(errors="replace")
         try:
-            return self._decode(ids)
+            return self._decode(ids.tolist())
         except (OverflowError, TypeError) as error:
             raise ValueError("a token id is not in the vocabulary") from error
 
@@ -84,12 +90,12 @@ class Texts:
 
 def _four_bytes(text: str) -> Ids:
     data = text.encode("utf-8", "replace")
-    return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4").astype(np.int64)
+    return np.frombuffer(data + b"\0" * (-len(data) % 4), dtype="<u4")
 
 
 def _words_of_one_token(
     encode: Callable[[list[str]], list[list[int]]], path: Path
-) -> tuple[list[str], Ids]:
+) -> tuple[list[str], NDArray[np.int64]]:
     """Return words that are one token each, wherever in a text of such words they stand."""
     words = [f" {word}" for word in (*_WORDS, *_LONGER)]
     alone = encode(words)

@@ -44,7 +44,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
     gpus: str | Sequence[str] = "h100",
     attainment: float = 0.99,
     acceptance: str | None = None,
-    prices: Path | None = None,
+    prices: Path | str | None = None,
     seed: int = 0,
 ) -> Question:
     """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
@@ -87,7 +87,7 @@ def capacity(  # noqa: PLR0913 - the options of a command
     policies: Sequence[str] | None = None,
     is_closed: bool = False,
     qps: float | None = None,
-    prices: Path | None = None,
+    prices: Path | str | None = None,
     tolerance: float = 0.02,
     replications: int = 5,
     num_requests: int | None = None,
@@ -131,8 +131,8 @@ def _check_ranges(attainment: float, tolerance: float, qps: float | None) -> Non
 
 
 def sweep(
-    path: Path,
-    out: Path,
+    path: Path | str,
+    out: Path | str,
     *,
     overrides: Iterable[str] = (),
     resume: bool = False,
@@ -140,16 +140,22 @@ def sweep(
     on_progress: Progress | None = None,
 ) -> list[dict[str, Any]]:
     """Run a sweep, a YAML file, and return a record per point; the folder keeps them."""
-    folder = SweepFolder.create(out, Sweep.load(path, overrides), resume=resume)
+    folder = SweepFolder.create(Path(out), Sweep.load(Path(path), overrides), resume=resume)
     return run_sweep(folder, LocalProcesses(workers), on_progress)
 
 
 def gate(
-    baseline: Path, suite: Path, *, workers: int = 1, on_progress: Progress | None = None
+    baseline: Path | str,
+    suite: Path | str,
+    *,
+    workers: int = 1,
+    on_progress: Progress | None = None,
 ) -> GateVerdict:
     """Run a suite, a YAML file, with the seeds of a baseline, and say whether it is worse."""
-    before, current = GateResults.load(baseline), Suite.load(suite, ())
+    before, current = GateResults.load(Path(baseline)), Suite.load(Path(suite), ())
     tolerances = {**(current.tolerances or before.tolerances)}
-    check_same_suite(before, current)
-    found = run_suite(current, tolerances, workers=workers, on_progress=on_progress)
-    return judge(before, found, tolerances)
+    notes = check_same_suite(before, current)
+    found = run_suite(
+        current, tolerances, baseline=before, workers=workers, on_progress=on_progress
+    )
+    return judge(before, found, tolerances, notes)

@@ -20,6 +20,7 @@ from specsim.core.runner import Runner
 from specsim.core.settings import validated
 from specsim.policies import POLICIES, Policy
 from specsim.policies.off import Off
+from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -50,9 +51,9 @@ class PolicyResult:
         return [summary["mean_e2el_ms"] for summary in self.summaries]
 
     @property
-    def is_unstable(self) -> bool:
-        """Whether any replication could not keep up with its arrivals."""
-        return any(summary["specsim"]["unstable"] for summary in self.summaries)
+    def stability(self) -> Stability:
+        """Whether the server kept up with what arrived."""
+        return together(stability_of(summary["specsim"]) for summary in self.summaries)
 
     @property
     def warnings(self) -> list[str]:
@@ -77,7 +78,7 @@ class Standing:
         return {
             "rank": self.rank,
             "tied_with_rank_above": self.is_tied,
-            "unstable": self.result.is_unstable,
+            "stability": self.result.stability,
             "speed_up": asdict(self.result.speed_up),
             **{f"regret_{name}": None for name in REFERENCES},
             **{f"regret_{name}": asdict(each) for name, each in self.regrets.items()},
@@ -169,7 +170,7 @@ def compare(
     *,
     replications: int,
     workers: int = 1,
-    folder: Path | None = None,
+    folder: Path | str | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Comparison:
     """Run every policy on the same requests and the same luck.
@@ -186,7 +187,7 @@ def compare(
     tasks = []
     for label, policy in policies.items():
         runs = replicated(experiment, replications, f"--policies {label}", policy=policy)
-        kept_in = folder / folder_name(label) if folder is not None else None
+        kept_in = Path(folder, folder_name(label)) if folder is not None else None
         tasks.append([(run, None if number else kept_in) for number, run in enumerate(runs)])
     with Runner(LocalProcesses(workers), on_progress) as runner:
         groups = dict(zip(policies, runner.run(_run_one, tasks), strict=True))

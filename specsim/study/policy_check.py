@@ -7,10 +7,12 @@ that fail, prefill and decode apart. A policy that needs synchronous scheduling 
 """
 
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -22,15 +24,17 @@ import numpy as np
 from specsim.core import machine_code
 from specsim.core.blame import blamed, name_of
 from specsim.core.errors import ConfigError, InvariantError, PluginError, SpecsimError
+from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping
-from specsim.policies import Policy
+from specsim.policies import LoopPolicy, Policy, check_proposer
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
 _LONGEST = 10.0  # seconds that a world of a fraction of a second may take
+_AGAIN = 0.01  # seconds after which a policy that goes on all the same is stopped again
 _TABLES = load_mapping(Path(__file__).with_name("worlds.yaml"), ConfigError)
 _METHODS, _LOADS = _TABLES["methods"], _TABLES["loads"]
 _SERVERS, _CLUSTERS = _TABLES["servers"], _TABLES["clusters"]
@@ -55,22 +59,61 @@ class PolicyCheck:
     num_worlds: int  # that were run
     broken: dict[str, list[str]]  # by what was wrong, the names of the worlds in which it was
     seconds: float
+    runs_as: str  # what the engine asks when it is asked
 
 
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
 ) -> PolicyCheck:
     """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
-    begun_at = monotonic()
+    begun_at, runs_as = monotonic(), _runs_as(policy)  # no world has to wait for the compiler
     method = _method(policy)
-    broken: dict[str, list[str]] = {}
-    worlds = list(worlds_of(policy, config, method))
-    for number, world in enumerate(worlds, start=1):
-        for problem in _problems(world, policy):
-            broken.setdefault(problem, []).append(world.name)
+    broken: dict[str, list[str]] = {problem: ["every world"] for problem in _misspelt(policy)}
+    num_worlds = 0
+    for number, world in enumerate(worlds_of(policy, config, method), start=1):
+        num_worlds = number
+        try:
+            for problem in _problems(world, policy):
+                broken.setdefault(problem, []).append(world.name)
+        except _EndlessError as error:  # and so it would be in every other
+            broken[str(error)] = [world.name]
+            break
         if on_progress is not None:
             on_progress(number)
-    return PolicyCheck(name_of(policy), len(worlds), broken, monotonic() - begun_at)
+    return PolicyCheck(name_of(policy), num_worlds, broken, monotonic() - begun_at, runs_as)
+
+
+def _runs_as(policy: Policy) -> str:
+    if not isinstance(policy, LoopPolicy):
+        return "Python"
+    return "machine code" if policy.loops.are_compiled else "Python, since it does not compile"
+
+
+def _misspelt(policy: Policy) -> Iterator[str]:
+    """Yield a line for each name of a policy's class that nobody uses and that is nearly a hook."""
+    hooks = [name for name in {*dir(Policy)} - {*dir(Member)} if not name.startswith("_")]
+    for each in type(policy).__mro__:
+        if issubclass(Policy, each) or each.__module__.startswith("specsim."):
+            continue
+        own = {*vars(each), *vars(each).get("__annotations__", ())} - {*dir(Policy)}
+        used = _used_names([*vars(sys.modules[each.__module__]).values(), *vars(each).values()])
+        for name in sorted(own - used):
+            if not name.startswith("_") and (close := get_close_matches(name, hooks, 1, 0.7)):
+                yield (
+                    f"{name_of(policy)}: nothing uses its '{name}'; did you mean '{close[0]}'? "
+                    f"Else call it '_{name}'"
+                )
+
+
+def _used_names(values: Iterable[Any]) -> set[str]:
+    """Return the names that some functions, properties, and functions inside them look up."""
+    functions = [getattr(value, "fget", value) for value in values]
+    codes = [each.__code__ for each in functions if hasattr(each, "__code__")]
+    names: set[str] = set()
+    for code in codes:  # which grows meanwhile
+        names |= {*code.co_names}
+        codes += [inner for inner in code.co_consts if hasattr(inner, "co_names")]
+    return names
 
 
 def _method(policy: Policy) -> dict[str, Any]:
@@ -78,8 +121,8 @@ def _method(policy: Policy) -> dict[str, Any]:
     for fields in _METHODS:
         spec = {**fields, "num_speculative_tokens": 5}
         try:
-            with blamed():
-                policy.check_proposer(PROPOSERS.parse(spec))
+            with blamed(), _time_limit(policy):
+                check_proposer(policy, PROPOSERS.parse(spec))
         except ValueError as refusal:
             refusals.append(str(refusal))
         else:
@@ -112,7 +155,10 @@ def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[W
 def _takes(policy: Policy, length: int) -> bool:
     """Tell whether a policy can be used where drafts have this length at most."""
     try:
-        policy.max_draft_len(length)
+        with _time_limit(policy):
+            policy.max_draft_len(length)
+    except _EndlessError:
+        raise
     except ValueError:
         return False
     return True
@@ -137,7 +183,12 @@ def _problems(world: World, policy: Policy) -> Iterator[str]:
         with _time_limit(policy):
             experiment = Experiment.parse(world.config, "world")
             requests = _with_tokens(experiment) if policy.uses_tokens else None
-            runs = [simulate(experiment, requests=requests, check=True) for _ in range(2)]
+            # Loops run as Python first, which finds what machine code would write to other places.
+            with policy.loops.as_python() if isinstance(policy, LoopPolicy) else nullcontext():
+                runs = [simulate(experiment, requests=requests, check=True)]
+            runs.append(simulate(experiment, requests=requests, check=True))
+    except _EndlessError:
+        raise
     except PluginError as error:
         yield _without_step(str(error))
     except InvariantError as error:
@@ -149,7 +200,7 @@ def _problems(world: World, policy: Policy) -> Iterator[str]:
         if first != second:
             yield (
                 "two runs with one seed differ: it remembers something outside `memory`, or draws "
-                "from a generator other than ServerView.rng"
+                "from a generator other than ServerView.rng; or loops read beyond their arrays"
             )
 
 
@@ -177,27 +228,41 @@ def _without_step(text: str) -> str:
     return before + after[after.find(";") :] if found else text
 
 
+class _EndlessError(PluginError):
+    """A world was not done in time."""
+
+
+class _Alarm(BaseException):
+    """Time is over: no Exception, which a policy may catch."""
+
+
 @contextmanager
 def _time_limit(policy: Policy) -> Iterator[None]:
-    """Raise a PluginError in whatever line of Python runs when a world takes too long."""
+    """Raise an _EndlessError in whatever line of Python runs when a world takes too long."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
         return
+    where: list[str] = []
 
     def ring(number: int, frame: Any) -> None:
         frames = [each for each, _ in walk_stack(frame)]
         if any(each.f_globals.get("__name__") == machine_code.__name__ for each in frames):
-            signal.setitimer(signal.ITIMER_REAL, _LONGEST)  # compiling takes longer than any world
-            return
+            return  # compiling takes longer than any world
         own = (each for each in frames if isinstance(each.f_locals.get("self"), type(policy)))
         at = next(own, None)
-        where = "" if at is None else f" ({at.f_code.co_filename}, line {at.f_lineno})"
-        raise PluginError(f"{name_of(policy)}: a world was not done after {_LONGEST:g} s{where}")
+        if at is None and where:
+            return  # the first alarm is on its way
+        where.append("" if at is None else f" ({at.f_code.co_filename}, line {at.f_lineno})")
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)  # a bare except may have caught it
+        raise _Alarm
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, _LONGEST)
+    signal.setitimer(signal.ITIMER_REAL, _LONGEST, _LONGEST)
     try:
         yield
+    except _Alarm:
+        text = f"{name_of(policy)}: a world was not done after {_LONGEST:g} s{where[0]}"
+        raise _EndlessError(text) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

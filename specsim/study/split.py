@@ -14,6 +14,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.profile import load_profile
+from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.study.paired import replicated
@@ -34,7 +35,7 @@ class SplitRow:
     decode_replicas: int
     gpus: int  # in use: a replica may need several, so that some may be left over
     values: dict[str, float | None]  # by `COLUMNS`
-    is_unstable: bool  # whether the queue kept growing
+    stability: Stability
     is_efficient: bool = True
     """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load."""
     policy: str | None = None  # where policies were searched, too
@@ -48,7 +49,7 @@ class SplitRow:
             "gpus": self.gpus,
             **({} if self.policy is None else {"policy": self.policy}),
             **self.values,
-            "unstable": self.is_unstable,
+            "stability": self.stability,
             "efficient": self.is_efficient,
         }
 
@@ -160,7 +161,7 @@ def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) ->
         decode_replicas=pools.decode.replicas if pools else arm.replicas,
         gpus=used,
         values=values,
-        is_unstable=any(data["specsim"]["unstable"] for data in group),
+        stability=together(stability_of(data["specsim"]) for data in group),
     )
 
 

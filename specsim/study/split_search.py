@@ -67,7 +67,7 @@ class _Piece:
     """What requests meet in a pool by itself; an array by request each, seconds."""
 
     columns: Columns
-    is_unstable: bool
+    is_overloaded: bool
 
 
 @dataclass(frozen=True)
@@ -247,7 +247,7 @@ def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[SplitPre
     predictions = []
     for way in ways:
         parts = [found[way.piece(pool)][0].get(way.replicas(pool)) for pool in POOLS]
-        known = [part for part in parts if part is not None and not part.is_unstable]
+        known = [part for part in parts if part is not None and not part.is_overloaded]
         if len(known) == len(POOLS):
             predictions.append(_together(way, *known))
     search.too_small += len(ways) - len(predictions)
@@ -265,7 +265,7 @@ def _climb_down(
             found[replicas] = _prefills(experiment) if pool == "prefill" else _decodes(experiment)
         except SpecsimError as error:
             return found, str(error)
-        if found[replicas].is_unstable:
+        if found[replicas].is_overloaded:
             break
     return found, None
 
@@ -274,7 +274,7 @@ def _prefills(experiment: Experiment) -> _Piece:
     requests = prefill_requests(list(TraceRequests(experiment.workload.build(experiment.seed))))
     summary = summarized(experiment.of_pool("prefill"), requests=requests)
     rows = summary.tables.requests
-    return _Piece({"prefill": rows["ended_at"] - rows["arrived_at"]}, summary.is_unstable)
+    return _Piece({"prefill": rows["ended_at"] - rows["arrived_at"]}, summary.is_overloaded)
 
 
 def _decodes(experiment: Experiment) -> _Piece:
@@ -291,7 +291,7 @@ def _decodes(experiment: Experiment) -> _Piece:
         "after_first": rows["ended_at"] - rows["first_token_at"],
         "output_len": rows["output_len"].astype(np.float64),
     }
-    return _Piece(columns, summary.is_unstable)
+    return _Piece(columns, summary.is_overloaded)
 
 
 def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
@@ -337,6 +337,8 @@ def _compare(
     errors = [
         abs(expected[id(way)] / latency - 1)
         for way, row in zip(whole, rows, strict=True)
-        if id(way) in expected and not row.is_unstable and (latency := row.values["mean_e2el_ms"])
+        if id(way) in expected
+        and row.stability != "overloaded"
+        and (latency := row.values["mean_e2el_ms"])
     ]
     search.worst_error = max([*errors, search.worst_error or 0.0]) if errors else search.worst_error

@@ -12,6 +12,7 @@ import binascii
 import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 
 from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, TraceError
-from specsim.core.reading import MAX_TEXT_BYTES, UnreadableError, check_file
+from specsim.core.reading import MAX_TEXT_BYTES, UnreadableError, check_file, parse_json
 from specsim.workload.readers import Row, TraceFile
 
 _EXTRA = "pip install 'llm-specsim[tokens]'"
@@ -86,9 +87,9 @@ def _library(name: str, path: Path) -> Any:
 
 def _check_json(path: Path, data: bytes) -> None:
     try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or not for a machine
-        raise ConfigError(f"{path}: is not JSON: {error}") from error
+        content = parse_json(data)
+    except UnreadableError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(content, dict) or "model" not in content:
         fields = ", ".join(list(content)[:5]) or "nothing"
         raise ConfigError(
@@ -99,20 +100,30 @@ def _check_json(path: Path, data: bytes) -> None:
 
 def _of_json(tokenizers: Any, path: Path, data: bytes) -> Tokenizer:
     """Return a tokenizer of ``tokenizers``; special tokens (``<|eot_id|>``) become one each."""
-    try:
+    with _readable(path):
         tokenizer = tokenizers.Tokenizer.from_str(data.decode())
-    except Exception as error:  # the library raises nothing more special
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{path}: is not a tokenizer.json that can be read: {reason}") from error
     # The file may ask for both; they are meant for batches in training.
     tokenizer.no_truncation()
     tokenizer.no_padding()
 
     def encode(texts: list[str]) -> list[list[int]]:
-        batch = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _readable(path):  # of a vocabulary that lacks what it needs, the first text tells
+            batch = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [encoding.ids for encoding in batch]
 
     return Tokenizer(encode, decode=tokenizer.decode)
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Turn whatever the library raises over a file into a ConfigError; it may panic, too."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{path}: is not a tokenizer.json that can be read: {reason}") from error
 
 
 def _of_ranks(tiktoken: Any, path: Path, data: bytes) -> Tokenizer:
@@ -354,11 +365,4 @@ def _not_empty(text: str, row: Row, what: str) -> str:
 def _text(value: Any, place: str) -> str:
     if not isinstance(value, str):
         raise TraceError(f"{place} is no text but {type(value).__name__}; correct or remove it")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise TraceError(
-            f"{place} holds half of a character (a lone surrogate) at {error.start}; correct or "
-            "remove it"
-        ) from error
     return value

@@ -24,6 +24,11 @@ def counting(length: int) -> tuple[DrawnAcceptance, list[int]]:
             drawings.append(len(indices))
             return np.full(sum(counts), length, dtype=np.uint8)
 
+        def scores(
+            self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+        ) -> NDArray[np.float64]:
+            return np.full((1, 1), np.inf)
+
     return Constant(), drawings
 
 

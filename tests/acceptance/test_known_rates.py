@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import ndtr
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.core.errors import ConfigError
@@ -38,19 +39,19 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def known(model: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return rates by request, position and place, and whether each token was accepted."""
+def known(model: dict[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return rates and their squares by position and place, and whether tokens were accepted."""
     acceptance = ACCEPTANCE.parse(model)
     rates = acceptance.known_rates(REQUESTS, LUCK, LONGEST)
     tables = acceptance.survival_lens(REQUESTS, LUCK, LONGEST)
     lens = np.array([list(table) for table in tables])
     indices, positions = (each.ravel() for each in np.indices(lens.shape))
-    return rates(indices, positions), lens.ravel()[:, np.newaxis] > np.arange(LONGEST)
+    return *rates(indices, positions), lens.ravel()[:, np.newaxis] > np.arange(LONGEST)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_tokens_of_one_rate_are_accepted_at_that_rate(name: str) -> None:
-    rates, accepted = known(MODELS[name])
+    rates, _, accepted = known(MODELS[name])
     for place in range(LONGEST):
         is_tried = accepted[:, :place].all(axis=1)
         rate, outcome = rates[is_tried, place], accepted[is_tried, place]
@@ -60,9 +61,26 @@ def test_tokens_of_one_rate_are_accepted_at_that_rate(name: str) -> None:
                 assert outcome[alike].mean() == pytest.approx(rate[alike].mean(), abs=0.03)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_squares_are_those_of_the_chances_at_the_tokens_themselves(name: str) -> None:
+    rates, squares, accepted = known(MODELS[name])
+    tables = [bytes(300)] * len(REQUESTS)
+    tokens = ACCEPTANCE.parse(MODELS[name]).token_lucks(LUCK, LONGEST, tables)(REQUESTS, tables)
+    width = 300 + LONGEST
+    for place in range(LONGEST):
+        chances = ndtr(np.broadcast_to(tokens.at(place)[1], len(REQUESTS) * width))
+        at = chances.reshape(-1, width)[:, place : place + 300].ravel()
+        is_tried = accepted[:, :place].all(axis=1)
+        if not is_tried.any():
+            continue
+        for predicted, found in ((rates, at), (squares, at**2)):
+            expected = found[is_tried].mean()
+            assert predicted[is_tried, place].mean() == pytest.approx(expected, abs=0.015)
+
+
 @pytest.mark.parametrize("name", ["beta", "markov", "layered", "shift"])
 def test_the_state_says_more_than_the_mean(name: str) -> None:
-    rates, accepted = known(MODELS[name])
+    rates, _, accepted = known(MODELS[name])
     first, outcome = rates[:, 0], accepted[:, 0]
     of_state = np.mean((outcome - first) ** 2)
     assert of_state < 0.97 * np.mean((outcome - outcome.mean()) ** 2)

@@ -15,6 +15,7 @@ from conftest import ROOT, Run, tiny_config
 from rich.console import Console
 
 from specsim.cli.options import keep_numbers_whole
+from specsim.core.version import __version__
 from specsim.reality import acceptance_fit
 from specsim.reality.acceptance_fit import fits
 from specsim.results.folder import RESULT_FILES
@@ -125,6 +126,7 @@ def test_many_policies_become_rows_in_order_of_speed(
     code, out, _ = cli("compare", experiment(), *args)
     assert code == 0
     data = json.loads((tmp_path / "cmp" / "comparison.json").read_text())
+    assert data.pop("specsim_version") == __version__
     ranked = sorted(data, key=lambda label: data[label]["rank"])
     places = [out.index(f"  {label} ") for label in ranked]
     assert places == sorted(places)
@@ -141,15 +143,15 @@ def overload() -> dict[str, Any]:
     }
 
 
-def test_overload_is_called_unstable(cli: Run, experiment: Callable[..., Path]) -> None:
+def test_overload_is_named(cli: Run, experiment: Callable[..., Path]) -> None:
     code, out, err = cli("run", experiment(workload=overload()))
     assert code == 0
-    assert "UNSTABLE" in out
+    assert "OVERLOADED" in out
     assert "queue kept growing" in err
     out = cli("compare", experiment(workload=overload()), "--policies", "off", "--replications", 1)[
         1
     ]
-    assert "UNSTABLE" in out
+    assert "OVERLOADED" in out
 
 
 def few_seqs() -> dict[str, Any]:
@@ -394,6 +396,23 @@ BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
                       "lengths": {"kind": "constant", "prompt": 1024, "output": 1}}},
         None,
         "prompt of 1024 tokens must be shorter than engine.max_model_len = 1024",
+    ),
+    "nobody comes": (
+        {"workload": {"arrivals": {"kind": "poisson", "rate": 0.01}, "duration": 0.01,
+                      "lengths": tiny_config()["workload"]["lengths"]}},
+        None,
+        "workload: no request arrives",
+    ),
+    "whole prompts that never fit into a step": (
+        {"engine": {**tiny_config()["engine"], "max_num_batched_tokens": 1024,
+                    "enable_chunked_prefill": False, "max_num_scheduled_tokens": 64}},
+        None,
+        "engine.max_num_scheduled_tokens = 64 must be at least max_model_len = 1024",
+    ),
+    "drafts that never fit into a step": (
+        {"engine": {**tiny_config()["engine"], "max_num_scheduled_tokens": 3}},
+        None,
+        "engine: a step has room for 3 tokens",
     ),
     "prompt longer than all KV blocks": (
         {"engine": {**tiny_config()["engine"], "num_gpu_blocks": 20}},

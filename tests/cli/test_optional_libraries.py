@@ -72,3 +72,9 @@ def test_observe_needs_aiohttp(run_folder: Path, cli: Run, without: Callable[[st
     install = "aiohttp is not installed here; install it: pip install 'llm-specsim[observe]'"
     assert cli("observe", *args, "--out", "new") == (2, "", f"error: observe: {install}\n")
     assert not Path("new").exists()
+
+
+def test_serve_needs_aiohttp(run_folder: Path, cli: Run, without: Callable[[str], None]) -> None:
+    without("aiohttp")
+    install = "aiohttp is not installed here; install it: pip install 'llm-specsim[serve]'"
+    assert cli("serve", run_folder.with_name("tiny.yaml")) == (2, "", f"error: serve: {install}\n")

@@ -14,7 +14,7 @@ from specsim.acceptance import Oracle
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.engine.speculation import Speculation
-from specsim.policies import POLICIES, ModelView, OraclePolicy, Policy
+from specsim.policies import POLICIES, DraftsTrees, ModelView, OraclePolicy, Policy, check_proposer
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -36,7 +36,7 @@ def test_runs_keep_every_invariant_and_leave_nothing_behind(
     engine = {**tiny_config()["engine"], "speculative_config": spec}
     parsed = POLICIES.parse(policy)
     try:
-        parsed.check_proposer(PROPOSERS.parse(spec))
+        check_proposer(parsed, PROPOSERS.parse(spec))
     except ValueError as refusal:
         with pytest.raises(ConfigError, match=re.escape(str(refusal)[:40])):
             tiny(policy=policy, engine=engine)
@@ -55,9 +55,9 @@ def test_runs_keep_every_invariant_and_leave_nothing_behind(
 def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
     parsed = POLICIES.parse(policy)
     limit = parsed.max_draft_len(4)
-    assert parsed.drafts_trees or 0 <= limit <= 4
+    assert isinstance(parsed, DraftsTrees) or 0 <= limit <= 4
     oracle = Oracle.of([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
-    model = ModelView(lambda indices, at: np.full((len(indices), limit), 0.7), np.full(8, 0.7), 1.0)
+    model = ModelView(lambda indices, at: (np.full((len(indices), limit), 0.7),) * 2)
     server = server_view(
         limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle=oracle, model=model
     )
@@ -104,6 +104,7 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
     visible = {name for name in dir(view(1)) if not name.startswith("_")}
     assert visible == {
         *("in_prefill", "prompt_lens", "known_lens", "output_lens", "requests", "size"),
+        "draft_lens",
         *(
             "load",
             "decodes",
@@ -111,6 +112,7 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
             "now",
             "free_slots",
             "drafts",
+            "is_admitted",
             "is_undrafted",
             "num_running",
         ),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from specsim.core import processes
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Job, Runner
@@ -105,3 +106,68 @@ def test_ctrl_c_ends_all_processes_at_once_and_silently(moment: str, tmp_path: P
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+PROGRAM = """
+print("begins")
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
+
+class Own(int):
+    pass
+
+def work(task):
+    with Runner(LocalProcesses(2)) as runner:
+        print(runner.run(abs, [[task]]))
+
+"""
+GUARD = 'if __name__ == "__main__":\n    '
+
+
+def programmed(end: str, folder: Path, *, has_file: bool = True) -> tuple[int, str, str]:
+    """Run a program; return exit code, output and the last line of its complaint."""
+    script = folder / "program.py"
+    script.write_text(PROGRAM + end)
+    command = [sys.executable, str(script) if has_file else "-"]
+    paths = {"PYTHONPATH": str(Path(processes.__file__).parents[2])}
+    done = subprocess.run(
+        command,
+        input="" if has_file else script.read_text(),
+        env={**os.environ, **paths},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.stderr.count("Traceback") <= 1
+    return done.returncode, done.stdout, (done.stderr.splitlines() or [""])[-1]
+
+
+@pytest.mark.parametrize("has_file", [True, False])
+def test_a_program_does_not_run_again_in_the_others(tmp_path: Path, has_file: bool) -> None:
+    assert programmed("work(-3)", tmp_path, has_file=has_file) == (0, "begins\n[[3]]\n", "")
+
+
+def test_what_a_program_defines_is_known_to_the_others(tmp_path: Path) -> None:
+    code, out, _ = programmed(f"{GUARD}work(Own(-3))", tmp_path)
+    assert (code, out.splitlines()[-1]) == (0, "[[3]]")
+
+
+def test_a_program_that_would_start_processes_for_ever_is_told_so(tmp_path: Path) -> None:
+    code, _, said = programmed("work(Own(-3))", tmp_path)
+    assert code == 1
+    assert said.endswith('below `if __name__ == "__main__":`, or use workers=1')
+
+
+def test_what_a_notebook_defines_cannot_be_sent(tmp_path: Path) -> None:
+    code, out, said = programmed(f"{GUARD}work(Own(-3))", tmp_path, has_file=False)
+    assert (code, out) == (1, "begins\n")
+    assert "Own is defined in a notebook or at a prompt" in said
+
+
+def test_what_a_function_defines_cannot_be_sent() -> None:
+    class Local:
+        pass
+
+    with Runner(LocalProcesses(2)) as runner, pytest.raises(ConfigError, match="top of a file"):
+        runner.run(repr, [[Local()]])

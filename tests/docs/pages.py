@@ -17,8 +17,7 @@ NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.*?) ?-->")
 
 _FENCE = re.compile(r"^(?P<fence>```+)(?P<language>[\w-]*)(?: title=\"(?P<title>[^\"]+)\")?\s*$")
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
-_HEADING = re.compile(r"^#+ (?P<text>.*?)(?: \{#(?P<anchor>[\w.-]+)\})?$", re.MULTILINE)
-_MARKER = re.compile(r"<!-- generated: ([\w-]+) -->")
+_HEADING = re.compile(r"^#+ (?:<a id=\"(?P<anchor>[\w.-]+)\"></a>)?(?P<text>.*)$", re.MULTILINE)
 
 
 class Block(NamedTuple):
@@ -57,22 +56,15 @@ def blocks(path: Path) -> Iterator[Block]:
 
 
 @cache
-def generated(marker: str) -> str:
-    from reference_tables import CONTENTS  # noqa: PLC0415 - found only after this file is loaded
-
-    return CONTENTS[marker]()
-
-
-@cache
 def prose(path: Path) -> str:
-    """Return a page without its blocks of code, and with what is generated on it."""
+    """Return a page without its blocks of code."""
     kept, is_code = [], False
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("```"):
             is_code = not is_code
         elif not is_code:
             kept.append(line)
-    return _MARKER.sub(lambda marker: generated(marker[1]), "\n".join(kept))
+    return "\n".join(kept)
 
 
 def links(text: str) -> list[str]:

@@ -22,6 +22,8 @@ from digest_cases import (
 )
 from digests import run
 
+from specsim.core import compiled
+from specsim.core.policy_loops import LoopMemory
 from specsim.core.step import BatchView, Ints
 from specsim.engine import order
 from specsim.engine.replica import Replica
@@ -29,10 +31,7 @@ from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
 from specsim.latency.linear import Linear, TwoRegime
 from specsim.latency.tabulated import Tabulated
-from specsim.policies import Policy, _trials
-from specsim.policies._trials import settled
-from specsim.policies.goodput import Goodput
-from specsim.policies.joint import Joint
+from specsim.policies import PicksDrafter, goodput
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
@@ -151,7 +150,8 @@ def chooses_the_only_drafter(patch: pytest.MonkeyPatch) -> None:
 
 
 def _choosing(policy: type) -> type:
-    return type(policy.__name__, (policy,), {"selects_drafter": True})
+    first: dict[str, Any] = {"choose_drafter": lambda self, request, prompt_len, memory: 0}
+    return type(policy.__name__, (policy, PicksDrafter), first)
 
 
 def does_everything_in_python(patch: pytest.MonkeyPatch) -> None:
@@ -269,60 +269,105 @@ def weighed(engine: str, profiles: dict[str, str]) -> Iterator[Case]:
         yield case(f"{engine}/{name}", policy="goodput", **{"engine": ENGINES[engine], **fields})
 
 
+def policies_are_not_compiled(patch: pytest.MonkeyPatch) -> None:
+    """Have the engine's machine code call policies that are loops as Python."""
+    address = compiled._address
+
+    def of_engine(loop: compiled.Loop) -> int | None:
+        return None if loop.name.startswith("policies") else address(loop)
+
+    patch.setattr(compiled, "_address", of_engine)
+
+
+def policies_are_asked_in_python(patch: pytest.MonkeyPatch) -> None:
+    """Have them asked as policies in Python are."""
+    patch.setattr(Speculation, "is_loops", False)
+
+
+ASKED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int]]] = [
+    (policies_are_not_compiled, set()),
+    (policies_are_asked_in_python, {order.ASK, order.OBSERVE, order.TRIM}),
+]
+
+
+@pytest.mark.parametrize(
+    ("force", "verbs"), [pytest.param(*each, id=each[0].__name__) for each in ASKED]
+)
 @pytest.mark.parametrize("engine", ENGINES)
-def test_goodput_is_decided_in_the_loop_as_in_python(
-    engine: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_goodput_is_the_same_however_it_is_asked(
+    engine: str,
+    force: Callable[[pytest.MonkeyPatch], None],
+    verbs: set[int],
+    profiles: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen = verbs_seen(monkeypatch)
     in_the_loop = digests(weighed(engine, profiles))
     assert seen == set()
-    verdicts: set[int] = set()
+    force(monkeypatch)
+    assert digests(weighed(engine, profiles)) == in_the_loop
+    assert seen == verbs
 
-    def watched(trials: Any, drafts: bool) -> int:
-        verdicts.add(what := settled(trials, drafts))
+
+def test_goodput_comes_to_all_four_verdicts_in_these_runs(
+    profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verdicts: set[int] = set()
+    settled = goodput.settled
+
+    def watched(known: Any, drafts: bool) -> int:
+        verdicts.add(what := settled(known, drafts))
         return what
 
-    monkeypatch.setattr(_trials, "settled", watched)
-    monkeypatch.setattr(Goodput, "loop_memory", Policy.loop_memory)
-    assert digests(weighed(engine, profiles)) == in_the_loop
-    assert seen == {order.ASK, order.OBSERVE, order.TRIM}
-    assert verdicts == {_trials.KEPT, _trials.NOTHING, _trials.TRIED, _trials.BEGUN}
+    monkeypatch.setattr(goodput, "settled", watched)
+    policies_are_not_compiled(monkeypatch)
+    digests(weighed("synchronous", profiles))
+    assert verdicts == {goodput.KEPT, goodput.NOTHING, goodput.TRIED, goodput.BEGUN}
 
 
+@pytest.mark.parametrize(
+    ("force", "verbs"), [pytest.param(*each, id=each[0].__name__) for each in ASKED]
+)
 @pytest.mark.parametrize("engine", ["synchronous", "prefill_first", "crowded"])
-def test_joint_is_decided_in_a_loop_as_in_python(
-    engine: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
+def test_joint_is_the_same_however_it_is_asked(
+    engine: str,
+    force: Callable[[pytest.MonkeyPatch], None],
+    verbs: set[int],
+    profiles: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def runs() -> Iterator[Case]:
+        workload: dict[str, Any] = {} if verbs else {"num_requests": 12}
         for each in weighed(engine, profiles):
-            yield replace(
-                each, name=f"{each.name}/joint", config={**each.config, "policy": "joint"}
-            )
+            config = {**each.config, "policy": "joint"}
+            config["workload"] = {**config["workload"], **workload}
+            yield replace(each, name=f"{each.name}/joint", config=config)
         yield case(f"{engine}/model", spec="draft_model:5", policy="joint", engine=ENGINES[engine],
-                   profile=profiles["tabulated"])  # fmt: skip
+                   profile=profiles["tabulated"], workload=workload)  # fmt: skip
         yield case(f"{engine}/lookup", spec="suffix:4", policy="joint", engine=ENGINES[engine],
-                   profile=profiles["linear"])  # fmt: skip
+                   profile=profiles["linear"], workload=workload)  # fmt: skip
 
-    asked: list[bool] = []
+    seen = verbs_seen(monkeypatch)
+    in_the_loop = digests(runs())
+    assert seen == set()
+    shown, stops = set(), set()
+    show, stop_len = LoopMemory.draft_lens, LoopMemory.stop_len
 
-    def watched(self: Joint, batch: BatchView, memory: Any) -> Any:
-        asked.append(batch.drafts is not None)
-        return draft_lens(self, batch, memory)
+    def watched(self: LoopMemory, batch: BatchView) -> Any:
+        shown.add(batch.drafts is not None)
+        return show(self, batch)
 
-    def stopped(self: Joint, *given: Any) -> int | None:
+    def stopped(self: LoopMemory, *given: Any) -> int | None:
         stops.add(found := stop_len(self, *given))
         return found
 
-    stops: set[int | None] = set()
-    draft_lens, stop_len = Joint.draft_lens, Joint.stop_len
-    monkeypatch.setattr(Joint, "draft_lens", watched)
-    monkeypatch.setattr(Joint, "stop_len", stopped)
-    in_a_loop = digests(runs())
-    assert not asked
-    monkeypatch.setattr(Joint, "loop_desk", Policy.loop_desk)
-    assert digests(runs()) == in_a_loop
-    assert set(asked) == {False, True}
-    assert {None, 1, 2, 5} <= stops
+    monkeypatch.setattr(LoopMemory, "draft_lens", watched)
+    monkeypatch.setattr(LoopMemory, "stop_len", stopped)
+    force(monkeypatch)
+    assert digests(runs()) == in_the_loop
+    assert seen == verbs
+    assert shown == ({False, True} if verbs else set())
+    assert not verbs or {None, 1, 2, 5} <= stops
 
 
 def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:

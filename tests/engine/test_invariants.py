@@ -12,7 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import engines, workloads
 
+from specsim.core.errors import InvariantError
 from specsim.core.request import Request
+from specsim.engine.cluster import Cluster
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
@@ -192,3 +194,19 @@ def test_with_one_slot_a_faster_gpu_delays_no_request(
 def test_replicas_share_the_load_and_lose_nothing(tiny: Callable[..., Experiment]) -> None:
     rows = run_once(tiny, replicas=3).tables.requests
     assert np.bincount(rows["replica"]).tolist() == [10, 10, 10]
+
+
+def test_an_engine_that_stands_still_while_work_waits_is_noticed(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(cluster: Cluster, request: Request) -> None:
+        for replica in cluster.up:
+            if replica.next_at == float("inf"):
+                replica.now = cluster.clock.now + 0.01
+        submit(cluster, request)
+
+    experiment, submit = tiny(replicas=2, routing="least_outstanding"), Cluster.submit
+    monkeypatch.setattr(Cluster, "submit", late)
+    simulate(experiment)
+    with pytest.raises(InvariantError, match="the engine stood still from"):
+        simulate(experiment, check=True)

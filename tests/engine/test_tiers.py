@@ -46,6 +46,24 @@ def run(constant_step: Callable[..., str]) -> Callable[..., Summary]:
     return start
 
 
+def test_metrics_that_never_change_are_not_read_without_end(
+    constant_step: Callable[..., str],
+) -> None:
+    slow = {"blocks": 100, "bandwidth_gb_s": 5e-11}  # the load takes a day
+    config = tiny_config(
+        engine={"num_gpu_blocks": 7, "block_size": 8, "max_model_len": 40, "kv_offload": slow},
+        routing={"kind": "least_outstanding", "refresh_ms": 10},
+        profile=constant_step(delta_ms=STEP * 1e3),
+    )
+    requests = [
+        Request(index=i, arrived_at=10.0 * i, prompt_len=33, output_len=1,
+                prompt_token_ids=np.arange(33) + 100 * name)
+        for i, name in enumerate([1, 2, 1])
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"routing.refresh_ms = 10: 100,000 times in a row"):
+        simulate(Experiment.parse(config, "x"), requests=requests)
+
+
 def test_what_the_gpu_has_given_up_is_loaded_from_the_host(run: Callable[..., Summary]) -> None:
     gb_s = 32 * KV_BYTES / 0.5 / 1e9
     found = run([1, 2, 1], blocks=100, bandwidth_gb_s=gb_s)
@@ -105,6 +123,31 @@ def test_what_the_host_has_given_up_is_on_disk(run: Callable[..., Summary]) -> N
     assert loads["disk_len"][5] == 0
     nothing = run(names, blocks=5, bandwidth_gb_s=gb_s).run.offload.loads
     assert nothing["host_len"][4] == 0
+
+
+def test_host_memory_is_not_kept_waiting_for_the_disk(constant_step: Callable[..., str]) -> None:
+    gb_s = 32 * KV_BYTES / 0.5 / 1e9
+    disk = {"blocks": 100, "bandwidth_gb_s": gb_s / 4}
+    config = tiny_config(
+        engine={
+            "block_size": 8, "num_gpu_blocks": 12, "max_model_len": 40, "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "kv_offload": {"blocks": 12, "bandwidth_gb_s": gb_s, "disk": disk},
+        },
+        profile=constant_step(delta_ms=STEP * 1e3),
+    )  # fmt: skip
+    requests = [
+        Request(index=i, arrived_at=at, prompt_len=33, output_len=1,
+                prompt_token_ids=np.arange(33) + 100 * name)
+        for i, (name, at) in enumerate(zip([1, 2, 3, 4, 5, 6, 1, 4],
+                                           [0.0, 10, 20, 30, 40, 50, 60, 60.5], strict=True))
+    ]  # fmt: skip
+    run = simulate(Experiment.parse(config, "x"), requests=requests, check=True)
+    assert run.offload is not None
+    loads = run.offload.loads[-2:]
+    assert loads["disk_len"].tolist() == [32, 0]
+    assert loads["host_len"].tolist() == [0, 32]
+    assert loads["load_time"] == pytest.approx([2.0 + 0.5, 0.5])
 
 
 def test_the_end_of_a_prompt_goes_before_its_beginning(run: Callable[..., Summary]) -> None:

@@ -15,10 +15,22 @@ from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels
 from specsim.profile import load_profile
 
+
+def line(operation: str, us: float, gb_per_s: float, rounds: int = 1) -> dict[str, Any]:
+    """Return a collective of two GPUs that takes ``us``, and bytes over a bandwidth."""
+    sizes = [1e3, 1e6]
+    times = [us + rounds * size / 2 / (gb_per_s * 1e3) for size in sizes]
+    return {"operation": operation, "gpus": 2, "measured": "made up", "message_bytes": sizes,
+            "us": times}  # fmt: skip
+
+
 LINK: dict[str, Any] = {
     "hidden_size": 8000,
-    "collective_us": 20.0,
-    "collective_gb_per_s": 16.0,
+    "collectives": [
+        line("all_reduce", 20.0, 16.0, rounds=2),
+        line("all_gather", 7.0, 32.0),
+        line("reduce_scatter", 9.0, 64.0),
+    ],
 }
 
 
@@ -200,7 +212,8 @@ def test_each_of_two_ranks_reads_half_of_the_experts_that_all_tokens_choose(fold
     two = experts(folder, data_parallel_size=2, enable_expert_parallel=True)
     load = step([1] * 10, [99] * 10)
     activated = [64 * (1 - (1 - 8 / 64) ** tokens) for tokens in (10, 20)]
-    exchange = 2 * (20 + 10 * 8000 * 2 / 16e3)  # each rank gets the 10 tokens of the other
+    # Each rank gets the 10 tokens of the other, with number and weight of their 8 experts.
+    exchange = 7 + 10 * (8000 * 2 + 8 * 8) / 32e3 + 9 + 10 * 8000 * 2 / 64e3
     of_one, of_two = 0.1 + 2.0 * activated[0], 0.2 + 2.0 * activated[1] / 2 + exchange
     longer = two.lock_step_time([load, load]) - one.forward_time(load)
     assert longer == pytest.approx(3 * (of_two - of_one) * 1e-6)
@@ -327,8 +340,12 @@ def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="is not a folder"):
         Kernels(path=tmp_path / "nowhere", num_layers=1)
     make_kernel_folder(tmp_path / "there")
-    with pytest.raises(ValidationError, match=r"hidden_size and collective_us and coll.* missing"):
-        Kernels(path=tmp_path / "there", num_layers=1, tensor_parallel_size=2)
+    two: dict[str, Any] = {"num_layers": 1, "tensor_parallel_size": 2}
+    with pytest.raises(ValidationError, match="hidden_size is missing: 2 GPUs exchange"):
+        Kernels(path=tmp_path / "there", **two)
+    gathers = LINK["collectives"][1:]
+    with pytest.raises(ValidationError, match="collectives has no all_reduce, which 2 GPUs do"):
+        Kernels(path=tmp_path / "there", hidden_size=8000, collectives=gathers, **two)
 
 
 def test_tables_of_one_gpu_are_not_taken_for_those_of_two(folder: Path) -> None:

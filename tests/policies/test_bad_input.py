@@ -25,7 +25,7 @@ def engine(method: str, longest: int = 3, **others: Any) -> dict[str, Any]:
 
 BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "k below zero": ("static:k=-1", {}, "policy.k = -1"),
-    "k of zero": ("static:k=0", {}, "policy.k = 0"),
+    "k of zero": ("static:k=0", {}, "policy.k = 0: should be at least 1; policy off"),
     "k beyond the limit": ("static:k=9", {}, "policy.k = 9 exceeds"),
     "k_start below zero": ("step_controller:k_start=-1", {}, "policy.k_start = -1"),
     "negative k in a range": ("schedule:ranges=[[1, 4, -2]]", {}, "k must be at least 0"),

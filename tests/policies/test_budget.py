@@ -12,11 +12,12 @@ from driving import batch, started
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specsim.core.compiled import as_records
 from specsim.core.step import StepLoad
 from specsim.policies import ServerView, quick_step_times
 from specsim.policies._budget import best_common_len, best_lens
 from specsim.policies._estimate import expected_len
-from specsim.policies._exchange import FREE_SLOTS, put_loads, spend_on_found, trade_desk
+from specsim.policies._exchange import put_loads, spend_on_found, trade_desk
 from specsim.profile import StepCosts, load_profile
 
 StepTime = Callable[[StepLoad, Any], float]
@@ -158,9 +159,9 @@ def spent_at(
     known = replace(server, plain_time=lambda load: server.step_time(load, 0))
     desk = trade_desk(known, 50.0).fit(survival.size)
     desk.gains[: survival.size] = survival.T.ravel()
-    desk.sizes[1:3], desk.limits[FREE_SLOTS] = (num, longest), 1 << 40
+    desk.sizes[1:3], desk.limits["free_slots"] = (num, longest), 1 << 40
     put_loads(desk, known, load, load, survival.size)
-    spend_on_found(desk, worth)
+    spend_on_found(as_records(desk), worth)
     return desk.lens[:num].copy(), float(desk.spending.found[0])
 
 

@@ -11,28 +11,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.bernoulli import Bernoulli
-from specsim.acceptance.recorded import Recorded
-from specsim.core.draft_luck import Confidences, DraftLuck
+from specsim.core.draft_luck import CONFIDENCES, Confidences, DraftLuck, known_share
 from specsim.core.request import Request
 from specsim.core.rng import Luck, stream_id
 from specsim.core.step import StepLoad
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run
+from specsim.serve.slots import Slots
 
+SHAREGPT = "llama-3.1-8b/eagle/sharegpt"
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]
 
 
 def alike(*tables: bytes, num: int) -> Confidences:
-    """Return the same three tables for so many requests."""
-    columns = [np.frombuffer(table * num, dtype=np.uint8) for table in tables]
-    return Confidences(*columns, np.arange(num + 1) * len(tables[0]))
+    """Return the same tables for so many requests."""
+    levels = np.stack([np.frombuffer(table * num, dtype=np.uint8) for table in tables])
+    return Confidences(levels, np.arange(num + 1) * len(tables[0]))
 
 
 def of_each(confidences: Confidences) -> list[tuple[bytes, ...]]:
-    """Return the three tables of each request."""
+    """Return the tables of each request."""
     return [
-        tuple(column[start:end].tobytes() for column in confidences[:3])
+        tuple(row[start:end].tobytes() for row in confidences.levels)
         for start, end in pairwise(confidences.starts.tolist())
     ]
 
@@ -46,7 +51,7 @@ def sure(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             DraftLuck,
             "confidence_tables",
-            staticmethod(lambda requests, *rest: alike(*[table] * 3, num=len(requests))),
+            staticmethod(lambda requests, *rest: alike(*[table] * 2, num=len(requests))),
         )
 
     return make
@@ -246,53 +251,93 @@ def tables(
 ) -> tuple[list[bytes], Confidences]:
     luck = Luck(3, stream_id("acceptance", "eagle3"))
     survival = acceptance.survival_lens(served, luck, longest)
+    tokens = acceptance.token_lucks(luck, longest, survival)(served, survival)
     luck = Luck(3, stream_id("confidence", "eagle3"))
-    return survival, DraftLuck.confidence_tables(served, survival, luck, concentration, longest)
+    share = known_share(concentration, tokens.state_share)
+    return survival, DraftLuck.confidence_tables(
+        served, tokens.own, tokens.scores, luck, share, longest
+    )
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "bernoulli": {"kind": "bernoulli", "alpha": 0.5},
+    "beta": {"kind": "beta", "a": 2.0, "b": 2.0},
+    "beta_position": {"kind": "beta_position", "a": 6.0, "b": 2.0, "factors": [1.0, 0.8]},
+    "per_position": {"kind": "per_position", "conditional_rates": [0.8, 0.4]},
+    "markov": {
+        "kind": "markov",
+        "regimes": [{"weight": 0.6, "alpha": 0.3}, {"weight": 0.4, "alpha": 0.7}],
+        "regime_len": 12.0,
+    },
+    "preset": {"kind": "preset", "name": SHAREGPT},
+    "ngram": {"kind": "preset", "name": "llama-3.1-8b/ngram/instructcoder"},
+    "shift": {
+        "kind": "shift",
+        "at_request": 200,
+        "before": {"kind": "bernoulli", "alpha": 0.9},
+        "after": {"kind": "preset", "name": SHAREGPT},
+    },
+    "recorded": {"kind": "recorded", "proposer": "x"},
+}
 
 
 @pytest.mark.parametrize("concentration", [0.3, 1.0, 10.0])
-@pytest.mark.parametrize("kind", [0.2, 0.5, 0.8, "recorded"])
-def test_a_token_of_confidence_c_is_accepted_with_probability_c(
-    kind: Any, concentration: float
+@pytest.mark.parametrize("name", MODELS)
+def test_a_token_of_confidence_c_is_accepted_with_probability_c_whatever_else_is_known(
+    name: str, concentration: float
 ) -> None:
-    longest = 3
-    if kind == "recorded":
-        model, served = Recorded(proposer="x"), recorded(120, longest)
-    else:
-        model, served = Bernoulli(alpha=kind), requests(120)
+    longest, model = 4, ACCEPTANCE.parse(MODELS[name])
+    served = recorded(400, longest) if name == "recorded" else requests(400)
     survival, confidences = tables(model, served, longest, concentration)
-    luck = DraftLuck(confidences=confidences)
-    rows = np.concatenate(
-        [
-            luck.confidences(
-                np.full(len(table), r.index),
-                np.arange(len(table)),
-                np.full(len(table), longest),
-                np.array(list(table)),
-            )
-            for r, table in zip(served, survival, strict=True)
-        ]
-    )
+    luck = Luck(3, stream_id("acceptance", "eagle3"))
+    tokens = model.token_lucks(luck, longest, survival)(served, survival)
     fates = np.frombuffer(b"".join(survival), dtype=np.uint8)
-    # Of recorded drafts only the first tokens: those after them are accepted at other rates.
-    for depth in range(1 if kind == "recorded" else longest):
-        reached = fates >= depth
-        confidence, hit = rows[reached, depth].astype(float), fates[reached] > depth
-        bins = np.clip((confidence * 10).astype(int), 0, 9)
-        for number in np.unique(bins):
-            here = bins == number
-            expected, seen = confidence[here].mean(), hit[here].mean()
-            error = norm.ppf(0.99995) * np.sqrt(expected * (1 - expected) / here.sum())
-            # Levels of mean acceptance are 1/64 wide, levels of confidence 1/255.
-            assert abs(seen - expected) < error + 1 / 64
-        assert np.ptp(confidence) > 0.5  # it does tell something
+    positions = np.concatenate([np.arange(len(table)) for table in survival])
+    begins = np.repeat(confidences.starts[:-1], [len(table) for table in survival]) + positions
+    is_right = np.roll(fates, 1) > 0  # a draft begins where another ended, mostly at its rejection
+    for place in range(longest):
+        reached, at = fates >= place, begins + place
+        own, scores = tokens.at(place)
+        scores = np.broadcast_to(scores, own.shape)
+        assert np.array_equal((own < scores)[at[reached]], fates[reached] > place)
+        stated = CONFIDENCES[confidences.levels[min(2 * place, len(confidences.levels) - 2)]]
+        is_hard = (scores < np.median(scores))[at]
+        for known in (is_right, ~is_right, is_hard, ~is_hard):
+            here = reached & known & (positions > 0)
+            close(stated[at[here]].astype(float), fates[here] > place)
+
+
+def close(stated: np.ndarray, is_accepted: np.ndarray) -> None:
+    """Check that in each tenth of confidence as many are accepted as was stated."""
+    places = np.minimum((stated * 10).astype(int), 9)
+    for place in np.unique(places):
+        here = places == place
+        expected, seen = stated[here].mean(), is_accepted[here].mean()
+        error = norm.ppf(0.999995) * np.sqrt(max(expected * (1 - expected), 1e-3) / here.sum())
+        assert abs(seen - expected) < 0.01 + error
+
+
+@pytest.mark.parametrize("concentration", [0.3, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("name", ["bernoulli", "markov", "preset"])
+def test_confidences_explain_the_share_that_the_concentration_says(
+    name: str, concentration: float
+) -> None:
+    model = ACCEPTANCE.parse(MODELS[name])
+    survival, confidences = tables(model, requests(400), 1, concentration)
+    accepted = np.frombuffer(b"".join(survival), dtype=np.uint8) > 0
+    starts = confidences.starts.tolist()
+    rows = [confidences.levels[0, a : b - 1] for a, b in pairwise(starts)]
+    stated = CONFIDENCES[np.concatenate(rows)]
+    explained = np.var(stated) / np.var(accepted)
+    expected = max(1 / (1 + concentration), model.state_share)
+    assert explained == pytest.approx(expected, abs=0.02 if name != "preset" else 0.05)
 
 
 def test_confidences_are_the_same_however_requests_are_chunked() -> None:
-    served = recorded(20, 4)
-    whole = tables(Recorded(proposer="x"), served, 4)
+    served, model = requests(20), ACCEPTANCE.parse({"kind": "preset", "name": SHAREGPT})
+    whole = tables(model, served, 4)
     for cut in (1, 7, 19):
-        parts = [tables(Recorded(proposer="x"), part, 4) for part in (served[:cut], served[cut:])]
+        parts = [tables(model, part, 4) for part in (served[:cut], served[cut:])]
         assert parts[0][0] + parts[1][0] == whole[0]
         joined = Confidences.joined([part for _, part in parts])
         for column, expected in zip(joined, whole[1], strict=True):
@@ -319,21 +364,40 @@ def test_confidences_do_not_depend_on_the_policy(
         return made[-1]
 
     monkeypatch.setattr(DraftLuck, "confidence_tables", staticmethod(spy))
+    lens = np.random.default_rng(5).integers(0, 3, (3, 30)).tolist()
     for policy in ("confidence", "confidence:threshold=0.9", "adaptive_verification"):
-        serve(policy, [(0.0, 3, 30)] * 3, [[0, 1] * 15] * 3)
+        serve(policy, [(0.0, 3, 30)] * 3, lens)
     assert of_each(made[0]) == of_each(made[1]) == of_each(made[2])
     assert len(set(of_each(made[0]))) == 3  # requests differ
 
 
+def test_requests_that_come_one_by_one_meet_the_same_confidences(
+    tiny: Callable[..., Experiment],
+) -> None:
+    experiment = tiny(policy="joint", acceptance={"kind": "preset", "name": SHAREGPT})
+    deployment, served = Deployment.of(experiment), requests(5, 30)
+    whole, slots = Drafting(experiment, deployment, served), Slots(experiment, deployment, 8)
+    taken = [slots.take(request).index for request in served]
+    positions, lens = np.arange(5) * 6, np.full(5, deployment.max_draft_len)
+    sources = [drafting.start(0).source for drafting in (whole, slots)]
+    first, second = (
+        source.confidences(np.array(indices), positions, lens)
+        for source, indices in zip(sources, (range(5), taken), strict=True)
+        if source is not None
+    )
+    assert np.array_equal(first, second)
+    assert len(np.unique(first)) > 5
+
+
 def test_confidences_beyond_a_draft_are_zero() -> None:
-    levels = (bytes([level] * 9) for level in (51, 102, 153))
+    levels = (bytes([level] * 9) for level in (51, 153, 102, 204))
     luck = DraftLuck(confidences=alike(*levels, num=2))
 
     def confidences(*columns: list[int]) -> np.ndarray:
         return luck.confidences(*(np.array(column, dtype=np.int64) for column in columns))
 
     rows = confidences([0, 0, 0], [0, 2, 8], [4, 2, 4], [1, 4, 0])
-    expected = [[0.2, 0.4, 0.6, 0.6], [0.2, 0.2, 0, 0], [0.4, 0, 0, 0]]
+    expected = [[0.2, 0.4, 0.8, 0.8], [0.2, 0.4, 0, 0], [0.2, 0, 0, 0]]
     assert rows == pytest.approx(np.array(expected), rel=1e-6)
     assert confidences([], [], [], []).shape == (0, 0)
 

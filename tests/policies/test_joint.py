@@ -10,12 +10,14 @@ from conftest import server_view
 from driving import batch, outcome, started, sure_drafts
 from numpy.typing import NDArray
 
+from specsim.core.compiled import as_records
 from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
-from specsim.policies import POLICIES, Policy
-from specsim.policies._exchange import note_step, put_outcome, rate_of, trade_desk
-from specsim.policies._lives import admit, no_lives, share_of
+from specsim.policies import POLICIES, KnowsModel, Policy
+from specsim.policies._exchange import known_rate, note_step, put_outcome, trade_desk
+from specsim.policies._joint_memory import no_lives
 from specsim.policies._prospects import LEVELS, foresee, note_firsts, prospects, take_in
+from specsim.policies._upkeep import admit, share_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -62,7 +64,7 @@ def test_the_drafter_stops_where_one_more_pass_is_not_worth_its_time() -> None:
         policy, memory = started("joint", 5, lambda load, lens: 1.0 + 0.1 * np.max(lens),
                                  plain_time=lambda load: 1.0)  # fmt: skip
         policy.observe(outcome([0], [0], load=StepLoad(1, 1), target_time=1.0), memory)
-        assert policy.draft_lens(batch(0), memory) == 5
+        assert policy.draft_lens(batch(0), memory) == [5]
         found: int | None = policy.stop_len(batch(0), sure_drafts(confidences), memory)
         return found
 
@@ -73,7 +75,7 @@ def test_the_drafter_stops_where_one_more_pass_is_not_worth_its_time() -> None:
 
 
 def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
-    lives = no_lives()
+    lives = as_records(no_lives())[0]
     assert share_of(lives, 0, 0.0, 0) == 0.0
     admit(lives, 10, 0.5)
     # While nobody has ended, a request is taken to decode for 100 steps.
@@ -152,7 +154,7 @@ def test_a_lookup_shows_its_drafts_also_where_their_acceptance_comes_from_a_mode
 
 
 class DropsAll(Policy):
-    """Lets go of everyone at once, or says beforehand that it will not."""
+    """Lets go of everyone at once, or of nobody."""
 
     kind: str = "drops_all"
     now: bool = True
@@ -164,7 +166,7 @@ class DropsAll(Policy):
         return self.now
 
     def drops(self, batch: Any, memory: Any) -> Any:
-        return np.ones(batch.size, dtype=bool)
+        return np.ones(batch.size, dtype=bool) if self.now else None
 
 
 @pytest.mark.parametrize("policy", ["schedule", "keeps", "drops"])
@@ -225,7 +227,7 @@ def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) ->
     emitting(policy, memory, 2, 2 / rate)
     view = sure_drafts([0.9, 0.7, 0.5, 0.4], [0.6, 0.9, 0.2, 0.9])
     lens = policy.verify_lens(batch(0, 1, drafts=8), view, memory)
-    gains = memory.desk.fit(8).gains[:8].reshape(4, 2).T.copy()
+    gains = memory.desk.arrays.gains[:8].reshape(4, 2).T.copy()
 
     def worth(first: int, second: int) -> float:
         time = step(StepLoad(0, 2 + first + second, 2), 0)
@@ -237,22 +239,22 @@ def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) ->
 def test_a_second_is_worth_what_decoding_yields_in_it() -> None:
     server = server_view(4, step)
     desk = trade_desk(server, 50).fit(8)
-    assert rate_of(desk.exchange, 3) == 0.0
+    assert known_rate(desk, 3) == 0.0
     load = StepLoad(0, 4, 2)
     seen = outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005, load=load)
     put_outcome(desk, server, seen)
-    note_step(desk)
-    assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
-    assert rate_of(desk.exchange, 4) == pytest.approx(6 / 0.015)  # as much for each sequence
+    note_step(as_records(desk))
+    assert known_rate(desk, 2) == pytest.approx(3 / 0.015)
+    assert known_rate(desk, 4) == pytest.approx(6 / 0.015)  # as much for each sequence
     # A prompt of 496 tokens beside them, half a millisecond each, is left out.
     mixed, time = StepLoad(0, 500, 3, 496), 0.015 + 496 * 0.5e-3
     put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time, load=mixed))
-    note_step(desk)
-    assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
+    note_step(as_records(desk))
+    assert known_rate(desk, 2) == pytest.approx(3 / 0.015)
     # Drafts made before its prompts were read can leave less than a step takes: that is no rate.
     put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time - 0.014, load=mixed))
-    note_step(desk)
-    assert rate_of(desk.exchange, 2) == pytest.approx(3 / 0.015)
+    note_step(as_records(desk))
+    assert known_rate(desk, 2) == pytest.approx(3 / 0.015)
 
 
 def foreseen(longest: int, drafts: Iterable[NDArray[np.float64]]) -> list[NDArray[np.float64]]:
@@ -261,7 +263,7 @@ def foreseen(longest: int, drafts: Iterable[NDArray[np.float64]]) -> list[NDArra
     for rows in drafts:
         num, width = rows.shape
         desk.survival[: num * longest].reshape(num, longest)[:, :width] = rows
-        desk.lens[:num], desk.classes[:num], desk.sizes[0] = width, 0, num
+        desk.taken_lens[:num], desk.classes[:num], desk.sizes[0] = width, 0, num
         note_firsts(desk)
         take_in(desk)
     desk.classes[0], desk.sizes[0] = 0, 1
@@ -306,4 +308,4 @@ def test_bayes_with_confidences_is_ahead_of_bayes_without() -> None:
     )
     assert with_them < without
     assert with_them < 1.005 * joint
-    assert POLICIES.parse("bayes").knows_model
+    assert isinstance(POLICIES.parse("bayes"), KnowsModel)

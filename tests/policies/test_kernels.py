@@ -11,7 +11,6 @@ from specsim.core.step import StepLoad
 from specsim.policies import quick_step_times
 from specsim.policies._budget import best_spending, largest
 from specsim.policies._times import StepTimes
-from specsim.policies.step_controller import SeenTokens
 from specsim.profile import StepCosts, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -95,20 +94,6 @@ def test_the_largest_go_first_and_of_equals_the_earlier(kind: str, budget: int) 
     values = gains(kind, np.random.default_rng(2))
     chosen = np.argsort(-values, kind="stable")[:budget]
     assert np.array_equal(largest(values, budget, 40), np.bincount(chosen % 40, minlength=40))
-
-
-def test_a_table_of_tokens_is_a_set_for_every_request() -> None:
-    rng = np.random.default_rng(3)
-    seen, sets = SeenTokens(8, lambda request: []), [set[int]() for _ in range(9)]
-    for _ in range(60):
-        requests = rng.permutation(9)[:5]
-        counts = rng.integers(1, 9, 5)
-        tokens = rng.integers(0, 400, counts.sum())
-        for request, part in zip(requests, np.split(tokens, counts.cumsum()[:-1]), strict=True):
-            sets[request].update(part.tolist())
-        seen.enter(requests, tokens, counts)
-        assert seen.num_entries == sum(map(len, sets))
-    assert seen.num_entries > 1024 / 2  # it has grown meanwhile
 
 
 @pytest.mark.parametrize("policy", USERS)

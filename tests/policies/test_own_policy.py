@@ -25,19 +25,11 @@ class VerifyNothing(Policy):
         return [0] * batch.size
 
 
-class HalfSure(VerifyNothing):
-    """Stop drafting by confidence, without having asked for it."""
-
-    @property
-    def draft_threshold(self) -> float:
-        return 0.5
-
-
 class Hasty(Policy):
     """Stop the drafter after some tokens, whatever it says."""
 
     kind: Literal["hasty"] = "hasty"
-    uses_confidences: ClassVar[bool] = True
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
     stops_at: int | None = 1
 
     def draft_lens(self, batch: BatchView, memory: Any) -> int:
@@ -51,13 +43,12 @@ class Hasty(Policy):
 class Deaf(Hasty):
     """Stop it without having asked what it says."""
 
-    uses_confidences: ClassVar[bool] = False
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = False
 
 
 def test_what_looks_at_confidences_needs_them(tiny: Callable[..., Experiment]) -> None:
-    for policy in (HalfSure(), Deaf()):
-        with pytest.raises(ConfigError, match="must set uses_confidences"):
-            tiny(policy=policy)
+    with pytest.raises(ConfigError, match="must set uses_confidences"):
+        tiny(policy=Deaf())
 
 
 @pytest.mark.parametrize(("stops_at", "longest"), [(None, 3), (7, 3), (1, 1), (0, 0)])
@@ -103,10 +94,10 @@ ANSWERS: list[tuple[str, tuple[Any, ...], Any, Any, str]] = [
         (STEP,),
         4,
         Tree((1, 1)),
-        "lengths: only a policy that sets drafts_trees returns a tree",
+        "lengths: only a policy that extends DraftsTrees returns a tree",
     ),
     ("uses_lookup", (2, STEP), [True, False], [1, 0], "2 truth values, one per draft"),
-    ("yes", ("skips_draft_prefill", STEP), np.True_, 1, "True or False"),
+    ("stop_len", (STEP,), [0, 9], [0, -1], "None, or 0 or more"),
     ("drops", (STEP,), None, [True], "None, or 2 truth values"),
     ("alpha", (STEP,), 0.5, 1.5, "a number from 0 to 1, or nan"),
     ("drafter", (2, 9), 1, 2, "a whole number from 0 to 1"),

@@ -29,7 +29,7 @@ def loaded(load: StepLoad, lens: Any) -> float:
 )
 def test_a_late_request_gets_the_shortest_draft_that_brings_it_back(tpot: float, k: int) -> None:
     policy, memory = started("slo_aware", 3, loaded, tpot_slo=tpot)
-    assert policy.draft_lens(batch((0, 5, 0), now=0.0, chunks=(0,)), memory) == [0]
+    assert policy.draft_lens(batch((0, 5, 0), now=0.0, chunks=(0,)), memory) == 0
     # Its first token comes at the end of a step scheduled at 3 s, so at 4 s; the next view is of
     # a step that ends at 5 s, and its drafts are verified by 6 s.
     policy.draft_lens(batch((0, 5, 1), now=3.0), memory)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from driving import batch, outcome, started
 
@@ -76,9 +77,9 @@ def test_trials_are_small_and_ever_more_rare() -> None:
             tried.append(step)
         policy.observe(outcome(lens, [0] * 20), memory)
         if step > 100:
-            assert (policy.drops(batch(0), memory) is not None) == policy.skips_draft_prefill(
-                batch(0), memory
-            )
+            new = batch(0, is_admitted=np.ones(1, dtype=bool))
+            given_up, left_out = (policy.drops(each, memory) for each in (batch(0), new))
+            assert (given_up is None) == (left_out is None)
             assert sum(lens) in (0, TRIAL_TOKENS)
     assert policy.alpha_estimate(memory) < 0.05
     trials = [step for step in tried if step > 100]
@@ -101,5 +102,5 @@ def test_a_fall_of_the_load_takes_the_drafter_back() -> None:
         policy.observe(outcome(lens, [n * (i % 4 > 0) for i, n in enumerate(lens)]), memory)
     assert policy.drops(batch(0), memory) is not None
     few = batch(0, 1)
-    assert next(i for i in range(100) if policy.draft_lens(few, memory)) < 30
+    assert next(i for i in range(100) if any(policy.draft_lens(few, memory))) < 30
     assert policy.drops(batch(0), memory) is None

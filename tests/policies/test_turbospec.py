@@ -162,27 +162,33 @@ def test_a_drafter_that_serves_nobody_takes_no_time(serve: Serve, steps: Steps) 
     assert len(alone) == 4
 
 
+def skips(policy: Any, memory: Any, num: int) -> bool:
+    """Return whether the drafter leaves out new requests in a batch of so many."""
+    new = batch(*range(num), is_admitted=np.ones(num, dtype=bool))
+    return policy.drops(new, memory) is not None
+
+
 def test_the_threshold_is_forgotten_after_so_many_skips() -> None:
     def step_time(load: StepLoad, lens: Any) -> float:
         return 1.0 + 9.0 * load.batched_tokens
 
     policy, memory = started("turbospec:reset_steps=3", 4, step_time)
-    assert not policy.skips_draft_prefill(batch(*range(9)), memory)  # nothing is known yet
+    assert not skips(policy, memory, 9)  # nothing is known yet
     assert policy.draft_lens(batch(0, 1), memory) == 0
-    assert not policy.skips_draft_prefill(batch(0, 1), memory)  # not above two
-    assert [policy.skips_draft_prefill(batch(0, 1, 2), memory) for _ in range(5)] == [
+    assert not skips(policy, memory, 2)  # not above two
+    assert [skips(policy, memory, 3) for _ in range(5)] == [
         *[True] * 3,  # the third still skips, and resets
         *[False] * 2,
     ]
     assert policy.draft_lens(batch(0, 1, 2), memory) == 0
-    assert not policy.skips_draft_prefill(batch(0, 1, 2), memory)
-    assert policy.skips_draft_prefill(batch(0, 1, 2, 3), memory)
+    assert not skips(policy, memory, 3)
+    assert skips(policy, memory, 4)
 
 
 def test_a_batch_in_mid_prefill_sets_no_threshold() -> None:
     policy, memory = started("turbospec", 4)
     assert policy.draft_lens(batch(0, chunks=(0,)), memory) == 0
-    assert not policy.skips_draft_prefill(batch(0, 1), memory)
+    assert not skips(policy, memory, 2)
 
 
 def test_the_drafter_reads_no_drafts_that_come_on_top() -> None:
@@ -218,12 +224,9 @@ def test_alpha_is_what_was_accepted_of_what_was_verified() -> None:
 def test_who_weighs_costs_disables_prefills() -> None:
     names = [name for name in POLICIES.members if POLICIES.members[name].model_fields]
     disabling = {
-        name
-        for name in names
-        if POLICIES.members[name].skips_draft_prefill
-        is not POLICIES.members["off"].skips_draft_prefill
+        name for name in names if POLICIES.members[name].drops is not POLICIES.members["off"].drops
     }
-    assert disabling == {"goodput", "goodput_exact", "slo_aware", "turbospec"}
+    assert disabling == {"goodput", "goodput_exact", "joint", "slo_aware", "turbospec"}
 
 
 def test_prefills_are_disabled_also_where_they_have_steps_of_their_own(

@@ -5,8 +5,11 @@ from importlib.util import find_spec
 import pytest
 import yaml
 
+from specsim.core.resources import resource_names
+from specsim.hardware import load_gpu
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import TableOptions
+from specsim.profile.kernel_tables import GpuTables, TableOptions, chosen, tables_folder
+from specsim.profile.kernel_times import line_of
 from specsim.profile.profile import find_profile
 
 MTP = {"mtp": "gemma-4-31b-assistant"}
@@ -45,3 +48,26 @@ def test_shipped_profiles_are_reproduced(name: str, options: TableOptions) -> No
     made = TableProfile.of(options).fields
     assert yaml.safe_load(yaml.safe_dump(made["target"])) == shipped["target"]
     assert made["valid_range"] == shipped["valid_range"]
+
+
+@pytest.mark.parametrize("gpu", [name for name in resource_names("profiles", "*.yaml")
+                                 if load_gpu(name).collectives])  # fmt: skip
+def test_times_of_collectives_are_within_a_tenth_of_every_measured_row(gpu: str) -> None:
+    for table in load_gpu(gpu).collectives:
+        _, engine, version, name = table.measured.split()
+        rows = GpuTables(tables_folder(), gpu, engine, {
+            "allreduce": f"{engine}/{version}", "nccl": f"{engine}/{version}"
+        }).table("comm", name)  # fmt: skip
+        wanted = {"backend": "vllm_graph"} if engine == "vllm" else {
+            "op_name": table.operation, "nccl_dtype": "half"
+        }  # fmt: skip
+        sizes, us = line_of(
+            chosen(rows, table.operation, num_gpus=table.gpus, **wanted), "message_size"
+        )
+        measured = {
+            2 * size: time
+            for size, time in zip(sizes, us, strict=True)
+            if 1024 <= size <= table.message_bytes[-1] / 2
+        }
+        modelled = {size: table.time(size, table.gpus) for size in measured}
+        assert modelled == pytest.approx(measured, rel=0.1), (table.operation, table.gpus)

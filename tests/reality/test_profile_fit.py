@@ -14,6 +14,7 @@ from kernel_folder import make_kernel_folder, write_csv
 from made_up_points import DECODE, MIXED, coefficients, made_up
 
 from specsim.core.errors import ProfileError
+from specsim.core.version import __version__
 from specsim.latency.linear import Linear, TwoRegime
 from specsim.profile import load_profile
 from specsim.reality.profile_fit import Points, fit_model, read_points
@@ -105,6 +106,7 @@ def test_the_command_prints_errors_and_writes_a_profile(tmp_path: Path, cli: Run
     assert isinstance(profile.target, TwoRegime)
     assert "held-out" in profile.provenance.notes
     found = json.loads(Path("fit.json").read_text())
+    assert found.pop("specsim_version") == __version__
     errors_of = {kind: each["held_out"]["all"]["median"] for kind, each in found.items()}
     assert errors_of["two_regime"] < 0.02 < errors_of["linear"]
     curve = found["two_regime"]["learning_curve"]

@@ -159,12 +159,12 @@ def test_data_parallel_replicas_take_the_least_loaded(folder: Path) -> None:
 
 
 def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
-    one = validate(folder).simulated["ended_at"]
+    one = validate(folder).simulated["ended_at"]  # batched otherwise, some end earlier
     change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})
     with pytest.raises(ProfileError, match="has no folder tp2"):
         validate(folder)
     make_kernel_folder(folder / "profile" / "tp2")
-    assert (validate(folder).simulated["ended_at"] > one).all()
+    assert validate(folder).simulated["ended_at"].mean() > 1.02 * one.mean()
 
 
 def test_options_that_change_nothing_here_are_named(folder: Path) -> None:
@@ -319,7 +319,7 @@ def test_bad_input_leaves_nothing_behind(folder: Path, cli: Run) -> None:
     [
         ("RTX4090-llama-3.1-8b", 0.004, 4_848),
         ("RTXPRO6000-llama-3.1-8b", 0.020, 19_520),
-        ("RTXPRO6000-qwen3-30b-a3b-dp2-ep2", 0.028, 11_312),
+        ("RTXPRO6000-qwen3-30b-a3b-dp2-ep2", 0.027, 10_416),
     ],
 )
 @needs(REAL)

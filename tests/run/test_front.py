@@ -8,6 +8,7 @@ import pytest
 from conftest import tiny_config
 from numpy.typing import NDArray
 
+from specsim.core.request import Request
 from specsim.results.metrics import tpot, ttft
 from specsim.results.tables import assemble
 from specsim.run.experiment import Experiment
@@ -66,3 +67,53 @@ def test_prompts_wait_for_the_tokenizer(
         reached = FRONT + 200e-6 * np.cumsum(found["prompt_len"])
         assert (found["scheduled_at"] >= reached - 1e-6).all()
         assert found["scheduled_at"][-1] <= reached[-1] + 0.02
+
+
+@pytest.mark.parametrize("replicas", [1, 4])
+def test_turns_do_not_wait_for_a_session_that_is_yet_to_come(
+    replicas: int, constant_step: Callable[..., str], tiny: Callable[..., Experiment]
+) -> None:
+    """A tokenizer is not booked for what has not been sent (nor is any other server)."""
+    overhead = {"front_ms": FRONT * 1e3, "front_token_us": 200.0}
+    profile = constant_step(delta_ms=8.0, drafts={"eagle3": {"token_us": 1}}, overhead=overhead)
+    workload = {
+        "arrivals": {"kind": "constant", "rate": 0.001},
+        "lengths": {
+            "kind": "sessions",
+            "turns": 5,
+            "first_prompt": 50,
+            "new_input": 20,
+            "output": 10,
+            "think_time": 1.0,
+            "max_len": 900,
+        },
+        "num_requests": 20,
+    }
+    engine = {**tiny_config()["engine"], "async_scheduling": False}
+    experiment = tiny(workload=workload, profile=profile, engine=engine, replicas=replicas)
+    run = simulate(experiment, check=True)
+    found = assemble(run.replicas, run.deliveries).requests
+    reached = found["arrived_at"] + FRONT + 200e-6 * found["prompt_len"]
+    np.testing.assert_allclose(found["scheduled_at"], reached, atol=1e-6)
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_outstanding"])
+def test_a_short_prompt_overtakes_a_long_one_at_the_other_tokenizer(
+    routing: str, constant_step: Callable[..., str], tiny: Callable[..., Experiment]
+) -> None:
+    overhead = {"front_ms": FRONT * 1e3, "front_token_us": 200.0}
+    profile = constant_step(delta_ms=8.0, drafts={"eagle3": {"token_us": 1}}, overhead=overhead)
+    engine = {**tiny_config()["engine"], "async_scheduling": False}
+    sent = [(0.0, 200), (0.001, 5), (0.002, 5), (0.5, 9)]
+    requests = [
+        Request(index=index, arrived_at=at, prompt_len=length, output_len=3)
+        for index, (at, length) in enumerate(sent)
+    ]
+    experiment = tiny(profile=profile, engine=engine, replicas=2, routing=routing)
+    run = simulate(experiment, requests=requests, check=True)
+    found = assemble(run.replicas, run.deliveries).requests
+    np.testing.assert_allclose(found["arrived_at"], [at for at, _ in sent], atol=1e-12)
+    reached = [0.04, 0.002, 0.003, 0.5018]
+    np.testing.assert_allclose(found["scheduled_at"][[1, 3]], FRONT + np.array(reached)[[1, 3]])
+    assert (found["scheduled_at"] >= FRONT + np.array(reached) - 1e-9).all()
+    assert found["replica"].tolist() == ([0, 0, 1, 1] if routing == "round_robin" else [0, 0, 1, 0])

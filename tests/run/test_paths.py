@@ -1,5 +1,8 @@
 """Relative paths follow the file that names them, and where they lead nowhere, the old way."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +11,17 @@ import yaml
 from conftest import Run, tiny_config
 from kernel_folder import make_kernel_folder
 
-from specsim.core.errors import ProfileError
-from specsim.profile import load_profile
+import specsim
+from specsim.api import (
+    Summary,
+    compare,
+    load_profile,
+    parse_policies,
+    read_trace,
+    simulate,
+    sweep,
+)
+from specsim.core.errors import ConfigError, ProfileError
 from specsim.run.experiment import Experiment
 from specsim.study.gate import Suite
 from specsim.study.sweep import Sweep
@@ -131,3 +143,82 @@ def test_of_a_profile_every_path_follows_it(lab: Path) -> None:
     profile = load_profile("lab/p.yaml")
     for latency in (profile.target, profile.drafts["eagle3"].latency):
         assert str(getattr(latency, "path", None)) == "lab/tables"
+
+
+CLASS = """
+from typing import Any, Literal
+from specsim.api import BatchView, Policy
+
+class Two(Policy):
+    kind: Literal["two"] = "two"
+    most: int = 2
+    def draft_lens(self, batch: BatchView, memory: Any) -> int:
+        return self.most
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "policy"),
+    [
+        ("in_lab_1", {"kind": "in_lab_1:Two", "most": 3}),
+        ("in_lab_2", "in_lab_2:Two:most=3"),
+        ("in_lab_3", {"kind": "in_lab_3.py:Two", "most": 3}),
+        ("in_lab_4", "in_lab_4.py:Two:most=3"),
+    ],
+)
+def test_a_class_is_found_beside_the_experiment(
+    module: str, policy: Any, lab: Path, cli: Run
+) -> None:
+    (lab / f"{module}.py").write_text(CLASS)
+    path = write(lab / "e.yaml", tiny_config(policy=policy))
+    loaded = Experiment.load(path)
+    assert loaded.policy is not None
+    assert loaded.policy.model_dump() == {"kind": f"lab/{module}.py:Two", "most": 3}
+    assert Experiment.parse(loaded.to_dict(), "again") == loaded
+    # Other processes find it, too; and what was written may be run again from here.
+    args = ("--policies", f"lab/{module}.py:Two", "--replications", 2, "--workers", 2)
+    assert cli("compare", path, *args, "--out", "c")[0] == 0
+    assert cli("run", path, "--out", "one")[0] == 0
+    assert cli("run", "one/config.yaml", "--out", "two")[0] == 0
+
+
+def test_of_two_files_of_one_name_none_is_taken_for_the_other(lab: Path) -> None:
+    Path("of_two.py").write_text(CLASS)
+    (lab / "of_two.py").write_text(CLASS.replace("2", "1"))
+    loaded = Experiment.load(write(lab / "e.yaml", tiny_config(policy="of_two:Two")))
+    assert getattr(loaded.policy, "most", None) == 1
+    with pytest.raises(ConfigError, match=r"Python takes 'of_two' to be .*lab/of_two.py; rename"):
+        Experiment.parse(tiny_config(policy="of_two.py:Two"), "here")
+
+
+def test_a_script_that_names_its_own_class_runs_once(lab: Path) -> None:
+    script = lab / "own_class.py"
+    script.write_text(
+        CLASS + "print('begins')\n"
+        "from specsim.api import Experiment\n"
+        f"config = {tiny_config()!r}\n"
+        "for policy in ('own_class:Two', __file__ + ':Two'):\n"
+        "    found = Experiment.parse({**config, 'policy': policy}, 'script').policy\n"
+        "    print(type(found) is Two)\n"
+    )
+    root = str(Path(specsim.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, script],
+        env={**os.environ, "PYTHONPATH": root},
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.decode().split() == ["begins", "True", "True"], done.stderr.decode()
+
+
+def test_the_api_takes_paths_as_text(lab: Path) -> None:
+    experiment = Experiment.load("lab/e.yaml")
+    assert experiment == Experiment.load(lab / "e.yaml")
+    assert load_profile(Path("lab/p.yaml")) == load_profile("lab/p.yaml")
+    assert len(read_trace("lab/w.jsonl")) == 4
+    compare(experiment, parse_policies(["off"]), replications=1, folder="kept")
+    Summary(simulate(experiment)).save("saved")
+    write(Path("s.yaml"), {"base": "lab/e.yaml", "axes": [{"policy": ["off"]}]})
+    assert len(sweep("s.yaml", "swept")) == 1
+    for folder in ("kept/off", "saved"):
+        assert Path(folder, "summary.json").is_file()

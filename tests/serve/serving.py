@@ -24,6 +24,7 @@ class Served(NamedTuple):
     ports: list[int]
     call: Callable[[Callable[[], Any]], Any]
     """Calls a function in the server's loop, and returns what it returns."""
+    server: LiveServer
 
     @property
     def url(self) -> str:
@@ -67,7 +68,7 @@ def serving(options: ServeOptions | None = None, **config: Any) -> Iterator[Serv
     options = options or ServeOptions(port=0, speed=50.0, grace=0.5)
     made = services(Experiment.parse(tiny_config(**config), "test"), options)
     server, loop = LiveServer(made, options), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
     def call(function: Callable[[], Any]) -> Any:
@@ -78,7 +79,7 @@ def serving(options: ServeOptions | None = None, **config: Any) -> Iterator[Serv
 
     try:
         ports = asyncio.run_coroutine_threadsafe(server.start(), loop).result(60)
-        yield Served(made, ports, call)
+        yield Served(made, ports, call, server)
     finally:
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(20)
         loop.call_soon_threadsafe(loop.stop)

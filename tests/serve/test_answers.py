@@ -109,7 +109,15 @@ def test_what_was_said_before_is_found_in_the_cache(served: Served) -> None:
         (COMPLETIONS, {"prompt": ""}, 400, "empty"),
         (COMPLETIONS, {"prompt": []}, 400, "empty"),
         (COMPLETIONS, {"prompt": [[]]}, 400, "empty"),
-        (COMPLETIONS, {"prompt": [-1]}, 400, "prompt"),
+        (COMPLETIONS, {"prompt": [-1]}, 400, "[0, 2**32)"),
+        (COMPLETIONS, {"prompt": [1 << 64]}, 400, "[0, 2**32)"),
+        (COMPLETIONS, {"prompt": [1, "a"]}, 400, "a list of texts or of token ids"),
+        (COMPLETIONS, {"prompt": [True]}, 400, "a list of texts or of token ids"),
+        (COMPLETIONS, {"prompt": {"a": 1}}, 400, "a list of texts or of token ids"),
+        (COMPLETIONS, {"prompt": [[1], [1.5]]}, 400, "whole numbers"),
+        (COMPLETIONS, {"prompt": ["a"] * 4097}, 400, "4,097 answers are asked for"),
+        (COMPLETIONS, {"prompt": ["a"] * 33, "n": 128}, 400, "4,224 answers are asked for"),
+        (COMPLETIONS, {"prompt": "[{,\\\"" * 99_999}, 400, "maximum context length"),
         (COMPLETIONS, {**ASKED, "max_tokens": 0}, 400, "max_tokens"),
         (COMPLETIONS, {**ASKED, "max_tokens": 1 << 40}, 400, "maximum context length"),
         (COMPLETIONS, {**ASKED, "min_tokens": 10}, 400, "min_tokens"),
@@ -121,6 +129,8 @@ def test_what_was_said_before_is_found_in_the_cache(served: Served) -> None:
         (COMPLETIONS, {**ASKED, "stream_options": {}}, 400, "stream"),
         (COMPLETIONS, {**ASKED, "model": "gpt-4"}, 404, "does not exist"),
         (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
+         "messages.0.content.0.type: Input should be 'text'"),
         (CHAT, {**HELLO, "logprobs": True}, 400, "logprobs"),
         (CHAT, {**HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
         (CHAT, {**HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
@@ -196,4 +206,4 @@ def test_filler_has_as_many_tokens_for_the_tokenizer(tmp_path: Path) -> None:
     filler = texts.filler(5, 60)
     assert np.array_equal(texts.encode(filler.text), filler.ids)
     assert filler.ends[-1] == len(filler.text)
-    assert texts.decode(filler.ids.tolist()) == filler.text
+    assert texts.decode(filler.ids) == filler.text

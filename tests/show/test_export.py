@@ -160,7 +160,7 @@ def parsed(text: str) -> tuple[Samples, dict[str, str]]:
             _, _, name, kind = line.split(" ")
             assert name not in types
             types[name] = kind
-        elif not line.startswith("# HELP "):
+        elif not line.startswith(("# HELP ", "# specsim_version: ")):
             match = re.fullmatch(r'(vllm:[a-z0-9_]+)\{((?:[a-z_]+="[^"\\]*",?)+)\} (\S+)', line)
             assert match, line
             labels = tuple(sorted(re.findall(r'([a-z_]+)="([^"]*)"', match[2])))
@@ -249,7 +249,7 @@ def test_vllm_bench_has_the_fields_of_vllm(cli: Run, saved: Save) -> None:
     assert cli("export", folder, "--vllm-bench", "out.json")[0] == 0
     found = json.loads(Path("out.json").read_text())
     assert set(VLLM_FIELDS.split()) <= found.keys()
-    extra = found.keys() - set(VLLM_FIELDS.split())  # percentiles on request
+    extra = found.keys() - {*VLLM_FIELDS.split(), "specsim_version"}  # percentiles on request
     assert all(re.fullmatch(r"(p50|p90|p95|p99|mean|std|median)_\w+_ms", name) for name in extra)
     assert all(len(found[name]) == 30 for name in ("ttfts", "itls", "generated_texts", "errors"))
     assert read_trace(Path("out.json")).format == "vllm_bench"

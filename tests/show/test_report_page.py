@@ -279,4 +279,4 @@ def test_the_page_of_a_single_case_has_its_numbers(study: Study, tmp_path: Path)
         page = Page(driver, tmp_path / "single.html")
         answer = page.js("document.getElementById('answer').textContent")
     assert "Output throughput" in answer
-    assert "it keeps up with its arrivals" in answer
+    assert "undecided whether it keeps up" in answer  # few requests

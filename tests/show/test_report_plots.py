@@ -117,9 +117,10 @@ def test_policies_are_compared_on_the_requests_that_all_have_met() -> None:
     assert found == speed_up([100.0], [110.0])
 
 
-def test_a_policy_that_keeps_up_is_better_than_one_that_does_not() -> None:
+@pytest.mark.parametrize("flag", ["overloaded", "unstable"])  # now, and in older results
+def test_a_policy_that_keeps_up_is_better_than_one_that_does_not(flag: str) -> None:
     name = "mean_e2el_ms"
-    study = tiny_study({(0, 0): {name: 10.0, "unstable": 1}, (1, 0): {name: 20.0, "unstable": 0}})
+    study = tiny_study({(0, 0): {name: 10.0, flag: 1}, (1, 0): {name: 20.0, flag: 0}})
     assert best_policy(study, group(study), 0, 0, find_measure(study, name)) == 1
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
-from specsim.results.steady import Trend
+from specsim.results.stability import Balance
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Beyond, Summary
@@ -247,7 +247,7 @@ def run_at(
         missed=missed,
         missed_by={"ttft_ms": missed},
         reached_ms={"ttft_ms": 1.0},
-        trend=Trend(growth, 0.0),
+        balance=Balance(1 + growth, 0.0, growth, growth, 0.0, 0.0),
         is_too_short=False,
         requests_per_second=load,
         mean_output_len=1.0,

@@ -51,13 +51,17 @@ def test_regret_is_negative_when_better_and_nothing_against_oneself() -> None:
     assert (itself.mean, itself.low, itself.high) == (0.0, 0.0, 0.0)
 
 
-def comparison(latencies: dict[str, list[float]], unstable: str = "") -> Comparison:
+def comparison(latencies: dict[str, list[float]], overloaded: str = "") -> Comparison:
     """Return a comparison of policies with these mean latencies per replication."""
     fields = {f"{statistic}_{kind}_ms": 1.0 for statistic in STATISTICS for kind in KINDS}
     fields |= {"request_throughput": 1.0, "output_throughput": 5.0}
 
     def result(label: str, policy: Policy) -> PolicyResult:
-        own = {"unstable": label == unstable, "tokens_per_step": 1.5, "num_preemptions": 0}
+        own = {
+            "stability": "overloaded" if label == overloaded else "stable",
+            "tokens_per_step": 1.5,
+            "num_preemptions": 0,
+        }
         summaries = [
             {**fields, "mean_e2el_ms": value, "specsim": own} for value in latencies[label]
         ]
@@ -122,13 +126,13 @@ def test_four_policies_stay_columns() -> None:
 
 
 def test_five_policies_become_a_scoreboard() -> None:
-    shown = comparison({**FOUR, "static:k=3": [4.0, 4.1]}, unstable="static:k=3")
+    shown = comparison({**FOUR, "static:k=3": [4.0, 4.1]}, overloaded="static:k=3")
     lines = [line.split() for line in text_of(comparison_table(shown, "many")).splitlines()]
     rows = {words[0]: words[1:] for words in lines if words and words[0].isdigit()}
     assert rows["1"][0] == "oracle"
-    assert rows["2"][:2] == ["static:k=3", "UNSTABLE"]
+    assert rows["2"][:2] == ["static:k=3", "OVERLOADED"]
     assert rows["4"][:2] == ["=", "static:k=2"]
-    assert sum("UNSTABLE" in words for words in lines) == 1
+    assert sum("OVERLOADED" in words for words in lines) == 1
 
 
 @pytest.mark.parametrize(("width", "num_tables"), [(160, 1), (100, 2)])

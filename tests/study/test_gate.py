@@ -15,6 +15,7 @@ import yaml
 from conftest import ROOT, Run, tiny_config
 from scipy.stats import ttest_ind
 
+from specsim.api import gate
 from specsim.core.errors import ConfigError
 from specsim.study.gate import (
     DEFAULT_TOLERANCES,
@@ -86,6 +87,30 @@ def test_twenty_unchanged_runs_pass(cli: Run, suite: Callable[..., Path], tmp_pa
         code, out, err = cli("gate", "base.json", path, "--workers", 1 + number // 18)
         assert (code, err) == (0, "")
         assert "all 14 comparisons are the same, seed by seed" in out
+
+
+def test_scenarios_run_with_the_seeds_of_the_baseline(
+    cli: Run, suite: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = suite(replications=2)
+    assert cli("gate", "--update", "b.json", path, "--set", "seed=17", "--workers", 1)[0] == 0
+    for args in ([path], [path, "--set", "seed=17"]):
+        code, out, err = cli("gate", "b.json", *args, "--workers", 1)
+        assert (code, err) == (0, "")
+        assert "all 14 comparisons are the same, seed by seed" in out
+    assert gate(tmp_path / "b.json", path).is_paired
+
+
+def test_replications_that_are_not_used_are_told(cli: Run, suite: Callable[..., Path]) -> None:
+    assert cli("gate", "--update", "b.json", suite(replications=2), "--workers", 1)[0] == 0
+    path = suite(replications=3)
+    code, out, err = cli("gate", "b.json", path, "--workers", 1)
+    assert code == 0
+    assert "all 14 comparisons are the same, seed by seed" in out
+    assert err.startswith("warning: replications: 2 as in the baseline, not 3; ")
+    assert err.count("\n") == 1
+    [note] = gate("b.json", path).notes
+    assert note in err
 
 
 def test_unchanged_revisions_pass_with_other_seeds_too(suite: Callable[..., Path]) -> None:
@@ -375,7 +400,7 @@ def test_bad_suites_are_explained(case: str, cli: Run, suite: Callable[..., Path
         (("b.json", "other.json"), "is not a baseline of this version"),
         (("b.json", "none.yaml"), "none.yaml: cannot be read"),
         (("b.json", "suite.yaml", "--set", "replicas=2"), "replicas was 1 and is 2"),
-        (("b.json", "suite.yaml", "--set", "seed=5"), "has the seeds 5 to 5, the baseline 0 to 0"),
+        (("b.json", "suite.yaml", "--set", "seed=5"), "--set seed=5: is not used, for the"),
         (("b.json", "suite.yaml", "--tolerance", "mean_itl_ms=1%"), "'mean_itl_ms' was not kept"),
         (("b.json", "suite.yaml", "--tolerance", "mean_itl=1%"), "did you mean 'mean_itl_ms'"),
         (("b.json", "suite.yaml", "--tolerance", "mean_itl_ms"), "expected METRIC=SHARE"),

@@ -11,7 +11,7 @@ from conftest import tiny_config
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
-from specsim.results.steady import Trend
+from specsim.results.stability import KEEPS_UP
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
 from specsim.study.calls import question_of
@@ -148,7 +148,7 @@ def run_at(load: float, latency: float, shift: float, missed: float, held: int =
     names_ = [f"{s}_{m}_ms" for s in ("mean", "p50", "p99") for m in ("ttft", "tpot", "e2el")]
     return LoadRun(
         load=load, num_requests=4000, num_steady=3000, missed=missed, missed_by={"ttft_ms": missed},
-        reached_ms={"ttft_ms": 1.0}, trend=Trend(0.0, 0.0), is_too_short=False,
+        reached_ms={"ttft_ms": 1.0}, balance=KEEPS_UP, is_too_short=False,
         requests_per_second=load, mean_output_len=100.0,
         latencies_ms=dict.fromkeys(names_, latency * (1 + shift)), most_running=held,
         resource="step_time", beyond=Beyond(1, 0, 0, 1, 1),

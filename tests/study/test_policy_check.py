@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent, indent
 from time import sleep
 from typing import Any
 
@@ -105,3 +106,76 @@ def test_compiling_is_not_held_against_a_policy(monkeypatch: pytest.MonkeyPatch)
         policy_check._time_limit(POLICIES.parse("off")),
     ):
         sleep(1)
+
+
+def _check(cli: Run, folder: Path, body: str) -> tuple[int, str, str]:
+    name = f"checked_{abs(hash(body))}"
+    text = SOURCE.partition("    def draft_lens")[0] + indent(dedent(body), "    ")
+    (folder / f"{name}.py").write_text(text)
+    return cli("policy", "check", f"{folder / name}.py:Mine")
+
+
+DRAFTS = "def draft_lens(self, batch, memory):\n    return 1\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("draft_len", "has no method draft_lens; its 'draft_len' may be meant for it"),
+        ("x", "has no method draft_lens; write it"),
+    ],
+)
+def test_a_policy_without_draft_lens_is_one_line(
+    name: str, message: str, cli: Run, tmp_path: Path
+) -> None:
+    code, _, err = _check(cli, tmp_path, f"def {name}(self, batch, memory):\n    return 1")
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1
+
+
+def test_misspelt_names_are_found(cli: Run, tmp_path: Path) -> None:
+    meant = {"obsserve": "observe", "drop": "drops", "need_sync": "needs_sync"}
+    body = (
+        "def draft_lens(self, batch, memory): return -1\n"
+        "def obsserve(self, outcome, memory): pass\n"
+        "def drop(self, batch, memory): pass\n"
+        "need_sync: bool = True\n"
+        "@property\ndef is_dynamics(self): return 1"
+    )
+    code, out, _ = _check(cli, tmp_path, body)
+    assert code == 1
+    for name, hook in {**meant, "is_dynamics": "is_dynamic"}.items():
+        assert f"'{name}'; did you mean '{hook}'?" in out
+
+
+def test_helpers_and_fields_that_are_used_are_no_misspelt_names(cli: Run, tmp_path: Path) -> None:
+    body = (
+        "draft_len: int = 1\n"
+        "def observed(self):\n    return [-self.draft_len for _ in range(1)][0]\n"
+        "def draft_lens(self, batch, memory):\n    return self.observed()"
+    )
+    assert "nothing uses" not in _check(cli, tmp_path, body)[1]
+
+
+CAUGHT = "while True:\n        try: 1 // 0\n        except: pass"
+
+
+@pytest.mark.parametrize(
+    ("method", "loop"),
+    [
+        ("draft_lens", CAUGHT),
+        ("max_draft_len", "while True: pass"),
+        ("start", "while True: pass"),
+    ],
+)
+def test_a_loop_without_end_is_one_line(
+    method: str, loop: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(policy_check, "_LONGEST", 3.0)
+    body = f"def {method}(self, *given):\n    {loop}\n"
+    body = body if method == "draft_lens" else DRAFTS + body
+    code, out, err = _check(cli, tmp_path, body)
+    assert code in (1, 2)
+    assert "a world was not done after 3 s (" in out + err
+    assert len((out + err).splitlines()) == code % 2 + 1

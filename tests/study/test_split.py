@@ -9,9 +9,11 @@ import yaml
 from conftest import Run, tiny_config
 
 from specsim.core.errors import ConfigError
+from specsim.results.stability import Stability
 from specsim.run.experiment import Experiment
+from specsim.show.render.capacity import split_table
 from specsim.study.compare import chosen_policies
-from specsim.study.split import Split, compare_splits, splits
+from specsim.study.split import COLUMNS, Split, SplitRow, compare_splits, splits
 from specsim.study.split_search import Search, search_splits, thinned
 
 WORKLOAD = {
@@ -81,6 +83,30 @@ def test_the_command_prints_a_table_and_writes_a_file(cli: Run, tmp_path: Path) 
     assert "--rates 4,x: should be numbers above 0" in error
 
 
+@pytest.mark.parametrize(
+    ("stability", "is_efficient", "expected"),
+    [
+        ("stable", True, "efficient"),
+        ("overloaded", True, "OVERLOADED, efficient"),
+        ("undecided", False, "undecided"),
+    ],
+)
+def test_a_row_ends_with_what_is_known_of_it(
+    stability: Stability, is_efficient: bool, expected: str
+) -> None:
+    row = SplitRow(
+        label="1p + 1d",
+        rate=4.0,
+        prefill_replicas=1,
+        decode_replicas=1,
+        gpus=2,
+        values=dict.fromkeys(COLUMNS, 1.0),
+        stability=stability,
+        is_efficient=is_efficient,
+    )
+    assert [*split_table(Split(2, [row]), "title").columns[-1].cells] == [expected]
+
+
 def searched(gpus: int, rate: float, *policies: str, **how: Any) -> tuple[Split, Search]:
     load = {**WORKLOAD, "arrivals": {"kind": "poisson", "rate": rate}, "num_requests": 120}
     spec = {"method": "eagle3", "num_speculative_tokens": 3}
@@ -124,8 +150,8 @@ def test_a_search_is_over_sizes_too_as_far_as_there_are_profiles() -> None:
 def test_pools_that_fall_behind_are_left_out() -> None:
     """Of a prefill pool that does, smaller ones are not even run."""
     found, search = searched(4, 70.0, most=9)
-    assert (search.too_small, search.pieces) == (1, 6)
-    assert not any(row.is_unstable for row in found.rows if row.prefill_replicas)
+    assert (search.too_small, search.pieces) == (2, 6)  # prefill and decode pools of one
+    assert not any(row.stability == "overloaded" for row in found.rows if row.prefill_replicas)
     found, search = searched(4, 300.0, most=9)
     assert (search.too_small, search.pieces, search.predictions) == (3, 2, [])
     assert [row.label for row in found.rows] == ["colocated"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specsim.policies import POLICIES, Policy
+from specsim.policies import POLICIES, Policy, check_proposer
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -39,7 +39,7 @@ def rivals(spec: dict[str, Any]) -> list[Policy]:
         for example in member.examples:
             policy = POLICIES.parse({"kind": name, **example})
             try:
-                policy.check_proposer(proposer)
+                check_proposer(policy, proposer)
             except ValueError:
                 continue
             if name != "oracle" and not policy.uses_tokens:

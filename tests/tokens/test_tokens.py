@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.core.request import Request, Text
+from specsim.core.version import __version__
 from specsim.tokens import describe
 from specsim.tokens.convert import SPLIT
 from specsim.tokens.describe import (
@@ -77,6 +78,7 @@ def spoken(path: Path) -> list[tuple[str, str, str]]:
     data = path.read_bytes()
     rows = [json.loads(line) for line in (gzip.decompress(data) if path.suffix == ".gz" else data)
             .decode().splitlines()]  # fmt: skip
+    assert rows[0].pop("specsim_version") == __version__
     assert all(list(row) == ["id", "prompt_token_ids", "generated_token_ids"] for row in rows)
     return [
         (row["id"], *(" ".join(names[token] for token in row[field]) for field in list(row)[1:]))
@@ -200,7 +202,7 @@ BAD_LOGS: dict[str, tuple[Any, str]] = {
     "empty answer": ({"prompt": "a", "output": ""}, "line 2: output is empty"),
     "no token": ({"id": "q", "prompt": "a", "output": " "}, "the answer of request 'q'"),
     "no text": ({"prompt": "a", "output": 7}, "line 2: output is no text but int"),
-    "half a character": ({"prompt": "a", "output": "b\ud83d"}, "line 2: output holds half"),
+    "half a character": ({"prompt": "a", "output": "b\ud83d"}, "line 2: not JSON: holds half"),
     "tokens": ({"prompt_token_ids": [1], "generated_token_ids": [2]}, "holds token ids already"),
     "no assistant": ({"messages": CHAT[:2]}, "line 2: no message has the role 'assistant'"),
     "empty message": (
@@ -281,7 +283,7 @@ NO_TOKENIZERS = {
     "prose": (b"Once upon a time\n", "is no tokenizer"),
     "empty": (b"", "is no tokenizer"),
     "other JSON": (b'{"add_bos_token": true}', "has no 'model' (found: add_bos_token)"),
-    "cut JSON": (b'{"model": {', "is not JSON"),
+    "cut JSON": (b'{"model": {', "not JSON"),
     "odd model": (b'{"model": {"type": "Odd"}}', "is not a tokenizer.json that can be read"),
     "few ranks": (RANK, "has no rank for 255 of the 256 bytes"),
     "cut ranks": (RANK + b"YQ", "line 2: is not a token in base64 and its rank"),

@@ -22,7 +22,7 @@ def test_azure_conversations_replayed(tmp_path: Path) -> None:
     assert len(rows) == 19_366
     assert int(rows["prompt_len"].sum()) == 22_361_870
     assert int(rows["output_len"].sum()) == 4_088_665
-    assert not summary.is_unstable
+    assert summary.stability != "overloaded"
     published = csv.DictReader((FOLDER / "results.csv").read_text().splitlines())
     kept = next(row for row in published if row["policy"] == "static:k=3")
     for field in ("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms", "p99_e2el_ms"):

@@ -58,7 +58,7 @@ class SpecScript(Settings):
     """How drafts are made."""
 
     method: str
-    k: int = Field(ge=1)
+    k: int = Field(ge=1, le=254)
     per_batch_size: tuple[tuple[int, int, int], ...] | None = None
 
 
@@ -121,17 +121,17 @@ class RequestScript(Settings):
     """One request; where it has no token ids, they are scripted too."""
 
     id: str
-    arrival_ns: int = Field(ge=0)
-    prompt_len: int = Field(gt=0)
-    max_tokens: int = Field(gt=0)
-    stop_after: int | None = Field(default=None, gt=0)
+    arrival_ns: int = Field(ge=0, le=2**62)
+    prompt_len: int = Field(gt=0, le=2**31)
+    max_tokens: int = Field(gt=0, le=2**31)
+    stop_after: int | None = Field(default=None, gt=0, le=2**31)
     """Output tokens after which the model says a stop token, if that is before `max_tokens`."""
     priority: int = 0
     alpha: float | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_segments: tuple[tuple[int, int, int, int], ...] | None = None
     """The prompt in pieces: stream, number, first position and length of each."""
-    external_len: int = Field(default=0, ge=0)
+    external_len: int = Field(default=0, ge=0, le=2**31)
     """Tokens of the prompt whose KV entries another engine has."""
 
 
@@ -187,7 +187,10 @@ class Scenario(Settings):
 def load_scenario(path: Path) -> Scenario:
     """Return a scenario from its JSON file; a TraceError if it is none."""
     with validated(str(path), TraceError):
-        return Scenario.model_validate(load_mapping(path, TraceError))
+        scenario = Scenario.model_validate(load_mapping(path, TraceError))
+        scenario.engine.to_config()
+        _speculation(scenario.engine.spec)
+        return scenario
 
 
 @final

@@ -182,7 +182,9 @@ def _step_difference(number: int, field: str, ours: Any, theirs: Any) -> Differe
     if field not in ("sched", "out"):
         return Difference(number, None, field, ours, theirs)
     names = ("id", "n", "s", "c", "b") if field == "sched" else ("id", "tokens", "accepted")
-    for our_row, their_row in zip(ours, theirs, strict=False):
+    for our_row, their_row in zip(ours, theirs if isinstance(theirs, list) else (), strict=False):
+        if not isinstance(their_row, list) or len(their_row) != len(names):
+            return Difference(number, None, field, our_row, their_row)
         for name, our_value, their_value in zip(names, our_row, their_row, strict=True):
             if our_value != their_value:
                 return Difference(number, their_row[0], f"{field}.{name}", our_value, their_value)

@@ -16,6 +16,7 @@ from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit.regression import DraftingOfRuns, without_drafting
 
+_SHORTEST = 1e-9  # seconds of a step
 _NAMES = {
     "context_tokens": ("context_tokens",),
     "batched_tokens": ("batched_tokens",),
@@ -166,11 +167,12 @@ def read_points(path: Path) -> Points:
     columns, _ = read_columns(path, found.values())
     values: Columns = {name: columns[called] for name, called in found.items()}
     not_empty = values["batched_tokens"] > 0
-    zero = np.flatnonzero(not_empty & (values["seconds"] == 0))
+    zero = np.flatnonzero(not_empty & (values["seconds"] < _SHORTEST))
     if len(zero):
+        seconds = values["seconds"][zero[0]]
         raise ProfileError(
-            f"{path}, line {int(zero[0]) + first_line(path)}: {found['seconds']} = 0: a step takes "
-            "time; correct or remove the row"
+            f"{path}, line {int(zero[0]) + first_line(path)}: {found['seconds']} = {seconds:g}: a "
+            "step takes time; correct or remove the row"
         )
     context, batched, requests, prefill, seconds = (values[name] for name in _NAMES)
     return Points(context, batched, requests, prefill > 0, seconds).take(not_empty)
@@ -258,8 +260,7 @@ def kernels_of(
             num_layers=shape.num_hidden_layers,
             tensor_parallel_size=tensor_parallel_size,
             hidden_size=shape.hidden_size,
-            collective_us=spec.collective_us,
-            collective_gb_per_s=spec.collective_gb_per_s,
+            collectives=spec.collectives,
             num_experts=shape.num_experts or None,
             experts_per_token=shape.num_experts_per_tok or None,
         )

@@ -1,6 +1,8 @@
 """What all plots have in common: panels, scales, and files that are the same for the same data."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -13,13 +15,15 @@ from numpy.typing import NDArray
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
+from specsim.core.marks import PICTURE_MARK
+from specsim.results.stability import Stability
 
 matplotlib.use("Agg")  # no window
 
 _METADATA: dict[str, dict[str, str | None]] = {  # no time stamp
-    ".png": {"Software": None},
+    ".png": {"Software": PICTURE_MARK},
     ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
+    ".pdf": {"CreationDate": None, "Creator": PICTURE_MARK},
 }
 
 
@@ -38,6 +42,23 @@ def save(figure: Figure, path: Path) -> None:
     with new_file(path) as temporary, matplotlib.rc_context({"svg.hashsalt": "specsim"}):
         figure.savefig(temporary, format=path.suffix[1:], dpi=120, metadata=_METADATA[path.suffix])
     plt.close(figure)
+
+
+_FACES: dict[Stability, dict[str, Any]] = {
+    "overloaded": {"markerfacecolor": "white"},
+    "undecided": {"fillstyle": "bottom", "markerfacecoloralt": "white"},
+}
+
+
+def mark_stability(
+    axis: Axes, x: Iterable[float], y: Iterable[float], answers: Iterable[Stability], **look: Any
+) -> None:
+    """Draw markers anew: open where the queue kept growing, half open where that is undecided."""
+    points = list(zip(x, y, answers, strict=True))
+    for answer, face in _FACES.items():
+        marked = [place for *place, found in points if found == answer]
+        if marked:
+            axis.plot(*zip(*marked, strict=True), **{"marker": "o", "ls": "", **look, **face})
 
 
 def panels(count: int, size: tuple[float, float]) -> tuple[Figure, NDArray[np.object_]]:

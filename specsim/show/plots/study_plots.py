@@ -13,7 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from specsim.show.plots import make_log, panels, save
+from specsim.show.plots import make_log, mark_stability, panels, save
 from specsim.show.plots.drawing import CROSSOVER, SPEED_UP, Chart, Drawing, label_load
 from specsim.show.report.study import (
     COST,
@@ -22,7 +22,7 @@ from specsim.show.report.study import (
     Measure,
     Point,
     Study,
-    is_unstable,
+    stability,
     values_of,
 )
 from specsim.study.capacity.findings import lower_front
@@ -70,7 +70,7 @@ def _draw_over_load(drawing: Drawing) -> Figure:
 
 def _draw_policy(axis: Axes, drawing: Drawing, hardware: int, policy: int) -> None:
     numbers, look = drawing.load_numbers, drawing.look(policy)
-    places, means, lows, highs, unstable = [], [], [], [], []
+    places, means, lows, highs, stabilities = [], [], [], [], []
     for load, number in enumerate(numbers):
         cell = drawing.cells.get((hardware, policy, load), [])
         values = list(values_of(drawing.study, cell, drawing.measure).values())
@@ -81,13 +81,11 @@ def _draw_policy(axis: Axes, drawing: Drawing, hardware: int, policy: int) -> No
         means.append(mean)
         lows.append(max(mean - (half or 0.0), 0.01 * mean))  # a latency has no value below 0
         highs.append(mean + (half or 0.0))
-        unstable.append(is_unstable(cell))
-    mark: dict[str, Any] = {"marker": drawing.marker(policy), "ms": 4.5}
+        stabilities.append(stability(cell))
+    mark: dict[str, Any] = {"marker": drawing.marker(policy), "markersize": 4.5}
     axis.plot(places, means, lw=1.4, **mark, **look)
     axis.fill_between(places, lows, highs, color=look["color"], alpha=0.12, lw=0)
-    broken = [(x, y) for x, y, is_broken in zip(places, means, unstable, strict=True) if is_broken]
-    if broken:  # open markers: the queue kept growing
-        axis.plot(*zip(*broken, strict=True), ls="", mec=look["color"], mfc="white", **mark)
+    mark_stability(axis, places, means, stabilities, color=look["color"], **mark)
 
 
 OVER_LOAD = Chart("over-load", _same_load, _draw_over_load)
@@ -120,7 +118,7 @@ def _offers(drawing: Drawing) -> list[_Offer]:
 
 
 def _is_fine(drawing: Drawing, cell: Cell) -> bool:
-    if is_unstable(cell):
+    if stability(cell) == "overloaded":
         return False
     wanted = drawing.study.capacity["attainment"] if drawing.study.capacity else 0.0
     attainment = next(measure for measure in MEASURES if measure.name == "slo_attainment")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import new_table
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def split_table(found: "Split", title: str) -> Table:
 def _cells(row: "SplitRow") -> list[str]:
     values = row.values
     attainment = values["slo_attainment"]
-    notes = ["UNSTABLE"] * row.is_unstable + ["efficient"] * row.is_efficient
+    notes = (STABILITY_MARKS[row.stability], "efficient" if row.is_efficient else "")
     return [
         row.label,
         "-" if row.rate is None else f"{row.rate:g}",
@@ -164,7 +165,7 @@ def _cells(row: "SplitRow") -> list[str]:
             for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
         ),
         "-" if values["mean_transfer_ms"] is None else f"{values['mean_transfer_ms']:,.1f}",
-        ", ".join(notes),
+        ", ".join(filter(None, notes)),
     ]
 
 

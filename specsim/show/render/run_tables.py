@@ -15,6 +15,7 @@ from rich.table import Table
 
 from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
+from specsim.results.stability import STABILITY_MARKS, stability_in, together
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
 from specsim.show.render import add_wide_rows, interval, new_table, percent
@@ -32,15 +33,22 @@ _SWEPT = {
 }
 
 
+_TITLE_MARKS = {
+    "stable": "",
+    "overloaded": " OVERLOADED (queue still growing)",
+    "undecided": " (undecided whether the server keeps up)",
+}
+
+
 def run_table(summary: Summary, title: str) -> Table:
     """Return the table of one run."""
     data = summary.data
-    unstable = " UNSTABLE (queue still growing)" if summary.is_unstable else ""
+    mark = _TITLE_MARKS[summary.stability]
     rows = (
         [name, *(f"{data[f'{statistic}_{kind}_ms']:,.2f}" for statistic in SHOWN)]
         for kind, name in TITLES.items()
     )
-    table = new_table(title + unstable, ["ms", *SHOWN], rows)
+    table = new_table(title + mark, ["ms", *SHOWN], rows)
     add_wide_rows(table, _scalar_rows(data))
     return table
 
@@ -112,8 +120,8 @@ def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[
     sums = [fsum(metrics[key] for metrics in found) for key in _SWEPT]
     values = [f"{total / len(found):,.2f}" if found else "-" for total in sums]
     problem = "FAILED" if len(found) < len(records) else ""
-    unstable = "UNSTABLE" if any(m["unstable"] for m in found) else ""
-    return [*map(escape, labels.values()), *values, problem or unstable]
+    mark = STABILITY_MARKS[together(map(stability_in, found))] if found else ""
+    return [*map(escape, labels.values()), *values, problem or mark]
 
 
 def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:
@@ -199,9 +207,9 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
     if results[0].speed_up.low is not None:
         table.add_row("95 % interval", *(interval(result.speed_up) for result in results))
-    if any(result.is_unstable for result in results):
-        marks = ("UNSTABLE" if result.is_unstable else "" for result in results)
-        table.add_row("queue still growing", *marks)
+    marks = [STABILITY_MARKS[result.stability] for result in results]
+    if any(marks):
+        table.add_row("keeps up?", *(mark or "stable" for mark in marks))
     return table
 
 
@@ -210,7 +218,7 @@ def _mean(result: "PolicyResult", field: str, form: str) -> str:
     return "-" if isnan(value) else form.format(value)
 
 
-_MARK = ""  # the column that says UNSTABLE has no title
+_MARK = ""  # the column that says OVERLOADED has no title
 
 Cell = Callable[["Standing"], str]
 
@@ -278,8 +286,8 @@ def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
         "rank": lambda standing: f"{standing.rank}{' =' if standing.is_tied else '  '}",
         "policy": lambda standing: escape(standing.result.label),
     }
-    if any(standing.result.is_unstable for standing in standings):
-        columns[_MARK] = lambda standing: "UNSTABLE" if standing.result.is_unstable else ""
+    if any(STABILITY_MARKS[standing.result.stability] for standing in standings):
+        columns[_MARK] = lambda standing: STABILITY_MARKS[standing.result.stability]
     return columns
 
 

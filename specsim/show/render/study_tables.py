@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
+from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import interval, new_table
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ def _load(value: float) -> str:
 def _state(load: "LoadCheck") -> str:
     if load.is_saturated:
         return "SATURATED"
-    return f"UNSTABLE: k={', '.join(map(str, load.unstable))}" if load.unstable else ""
+    marked = {STABILITY_MARKS[name]: load.that_are(name) for name in ("overloaded", "undecided")}
+    return "; ".join(f"{mark}: k={', '.join(map(str, ks))}" for mark, ks in marked.items() if ks)
 
 
 def _check_table(check: "Check", title: str) -> Table:

@@ -7,10 +7,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from specsim.core.errors import ConfigError
+from specsim.core.marks import MARK
 from specsim.core.settings import as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
+from specsim.results.stability import Stability, as_flags
 from specsim.results.timeline import over_time
 from specsim.show.report.axes import (
     axis_of,
@@ -67,6 +69,7 @@ def _load_comparison(folder: Path) -> Study:
     """Read a comparison; distributions and what happened over time are of the first replication."""
     path, remedy = folder / "comparison.json", "give a folder that `specsim compare --out` wrote"
     comparison = load_mapping(path, ConfigError)
+    comparison.pop(MARK, None)
     points: list[Point] = []
     configs: list[dict[str, Any]] = []
     warnings: dict[str, None] = {}
@@ -146,7 +149,8 @@ class _Probe(BaseModel):
 
     load: float
     requests_per_second: float
-    is_unstable: bool
+    is_unstable: bool = False  # of older plans
+    stability: Stability | None = None
     attainment: float
     mean_output_len: float
     cost_per_million_tokens: float | None
@@ -166,7 +170,7 @@ class _Probe(BaseModel):
             **({} if cost is None else {COST: cost}),
             "slo_attainment": self.attainment,
             "output_throughput": self.requests_per_second * self.mean_output_len,
-            "unstable": float(self.is_unstable),
+            **as_flags(self.stability or ("overloaded" if self.is_unstable else "stable")),
         }
 
 

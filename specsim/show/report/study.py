@@ -10,6 +10,7 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import nearest
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
+from specsim.results.stability import Stability, as_flags, stability_in, together
 from specsim.run.summary import step_times
 from specsim.study.paired import SpeedUp, speed_up
 
@@ -176,7 +177,8 @@ MEASURES = (
         Measure(f"hits.{tier}_share", f"Prefix hits, {title}", "share of the prompt tokens", False)
         for tier, title in (("gpu", "GPU"), ("host", "host memory"), ("disk", "disk"))
     ),
-    Measure("unstable", "Queue kept growing", ""),
+    Measure("overloaded", "Overloaded", "share of the runs"),
+    Measure("undecided", "Undecided whether overloaded", "share of the runs"),
 )
 """The first is shown unless the reader asks for another."""
 
@@ -184,6 +186,8 @@ MEASURES = (
 def measured(study: Study, point: Point) -> dict[str, float]:
     """Return what is known of a point, by the names of `MEASURES`."""
     found = dict(point.metrics)
+    if "unstable" in found:  # of an older specsim
+        found |= as_flags(stability_in(found))
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:
         found["slo_attainment"] = goodput / throughput
@@ -349,11 +353,11 @@ def best_policy(
     def rank(policy: int) -> tuple[bool, float, int]:
         values = {n: v for n, v in found[policy].items() if n in shared} or found[policy]
         cell = cells[hardware, policy, load]
-        return is_unstable(cell), sign * sum(values.values()) / len(values), policy
+        return stability(cell) == "overloaded", sign * sum(values.values()) / len(values), policy
 
     return min(found, key=rank)
 
 
-def is_unstable(cell: Cell) -> bool:
-    """Return whether the queue kept growing in some run of a cell."""
-    return any(point.metrics.get("unstable") for point in cell)
+def stability(cell: Cell) -> Stability:
+    """Return whether the server of a cell's runs kept up with what arrived."""
+    return together(stability_in(point.metrics) for point in cell)

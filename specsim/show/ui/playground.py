@@ -206,7 +206,7 @@ def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:
     seconds = float(ended[-1] - arrived[0])
     return {
         "label": run.run.experiment.effective_policy.kind,
-        "unstable": run.is_unstable,
+        "stability": run.stability,
         "attainment": float(keeps_limits(run.tables, moved.slo).mean()) if moved.slo else None,
         **{name: latency_statistics(values) for name, values in latencies(requests).items()},
         "output_throughput": int(requests["output_len"].sum()) / seconds,

@@ -90,9 +90,9 @@ class Prices(Settings):
         return date.isoformat() if isinstance(date, datetime.date) else date
 
     @classmethod
-    def load(cls, path: Path | None) -> Self:
+    def load(cls, path: Path | str | None) -> Self:
         """Return the prices in a YAML file, or specsim's examples; a ConfigError if it is wrong."""
-        path = path or _EXAMPLES
+        path = Path(path or _EXAMPLES)
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))
 

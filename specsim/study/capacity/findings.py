@@ -109,7 +109,7 @@ class Found:
     def is_limited_by_length(self) -> bool:
         """Whether the smallest load that was not sustained failed by too short a run alone."""
         at_limit = self.beyond_capacity
-        if at_limit is None or at_limit.is_unstable:
+        if at_limit is None or at_limit.is_overloaded:
             return False
         return at_limit.is_too_short and at_limit.attainment >= self.goal.attainment
 
@@ -363,7 +363,7 @@ def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
         "load": probe.load,
         "requests_per_second": found.rate_of(probe),
         "is_sustained": probe.is_sustained(found.goal.attainment),
-        "is_unstable": probe.is_unstable,
+        "stability": probe.stability,
         "num_requests": probe.num_requests,
         "replications": len(probe.runs),
         **_at_load(probe),

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from specsim.profile import Profile
 from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
-from specsim.results.steady import Trend, arrival_order, warm_up_of
+from specsim.results.stability import Balance, Stability
+from specsim.results.steady import arrival_order, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.summary import Beyond, summarized
@@ -49,7 +50,7 @@ class LoadRun:
     """Share that missed each limit: ``ttft_ms``, ``tpot_ms``, ``e2el_ms``."""
     reached_ms: dict[str, float]
     """Of each limited metric, the quantile at the attainment that is asked for."""
-    trend: Trend  # of the backlog
+    balance: Balance
     is_too_short: bool
     """Whether requests took more than a quarter of the time in which they arrived: then the server
     may hold a backlog that has had no time to show."""
@@ -94,13 +95,16 @@ class LoadProbe:
         return 1.0 - self.mean(lambda run: run.missed)
 
     @property
-    def trend(self) -> Trend:
-        return Trend.pooled([run.trend for run in self.runs])
+    def balance(self) -> Balance:
+        return Balance.pooled([run.balance for run in self.runs])
 
     @property
-    def is_unstable(self) -> bool:
-        """Whether the backlog grew as long as requests arrived."""
-        return self.trend.is_growing
+    def stability(self) -> Stability:
+        return self.balance.stability
+
+    @property
+    def is_overloaded(self) -> bool:
+        return self.stability == "overloaded"
 
     @property
     def is_too_short(self) -> bool:
@@ -138,8 +142,8 @@ class LoadProbe:
         return max(sorted(set(names)), key=names.count)
 
     def is_sustained(self, attainment: float) -> bool:
-        """Return whether enough requests kept their limits and the backlog was seen not to grow."""
-        return self.attainment >= attainment and not (self.is_unstable or self.is_too_short)
+        """Return whether enough requests kept their limits and no overload was seen."""
+        return self.attainment >= attainment and not (self.is_overloaded or self.is_too_short)
 
     def margins(self, slo: Slo) -> dict[str, float]:
         """Return how far each limited metric is from its limit, as a share of that."""
@@ -174,7 +178,7 @@ def measure(task: Task) -> LoadRun:
             name: float(np.quantile(values, task.attainment))
             for name, (values, _) in reached.items()
         },
-        trend=summary.backlog if clients is None else Trend(0.0, 0.0),
+        balance=summary.balance,
         is_too_short=lasts_long and clients is None,  # a closed loop is never overloaded
         requests_per_second=float(((ended_at > start) & (ended_at <= end)).sum() / (end - start)),
         mean_output_len=float(requests["output_len"].mean()),
@@ -279,7 +283,7 @@ def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Inte
     """Return where between a sustained load and one that is not the capacity lies.
 
     Between two loads close together, the logarithm of the share of requests that miss a limit, and
-    the growth of the backlog, are taken to be lines over the logarithm of the load. Where the first
+    the excess of the balance, are taken to be lines over the logarithm of the load. Where the first
     of them passes what is allowed is the capacity. The jackknife over replications, which have the
     same seeds, turns that into an interval, at least half as wide as the two loads are apart, for
     between them nothing was tried (Tukey 1958, "Bias and confidence in not quite large samples";
@@ -304,11 +308,11 @@ def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Inte
 
 
 def _scores(probe: LoadProbe, attainment: float) -> tuple[float, float]:
-    """Return by how much the limits, and a steady backlog, are missed; 0 is just allowed."""
+    """Return by how much the limits, and what the server can do, are missed; 0 is just allowed."""
     requests = sum(run.num_steady for run in probe.runs)
     least = 0.5 / max(requests, 1)  # of no request that was seen to miss, half a one is assumed
     allowed = max(1.0 - attainment, least)
-    return log(max(1.0 - probe.attainment, least) / allowed), probe.trend.excess
+    return log(max(1.0 - probe.attainment, least) / allowed), probe.balance.excess()
 
 
 def _slopes(low: LoadProbe, high: LoadProbe, attainment: float) -> tuple[float, ...]:

@@ -32,7 +32,6 @@ from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.summary import summarized
 from specsim.study.inputs import Input, inputs_of, load_with_base
-from specsim.study.paired import replicated
 
 
 def _named(text: str) -> str:
@@ -252,18 +251,24 @@ def run_suite(
     suite: Suite,
     tolerances: Tolerances,
     *,
+    baseline: GateResults | None = None,
     workers: int = 1,
     date: str | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> GateResults:
-    """Run every scenario of a suite with all its seeds; keep the metrics that have a tolerance.
+    """Run every scenario of a suite; keep the metrics that have a tolerance.
 
     A SpecsimError if a scenario cannot be run, or has no such metric.
+
+    Args:
+        baseline: Whose seeds the scenarios are run with, in place of the suite's.
     """
     metrics = tuple(tolerances)
     experiments = {name: suite.experiment(name) for name in suite.scenarios}
+    before = {} if baseline is None else baseline.scenarios
+    seeds = {name: before[name].seeds if before else suite.seeds(name) for name in experiments}
     tasks: list[list[Task]] = [
-        [(name, run, metrics) for run in replicated(experiment, suite.replications)]
+        [(name, experiment.replace(seed=seed), metrics) for seed in seeds[name]]
         for name, experiment in experiments.items()
     ]
     with Runner(LocalProcesses(workers), on_progress) as runner:
@@ -273,7 +278,7 @@ def run_suite(
             config_hash=experiment.hash,
             config=experiment.without_seed(),
             inputs=inputs_of(experiment),
-            seeds=suite.seeds(name),
+            seeds=seeds[name],
             metrics={metric: [row[metric] for row in rows] for metric in metrics},
         )
         for (name, experiment), rows in zip(experiments.items(), found, strict=True)

@@ -8,7 +8,7 @@ metrics and scenarios it looks at. With a single seed there is no interval, and 
 decides.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from math import inf, isfinite
@@ -98,10 +98,12 @@ class GateVerdict:
         }
 
 
-def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -> GateVerdict:
+def judge(
+    baseline: GateResults, current: GateResults, tolerances: Tolerances, notes: Iterable[str] = ()
+) -> GateVerdict:
     """Compare two revisions by their tolerances; a ConfigError if that cannot be done."""
     _check_names(set(baseline.scenarios), set(current.scenarios))
-    notes: list[str] = []
+    notes = list(notes)
     scenarios_of: dict[str, list[str]] = {}
     if baseline.specsim_version != current.specsim_version:
         notes.append(f"specsim {baseline.specsim_version} -> {current.specsim_version}")
@@ -123,21 +125,21 @@ def judge(baseline: GateResults, current: GateResults, tolerances: Tolerances) -
     )
 
 
-def check_same_suite(baseline: GateResults, suite: Suite) -> None:
-    """Raise, before anything is run, unless a suite has the scenarios and seeds of a baseline."""
+def check_same_suite(baseline: GateResults, suite: Suite) -> list[str]:
+    """Raise, before anything is run, unless a suite has the scenarios of a baseline.
+
+    Returns:
+        What of the suite is not used, for the baseline decides it.
+    """
     _check_names(set(baseline.scenarios), set(suite.scenarios))
     for name, old in baseline.scenarios.items():
         experiment = suite.experiment(name)
         _differences(name, old, experiment.without_seed(), inputs_of(experiment))
-        if old.seeds != (seeds := suite.seeds(name)):
-            raise ConfigError(
-                f"scenario '{name}': the suite has the seeds {_span(seeds)}, the baseline "
-                f"{_span(old.seeds)}; {_REMEDY}"
-            )
-
-
-def _span(seeds: list[int]) -> str:
-    return f"{min(seeds)} to {max(seeds)}"
+    counts = {len(old.seeds) for old in baseline.scenarios.values()} - {suite.replications}
+    return [
+        f"replications: {count} as in the baseline, not {suite.replications}; {_REMEDY}"
+        for count in sorted(counts)
+    ]
 
 
 def _check_names(before: set[str], after: set[str]) -> None:

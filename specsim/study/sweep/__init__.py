@@ -19,8 +19,9 @@ from specsim.core.runner import Backend, Job, Runner
 from specsim.core.settings import as_yaml, flattened, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.profile import load_profile
-from specsim.results.folder import StepsTable, structured_columns
+from specsim.results.folder import StepsTable, described, structured_columns
 from specsim.results.metrics import distributions
+from specsim.results.stability import as_flags, stability_of
 from specsim.results.timeline import over_time
 from specsim.run.simulate import simulate
 from specsim.run.size import check_size
@@ -219,7 +220,8 @@ def _table(records: list[dict[str, Any]]) -> pa.Table:
         columns[name] = [r[name] for r in records]
     for name in dict.fromkeys(name for r in records for name in r["metrics"]):
         columns[name] = [r["metrics"].get(name) for r in records]
-    return pa.table({name: _array(values) for name, values in columns.items()})
+    arrays = {name: _array(values) for name, values in columns.items()}
+    return described(arrays, "points.parquet", records[0]["axes"])
 
 
 def _array(values: list[Any]) -> Any:
@@ -291,13 +293,15 @@ def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
     """Return the numbers of a summary, as in ``summary.json``, without nesting.
 
     The block ``specsim`` stands beside the others; what is nested in it has dotted names, such as
-    ``time_shares.target``. Truth values are 0 or 1; text and lists are left out.
+    ``time_shares.target``. Truth values are 0 or 1, and so are `overloaded` and `undecided`, which
+    the stability comes to; other text and lists are left out.
     """
     outer = {name: value for name, value in summary.items() if name != "specsim"}
+    own = summary["specsim"]
     return {
         name: int(value) if isinstance(value, bool) else value
-        for name, value in flattened({**outer, **summary["specsim"]}).items()
-        if isinstance(value, int | float) and name.rpartition(".")[2] != "seed"
+        for name, value in flattened({**outer, **own, **as_flags(stability_of(own))}).items()
+        if isinstance(value, int | float) and name.rpartition(".")[2] not in ("seed", "unstable")
     }
 
 

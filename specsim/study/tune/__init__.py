@@ -141,9 +141,9 @@ class Tuning:
             "specsim_version": __version__,
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write ``tune.json`` into a folder that exists."""
-        (folder / "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+        Path(folder, "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:
@@ -162,7 +162,8 @@ def _load(load: LoadCheck) -> dict[str, Any]:
         "name": load.name,
         "load": load.load,
         "is_saturated": load.is_saturated,
-        "unstable_k": load.unstable,
+        "overloaded_k": load.that_are("overloaded"),
+        "undecided_k": load.that_are("undecided"),
         "best_fixed_k": load.best_fixed,
         "schedule_over_best_fixed": asdict(load.over_best_fixed),
         "speed_up_over_off": {

@@ -18,7 +18,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies.size_schedule import Schedule
 from specsim.results.metrics import latency
-from specsim.results.steady import Trend, backlog_trend
+from specsim.results.stability import Balance
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -41,7 +41,7 @@ class Measurement:
     mean_output_len: float  # tokens per request
     context_tokens: int  # of the largest step
     batched_tokens: int  # of the largest step
-    trend: Trend  # of the backlog
+    balance: Balance
 
 
 class Trials(Runner):
@@ -65,7 +65,8 @@ def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> 
 
 
 def _measure(trial: Trial) -> Measurement:
-    tables = Summary(simulate(trial.experiment, requests=trial.requests())).tables
+    summary = Summary(simulate(trial.experiment, requests=trial.requests()))
+    tables = summary.tables
     requests, steps = tables.requests, tables.steps
     start, end = steady_window(requests, trial.experiment.workload.arrivals)
     is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
@@ -77,7 +78,7 @@ def _measure(trial: Trial) -> Measurement:
         mean_output_len=float(requests["output_len"].mean()),
         context_tokens=int(steps["context_tokens"].max()),
         batched_tokens=int(steps["batched_tokens"].max()),
-        trend=backlog_trend(requests),
+        balance=summary.balance,
     )
 
 

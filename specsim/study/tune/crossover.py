@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specsim.policies import Policy
 from specsim.policies.references import OracleGoodput
 from specsim.policies.size_schedule import Schedule
-from specsim.results.steady import Trend
+from specsim.results.stability import Balance, Stability
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning, Measurement, Trials, latency_ratio
@@ -196,10 +196,12 @@ class LoadCheck:
         return latency_ratio(self.fixed[0], group)
 
     @property
-    def unstable(self) -> list[int]:
-        """Every k whose backlog grew as long as requests arrived."""
-        trends = (Trend.pooled([m.trend for m in group]) for group in self.fixed)
-        return [k for k, trend in enumerate(trends) if trend.is_growing]
+    def stabilities(self) -> list[Stability]:
+        """Of every k, whether the server kept up with what arrived."""
+        return [Balance.pooled([m.balance for m in group]).stability for group in self.fixed]
+
+    def that_are(self, stability: Stability) -> list[int]:
+        return [k for k, found in enumerate(self.stabilities) if found == stability]
 
     @property
     def oracle_over_schedule(self) -> SpeedUp:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from io import TextIOWrapper
+from math import isfinite
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 
@@ -17,14 +18,20 @@ from numpy.typing import NDArray
 from specsim.core.columns import opened_parquet, parquet_table
 from specsim.core.errors import TraceError
 from specsim.core.families import Family, Member
-from specsim.core.reading import MAX_DATA_BYTES, UnreadableError, check_file, lines, short
+from specsim.core.reading import (
+    MAX_DATA_BYTES,
+    UnreadableError,
+    check_file,
+    lines,
+    parse_json,
+    short,
+)
 from specsim.core.resources import locate
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
 _BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, csv.Error)
 """What reading raises of a file that is cut off, or not what it claims to be."""
-_TOO_LARGE = "a number in it has too many digits, or it is nested too deeply; correct or remove it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,8 @@ class Row:
     def label(self, field: str) -> str | int | float | None:
         """Return what a field calls something; a TraceError unless it is text, a number or none."""
         value = self.values.get(field)
-        if value is not None and not isinstance(value, str | int | float):
+        is_finite = isinstance(value, str | int) or (isinstance(value, float) and isfinite(value))
+        if value is not None and not is_finite:
             raise TraceError(
                 f"{self.place}: {field} = {short(value)} must be text or a number; correct or "
                 "remove the row"
@@ -164,13 +172,12 @@ class TraceFile:
         try:
             with self._open() as stream:
                 text = stream.read(MAX_DATA_BYTES)
-                return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise TraceError(f"{self.path}, line {error.lineno}: not JSON: {error.msg}") from error
         except _BROKEN as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
-        except (ValueError, RecursionError) as error:
-            raise TraceError(f"{self.path}: {_TOO_LARGE}") from error
+        try:
+            return parse_json(text)
+        except UnreadableError as error:
+            raise TraceError(f"{self.path}: {error}; correct or remove it") from error
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of a file that is no JSON document; a TraceError where one is broken."""
@@ -203,13 +210,11 @@ class TraceFile:
                 continue
             place = f"{self.path}, line {number}"
             try:
-                values = json.loads(line)
-            except json.JSONDecodeError as error:
+                values = parse_json(line, is_line=True)
+            except UnreadableError as error:
                 raise TraceError(
-                    f"{place}: not JSON: {error.msg}; the line may have been cut off"
+                    f"{place}: {error}; the line may have been cut off: correct or remove it"
                 ) from error
-            except (ValueError, RecursionError) as error:
-                raise TraceError(f"{place}: {_TOO_LARGE}") from error
             if not isinstance(values, dict):
                 raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
             yield Row(place, values)
@@ -221,7 +226,7 @@ def _is_json(text: str) -> bool:
     except json.JSONDecodeError:
         return False
     except (ValueError, RecursionError):  # the line will be read again, by who can say where it is
-        return True
+        pass
     return True
 
 
@@ -260,12 +265,12 @@ class Reader(Member):
 READERS = Family("workload.readers", Reader)
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path | str) -> Trace:
     """Return the workload in a file of any known format, gzip-compressed or not.
 
     A TraceError if the file is missing, empty, of no known format, or breaks its format's rules.
     """
-    file = TraceFile(locate(path))
+    file = TraceFile(locate(Path(path)))
     for kind in READERS.all_members():
         reader = READERS.parse({"kind": kind})
         if reader.matches(file):

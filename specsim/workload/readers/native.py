@@ -9,7 +9,9 @@ import numpy as np
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, TraceError
+from specsim.core.marks import MARK
 from specsim.core.request import UNRECORDED, PrefixIds
+from specsim.core.version import __version__
 from specsim.workload.readers import Reader, Row
 from specsim.workload.trace import Trace, TraceBuilder
 
@@ -91,6 +93,7 @@ def write_trace(trace: Trace, path: Path) -> None:
         import pyarrow.parquet as pq  # noqa: PLC0415
 
         table = pa.table({name: pa.array(column) for name, column in columns.items()})
+        table = table.replace_schema_metadata({MARK: __version__})
         with new_file(path) as temporary:
             pq.write_table(table, temporary, compression="zstd")
     elif path.name.endswith((".jsonl", ".jsonl.gz")):

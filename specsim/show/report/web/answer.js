@@ -127,7 +127,7 @@ function winnersByLoad(h) {
 /** From which load on the queue keeps growing, whatever the policy. */
 function breakingPoint(h) {
   const places = shown("load").filter((l) => best(h, l));
-  const broken = places.filter((l) => best(h, l).unstable);
+  const broken = places.filter((l) => best(h, l).stability === "overloaded");
   if (broken.length) return `no policy keeps up from ${loadText(broken[0])} on`;
   return `some policy keeps up at every load, up to ${loadText(places[places.length - 1])}`;
 }
@@ -185,7 +185,7 @@ function ranking(h, l) {
     each.mean,
     gained(each),
     ...(hasSlo ? ofSlo(each) : []),
-    each.unstable ? "no" : "yes",
+    KEEPS_UP[each.stability],
   ]);
   const head = [POLICY.title, titled(METRIC.get(state.metric)), "speed-up over off (95 %)"];
   if (hasSlo) head.push("within the SLO", "what binds");
@@ -202,7 +202,7 @@ function caseHeadline(h, l) {
     `${POLICY.labels[p]}${lead}`,
     over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`,
     share != null && `${percent(share)} of the requests within the SLO`,
-    isUnstable(points) && "the queue kept growing",
+    STABILITY_TEXTS[stabilityOf(points)],
   ];
   return `${gpusText(h)}: ${texts.filter(Boolean).join(", ")}.`;
 }
@@ -226,7 +226,7 @@ function mainNumbers(points) {
   const known = names.filter((name) => METRIC.has(name)).map((name) => METRIC.get(name));
   const valueText = ({ name, unit }) => withUnit(meanOf(points, name), unit);
   const texts = known.map((metric) => `${metric.title} ${valueText(metric)}`);
-  const end = isUnstable(points) ? "the queue kept growing" : "it keeps up with its arrivals";
+  const end = STABILITY_TEXTS[stabilityOf(points)] || "it keeps up with its arrivals";
   return make("p", {}, `${capital(texts.join(", "))}; ${end}.`);
 }
 

@@ -50,7 +50,7 @@ function overLoadFinding() {
     state.replications.size > 1
       ? " Bands: 95 % intervals over the replications; all policies share their luck, so differences are surer than the bands suggest."
       : "";
-  return `From left to right, ${title} of the best policy goes ${texts.filter(Boolean).join(", ")}.${bands} Open markers: the queue kept growing.`;
+  return `From left to right, ${title} of the best policy goes ${texts.filter(Boolean).join(", ")}.${bands} Open markers: the queue kept growing; with a dot: undecided whether it did.`;
 }
 
 function drawOverLoad(plot) {
@@ -93,7 +93,7 @@ function policyOverLoad(h, p, panel) {
     { ...edge, y: low },
     { ...edge, y: high, fill: "tonexty", fillcolor: faint(ink, 0.16) },
   ];
-  const symbol = found.map(({ points }) => (isUnstable(points) ? `${shape}-open` : shape));
+  const symbol = found.map(({ points }) => markerOf(shape, stabilityOf(points)));
   const means = {
     x,
     y: found.map(({ mean }) => mean),
@@ -143,11 +143,11 @@ function crossoverCard() {
 
 function crossoverCell(found, unit) {
   if (!found) return dataCell({ class: "none" }, "no run");
-  const { p, mean, second, lead, isTied, unstable, count } = found;
+  const { p, mean, second, lead, isTied, stability, count } = found;
   const all = state.shown.policy.size;
   const ahead = lead ? `×${lead.mean.toFixed(2)}` : "";
   const mark = isTied ? `= ${POLICY.labels[second.p]}` : ahead;
-  const details = [withUnit(mean, unit), unstable ? "all unstable" : mark];
+  const details = [withUnit(mean, unit), stability === "overloaded" ? "all overloaded" : mark];
   if (count < all) details.push(`of ${count} of ${all}`);
   const title = [
     `${POLICY.labels[p]}: ${withUnit(mean, unit)}`,
@@ -213,7 +213,8 @@ function heatCell(h, p, l) {
   if (!found) return dataCell({ class: "none" }, "–");
   const strength = Math.min(1, Math.abs(Math.log(found.mean)) / Math.log(3));
   const bounds = found.low == null ? "" : `; 95 %: ${number(found.low)} to ${number(found.high)}`;
-  const open = isUnstable(cell(h, p, l)) ? "the queue kept growing" : "";
+  const stability = stabilityOf(cell(h, p, l));
+  const open = STABILITY_TEXTS[stability];
   const times = `×${found.mean.toFixed(2)}`;
   const title = `${whereText({ h, p, l })}: ${times}${bounds}${open && `; ${open}`}`;
   return dataCell(
@@ -224,9 +225,11 @@ function heatCell(h, p, l) {
       title,
     },
     found.mean.toFixed(2),
-    open ? make("sup", { title: open }, "u") : null,
+    open ? make("sup", { title: open }, SUPERSCRIPTS[stability]) : null,
   );
 }
+
+const SUPERSCRIPTS = { overloaded: "o", undecided: "?" };
 
 function heatFinding() {
   const found = shownCells()
@@ -235,8 +238,9 @@ function heatFinding() {
     .filter((each) => each.gain)
     .sort((a, b) => a.gain.mean - b.gain.mean || b.h - a.h || b.p - a.p || b.l - a.l);
   if (!found.length) return "";
-  const isOpen = found.some(({ points }) => isUnstable(points));
+  const notes = Object.entries(SUPERSCRIPTS)
+    .filter(([name]) => found.some(({ points }) => stabilityOf(points) === name))
+    .map(([name, mark]) => ` ${mark}: ${STABILITY_TEXTS[name]}.`);
   const text = (each) => `×${each.gain.mean.toFixed(2)} (${whereText(each)})`;
-  const open = isOpen ? " u: the queue kept growing." : "";
-  return `From ${text(found[0])} to ${text(found[found.length - 1])}.${open}`;
+  return `From ${text(found[0])} to ${text(found[found.length - 1])}.${notes.join("")}`;
 }

@@ -8,15 +8,15 @@ function costPoints() {
       ...each,
       cost: meanOf(each.points, COST),
       latency: meanOf(each.points, latencyMetric()),
-      unstable: isUnstable(each.points),
+      stability: stabilityOf(each.points),
     }))
     .filter((each) => each.cost != null && each.latency != null);
 }
 
 /** Whether enough requests keep their limits, where that was asked for; overload never does. */
-function isOffer({ points, unstable }) {
+function isOffer({ points, stability }) {
   const wanted = DATA.capacity?.attainment ?? 0;
-  return !unstable && (wanted === 0 || meanOf(points, "slo_attainment") >= wanted);
+  return stability !== "overloaded" && (wanted === 0 || meanOf(points, "slo_attainment") >= wanted);
 }
 
 /** Those offers that no other beats in cost and latency, by rising cost. */
@@ -42,7 +42,7 @@ function costName(each) {
 
 function costTrace(found) {
   const text = (each) =>
-    `${literal(costName(each))}, ${literal(loadText(each.l))}: ${number(each.latency)} ms, ${money(each.cost)} per million${each.unstable ? "; the queue kept growing" : ""}`;
+    `${literal(costName(each))}, ${literal(loadText(each.l))}: ${number(each.latency)} ms, ${money(each.cost)} per million${STABILITY_TEXTS[each.stability] && `; ${STABILITY_TEXTS[each.stability]}`}`;
   return {
     x: found.map((each) => each.cost),
     y: found.map((each) => each.latency),
@@ -52,11 +52,11 @@ function costTrace(found) {
   };
 }
 
-/** The runs of a policy, with open markers where the queue kept growing. */
+/** The runs of a policy, with open markers where they do not keep up for sure. */
 function costsOfPolicy(points, h, p) {
   const mine = points.filter((each) => each.h === h && each.p === p);
   const [ink, shape] = [policyColour(p), DATA.policies[p].symbol];
-  const symbol = mine.map((each) => (each.unstable ? `${shape}-open` : shape));
+  const symbol = mine.map((each) => markerOf(shape, each.stability));
   return {
     ...costTrace(mine),
     name: literal(costName({ h, p })),

@@ -47,8 +47,8 @@ const GAIN_COLUMN = {
 const STABLE_COLUMN = {
   title: "keeps up",
   unit: "",
-  value: ({ points }) => (isUnstable(points) ? 1 : 0),
-  show: ({ points }) => (isUnstable(points) ? "no" : "yes"),
+  value: ({ points }) => (["stable", "undecided", "overloaded"].indexOf(stabilityOf(points))),
+  show: ({ points }) => KEEPS_UP[stabilityOf(points)],
 };
 
 function hasGains() {

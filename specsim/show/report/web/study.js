@@ -116,9 +116,26 @@ function gain(candidate, reference, name) {
   return { mean: Math.exp(mean), low, high, count };
 }
 
-function isUnstable(points) {
-  return points.some((point) => valueOf(point, "unstable"));
+/** What runs of one setting say together: what some say and none denies. */
+function stabilityOf(points) {
+  const answer = (point) => ["overloaded", "undecided"].find((name) => valueOf(point, name)) ?? "stable";
+  const said = new Set(points.map(answer));
+  if (said.size > 1) said.delete("undecided");
+  return said.size === 1 ? [...said][0] : "undecided";
 }
+
+/** Open where the queue kept growing, with a dot in it where that is undecided. */
+function markerOf(shape, stability) {
+  return shape + { overloaded: "-open", undecided: "-open-dot", stable: "" }[stability];
+}
+
+const KEEPS_UP = { overloaded: "no", undecided: "undecided", stable: "yes" };
+
+const STABILITY_TEXTS = {
+  overloaded: "the queue kept growing",
+  undecided: "undecided whether it keeps up",
+  stable: "",
+};
 
 /** Only the replications that all of them have, if there are any: others met other requests. */
 function onSameLuck(all) {
@@ -139,10 +156,10 @@ function best(h, l, name = state.metric) {
     .map((each) => ({
       ...each,
       mean: meanOf(each.points, name),
-      unstable: isUnstable(each.points),
+      stability: stabilityOf(each.points),
     }))
     .filter((each) => each.mean != null)
-    .sort((a, b) => a.unstable - b.unstable || sign * (a.mean - b.mean));
+    .sort((a, b) => (a.stability === "overloaded") - (b.stability === "overloaded") || sign * (a.mean - b.mean));
   if (!ranked.length) return null;
   const [first, second] = ranked;
   const lead = second ? gain(first.points, second.points, name) : null;

@@ -1,0 +1,247 @@
+"""What holds in every world, whatever happens in it: oracles that need no expected value."""
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.errors import SpecsimError
+from specsim.run.simulate import Run
+from specsim.run.summary import Summary
+
+Times = NDArray[np.float64]
+SLACK = 1e-9  # of a time, as a share of it, where sums are rounded
+
+
+class Broken(Exception):  # noqa: N818 - of a relation or an oracle
+    """Something does not hold that must; begins with its name."""
+
+
+def demand(holds: Any, name: str, what: str = "") -> None:
+    """Raise unless something holds."""
+    if not np.all(holds):
+        raise Broken(f"{name}: {what}" if what else name)
+
+
+def check_run(run: Run) -> None:
+    """Raise if a run, made with ``check`` and ``keeps_deliveries``, contradicts itself."""
+    summary = Summary(run)
+    _check_requests(summary)
+    _check_deliveries(summary)
+    _check_steps(summary)
+    _check_clients(summary)
+    _check_tokenizers(summary)
+    _check_replicas_at_work(summary)
+    _check_incidents(summary)
+    for scaling in run.scalings.values():
+        for count in scaling.counts:
+            demand(min(count[1:]) >= 0, "scaling", f"fewer than no replicas: {count}")
+        demand(all(until >= start for start, until in scaling.spans), "scaling", "spans end early")
+    try:
+        json.dumps(summary.data, allow_nan=False)
+    except ValueError as error:
+        raise Broken(f"summary: {error}") from error
+
+
+def _check_requests(summary: Summary) -> None:
+    rows, run = summary.tables.requests, summary.run
+    demand(rows["request"] == np.arange(len(run.requests)), "requests", "not each of them once")
+    assert run.deployment.engine.max_model_len is not None
+    room = run.deployment.engine.max_model_len
+    lens = [(r.prompt_len, min(r.output_len, room - r.prompt_len)) for r in run.requests]
+    demand(rows[["prompt_len", "output_len"]].tolist() == lens, "requests", "other lengths")
+    demand(rows["cached_len"] < rows["prompt_len"], "requests", "a prompt is cached whole")
+    demand(rows["arrived_at"] <= rows["scheduled_at"], "clock", "scheduled before it arrived")
+    demand(rows["scheduled_at"] < rows["first_token_at"], "clock", "a first token in no time")
+    demand(rows["first_token_at"] <= rows["ended_at"], "clock", "ended before its first token")
+
+
+def _check_deliveries(summary: Summary) -> None:
+    run, rows = summary.run, summary.tables.requests
+    assert run.deliveries is not None
+    counts = rows["deliveries"]
+    places = run.deliveries.places(counts)
+    at, lens = run.deliveries.at[places], run.deliveries.lens[places].astype(np.int64)
+    accepted = run.deliveries.accepted[places]
+    drafted = run.deliveries.drafted[places]
+    ends = np.cumsum(counts)
+    firsts = ends - counts
+    demand(np.add.reduceat(lens, firsts) == rows["output_len"], "tokens", "delivered != output")
+    demand(at[firsts] == rows["first_token_at"], "clock", "first delivery != first token")
+    demand(at[ends - 1] == rows["ended_at"], "clock", "last delivery != end")
+    is_first = np.isin(np.arange(len(at)), firsts)
+    demand((np.diff(at, prepend=0.0) > 0) | is_first, "clock", "deliveries not in order")
+    demand(accepted <= drafted, "tokens", "more drafts accepted than verified")
+    demand((lens >= 1) & (lens <= accepted + 1), "tokens", "other than accepted and one more")
+    own = np.isin(np.arange(len(at)), ends - 1)
+    demand((lens == accepted + 1) | own, "tokens", "some of a draft are lost")
+
+
+def _check_steps(summary: Summary) -> None:
+    steps, rows = summary.tables.steps, summary.tables.requests
+    answering = steps
+    if summary.run.pools is not None:
+        answering = steps[summary.tables.step_replicas < summary.run.experiment.pools.decode.slots]
+    emitted = answering["output_tokens"].sum()
+    demand(emitted == rows["output_len"].sum(), "tokens", "of steps != output")
+    demand(steps["scheduled_at"] <= steps["started_at"], "clock", "a step starts before its time")
+    demand(steps["started_at"] < steps["ended_at"], "clock", "a step takes no time")
+    for replica in range(summary.run.experiment.num_engines):
+        mine = steps[summary.tables.step_replicas == replica]
+        demand(np.diff(mine["ended_at"]) > 0, "clock", "two steps of a replica end at once")
+        overlap = mine["started_at"][1:] - mine["ended_at"][:-1]
+        demand(overlap >= -SLACK * mine["ended_at"][1:], "clock", "two passes on one GPU at once")
+    run = summary.run
+    is_simple = run.pools is None and run.offload is None
+    if is_simple and not (rows["preemptions"].any() or rows["requeues"].any()):
+        computed = rows["prompt_len"] - rows["cached_len"]
+        padding = run.deployment.max_draft_len * int((computed == 1).sum())  # vLLM's, with drafts
+        extra = int(steps["prefill_tokens"].sum() - computed.sum())
+        demand(0 <= extra <= padding, "tokens", f"prompts not computed once, but {extra} more")
+
+
+def _check_clients(summary: Summary) -> None:
+    """Arrivals are those of the workload; turns come one after the other, and on time."""
+    run, rows = summary.run, summary.tables.requests
+    arrivals: Any = run.experiment.workload.arrivals
+    latest: dict[int, int] = {}
+    for request in run.requests:
+        place, session = request.index, request.session
+        expected: float | None = request.arrived_at
+        if session is not None and session in latest:
+            expected = max(rows["ended_at"][latest[session]] + request.think_time, expected or 0.0)
+        elif arrivals.kind == "closed_loop":
+            expected = None
+        if session is not None:
+            latest[session] = place
+        if expected is not None:
+            off = abs(rows["arrived_at"][place] - expected)
+            demand(off <= SLACK * max(expected, 1e-3), "arrivals", f"request {place} off by {off}")
+    if arrivals.kind == "closed_loop":
+        later = rows["arrived_at"] * (1 + SLACK) + SLACK
+        inside = [(at, 1) for at in later] + [(at, -1) for at in rows["ended_at"]]
+        inside.sort()
+        demand(np.cumsum([step for _, step in inside]).max() <= arrivals.concurrency, "closed loop")
+
+
+def covered(begins: Times, ends: Times, at: Times, servers: int) -> Times:
+    """Return how long, up to instants, so many servers have been busy, all of them at once."""
+    edges = sorted([(t, 1) for t in begins.tolist()] + [(t, -1) for t in ends.tolist()])
+    instants = np.array([t for t, _ in edges] or [0.0])
+    busy = np.cumsum([step for _, step in edges] or [0]) >= servers
+    until = np.concatenate([[0.0], np.cumsum(np.diff(instants) * busy[:-1])])
+    place = np.searchsorted(instants, at, side="right") - 1
+    rest = np.where(place >= 0, (at - instants[place]) * busy[place], 0.0)
+    found: Times = np.where(place >= 0, until[place], 0.0) + rest
+    return found
+
+
+def _never_idle(
+    name: str, waits: tuple[Times, Times], begins: Times, ends: Times, servers: int = 1
+) -> None:
+    """Raise if anybody waits, from one instant to another, while one of some servers is idle."""
+    came, begun = waits
+    idle = (begun - came) - (
+        covered(begins, ends, begun, servers) - covered(begins, ends, came, servers)
+    )
+    worst = int(np.argmax(idle)) if len(idle) else 0
+    slack = 1e-7 + SLACK * len(begins) if len(idle) else 0.0
+    scale = float(np.max(ends, initial=1.0))
+    demand(
+        len(idle) == 0 or idle[worst] <= slack * min(scale, 1.0),
+        name,
+        f"who comes at {came[worst]} waits until {begun[worst]}, idle {idle[worst]}"
+        if len(idle)
+        else "",
+    )
+
+
+def _reached(summary: Summary) -> tuple[NDArray[np.void], Times]:
+    """Return the requests as they were sent, and how long each took to reach the engine."""
+    run = summary.run
+    records = run.replicas if run.pools is None else run.pools.records
+    rows, delays = [], []
+    for each in records:
+        mine = each.requests
+        rows.append(mine)
+        if each.delays is None:
+            delays.append(np.zeros(len(mine)))
+            continue
+        places = mine["request"]
+        if each.numbers is not None:
+            places = np.searchsorted(each.numbers, places)
+        delays.append(each.delays[places])
+    return np.concatenate(rows), np.concatenate(delays)
+
+
+def _check_tokenizers(summary: Summary) -> None:
+    run = summary.run
+    server = run.deployment
+    if run.pools is not None:
+        servers = run.experiment.pools.prefill.slots if run.experiment.pools else 0
+        overhead = run.pools.prefill_profile.overhead
+    else:
+        servers, overhead = run.experiment.num_engines, server.profile.overhead
+    rows, delays = _reached(summary)
+    if not overhead.front_token_us:
+        demand(np.isclose(delays, overhead.front_ms * 1e-3), "front end", "other delays")
+        return
+    ready = rows["arrived_at"] + delays - overhead.front_ms * 1e-3
+    begun = ready - overhead.front_token_us * 1e-6 * rows["prompt_len"]
+    _never_idle("tokenizers", (rows["arrived_at"], begun), begun, ready, servers)
+
+
+def _check_replicas_at_work(summary: Summary) -> None:
+    """No replica stands still while a request waits there that it may run."""
+    run = summary.run
+    if run.pools is not None or run.offload is not None or run.deployment.is_lock_step:
+        return  # who waits there may wait for others
+    steps = summary.tables.steps
+    for replica, records in enumerate(run.replicas):
+        rows = records.requests
+        if not len(rows):
+            continue
+        places = rows["request"]
+        if records.numbers is not None:
+            places = np.searchsorted(records.numbers, places)
+        delays = np.zeros(len(rows)) if records.delays is None else records.delays[places]
+        stays = rows["requeues"] == 0
+        waits = (rows["arrived_at"] + delays)[stays], rows["scheduled_at"][stays]
+        mine = steps[summary.tables.step_replicas == replica]
+        if run.scalings or run.experiment.incidents:  # nobody may have been there when it came
+            first = mine["scheduled_at"].min(initial=np.inf)
+            waits = np.maximum(waits[0], first), np.maximum(waits[1], first)
+        if any(each.kind == "failure" for each in run.experiment.incidents or ()):
+            continue  # steps that were lost are not written down
+        _never_idle("replica", waits, mine["scheduled_at"], mine["ended_at"])
+
+
+def _check_incidents(summary: Summary) -> None:
+    """Nothing comes from a replica that has failed."""
+    run = summary.run
+    if run.scalings or run.pools is not None:
+        return
+    steps = summary.tables.steps
+    for incident in run.experiment.incidents or ():
+        if incident.kind == "failure":
+            mine = steps[summary.tables.step_replicas == incident.replica]
+            until = float("inf") if incident.until is None else incident.until
+            inside = (mine["ended_at"] > incident.at) & (mine["scheduled_at"] < until)
+            demand(~inside, "incidents", f"replica {incident.replica} works although it has failed")
+
+
+def in_order(starts: list[tuple[float, float]]) -> bool:
+    """Return whether spans neither overlap nor go back."""
+    return all(one[1] <= two[0] for one, two in pairwise(starts))
+
+
+def refusal(error: BaseException) -> bool:
+    """Return whether an error is what a user is told who asks for what cannot be."""
+    return isinstance(error, SpecsimError) and type(error).__name__ in (
+        "ConfigError",
+        "CapacityError",
+        "ProfileError",
+        "TraceError",
+    )

@@ -1,0 +1,59 @@
+"""Plug-ins that do in Python what members of specsim's own do in its compiled loop."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from specsim.core.step import StepLoad
+from specsim.latency import LatencyModel, NestedLatency
+from specsim.policies.goodput import Goodput
+from specsim.policies.joint import Joint
+from specsim.policies.size_schedule import Schedule
+
+
+class Uncompiled(LatencyModel):
+    """Another latency model, asked at every step."""
+
+    kind: str = "uncompiled"
+    inner: NestedLatency
+
+    @property
+    def uses_pieces(self) -> bool:
+        """As the other."""
+        return self.inner.uses_pieces
+
+    def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> LatencyModel:
+        """Return the other as that of ranks."""
+        inner = self.inner.in_lock_step(data_parallel_size, expert_parallel=expert_parallel)
+        return self.model_copy(update={"inner": inner})
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        """Return what the other says."""
+        return self.inner.lock_step_time(loads)
+
+    def forward_time(self, load: StepLoad) -> float:
+        """Return what the other says."""
+        return self.inner.forward_time(load)
+
+
+class PythonGoodput(Goodput):  # type: ignore[misc]
+    """Decides in Python, as every class from outside."""
+
+    kind: str = "python_goodput"  # type: ignore[assignment]
+
+
+class PythonSchedule(Schedule):  # type: ignore[misc]
+    """Asked at every step."""
+
+    kind: str = "python_schedule"  # type: ignore[assignment]
+
+    def lens_by_size(self, largest: int, memory: Any) -> None:
+        """Have no table."""
+
+
+class PythonJoint(Joint):  # type: ignore[misc]
+    """Acts in Python."""
+
+    kind: str = "python_joint"  # type: ignore[assignment]
+
+    def loop_desk(self, memory: Any, most: int, num_requests: int) -> None:
+        """Have none."""

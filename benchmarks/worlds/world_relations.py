@@ -1,0 +1,332 @@
+"""What two worlds have to do with one another that differ in one thing: relations between runs."""
+
+import copy
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from world_checks import Broken, demand
+from world_making import World
+
+from specsim.core.step import Pieces, StepLoad
+from specsim.run.deployment import Deployment
+from specsim.run.drafting import Drafting
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+from specsim.run.whole import PoolServers
+
+TIMES = ("arrived_at", "scheduled_at", "first_token_at", "ended_at", "started_at")
+DURATIONS = ("target_time", "draft_time", "overhead_time")
+_NOT_COMPARED = ("alpha_estimate",)
+
+
+class Host:
+    """Writes worlds into a folder, and runs them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._count = folder, 0
+
+    def experiment(self, world: World) -> Experiment:
+        """Write a world down, and return what its experiment is read as."""
+        self._count += 1
+        folder = self._folder / str(self._count)
+        folder.mkdir()
+        write_kernels(folder / "kernels")
+        (folder / "profile.yaml").write_text(as_text(world["profile"]))
+        if world["rows"] is not None:
+            lines = [as_text(row) for row in world["rows"]]
+            (folder / "trace.jsonl").write_text("\n".join(lines) + "\n")
+        (folder / "world.yaml").write_text(as_text(world["config"]))
+        return Experiment.load(folder / "world.yaml")
+
+    def resolve(self, world: World) -> None:
+        """Raise what a run of a world would raise before it begins."""
+        experiment = self.experiment(world)
+        deployment = Deployment.of(experiment.serving)
+        pools = PoolServers.of(experiment, deployment)
+        requests = list(experiment.workload.build(experiment.seed).requests())
+        for server in (deployment, pools.prefill) if pools else (deployment,):
+            Drafting(experiment.serving, server, requests)
+
+    def run(self, world: World, *, check: bool = False) -> Run:
+        """Run a world; as nobody watches, unless it is to be checked."""
+        return simulate(self.experiment(world), check=check, keeps_deliveries=True)
+
+
+_LAYERS = (
+    *("embedding", "final_layernorm", "layernorm", "qkv_proj", "rotary_emb", "o_proj"),
+    *("gate_up_proj", "act_fn", "down_proj"),
+)
+
+
+def write_kernels(folder: Path) -> None:
+    """Write tables of kernels, whose every time is a formula, for profiles of that kind."""
+    folder.mkdir()
+    dense = [f"{name},{size},{2 + size / 8}" for name in _LAYERS for size in (1, 16, 256, 2048)]
+    each = [f"{name},{size},{5 * size}" for name in ("lm_head", "sampler") for size in (1, 64)]
+    attention = [
+        f"{chunk},{prompt},{count},{context},{1 + (chunk * (9 + prompt) + count * context) / 999}"
+        for chunk in (0, 16, 128, 1024)
+        for prompt in ((0, 512, 4096) if chunk else (0,))
+        for count in (0, 1, 8, 64)
+        for context in ((16, 512, 4096) if count else (0,))
+        if chunk or count
+    ]
+    header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
+    for name, lines in (
+        ("dense", ["layer,tokens,time_us", *dense]),
+        ("per_sequence", ["layer,sequences,time_us", *each]),
+        ("attention", [header, *attention]),
+    ):
+        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+
+
+_NO_POINT = re.compile(r"(?<![\d.])(\d+)e([-+]\d+)")
+
+
+def as_text(value: Any) -> str:
+    """Return plain values as JSON that is YAML, too: numbers with a power have a point."""
+    return _NO_POINT.sub(r"\1.0e\2", json.dumps(value))
+
+
+def tables_of(run: Run) -> dict[str, np.ndarray[Any, Any]]:
+    """Return all that was recorded of requests, deliveries, steps and transfers, by column."""
+    tables = Summary(run).tables
+    assert run.deliveries is not None
+    found = {f"requests.{name}": tables.requests[name] for name in tables.requests.dtype.names}
+    found |= {f"steps.{name}": tables.steps[name] for name in tables.steps.dtype.names}
+    found["steps.replica"] = tables.step_replicas
+    for name in ("at", "lens", "drafted", "accepted"):
+        found[f"deliveries.{name}"] = getattr(run.deliveries, name)
+    if run.pools is not None:
+        transfers = run.pools.pools.transfers
+        found |= {f"transfers.{name}": transfers[name] for name in transfers.dtype.names}
+    if run.offload is not None:
+        found |= {
+            f"loads.{name}": run.offload.loads[name] for name in run.offload.loads.dtype.names
+        }
+    return found
+
+
+_ARE_TIMES = re.compile(r"(_at|_time|deliveries\.at)$")
+
+
+def demand_same(
+    name: str, base: Run, other: Run, *, factor: float = 1.0, rounding: float = 0.0
+) -> None:
+    """Raise unless two runs are alike, the times of the second `factor` times as long."""
+    others = tables_of(other)
+    for column, values in tables_of(base).items():
+        if column.endswith(_NOT_COMPARED):
+            continue
+        theirs = others[column]
+        demand(values.shape == theirs.shape, name, f"{column}: {values.shape} != {theirs.shape}")
+        expected = values * factor if _ARE_TIMES.search(column) else values
+        if rounding and _ARE_TIMES.search(column):
+            is_same = np.isclose(expected, theirs, rtol=rounding, atol=1e-12, equal_nan=True)
+        else:
+            is_same = (expected == theirs) | (np.isnan(expected) & np.isnan(theirs))
+        if not is_same.all():
+            place = int(np.argmin(is_same))
+            raise Broken(f"{name}: {column}[{place}] is {theirs[place]}, not {expected[place]}")
+
+
+def changed(world: World, **changes: Any) -> World:
+    """Return a world with other fields of its experiment; dots lead inside, None leaves out."""
+    world = copy.deepcopy(world)
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        holder = world["config"]
+        for parent in parents:
+            holder = holder.setdefault(parent, {})
+        if value is None:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    return world
+
+
+def again(host: Host, world: World, base: Run) -> None:
+    """Whether anybody watches changes nothing, and the same seed gives the same bytes."""
+    demand_same("again", base, host.run(world))
+
+
+def _slower(value: Any, name: str = "") -> Any:
+    """Return fields with all times doubled, by their names, and all rates halved."""
+    if isinstance(value, dict) and value.get("kind") == "piecewise":
+        return {**value, "segments": [[2 * t, rate / 2] for t, rate in value["segments"]]}
+    if isinstance(value, dict):
+        return {key: _slower(each, key) for key, each in value.items()}
+    if isinstance(value, list) and name in ("incidents", "attention"):
+        return [
+            {**_slower(each), **{key: 2 * each[key] for key in ("at", "until") if key in each}}
+            for each in value
+        ]
+    if name in ("rate", "bandwidth_gb_s"):
+        return value / 2
+    is_time = name.endswith(("_ms", "_us", "_ns", "_s")) or name == "duration"
+    return _doubled(value) if is_time else value
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_doubled(each) for each in value]
+    return 2 * value
+
+
+def doubled(host: Host, world: World, base: Run) -> None:
+    """All times doubled double every latency, to the last bit, for 2 is a power of two."""
+    slow = copy.deepcopy(world)
+    slow["config"] = _slower(slow["config"])
+    workload = slow["config"]["workload"]
+    for fields in (workload["arrivals"], workload.get("lengths")):
+        for name in ("think_time", "tool_time"):
+            if isinstance(fields, dict) and name in fields:
+                time = fields[name]
+                is_spread = isinstance(time, dict)
+                fields[name] = {**time, "mean": 2 * time["mean"]} if is_spread else 2 * time
+    slow["profile"] = _slower(slow["profile"])
+    target = slow["profile"]["target"]
+    if target["kind"] == "kernels":  # its times stand in files
+        return
+    for inner in (target, target.get("inner", {})):
+        if inner.get("kind") == "roofline":  # what its defaults are
+            fields = {"compute_efficiency": 0.35, "memory_efficiency": 0.4, "all_reduce_us": 13.2}
+            inner.update({**fields, "hop_us": 1.2})
+    for row in slow["rows"] or ():
+        row |= {name: 2 * row[name] for name in ("arrived_at", "think_time") if name in row}
+    # Means of spreads are known by their logarithms.
+    rounding = 1e-12 if "sigma" in json.dumps(workload) else 0.0
+    demand_same("doubled", base, host.run(slow), factor=2.0, rounding=rounding)
+
+
+def cut(host: Host, world: World, base: Run) -> None:
+    """Outside events that change nothing change nothing: a run may be cut at them.
+
+    Runs of replicas by themselves are thereby compared with those of all on one clock.
+    """
+    config, pools = world["config"], world["config"].get("pools")
+    if base.experiment.engine.data_parallel_size:
+        return
+    incidents = list(config.get("incidents") or [])
+    end = float(Summary(base).tables.requests["ended_at"].max())
+    for name in ("prefill", "decode") if pools else (None,):
+        if any(each.get("pool") == name and each["replica"] == 0 for each in incidents):
+            continue
+        for share in (0.0, 0.21, 0.5, 0.83):
+            each = {"kind": "slowdown", "factor": 1.0, "replica": 0, "at": share * end}
+            each |= {"until": (share + 0.1) * end}
+            incidents.append(each if name is None else {**each, "pool": name})
+    demand_same("cut", base, host.run(changed(world, incidents=incidents)))
+
+
+def python(host: Host, world: World, base: Run) -> None:
+    """What the loop does compiled comes out the same in Python."""
+    other = copy.deepcopy(world)
+    other["profile"]["target"] = {
+        "kind": "world_parts:Uncompiled",
+        "inner": other["profile"]["target"],
+    }
+    policy = other["config"].get("policy")
+    fields = {"kind": policy} if isinstance(policy, str) else dict(policy or {})
+    kind = fields.get("kind")
+    if kind in ("goodput", "schedule", "joint"):
+        fields["kind"] = f"world_parts:Python{kind.capitalize()}"
+        other["config"]["policy"] = fields
+    demand_same("python", base, host.run(other), rounding=1e-12)
+
+
+def _is_simple(run: Run) -> bool:
+    """Return whether requests that never meet do not affect one another."""
+    experiment, engine = run.experiment, run.experiment.engine
+    others = (experiment.pools, experiment.autoscaling, experiment.incidents)
+    is_real = experiment.acceptance is not None and experiment.acceptance.kind == "token_match"
+    is_one = not (any(others) or engine.kv_offload or engine.data_parallel_size)
+    return is_one and not is_real and experiment.effective_policy.kind in ("off", "static")
+
+
+def alone(host: Host, world: World, base: Run) -> None:
+    """Who is alone in the world is served alike by one replica and by four."""
+    if not _is_simple(base):
+        return
+    workload = copy.deepcopy(world["config"]["workload"])
+    workload.pop("duration", None)
+    kind = workload["arrivals"] if isinstance(workload["arrivals"], dict) else {}
+    if kind.get("kind") == "trace":
+        workload["lengths"] = {"kind": "trace", "path": "trace.jsonl"}
+    workload["arrivals"] = {"kind": "closed_loop", "concurrency": 1, "think_time": 0.125}
+    one = changed(world, workload=workload, engine__enable_prefix_caching=False, replicas=1)
+    one = changed(one, engine__prefix_cache_retention_interval=None)
+    runs = [host.run(changed(one, replicas=count)) for count in (1, 4)]
+    first, second = (Summary(run).tables.requests for run in runs)
+    for name in first.dtype.names:
+        demand(name == "replica" or (first[name] == second[name]).all(), "alone", name)
+
+
+def room(host: Host, world: World, base: Run) -> None:
+    """With an idle replica for each request, none waits longer for its first token.
+
+    One replica more may hurt somebody: it changes who meets whom, and batches with them. With one
+    for each, nobody meets anybody, and a router that sees them live sends nobody where someone is.
+    """
+    is_closed = base.experiment.workload.arrivals.kind == "closed_loop"
+    if not _is_simple(base) or base.experiment.engine.enable_prefix_caching or is_closed:
+        return
+    if any(request.session is not None for request in base.requests):
+        return
+    roomy = changed(world, replicas=len(base.requests), routing={"kind": "least_outstanding"})
+    crowded, lonely = (Summary(run).tables.requests for run in (base, host.run(roomy)))
+    waits, least = (rows["first_token_at"] - rows["arrived_at"] for rows in (crowded, lonely))
+    worst = int(np.argmin(waits - least))
+    demand(
+        waits[worst] >= least[worst] - 1e-9 * max(1.0, float(crowded["ended_at"].max())),
+        "room",
+        f"request {worst} has its first token after {waits[worst]}, alone after {least[worst]}",
+    )
+
+
+_MOST_CELLS = 4000
+
+
+def table(host: Host, world: World, base: Run) -> None:
+    """Where one sequence runs at a time, any latency model equals its tabulated copy."""
+    engine, spec = base.deployment.engine, base.experiment.engine.speculative_config
+    assert engine.max_model_len is not None
+    assert engine.max_num_batched_tokens is not None
+    contexts, tokens = engine.max_model_len + 1, engine.max_num_batched_tokens
+    expands = spec is not None and spec.disable_mqa_scorer
+    if contexts * tokens > _MOST_CELLS or not _is_simple(base) or expands:
+        return
+    one = changed(world, engine__max_num_seqs=1, engine__max_num_active_seqs=None)
+    model = base.deployment.profile.target
+
+    def times(*, is_prefill: bool) -> dict[str, Any]:
+        rows = [
+            [
+                1e3
+                * model.forward_time(
+                    StepLoad(context, size, 1, size * is_prefill, Pieces([size], [context]))
+                )
+                for size in range(1, tokens + 1)
+            ]
+            for context in range(contexts)
+        ]
+        axes = {"context_tokens": [*range(contexts)], "batched_tokens": [*range(1, tokens + 1)]}
+        return {**axes, "times_ms": rows}
+
+    copied = copy.deepcopy(one)
+    copied["profile"]["target"] = {
+        "kind": "tabulated",
+        "decode": times(is_prefill=False),
+        "mixed": times(is_prefill=True),
+    }
+    demand_same("table", host.run(one), host.run(copied), rounding=1e-9)
+
+
+RELATIONS: dict[str, Callable[[Host, World, Run], None]] = {
+    each.__name__: each for each in (again, doubled, cut, python, alone, room, table)
+}

@@ -1,0 +1,348 @@
+"""What policies see of a step and say of it, as arrays; and the loops of those that are loops.
+
+A policy in the compilable style is a `NamedTuple` of arrays that it remembers, and plain functions
+of two arguments, a `View` and that memory, which read the one, change the other, and put down what
+they decide in the view. The engine's loop calls them through one hook whichever policy it is, as
+machine code where they compile and as Python where they do not.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from math import nan
+from typing import Annotated, Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.compiled import Bound, Hook, Loop, Pointers, Rows, inner, record_of, types_of
+from specsim.core.desk import Desk, Flags, Floats, Ints
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
+
+
+class Shown(Protocol):
+    """A step, as the server sees it; lengths in tokens, times in seconds, flags 0 or 1."""
+
+    num_rows: int  # sequences that the view has rows of
+    num_decodes: int  # those that are not in mid-prefill
+    num_undrafted: int  # those that the drafter has left out
+    num_admitted: int  # those that the step admits for the first time
+    draft_tokens: int  # drafts that are in the step
+    accepted_tokens: int  # what was accepted of them; this and the next where it is learned from
+    output_tokens: int  # what the step emitted, bonus tokens included
+    now: float  # when the step was scheduled
+    num_running: int  # sequences that run, those included that the step leaves out
+    free_slots: int  # room for drafts, where `decide` is asked
+    context_tokens: int  # of the step that is running, as in `StepLoad`, like the next three
+    batched_tokens: int
+    num_requests: int
+    prefill_tokens: int
+    next_context_tokens: int  # what is read if the next step decodes one token of each
+    target_time: float  # of the forward pass; this and the next two where it is learned from
+    draft_time: float  # that it took to make the drafts that it verified
+    overhead_time: float
+    max_draft_len: int  # longest draft that may be asked for
+    width: int  # tokens of the longest draft whose confidences are shown
+    has_found: int  # whether `decide` is shown those that a lookup has found for the next step
+    alpha: float  # said: the acceptance rate that it believes in, for timelines
+    may_drop: int  # said: whether `drop` is to be asked in steps that read no prompts, too
+    may_stop: int  # said: whether `stop` is to be asked
+    stop_len: int  # said by `stop`: tokens after which all drafts end
+
+
+class Pricing(NamedTuple):
+    """What steps take: numbers for `specsim.profile.step_time`, or Python to be asked."""
+
+    target: Floats
+    """Form of the target's forward pass."""
+    drafter: Floats
+    """Form of the drafter's."""
+    costs: Floats
+    """What else a step costs, in the order of `specsim.latency.COSTS`."""
+    load: Ints
+    """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
+    longest draft that it makes, and tokens of all that it makes."""
+    rows: Ints
+    """Sequences that draft a first token, a second and so on."""
+    times: Floats
+    """Scratch: of steps, by the length of their drafts."""
+    asked: Ints
+    """Whether Python is to be asked; of a step: its batched tokens, and whether no drafter runs."""
+    answer: Floats
+    ask: Hook
+
+
+class View(NamedTuple):
+    """The sequences of a step in scheduling order, one row each, and what is decided about them."""
+
+    step: Rows[Shown]
+    """One row."""
+    requests: Ints
+    prompt_lens: Ints
+    known_lens: Ints
+    """As in `BatchView`."""
+    in_prefill: Flags
+    is_undrafted: Flags
+    is_admitted: Flags
+    draft_lens: Ints
+    """Drafts in the step; of drafts whose confidences are shown, their lengths; where it is learned
+    from, those that were verified."""
+    accepted_lens: Ints
+    confidences: Floats
+    """Shape (size, width), row after row: the drafter's probability of each token, 0 beyond the
+    end."""
+    lens: Ints
+    """Said: how much each sequence is to draft, or (`verify`) how many of its drafts to verify."""
+    let_go: Flags
+    """Said by `drop`: whom the drafter serves no more."""
+    pricing: Annotated[Any, Pricing]
+
+
+class Asking(NamedTuple):
+    """How the engine's loop asks a policy; nothing is there that it has no function for."""
+
+    decide: Hook = None  # type: ignore[assignment]
+    stop: Hook = None  # type: ignore[assignment]
+    verify: Hook = None  # type: ignore[assignment]
+    drop: Hook = None  # type: ignore[assignment]
+    observe: Hook = None  # type: ignore[assignment]
+
+
+class _Both(NamedTuple):
+    seen: Any
+    memory: Any
+
+
+VIEW_TYPES = types_of(View)
+SHOWN: np.dtype[Any] = VIEW_TYPES["step"][0]  # type: ignore[assignment, index]
+Act = Callable[[Any, Any], None]
+
+
+def row_of(kind: type, **values: float) -> NDArray[Any]:
+    """Return a record array of one row with the fields of a class, 0 but for these."""
+    row = np.zeros(1, dtype=record_of(kind))
+    for field, value in values.items():
+        row[field] = value
+    return row
+
+
+def no_view(most: int, longest: int) -> View:
+    """Return room for steps of so many sequences with drafts of so many tokens."""
+    desk = Desk(View, step=_no_step(longest), pricing=Desk(Pricing), confidences=most * longest + 1)
+    return desk.fit(most)
+
+
+def _no_step(longest: int) -> Any:
+    step = np.zeros(1, dtype=SHOWN)
+    step["max_draft_len"], step["alpha"] = longest, nan
+    return step
+
+
+class Loops:
+    """The functions of a policy over a `View` and what it remembers.
+
+    They neither allocate nor raise, and functions that they call are marked as
+    `specsim.core.compiled.inner`. All stand in one module, at its top.
+
+    Args:
+        memory: A `NamedTuple` of arrays. A field of the name of one of the view is the view's.
+        decide: Says in `lens` how much each sequence drafts at the end of the step.
+        stop: Says in `stop_len` after how many tokens the drafter stops, by their confidences.
+        verify: Says in `lens` how many drafts of each sequence the step verifies.
+        drop: Says in `let_go` whom the drafter lets go of for good; in steps that read prompts, and
+            where it `may_drop`.
+        observe: Learns from a step that has ended, of which the view has the sequences that emitted
+            tokens.
+        rooms: Other modules from which they are compiled.
+    """
+
+    def __init__(
+        self, memory: type, *, rooms: tuple[str, ...] = (), decide: Act, **others: Act
+    ) -> None:
+        self.memory = memory
+        types = {"seen": VIEW_TYPES, "memory": types_of(memory)}
+        module = decide.__module__
+        name = f"policies-{module.rpartition('.')[2].strip('_')}"
+        rooms = (module, __name__, "specsim.core.desk", *_PRICED, *rooms)
+        self.loops = {
+            verb: Loop(_of_both(function), types, name=name, rooms=rooms)
+            for verb, function in {"decide": decide, **others}.items()
+        }
+        self.loops_of_module = list(self.loops.values())
+
+    @property
+    def are_compiled(self) -> bool:
+        """Whether they are machine code, which is made when this is first asked."""
+        return all(loop.is_compiled for loop in self.loops.values())
+
+    @contextmanager
+    def as_python(self) -> Iterator[None]:
+        """Let what is bound meanwhile run as Python, where an index out of range is an error."""
+        for loop in self.loops.values():
+            loop.may_compile = False
+        try:
+            yield
+        finally:
+            for loop in self.loops.values():
+                loop.may_compile = True
+
+
+_PRICED = ("specsim.latency._form", "specsim.profile.step_time")
+
+
+def _of_both(function: Act) -> Callable[[Any], int]:
+    """Return a function as one of a tuple of both arguments."""
+    act = inner(function)
+
+    def both(both: Any) -> int:
+        act(both.seen, both.memory)
+        return 0
+
+    both.__name__, both.__module__ = function.__name__, function.__module__
+    return both
+
+
+class LoopMemory:
+    """What a policy with loops remembers of one replica, and how Python asks it.
+
+    The engine's loop asks it without Python where all that it is shown lies in tables.
+
+    Args:
+        loops: Of the policy.
+        call: What calls them where they are Python, so that it is known whose they are.
+        server: What `Policy.start` was told.
+        pricing: What steps take.
+        fields: Of its memory, as a `Desk` is given them; what is not given is scratch with room for
+            all drafts of a step.
+    """
+
+    def __init__(
+        self,
+        loops: Loops,
+        call: Callable[[Bound], None],
+        server: Any,
+        pricing: Desk[Pricing],
+        **fields: Any,
+    ) -> None:
+        longest = server.max_draft_len
+        self.server, self._loops, self._pricing = server, loops.loops, pricing
+        self._call = call
+        self._longest = max(longest, 1)
+        self._types = loops.loops["decide"].types
+        self.desk: Desk[Any] = Desk(loops.memory, **fields)
+        self._views = Desk(View, step=_no_step(longest), pricing=pricing)
+        self._room = self._num_requests = -1
+        self._bound: dict[str, Hook] = {}
+
+    def bind(self, view: View, most: int, num_requests: int) -> dict[str, Hook]:
+        """Return the loops over a view, for steps of so many of so many requests at most."""
+        requests = np.array([num_requests - 1], dtype=np.int64)
+        room = most * self._longest
+        view = view._replace(pricing=self._pricing.made(self._longest, requests, {}))
+        memory = self.desk.made(room, requests, view._asdict())
+        both = Pointers(_Both(view, memory), self._types)
+        bound = {verb: loop.bind(both) for verb, loop in self._loops.items()}
+        return {
+            verb: each if each.is_compiled else Hook(partial(self._call, each))
+            for verb, each in bound.items()
+        }
+
+    def show(self, requests: Ints, drafts: DraftView | None = None) -> View:
+        """Return a view of its own with a step's requests, and drafts."""
+        num = len(requests)
+        largest = int(requests.max(initial=0)) + 1
+        if num > self._room or largest > self._num_requests:
+            self._room, self._num_requests = 2 * num, 2 * largest
+            view = self._views.fit(self._room * self._longest)
+            self._bound = self.bind(view, self._room, self._num_requests)
+        view = self._views.arrays
+        view.requests[:num], view.step["num_rows"] = requests, num
+        if drafts is not None:
+            stated = drafts.confidences
+            view.confidences[: stated.size] = stated.ravel()
+            view.draft_lens[:num], view.step["width"] = drafts.draft_lens, stated.shape[1]
+        return view
+
+    def _show_batch(self, batch: BatchView, drafts: DraftView | None = None) -> View:
+        view, size = self.show(batch.requests, drafts), batch.size
+        step, decodes = view.step, batch.decode_load()
+        view.prompt_lens[:size], view.known_lens[:size] = batch.prompt_lens, batch.known_lens
+        view.in_prefill[:size] = batch.in_prefill
+        drafted = np.zeros(size) if batch.draft_lens is None else batch.draft_lens
+        if drafts is None:
+            view.draft_lens[:size] = drafted
+        step["draft_tokens"] = np.add.reduce(drafted)
+        marks = (view.is_undrafted, batch.is_undrafted), (view.is_admitted, batch.is_admitted)
+        for column, given in marks:
+            column[:size] = False if given is None else given
+        step["num_decodes"], step["next_context_tokens"] = decodes.num_requests, decodes[0]
+        step["num_undrafted"] = np.count_nonzero(view.is_undrafted[:size])
+        step["num_admitted"] = np.count_nonzero(view.is_admitted[:size])
+        step["now"], step["num_running"] = batch.now, batch.num_running
+        step["free_slots"], step["has_found"] = batch.free_slots, batch.drafts is not None
+        _put_load(view, batch.load)
+        return view
+
+    def draft_lens(self, batch: BatchView) -> Ints:
+        """Return how much to draft."""
+        view = self._show_batch(batch, batch.drafts)
+        self._bound["decide"]()
+        return view.lens[: batch.size].copy()
+
+    def stop_len(self, batch: BatchView, drafts: DraftView) -> int | None:
+        """Return after how many tokens all drafts end."""
+        if "stop" not in self._bound or not self._views.arrays.step["may_stop"][0]:
+            return None
+        if not drafts.draft_lens.any():
+            return None
+        view = self._show_batch(batch, drafts)
+        view.draft_lens[: batch.size][batch.in_prefill] = 0
+        self._bound["stop"]()
+        return int(view.step["stop_len"][0])
+
+    def verify_lens(self, batch: BatchView, drafts: DraftView) -> Ints:
+        """Return how many drafts to verify."""
+        if "verify" not in self._loops:
+            return drafts.draft_lens
+        view = self._show_batch(batch, drafts)
+        self._bound["verify"]()
+        return view.lens[: batch.size].copy()
+
+    def drops(self, batch: BatchView) -> NDArray[np.bool_] | None:
+        """Return whom the drafter lets go of."""
+        if "drop" not in self._loops:
+            return None
+        view = self._show_batch(batch)
+        view.let_go[: batch.size] = False
+        self._bound["drop"]()
+        let_go = view.let_go[: batch.size].copy()
+        return let_go if let_go.any() else None
+
+    @property
+    def drops_now(self) -> bool:
+        """Whether it may let go of somebody in a step that reads no prompts."""
+        return bool(self._views.arrays.step["may_drop"][0]) if self._room >= 0 else False
+
+    @property
+    def alpha(self) -> float:
+        """The acceptance rate that it believes in."""
+        return float(self._views.arrays.step["alpha"][0]) if self._room >= 0 else nan
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Learn from a step that has ended."""
+        if "observe" not in self._loops:
+            return
+        view, num = self.show(outcome.requests), len(outcome.requests)
+        view.draft_lens[:num], view.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
+        step = view.step
+        step["accepted_tokens"] = np.add.reduce(outcome.accepted_lens)
+        step["output_tokens"] = outcome.output_tokens
+        step["target_time"], step["draft_time"] = outcome.target_time, outcome.draft_time
+        step["overhead_time"] = outcome.overhead_time
+        _put_load(view, outcome.load)
+        self._bound["observe"]()
+
+
+def _put_load(view: View, load: StepLoad) -> None:
+    for name, number in zip(StepLoad._fields[:4], load[:4], strict=True):
+        view.step[name] = number

@@ -1,0 +1,111 @@
+"""All that `joint` remembers of a replica."""
+
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from numpy.typing import NDArray
+
+from specsim.core.compiled import Rows
+from specsim.core.desk import Flags, FloatRows, Floats, Ints
+from specsim.core.policy_loops import row_of
+from specsim.policies._estimate import Fading
+from specsim.policies._exchange import TRADE_ROOMS, Trade
+from specsim.policies._prospects import Seen
+from specsim.policies.draft_goodput import Calibrating
+
+NEW, SERVED, LET_GO = range(3)
+"""What is in `Joining.states`."""
+PRIOR_REQUESTS = 8.0
+"""Requests that count for a prior: they are expected to decode for as many steps as"""
+STEADY = 100.0
+"""those over which a drafter has to be worth its upkeep."""
+
+
+class JointState(Protocol):
+    """Where it stands; flags are 0 or 1."""
+
+    prior: float  # alpha before any draft
+    num_rows: int  # sequences that the verb is about
+    width: int  # tokens of the longest draft that is shown
+    has_confidences: int  # whether the drafter knows how sure it is
+    has_found: int  # whether a lookup shows what it has found
+    has_undrafted: int  # whether some sequences are left out
+    has_seen_drafts: int
+    """Whether drafts were looked at as they were made, and what is verified are parts of them."""
+    may_stop: int
+    """Where the drafter can stop as it drafts, what is drafted if it does not, else 0."""
+    idle_steps: int  # since something was drafted that did not seem to pay
+    is_probing: int  # whether this is such a step
+    num_seen: int  # drafts that prospects are made of
+    num_noted: int  # steps that these three gains are means of, fading:
+    for_all: float
+    """What drafting is worth more than a server without a drafter, over what a step is worth;"""
+    with_prefills: float  # that less the drafter's prefills;
+    for_served: float  # and of those whom it serves alone
+    is_closed: int  # whether the drafter is not worth reading the prompts of more requests
+    steps_since_new: int
+    """Since a request was admitted, until which it may come to serve more of the batch."""
+    is_off: int  # whether it is not worth its upkeep for those that it has read
+    probe: int
+    """A request that is drafted for nevertheless, to see whether that pays by now, or -1; and"""
+    probes_left: int  # drafts that are to be made for it
+
+
+class Lives(Protocol):
+    """For how many steps a prompt that was read is of use."""
+
+    admitted_ever: float  # requests
+    step: float
+    age: float  # steps since the requests of the last step began, added up,
+    running: float  # and how many these were
+    admitted: float  # requests, fading,
+    reading: float  # and seconds that the drafter would have read their prompts
+    ended: float  # requests, fading,
+    lived: float  # and the steps in which they decoded
+
+
+def no_lives() -> NDArray[Any]:
+    """Return the prior."""
+    return row_of(Lives, ended=PRIOR_REQUESTS, lived=PRIOR_REQUESTS * STEADY)
+
+
+class Joining(NamedTuple):
+    """A step, and all that `joint` remembers."""
+
+    requests: Ints
+    in_prefill: Flags
+    is_undrafted: Flags
+    draft_lens: Ints
+    accepted_lens: Ints
+    confidences: Floats
+    gains: Floats
+    tokens: Floats
+    gained: Floats
+    trade: Annotated[Any, Trade]
+    calibrating: Annotated[Any, Calibrating]
+    seen: Annotated[Any, Seen]
+    fading: Annotated[Any, Fading]
+    kinds: Ints
+    """Of each request: how its last drafts fared, in classes from poor to good. Text is easy or
+    hard to draft for a while, which confidences know nothing of."""
+    fates: FloatRows
+    """Of each request: accepted tokens and trials, which fade with every draft."""
+    begun: Floats
+    """Of each request: the step it was admitted in."""
+    states: Ints
+    """Of each request: new to the drafter, served, or let go of."""
+    len_kinds: Ints
+    """Classes of drafts by their length."""
+    let_go: Flags
+    state: Rows[JointState]
+    lives: Rows[Lives]
+
+
+_IN_POLICIES = (
+    "_joint_memory",
+    "_upkeep",
+    "_estimate",
+    "_prospects",
+    "draft_goodput",
+)
+JOINING_ROOMS = (*TRADE_ROOMS, *(f"specsim.policies.{room}" for room in _IN_POLICIES))
+"""Modules whose functions a loop on a `Joining` calls."""

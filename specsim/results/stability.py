@@ -1,0 +1,260 @@
+"""Stability: whether the server of a run keeps up with what arrives.
+
+A server that is offered more than it can do is *overloaded*: its queue grows for as long as
+requests arrive, and latencies say how long that was. One that keeps up is *stable*. Both begin
+empty and fill up, and a run of 1,000 requests may end while they still do, so growth alone does
+not tell one from the other. What does is how fast the server works when it is busiest.
+
+**The rule.** The time of the arrivals is cut into 40 equal periods. Work is counted in tokens,
+those of prompts at a fifth, and is done evenly from a request's first step to its first token and
+from there to its last. Periods are busy that have at least 0.7 of the most requests in the system.
+*Offered* is the work that arrives per second over the work that is done per second in busy periods;
+its standard error comes from how these differ, and from how requests and their gaps differ.
+
+- ``overloaded``: offered is more than 1 beyond doubt, and those that wait became more. Of a server
+  that only fills up, those that run become more.
+- ``stable``: offered is less than 1 beyond doubt. Or next to nothing waits, the number in the
+  system has stopped growing, and offered is not clearly more than 1: there is room for more.
+- ``undecided``: neither, as close to the capacity, or where a run ends before its server is full.
+  Or nothing is done in busy periods, as in an outage that lasts until the last arrival.
+
+A configured rate of arrivals counts as it is, not as the sample has it, which is off by 3 % in
+1,000 requests of a Poisson process. Where the rate changes, its mean counts: a peak that is worked
+off later is no overload. Of sessions, only the first turns come from outside. Replicas are taken
+together; if one of them is overloaded by itself, the run is. Nothing overloads a server whose
+clients wait for their answers.
+
+``benchmarks/stability.py`` has how often this is right, and on what the constants were chosen.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.results.metrics import Requests
+
+Stability = Literal["stable", "overloaded", "undecided"]
+Floats = NDArray[np.float64]
+Spans = tuple[Floats, Floats]
+"""From when to when each request was somewhere, seconds."""
+
+_PERIODS = 40
+_BUSY = 0.7  # of the most requests in the system
+_LEAST_BUSY = 4  # periods
+_PROMPT = 0.2  # work of a prompt token, in output tokens
+_DOUBT = 1.2  # standard errors
+_LEAST = 0.02  # difference of offered from 1 that counts: what is called work is not quite that
+_GROWTH = 0.41  # over the root of the number of requests: 1.3 % of 1,000 that arrive
+_CALM = 3.0  # times as much growth of the requests in the system
+_FEW = 0.06  # of the requests in the system: so few may wait where next to nothing does
+_ONE_OF_MANY = 2.5  # times as much doubt of one replica, for there are several to be wrong about
+_MIN_REQUESTS = 40
+_NOTHING = 1e-6  # of all work: so little is done while requests arrive that only rounding is left
+
+
+@dataclass(frozen=True)
+class Balance:
+    """What arrives at a server, beside what it can do."""
+
+    offered: float  # work that arrives over work done while the server is busiest, per second
+    error: float  # standard error of `offered`
+    growth: float
+    """How many more requests are in the system for each that arrives, in the second half."""
+    queue_growth: float  # how many more of them wait, over all arrivals
+    least_growth: float  # of a queue, what counts, in so many requests
+    waiting: float  # share of the requests in the system that wait while the server is busiest
+
+    @classmethod
+    def pooled(cls, balances: "Sequence[Balance]") -> "Balance":
+        """Return the mean of independent runs."""
+        names = ("offered", "growth", "queue_growth", "waiting")
+        means = {name: float(np.mean([vars(each)[name] for each in balances])) for name in names}
+        errors = {
+            name: float(np.hypot.reduce([vars(each)[name] for each in balances])) / len(balances)
+            for name in ("error", "least_growth")
+        }
+        return cls(**means, **errors)
+
+    def excess(self, times: float = 1.0) -> float:
+        """Return by how much it is overloaded beyond so many times the doubt; negative if not."""
+        return min(self.offered - 1 - times * self._doubt, self.queue_growth - self.least_growth)
+
+    @property
+    def _doubt(self) -> float:
+        return max(_LEAST, _DOUBT * self.error)
+
+    @property
+    def _has_room(self) -> bool:
+        has_filled_up = self.growth < _CALM * self.least_growth
+        return has_filled_up and self.waiting < _FEW and self.offered < 1 + self._doubt
+
+    @property
+    def stability(self) -> Stability:
+        if self.excess() > 0:
+            return "overloaded"
+        return "stable" if self.offered < 1 - self._doubt or self._has_room else "undecided"
+
+
+KEEPS_UP = Balance(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+"""Of a server at which nothing arrives but what its answers bring about."""
+UNKNOWN = Balance(
+    offered=1.0, error=1.0, growth=0.0, queue_growth=0.0, least_growth=1.0, waiting=1.0
+)
+"""Of so few requests that they prove nothing."""
+
+
+def together(answers: Iterable[Stability]) -> Stability:
+    """Return the answer of several runs of one setting: what some say and none denies."""
+    said = set(answers) - {"undecided"}
+    return said.pop() if len(said) == 1 else "undecided"
+
+
+def stability_of(own: Mapping[str, Any]) -> Stability:
+    """Return the answer in specsim's block of a summary; in older ones it is a boolean."""
+    if "stability" not in own:
+        return "overloaded" if own["unstable"] else "stable"
+    found: Stability = own["stability"]
+    if found not in get_args(Stability):
+        raise ValueError(f"stability = {found!r} is none of {', '.join(get_args(Stability))}")
+    return found
+
+
+def as_flags(answer: Stability) -> dict[str, int]:
+    """Return the answer as the two numbers that tables of metrics hold."""
+    return {name: int(answer == name) for name in ("overloaded", "undecided")}
+
+
+def stability_in(metrics: Mapping[str, float]) -> Stability:
+    """Return the answer in a row of metrics; older ones have `unstable`, 0 or 1."""
+    if metrics.get("overloaded", metrics.get("unstable")):
+        return "overloaded"
+    return "undecided" if metrics.get("undecided") else "stable"
+
+
+STABILITY_MARKS = {"stable": "", "overloaded": "OVERLOADED", "undecided": "undecided"}
+"""What tables say beside a result."""
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What came to a server, and what became of it."""
+
+    requests: Requests  # columns of `specsim.results.tables.TABLE_FIELDS`
+    rate: float | None = None  # requests per second from outside, if it is configured
+    is_outside: NDArray[np.bool_] | None = None  # which of the requests no answer brought about
+    decode_waits: Spans | None = None  # with pools, when each waited for the link or a decode step
+
+    @property
+    def waits(self) -> list[Spans]:
+        own = (self.requests["arrived_at"], self.requests["scheduled_at"])
+        return [own] if self.decode_waits is None else [own, self.decode_waits]
+
+    @property
+    def outside(self) -> Floats:
+        """Instants at which requests came from outside, in order."""
+        arrived_at = self.requests["arrived_at"]
+        return np.sort(arrived_at if self.is_outside is None else arrived_at[self.is_outside])
+
+    def of(self, mine: NDArray[np.bool_]) -> "Demand":
+        """Return that of some of the requests; at which rate they come is known by them alone."""
+        columns = {name: self.requests[name][mine] for name in _COLUMNS}
+        is_outside = None if self.is_outside is None else self.is_outside[mine]
+        return Demand(columns, None, is_outside)
+
+
+_COLUMNS = ("arrived_at", "scheduled_at", "first_token_at", "ended_at", "prompt_len", "output_len")
+
+
+def balance(demand: Demand, replicas: NDArray[np.int32] | None = None) -> Balance:
+    """Return what arrives beside what is done; of one replica if that is overloaded by itself.
+
+    Args:
+        replicas: Which replica answered each request; None if they are not told apart.
+    """
+    whole = _balance(demand)
+    if replicas is None or whole.excess() > 0:
+        return whole
+    each = [_balance(demand.of(replicas == number)) for number in np.unique(replicas)]
+    worst = max(each, key=lambda found: found.excess(_ONE_OF_MANY))
+    return worst if worst.excess(_ONE_OF_MANY) > 0 else whole
+
+
+def _balance(demand: Demand) -> Balance:
+    outside, requests = demand.outside, demand.requests
+    if len(outside) < _MIN_REQUESTS or outside[0] == outside[-1]:
+        return UNKNOWN
+    at = np.linspace(outside[0], outside[-1], _PERIODS + 1)
+    present = _mean_inside((requests["arrived_at"], requests["ended_at"]), at)
+    waiting = np.sum([_mean_inside(spans, at) for spans in demand.waits], axis=0)
+    is_busy = present >= min(_BUSY * present.max(), np.sort(present)[-_LEAST_BUSY])
+    prompts, outputs = _PROMPT * requests["prompt_len"], 1.0 * requests["output_len"]
+    # Where different servers do the two kinds of work, the one that is behind counts.
+    parts = [(prompts, outputs)]
+    if demand.decode_waits is not None:
+        parts = [(prompts, 0.0 * outputs), (0.0 * prompts, outputs)]
+    offered, error = max(_offered(demand, *part, at, is_busy) for part in parts)
+    half = _PERIODS // 2
+    return Balance(
+        offered=offered,
+        error=error,
+        growth=_rise(present[half:]) / (len(outside) / 2),
+        queue_growth=_rise(waiting) / len(outside),
+        least_growth=_GROWTH / len(outside) ** 0.5,
+        waiting=float(waiting[is_busy].sum() / present[is_busy].sum()),
+    )
+
+
+def _offered(
+    demand: Demand, prompts: Floats, outputs: Floats, at: Floats, is_busy: NDArray[np.bool_]
+) -> tuple[float, float]:
+    """Return the work that arrives over what is done in busy periods, and its standard error."""
+    outside, requests = demand.outside, demand.requests
+    gaps, work = np.diff(outside), prompts + outputs
+    gap, spread = float(gaps.mean()), float(gaps.std() / gaps.mean())
+    if demand.rate is not None:
+        gap, spread = 1 / demand.rate, 0.0
+    done = _done((requests["scheduled_at"], requests["first_token_at"]), prompts, at)
+    done = done + _done((requests["first_token_at"], requests["ended_at"]), outputs, at)
+    paces = (np.diff(done) / np.diff(at))[is_busy]
+    if paces.sum() < _NOTHING * work.sum() / (at[-1] - at[0]):
+        return UNKNOWN.offered, UNKNOWN.error
+    offered = float(work.sum() / len(outside) / gap / paces.mean())
+    errors = (
+        work.std() / work.mean() / np.sqrt(len(work)),
+        spread / np.sqrt(len(gaps)),
+        paces.std(ddof=1) / paces.mean() / np.sqrt(len(paces)),
+    )
+    return offered, offered * float(np.hypot.reduce(errors))
+
+
+def _rise(values: Floats) -> float:
+    """Return by how much a line fitted through values rises from the first to the last."""
+    return float(np.polyfit(np.linspace(-0.5, 0.5, len(values)), values, 1)[0])
+
+
+def _done(spans: Spans, work: Floats, at: Floats) -> Floats:
+    """Return the work done by some instants, each evenly over its span."""
+    begin, end = spans
+    end = np.maximum(end, begin + 1e-5 * (at[-1] - at[0]))  # so that sums lose no digits
+    pace = work / (end - begin)
+    return _ramps(begin, pace, at) - _ramps(end, pace, at)
+
+
+def _mean_inside(spans: Spans, at: Floats) -> Floats:
+    """Return how many of the spans are open, mean of each period between instants."""
+    one = np.ones(len(spans[0]))
+    inside = _ramps(spans[0], one, at) - _ramps(spans[1], one, at)
+    return np.diff(inside) / np.diff(at)
+
+
+def _ramps(begin: Floats, slopes: Floats, at: Floats) -> Floats:
+    """Return the sum, at some instants, of lines that rise from 0 where they begin."""
+    order = np.argsort(begin)
+    begin, slopes = begin[order], slopes[order]
+    rises, offsets = (np.concatenate([[0.0], np.cumsum(v)]) for v in (slopes, slopes * begin))
+    places = np.searchsorted(begin, at)
+    found: Floats = rises[places] * at - offsets[places]
+    return found

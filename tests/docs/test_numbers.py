@@ -1,0 +1,142 @@
+"""Numbers of the README and of docs/explanation/fidelity.md that an experiment has found."""
+
+import csv
+import json
+from typing import Any
+
+import pytest
+from conftest import ROOT
+
+EXPERIMENTS = ROOT / "experiments"
+README = ROOT / "README.md"
+FIDELITY = ROOT / "docs" / "explanation" / "fidelity.md"
+
+
+def text_of(path: Any) -> str:
+    return " ".join(path.read_text(encoding="utf-8").split())
+
+
+def rows(file: str) -> list[dict[str, str]]:
+    with (EXPERIMENTS / file).open(newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def one(file: str, **where: object) -> dict[str, str]:
+    wanted = {name: str(value) for name, value in where.items()}
+    [found] = [row for row in rows(file) if wanted.items() <= row.items()]
+    return found
+
+
+def found_by(file: str) -> Any:
+    return json.loads((EXPERIMENTS / file).read_text(encoding="utf-8"))
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def test_the_demo() -> None:
+    found = found_by("demo/comparison.json")
+    both = [{**each, **each["summaries"][0]} for each in found.values()]
+    shown = {
+        "TTFT mean, ms": [f"{each['mean_ttft_ms']:.2f}" for each in both],
+        "TPOT mean, ms": [f"{each['mean_tpot_ms']:.2f}" for each in both],
+        "E2E latency mean, ms": [f"{each['mean_e2el_ms']:,.2f}" for each in both],
+        "E2E latency p99, ms": [f"{each['p99_e2el_ms']:,.2f}" for each in both],
+        "output tokens/s": [f"{each['output_throughput']:,.0f}" for each in both],
+        "tokens per step": [f"{each['specsim']['tokens_per_step']:.3f}" for each in both],
+        "speed-up": [f"{each['speed_up']['mean']:.3f}" for each in both],
+    }
+    page = text_of(README)
+    for label, values in shown.items():
+        assert " ".join([label, *values]) in page
+    assert f"({both[0]['completed']:,} requests" in page
+
+
+def test_the_picture() -> None:
+    gains = {
+        row["rate"]: float(row["speed_up"])
+        for row in rows("speed-up/results.csv")
+        if row["policy"] == "static:k=5"
+    }
+    page = text_of(README)
+    assert f"At 7 requests/s, k = 5 answers requests {gains['7.0']:.1f} times as fast" in page
+    assert "at 42 requests/s it is slower" in page
+    assert gains["42.0"] < 1
+
+
+def test_published_results() -> None:
+    for row in rows("specdecode-bench-batch/results.csv"):
+        if row["published_all_requests"]:
+            assert float(row["specsim"]) == pytest.approx(
+                float(row["published_all_requests"]),
+                rel=0.0305,  # 3 %, and half a digit: what is published has two
+            )
+    [found] = rows("turbospec-tables/evaluation.csv")
+    below, above = (found[f"median_error_{side}_percent"] for side in ("below", "above"))
+    sign = found["sign_right_percent"]
+    assert (
+        f"median error {below} % below saturation, {above} % above; sign of the speed-up right in "
+        f"{sign} %"
+    ) in text_of(README)
+    for name, value in (("median error below", below), ("median error above", above)):
+        assert f"| {name} saturation | {value} %" in text_of(FIDELITY)
+    assert f"| sign of the speed-up right | {sign} %" in text_of(FIDELITY)
+
+
+def test_crossovers() -> None:
+    lines = (EXPERIMENTS / "smartspec-fig1" / "README.md").read_text().splitlines()
+    rates = {
+        line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines if line[:2] == "| "
+    }
+    for path in (README, FIDELITY):
+        assert f"at {rates['5']} and {rates['3']} |" in text_of(path)
+
+
+def test_replayed_runs() -> None:
+    runs = ("RTX4090-llama-3.1-8b", "RTXPRO6000-llama-3.1-8b")
+    small, large = (
+        one("real-runs/errors.csv", run=run, variant="kernel tables")["mean_error"].replace(
+            "%", " %"
+        )
+        for run in runs
+    )
+    assert f"{small} (RTX 4090) and {large} (RTX PRO 6000)" in text_of(README)
+    assert f"| kernel tables, no real run used | {small} | {large} |" in text_of(FIDELITY)
+    [whole] = [row for row in rows("real-runs/moe.csv") if row["variant"].endswith(": all")]
+    assert f"| {percent(float(whole['mean_abs_error']))} %; [one term was added" in text_of(README)
+
+
+def test_servers() -> None:
+    found = found_by("gpu-runs/results/errors.json")
+    held_out = {name: each["errors"]["held_out"]["before"] for name, each in found.items()}
+
+    def median(server: str, metric: str) -> str:
+        return percent(held_out[server][metric]["median_abs"])
+
+    pair = ("a100-llama-3.1-8b-fp16", "h200-gpt-oss-120b")
+    speeds, firsts = (
+        [median(each, name) for each in pair] for name in ("output_tok_s", "ttft_p50_ms")
+    )
+    tokens = [median(each, "tpot_or_itl_mean_ms") for each in pair]
+    qwen = [
+        each["tpot_or_itl_mean_ms"]["median_abs"]
+        for name, each in held_out.items()
+        if name.startswith("h100-qwen3-8b")
+    ]
+    assert (
+        f"median error of throughput {speeds[0]} and {speeds[1]} %, of TPOT {tokens[0]}, "
+        f"{tokens[1]} and {percent(min(qwen))} to {percent(max(qwen))} %, "
+        f"of TTFT {firsts[0]} and {firsts[1]} %"
+    ) in text_of(README)
+    loops = {
+        each["tp"]: each
+        for each in found_by("gpu-runs/results/silicon.json")
+        if (each["model"], each["gpu"]) == ("qwen3-32b", "h100")
+    }
+    tpot = [percent(loops[size]["tpot_mean_ms"]["median"]) for size in (2, 4, 8)]
+    ttft = [f"{100 * loops[size]['ttft_mean_ms']['median']:.0f}" for size in (2, 4, 8)]
+    assert (
+        f"median error of TPOT {tpot[0]}, {tpot[1]} and {tpot[2]} %, "
+        f"of TTFT {ttft[0]}, {ttft[1]} and {ttft[2]} %"
+    ) in text_of(README)

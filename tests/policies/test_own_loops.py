@@ -1,0 +1,185 @@
+"""A policy of one's own in the compilable style is asked by the engine's loop, and checked."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT, Run, tiny_config
+
+from specsim.core.errors import PluginError
+from specsim.engine import order
+from specsim.engine.replica import Replica
+from specsim.engine.speculation import Speculation
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+PAGE = (ROOT / "docs" / "tutorial" / "own-policy.md").read_text()
+
+
+def block(title: str) -> str:
+    """Return a file that the tutorial shows."""
+    found = re.search(rf'```python title="{title}"\n(.*?)```', PAGE, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write the tutorial's policy with a line of `decide` replaced; return how it is named."""
+
+    def write(name: str, lens: str = "", before: str = "") -> str:
+        text = block("following.py")
+        old = next(line for line in text.splitlines() if "view.lens[row]" in line).strip()
+        text = text.replace(old, lens or old).replace("    for row", f"{before}\n    for row", 1)
+        (tmp_path / f"{name}.py").write_text(text)
+        return f"{name}:FollowInLoop"
+
+    monkeypatch.syspath_prepend(tmp_path)
+    return write
+
+
+def tables(experiment: Experiment) -> tuple[bytes, bytes]:
+    found = Summary(simulate(experiment, check=True)).tables
+    return found.requests.tobytes(), found.steps.tobytes()
+
+
+@pytest.mark.parametrize("before", ["", "    some = [1, 2]; some.append(len(str(view.step)))"])
+def test_the_tutorials_two_ways_to_follow_are_the_same(
+    before: str, written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "learning_by_itself.py").write_text(block("learning.py"))
+    seen: set[int] = set()
+    verbs = Replica._python_verbs
+
+    def watched(self: Replica) -> dict[int, Any]:
+        found = verbs(self)
+        seen.update(found)
+        return found
+
+    in_python = tables(tiny(policy="learning_by_itself:Follow"))
+    monkeypatch.setattr(Replica, "_python_verbs", watched)
+    name = written("does_not_compile" if before else "compiles", before=before)
+    assert tables(tiny(policy=name)) == in_python
+    assert not seen & {order.TRIM, order.ASK, order.OBSERVE}
+    said = capfd.readouterr().err
+    assert ("running its policies-does_not_compile as Python" in said) == bool(before)
+
+
+@pytest.mark.parametrize(
+    ("lens", "message"),
+    [
+        ("view.lens[row] = 4", r"draft_lens returned .* \(place 0: 4\) in step 0"),
+        ("view.lens[row] = -1", "from 0 to 3, the longest draft"),
+        ("view.lens[row] = step.nothing", "nothing"),
+    ],
+)
+def test_what_nobody_can_draft_is_refused(
+    lens: str, message: str, written: Callable[..., str], tiny: Callable[..., Experiment]
+) -> None:
+    name = f"wrong_{abs(hash(lens))}"
+    with pytest.raises(PluginError, match=f"FollowInLoop.*{message}"):
+        simulate(tiny(policy=written(name, lens)))
+
+
+def test_what_is_shown_of_the_drafts_in_a_step_is_the_same_in_python(
+    written: Callable[..., str], tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = written(
+        "echoes", "view.lens[row] = (view.draft_lens[row] + step.draft_tokens + row) % 4"
+    )
+    usual = tiny_config()["engine"]
+    engines = ({}, {"async_scheduling": False}, {"scheduler": "prefill_first"})
+    usual["max_num_batched_tokens"] = 1024
+
+    def found() -> list[tuple[bytes, bytes]]:
+        return [tables(tiny(policy=name, engine={**usual, **engine})) for engine in engines]
+
+    in_the_loop = found()
+    monkeypatch.setattr(Speculation, "is_loops", False)
+    assert found() == in_the_loop
+
+
+STOPS = """
+def stop(view: View, memory: Memory) -> None:
+    view.step[0].stop_len = 1
+
+
+class Stops(FollowInLoop):
+    kind: Literal["stops"] = "stops"
+    uses_confidences: ClassVar[bool] = True
+    loops: ClassVar[Loops] = Loops(Memory, decide=decide, stop=stop)
+"""
+SHARES = """
+from specsim.api import PerRequest
+from specsim.core.desk import Floats
+
+
+class Wide(NamedTuple):
+    unused: Floats
+    known: Rows[Known]
+
+
+class InWide(LoopPolicy):
+    kind: Literal["in_wide"] = "in_wide"
+    loops: ClassVar[Loops] = Loops(Wide, decide=decide, observe=observe)
+
+    def start(self, server: ServerView):
+        known = row_of(Known, accepted=1.0, drafted=2.0, fading=0.99)
+        return self.remember(server, known=known, unused=PerRequest(0.0))
+
+
+class Again(FollowInLoop):
+    kind: Literal["again"] = "again"
+    loops: ClassVar[Loops] = Loops(Memory, decide=decide, observe=observe)
+"""
+
+
+def test_lengths_are_looked_at_before_confidences_that_there_is_no_room_for(
+    written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    written("stopping", "view.lens[row], step.may_stop = 1_000_000, 1")
+    with (tmp_path / "stopping.py").open("a") as file:
+        file.write(STOPS)
+    with pytest.raises(PluginError, match=r"Stops.*draft_lens returned .*1000000"):
+        simulate(tiny(policy="stopping:Stops"))
+
+
+def test_policies_may_share_functions_and_remember_other_things(
+    written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    written("sharing")
+    with (tmp_path / "sharing.py").open("a") as file:
+        file.write(SHARES)
+    follows, *others = (
+        tables(tiny(policy=f"sharing:{kind}")) for kind in ("FollowInLoop", "InWide", "Again")
+    )
+    assert others == [follows, follows]
+    assert "as Python" not in capfd.readouterr().err
+
+
+def test_a_method_of_its_own_is_asked_in_python(
+    written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    written("its_own")
+    with (tmp_path / "its_own.py").open("a") as file:
+        file.write("\n    def draft_lens(self, batch, memory) -> int:\n        return 0\n")
+    found = Summary(simulate(tiny(policy="its_own:FollowInLoop"))).tables
+    assert not found.steps["draft_tokens"].any()
+
+
+@pytest.mark.parametrize(
+    ("lens", "says"),
+    [("", "it runs as machine code"), ("view.lens[row + 99] = 1", "IndexError")],
+)
+def test_policy_check_says_how_it_runs_and_finds_what_machine_code_would_not(
+    lens: str, says: str, written: Callable[..., str], cli: Run, tmp_path: Path,
+) -> None:  # fmt: skip
+    name = written("checked" if not lens else "beyond", lens)
+    code, out, error = cli("policy", "check", name)
+    assert says in out + error
+    assert (code == 0) == (not lens)

@@ -1,0 +1,117 @@
+"""Classes of the user's: what is wrong with one is one line that names it."""
+
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import tiny_config
+
+from specsim.core.errors import ConfigError, PluginError, SpecsimError
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+
+_NUMBERS = count()
+Run = Callable[..., None]
+
+BASES = {
+    "policy": ("policies", "Policy", "draft_lens(self, batch, memory)", "1"),
+    "routing": ("routing", "Router", "choose(self, prompt, replicas, memory)", "0"),
+    "acceptance": (
+        "acceptance",
+        "Acceptance",
+        "survival_lens(self, requests, luck, max_draft_len)",
+        "[bytes(request.output_len) for request in requests]",
+    ),
+    "autoscaling": ("autoscaling", "Autoscaler", "enough(self, pool, memory)", "1.0"),
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Simulate with a class of a family whose first method is this, beside others."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def simulated(family: str, method: str | None = None, *others: str) -> None:
+        room, base, signature, answer = BASES[family]
+        name = f"users_{next(_NUMBERS)}"
+        methods = [method or f"def {signature}: return {answer}", *others]
+        body = "".join(f"    {line}\n" for line in methods)
+        text = f"from specsim.{room}.base import {base}\nclass Mine({base}):\n"
+        (tmp_path / f"{name}.py").write_text(f"{text}    kind: str = 'mine'\n{body}")
+        config = tiny_config(replicas=2)
+        fields: dict[str, Any] = {"kind": f"{name}:Mine"}
+        if family == "autoscaling":
+            del config["replicas"]
+            fields |= {"max_replicas": 2, "interval_s": 0.01}
+        simulate(Experiment.parse({**config, family: fields}, "e.yaml"))
+
+    return simulated
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_a_right_class_runs(family: str, run: Run) -> None:
+    run(family)
+
+
+def test_a_whole_number_may_be_one_of_numpys(run: Run) -> None:
+    longest = "def max_draft_len(self, most): import numpy as np; return np.int64(min(most, 2))"
+    run("policy", None, longest)
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_a_method_that_takes_too_little_is_named(family: str, run: Run) -> None:
+    name, _, parameters = BASES[family][2].partition("(")
+    with pytest.raises(
+        ConfigError, match=rf"{name} must be a method that takes \({parameters[:-1]}"
+    ):
+        run(family, f"def {name}(self): return 1")
+
+
+@pytest.mark.parametrize("family", BASES)
+def test_a_class_without_its_method_is_named(family: str, run: Run) -> None:
+    name = BASES[family][2].partition("(")[0]
+    with pytest.raises(ConfigError, match=f"has no method {name}; its '{name}s' may be meant"):
+        run(family, f"def {name}s(self): return 1")
+
+
+@pytest.mark.parametrize(
+    ("family", "method", "message"),
+    [
+        *(("routing", f"def choose(self, *given): return {answer}", "a whole number from 0 to 1")
+          for answer in ("2", "-1", "None", "1.0", "True", "[]")),
+        *(("acceptance", f"def survival_lens(self, *given): return {answer}", "a list of bytes")
+          for answer in ("1", "[]", "[b'x']", "iter([1])", "'a'", "[1]")),
+        *(("autoscaling", f"def enough(self, *given): return {answer}", "a finite number")
+          for answer in ("None", "'a'", "float('nan')", "[1]", "True")),
+        *(("policy", f"def draft_lens(self, *given): return {answer}", "draft_lens returned")
+          for answer in ("None", "'a'", "-1")),
+    ],
+)  # fmt: skip
+def test_a_wrong_answer_is_named(family: str, method: str, message: str, run: Run) -> None:
+    with pytest.raises(PluginError, match=message) as caught:
+        run(family, method)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("family", "other", "message"),
+    [
+        ("policy", "def max_draft_len(self, most): return 'a'", "max_draft_len returned 'a'"),
+        ("policy", "def max_draft_len(self, most): return -1", "max_draft_len returned -1"),
+        ("policy", "def model_dump(self): return {}", "model_dump must be a method"),
+        ("policy", "def is_dynamic(self): return True", "is_dynamic must be a property"),
+        ("policy", "def __init__(self, x): pass", "cannot be made: TypeError"),
+        ("acceptance", "def of_drafter(self, name): return 1", "of_drafter returned 1"),
+        ("acceptance", "of_drafter = 1; kind: str = 'x'", "must be a method|non-annotated"),
+        ("autoscaling", "def num_started(self, n): return 'a'", "num_started returned 'a'"),
+        ("autoscaling", "def num_started(self, n): return 99", "num_started returned 99"),
+        ("routing", "def index_delay(self): return 1", "index_delay must be a property"),
+        ("routing", "def start(*given): return nothing", "NameError: .*, in start"),
+    ],
+)
+def test_what_else_is_wrong_is_named(family: str, other: str, message: str, run: Run) -> None:
+    with pytest.raises(SpecsimError, match=message):
+        run(family, None, other)
