@@ -550,7 +550,10 @@ def test_latent_attention_without_its_matrices_which_count_once(tables: Path) ->
     ("model", "message"),
     [
         ({"kv_lora_rank": 256}, "latent attention was measured with hidden_size 7168, kv_lora_r"),
-        ({"num_attention_heads": 64}, "no latent attention with num_heads = 8 .measured: 16."),
+        (
+            {"num_attention_heads": 64, "num_key_value_heads": 64},
+            "no latent attention with num_heads = 8 .measured: 16.",
+        ),
         (
             {"num_experts": 128},
             "no experts with num_experts = 128 .measured: 256.*nearest is 256; to carry over anoth",
