@@ -41,6 +41,9 @@ HOST_TIMES = {
 }
 """Overhead of an engine of which nobody has measured it."""
 
+_SAME_BANDWIDTH = 0.1
+"""Data sheets of one card differ by up to 0.04 (B200: 7.7 and 8 TB/s); A100 40 and 80 GB by 0.24."""
+
 
 class TableProfile(MadeProfile):
     """Composed from kernel tables."""
@@ -70,6 +73,7 @@ class TableProfile(MadeProfile):
                 raise ProfileError(f"--table {key}=: {nearest(key, TABLE_KEYS)}")
         folder, gpu = options.tables or tables_folder(), options.tables_of or options.gpu
         tables = GpuTables(folder, gpu, options.engine, options.versions)
+        _check_bandwidth(tables, gpu)
         target = Composer(model, options, tables)
         fields: dict[str, Any] = {
             "model": lasting(options.model),
@@ -91,6 +95,17 @@ class TableProfile(MadeProfile):
             )
         fields["provenance"] = _provenance(options, target.sources)
         return cls.completed(fields, "profile build", 1, target.sources)
+
+
+def _check_bandwidth(tables: GpuTables, gpu: str) -> None:
+    """Raise a ProfileError if the tables are of a card of that name with another memory."""
+    here, there = load_gpu(gpu).memory_gb_per_s, tables.system["gpu"]["mem_bw"] * 1e-9
+    if here is not None and abs(here / there - 1) > _SAME_BANDWIDTH:
+        raise ProfileError(
+            f"--gpu {gpu}: its memory reads {here:,.0f} GB/s, that of {tables.gpu}, of which "
+            f"{tables.folder} has tables, {there:,.0f}; name a GPU like that one (--tables-of), "
+            "and its times are carried over"
+        )
 
 
 def _provenance(options: TableOptions, sources: list[str]) -> dict[str, Any]:
