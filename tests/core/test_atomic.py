@@ -5,6 +5,7 @@ import gzip
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -209,6 +210,18 @@ def test_an_output_bears_a_mark_and_may_be_replaced(name: str, data: bytes, here
         assert Xml.fromstring(written).tag == "a"
     else:
         assert written.splitlines()[0] == data.splitlines()[0] or written.startswith(b"# specsim")
+
+
+def test_of_a_large_summary_only_the_beginning_is_read(here: Path) -> None:
+    gaps = ", 0.01" * 1_000_000
+    written = f'{{"label": "static", "specsim": {{{WORDS}}}, "itls": [[0.01{gaps}]]}}'
+    with new_file(here / "summary.json") as temporary:
+        temporary.write_text(written)
+        tracemalloc.start()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (here / "summary.json").read_text() == written  # has its mark
+    assert peak < 1_000_000
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf", "parquet"])
