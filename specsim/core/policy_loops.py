@@ -58,7 +58,7 @@ class Pricing(NamedTuple):
     drafter: Floats
     """Form of the drafter's."""
     costs: Floats
-    """What else a step costs, in the order of `specsim.latency.COSTS`."""
+    """What else a step costs, in the order of `specsim.profile.step_time.COSTS`."""
     load: Ints
     """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
     longest draft that it makes, and tokens of all that it makes."""

@@ -1,24 +1,19 @@
 """Cost: how long a step takes.
 
-T = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead. The
-formulas of `specsim.profile` for one drafter and a latency model that has a compiled form; all
-others are computed there.
+By `specsim.profile.step_time`, for one drafter and a latency model that has a compiled form; all
+others are asked in Python.
 """
 
 from specsim.core.compiled import inner
 from specsim.engine.table import Table
-from specsim.latency._form import (
+from specsim.latency._form import composed_time, forward_time
+from specsim.profile.step_time import (
     BASIS,
     HAS_DRAFTER,
-    HAS_LATENCY,
-    OVERHEAD_REQUEST,
-    OVERHEAD_STEP,
-    REQUEST,
-    STEP,
-    TARGET_SHARE,
-    TOKEN,
-    composed_time,
-    forward_time,
+    PASS,
+    DraftLoad,
+    draft_time,
+    overhead_time,
 )
 
 
@@ -48,9 +43,7 @@ def charge_forward(table: Table) -> None:
             )
         step.target_time = state.slowness * time
     if step.num_requests:
-        costs = table.costs
-        usual = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * step.num_requests
-        step.overhead_time = state.slowness * usual
+        step.overhead_time = state.slowness * overhead_time(table.costs, step.num_requests)
 
 
 @inner
@@ -119,36 +112,29 @@ def _leave_out(table: Table) -> None:
 
 @inner
 def _draft_time(table: Table, target_time: float) -> float:
-    """Return how long it takes to draft for the sequences of the step.
-
-    See `specsim.profile.DraftCost.draft_time`.
-    """
-    costs, current = table.costs, table.state[0].current
+    """Return how long it takes to draft for the sequences of the step, seconds."""
+    current, rows = table.state[0].current, table.rows
     step = table.steps[current]
     longest = tokens = 0
     for place in range(step.num_requests):
         asked_len = table.entries[current, place].asked_len
         longest = max(longest, asked_len)
         tokens += asked_len
-    total = 0.0
-    if longest:
-        total = costs[TARGET_SHARE] * target_time + costs[TOKEN] * tokens
-        total = total + costs[STEP] + costs[REQUEST] * step.drafter_requests
-    if not costs[HAS_LATENCY]:
-        return total
-    context_tokens, batched_tokens = step.drafter_context_tokens, step.drafter_batched_tokens
-    size, prefill_tokens = step.drafter_requests, step.drafter_prefill_tokens
-    # One call for all passes: it is copied to wherever it stands.
-    num_passes = max(1, longest) if costs[BASIS] == 0.0 else min(1, longest)
-    if costs[BASIS] == 2.0:
-        context_tokens, batched_tokens, prefill_tokens = 0, size, 0
-    for number in range(1, num_passes + 1):
-        if number > 1:
-            context_tokens += batched_tokens
-            size = prefill_tokens = 0
-            for place in range(step.num_requests):
-                if table.entries[current, place].asked_len >= number:
-                    size += 1
-            batched_tokens = size
-        total += forward_time(table.drafter, context_tokens, batched_tokens, size, prefill_tokens)
-    return total
+    if longest > 1 and table.costs[BASIS] == PASS:
+        for number in range(longest + 1):
+            rows[number] = 0
+        for place in range(step.num_requests):
+            rows[table.entries[current, place].asked_len] += 1
+        drafting = 0  # a token further than `number`
+        for number in range(longest, -1, -1):
+            drafting, rows[number] = drafting + rows[number], drafting
+    made = DraftLoad(
+        step.drafter_context_tokens,
+        step.drafter_batched_tokens,
+        step.drafter_requests,
+        step.drafter_prefill_tokens,
+        longest,
+        tokens,
+    )
+    time: float = draft_time(table.costs, table.drafter, forward_time, made, rows, target_time)
+    return time

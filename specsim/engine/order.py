@@ -156,7 +156,7 @@ def _drop(table: Table) -> int:
 
 _ROOMS = (
     *("specsim.engine", "specsim.latency", "specsim.core.policy_loops"),
-    "specsim.core.draft_luck",
+    *("specsim.core.draft_luck", "specsim.profile.step_time"),
 )
 advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)
 drop = Loop(_drop, TABLE_TYPES, name="engine", rooms=_ROOMS)

@@ -27,7 +27,6 @@ from specsim.engine.table import (
     Table,
 )
 from specsim.engine.visible import VisibleReplica
-from specsim.latency._form import COSTS
 from specsim.policies.base import PicksDrafter
 from specsim.profile import StepCosts
 
@@ -377,7 +376,7 @@ def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wir
         "keys": wiring.facts.keys,
         "totals": records.totals,
         "outcomes": records.outcomes,
-        "costs": np.array([compiled.constants.get(name, 0.0) for name in COSTS]),
+        "costs": compiled.numbers,
     }
     if wiring.fates is not None:
         shared["fates"] = wiring.fates

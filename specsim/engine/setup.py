@@ -12,7 +12,7 @@ from specsim.core.step import Ints
 from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
 from specsim.engine.table import ARRAY_TYPES, FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, Table
 from specsim.hardware.kv_groups import KINDS, KVLayout
-from specsim.latency._form import COSTS
+from specsim.profile.step_time import COSTS
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
 
@@ -82,6 +82,7 @@ class Setup:
             "asking": Asking(),
             "lens_by_size": zeros("lens_by_size", most + 1),
             "costs": zeros("costs", len(COSTS)),
+            "rows": zeros("rows", longest_draft + 1),
             "steps_out": zeros("steps_out", num_results),
             "requests_out": zeros("requests_out", num_results + most),
             "gaps_out": zeros("gaps_out", 8 * num_results + most),  # a few per step

@@ -342,7 +342,8 @@ class Table(NamedTuple):
     """Draft length by the number of sequences of a step; empty where a policy in Python decides."""
     target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency._form`)
     drafter: NDArray[np.float64]
-    costs: NDArray[np.float64]  # what else a step costs (`specsim.latency._form.COSTS`)
+    costs: NDArray[np.float64]  # what else a step costs (`specsim.profile.step_time.COSTS`)
+    rows: NDArray[np.int64]  # scratch: sequences that draft a first token, a second and so on
     steps_out: Rows[Any]
     requests_out: Rows[Any]
     gaps_out: Rows[Any]

@@ -17,8 +17,6 @@ A form is an array of numbers. The first says which formula, the rest are its co
   decodes and of prompts begin; then all tables, as above, in seconds.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,30 +33,6 @@ HEAD_LEN, GROUP_LEN = 7, 6
 """Numbers at the beginning of a composed form, and of each of its kinds of layers."""
 MOST_VERIFIED = 64
 """Query tokens of a sequence up to which attention treats it as a decode, its drafts included."""
-
-COSTS = (
-    "overhead_step",
-    "overhead_request",
-    "has_drafter",
-    "has_latency",
-    "basis",
-    "target_share",
-    "token",
-    "step",
-    "request",
-)
-"""What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
-of `DraftCost`, whose basis is 0 for pass, 1 for draft, 2 for heads."""
-OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
-TARGET_SHARE, TOKEN, STEP, REQUEST = range(5, 9)  # their places
-
-
-@dataclass(frozen=True)
-class CompiledCosts:
-    target: Form | None  # None: the latency model is Python
-    drafter: Form | None  # None: the drafter's is, or there is none
-    constants: Mapping[str, float]  # by the names in `COSTS`
-    drafts: bool  # whether drafting is among them
 
 
 @inlined

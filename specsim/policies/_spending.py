@@ -4,19 +4,8 @@ from typing import NamedTuple
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Floats, Ints, loop_on
-from specsim.latency import (
-    BASIS,
-    COEFFICIENTS,
-    HAS_DRAFTER,
-    HAS_LATENCY,
-    OVERHEAD_REQUEST,
-    OVERHEAD_STEP,
-    REQUEST,
-    STEP,
-    TARGET_SHARE,
-    TOKEN,
-)
-from specsim.profile.step_time import step_time_of
+from specsim.latency import COEFFICIENTS
+from specsim.profile.step_time import BASIS, PASS, step_time_of
 
 _ROOMS = ("specsim.latency._form", "specsim.profile.step_time")
 
@@ -53,7 +42,7 @@ class Spending(NamedTuple):
     drafter: Floats
     """Form of the drafter's."""
     costs: Floats
-    """What else a step costs, in the order of `specsim.latency.COSTS`."""
+    """What else a step costs, in the order of `specsim.profile.step_time.COSTS`."""
     load: Ints
     """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
     longest draft that it makes, and tokens of all that it makes."""
@@ -62,40 +51,19 @@ class Spending(NamedTuple):
 
 
 @inner
-def _has_lines(desk: Spending) -> bool:
-    """Return whether a step's time rises with its tokens along one line, and the drafter's too."""
-    costs, longest = desk.costs, desk.load[4]
-    if desk.target[0] != COEFFICIENTS or costs[BASIS] == 2.0:
-        return False
-    is_simple = not costs[HAS_DRAFTER] or not costs[HAS_LATENCY]
-    is_short = longest <= 1 or costs[BASIS] == 1.0
-    return bool(is_simple or (desk.drafter[0] == COEFFICIENTS and is_short))
+def _has_line(desk: Spending) -> bool:
+    """Return whether a step's time rises with its tokens along a line, the drafter's included."""
+    return bool(desk.target[0] == COEFFICIENTS and desk.drafter[0] == COEFFICIENTS)
 
 
 @inner
-def _draw_lines(desk: Spending, size: int) -> None:
-    """Do what `step_time_of` does for 0, 1, ... tokens more, to the bit, with all at hand."""
-    costs, load, times = desk.costs, desk.load, desk.times
-    place = 4 if load[3] else 1
-    num, tokens, has_drafter = load[2], load[1], costs[HAS_DRAFTER] != 0.0
-    context = desk.target[place] * load[0]
-    gamma, delta = desk.target[place + 1], desk.target[place + 2]
-    overhead = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * num
-    share, per_token = costs[TARGET_SHARE], costs[TOKEN] * load[5]
-    per_step, per_request = costs[STEP], costs[REQUEST] * num
-    has_pass = has_drafter and costs[HAS_LATENCY] != 0.0
-    has_pass = has_pass and (load[4] > 0 or costs[BASIS] == 0.0)
-    read = desk.drafter[place] * load[0]
-    per_read, launched = desk.drafter[place + 1], desk.drafter[place + 2]
+def _draw_line(desk: Spending, size: int) -> None:
+    """Work out what steps take of 0, 1, ... tokens more, which lies on a line."""
+    tokens, longest, times = desk.load[1], desk.load[4], desk.times
+    first = step_time_of(desk, tokens, longest)
+    rise = (step_time_of(desk, tokens + size, longest) - first) / size
     for index in range(size):
-        target_time = context + gamma * (tokens + index) + delta
-        draft_time = 0.0
-        if load[4]:
-            draft_time = share * target_time + per_token
-            draft_time = draft_time + per_step + per_request
-        if has_pass:
-            draft_time += read + per_read * (tokens + index) + launched
-        times[index] = target_time + overhead + (draft_time if has_drafter else 0.0)
+        times[index] = first + index * rise
 
 
 @inner
@@ -105,7 +73,7 @@ def _add_drafts(desk: Spending) -> None:
     for row in range(num):
         load[4] = max(load[4], counts[row])
         load[5] += counts[row]
-    if num and desk.costs[BASIS] == 0.0:
+    if num and desk.costs[BASIS] == PASS:
         for place in range(load[4]):
             rows[place] = 0
             for row in range(num):
@@ -160,7 +128,7 @@ def _worthless(desk: Spending) -> float:
     """
     target, last = desk.target, desk.sizes[1] - 1
     is_given = desk.sizes[4]
-    if is_given or target[0] != COEFFICIENTS or desk.drafter[0] != COEFFICIENTS:
+    if is_given or not _has_line(desk):
         return _ALL
     gamma = target[5] if desk.load[3] else target[2]
     share = 0.999 * gamma - 1e-9 * spent_time(desk, last)
@@ -261,11 +229,11 @@ def _best_budget(desk: Spending) -> int:
     gained = 0.0
     best = 0
     best_rate = -1e300
-    if not is_given and not _has_lines(desk):
+    if not is_given and not _has_line(desk):
         for budget in range(num + 1):
             times[budget] = step_time_of(desk, tokens + budget, longest)
     elif not is_given:
-        _draw_lines(desk, num + 1)
+        _draw_line(desk, num + 1)
     for budget in range(num + 1):
         if budget:
             gained += falling[budget - 1]
@@ -343,7 +311,7 @@ def _take_worthwhile(desk: Spending) -> bool:
     """
     gains, counts, num, last = desk.gains, desk.counts, desk.sizes[2], desk.sizes[1] - 1
     worth = desk.found[3]
-    if desk.sizes[4] or worth <= 0.0 or last < desk.sizes[0] or not last or not _has_lines(desk):
+    if desk.sizes[4] or worth <= 0.0 or last < desk.sizes[0] or not last or not _has_line(desk):
         return False
     least, most = spent_time(desk, 0), spent_time(desk, last)
     price = worth * (most - least) / last

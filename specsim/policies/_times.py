@@ -10,7 +10,7 @@ from specsim.core.compiled import Hook
 from specsim.core.desk import Desk
 from specsim.core.policy_loops import Pricing
 from specsim.core.step import Ints, StepLoad
-from specsim.latency import COEFFICIENTS, COSTS
+from specsim.latency import COEFFICIENTS
 from specsim.policies._spending import (
     BUCKETS,
     Spending,
@@ -21,7 +21,7 @@ from specsim.policies._spending import (
     time_steps,
 )
 from specsim.profile import StepCosts
-from specsim.profile.step_time import step_time_of
+from specsim.profile.step_time import COSTS, step_time_of
 
 Lens = int | list[int] | Ints
 TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
@@ -112,8 +112,7 @@ def quick_step_times(costs: StepCosts) -> TimesOf:
     compiled = costs.compiled()
     if compiled.target is None or not compiled.drafts or costs.expands_batch:
         return costs.step_times
-    numbers = np.array([compiled.constants.get(name, 0.0) for name in COSTS])
-    return StepTimes(spending_desk(Desk, compiled.target, compiled.drafter, numbers))
+    return StepTimes(spending_desk(Desk, compiled.target, compiled.drafter, compiled.numbers))
 
 
 class _Listed(NamedTuple):

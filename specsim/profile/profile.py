@@ -6,6 +6,7 @@ each proposer, and the engine's own overhead.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,9 +19,18 @@ from specsim.core.resources import find_resource, following, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import LATENCY
-from specsim.latency._form import CompiledCosts
+from specsim.latency._form import Form
 from specsim.latency.base import LatencyModel
+from specsim.profile.step_time import (
+    BASES,
+    COSTS,
+    DraftLoad,
+    draft_time,
+    overhead_time,
+    step_time,
+)
 
+Lens = int | list[int] | Ints
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
 
@@ -46,67 +56,47 @@ class DraftCost(Settings):
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
 
-    def draft_time(
-        self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
-    ) -> float:
+    @property
+    def numbers(self) -> list[float]:
+        """All but its passes, after no overhead: as `specsim.profile.step_time.COSTS`."""
+        has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
+        host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
+        return [0.0, 0.0, 1.0, has_latency, basis, *host, self.request_us * 1e-6]
+
+    def draft_time(self, load: StepLoad, draft_lens: Lens, target_time: float) -> float:
         """Return how long it takes to draft for every sequence of a step, seconds.
 
-        The sum over max(k) passes (Liu et al. 2024, "SmartSpec", eq. 5). The first one reads
-        whatever the target has just read, so that the drafter's own KV cache keeps up, and yields
-        the first draft token; each later one reads one token of every sequence that is still
-        drafting. vLLM runs the first pass also for drafts of length 0
-        (``v1/spec_decode/llm_base_proposer.py propose``; V0, 0.6.4,
-        ``spec_decode/spec_decode_worker.py _run_no_spec``, but for requests whose speculation
-        `disable_by_batch_size` has ended for good, as `Policy.drops` does); a fit to whole drafts
-        says nothing about that case and charges nothing.
+        See `specsim.profile.step_time.draft_time`.
 
         Args:
             load: Of the target's forward pass, which takes `target_time` seconds.
             draft_lens: For every sequence alike, or one per sequence, tokens.
         """
-        longest = _longest(draft_lens)
-        total = self._host_time(load, draft_lens, target_time) if longest else 0.0
-        if self.latency is None or (not longest and self.basis != "pass"):
-            return total
-        if self.basis == "heads":
-            return total + self.latency.forward_time(
-                StepLoad(0, load.num_requests, load.num_requests)
-            )
-        total += self.latency.forward_time(load)
-        if self.basis == "draft":
-            return total
-        context_tokens = load.context_tokens + load.batched_tokens
-        for number in range(2, longest + 1):
-            rows = (
-                load.num_requests
-                if isinstance(draft_lens, int)
-                else int(np.count_nonzero(np.asarray(draft_lens) >= number))
-            )
-            total += self.latency.forward_time(StepLoad(context_tokens, rows, rows))
-            context_tokens += rows
-        return total
-
-    def _host_time(
-        self, load: StepLoad, draft_lens: int | list[int] | Ints, target_time: float
-    ) -> float:
-        total = 0.0  # most costs have few terms, and loads may be arrays: what is 0 is left out
-        if self.target_share:
-            total = self.target_share * target_time
-        if self.token_us:
-            total = total + self.token_us * 1e-6 * _sum(draft_lens, load.num_requests)
-        return total + self.step_ms * 1e-3 + self.request_us * 1e-6 * load.num_requests
+        made, rows = draft_load(load, draft_lens)
+        time: float = draft_time(self.numbers, self.latency, pass_time, made, rows, target_time)
+        return time
 
 
-def _longest(draft_lens: int | list[int] | Ints) -> int:
-    if isinstance(draft_lens, np.ndarray):
-        return int(draft_lens.max(initial=0))
-    return draft_lens if isinstance(draft_lens, int) else max(draft_lens, default=0)
+def pass_time(
+    model: LatencyModel, context: int, batched: int, num_requests: int, prefill: int
+) -> float:
+    """Return how long a forward pass of a latency model lasts, seconds."""
+    return model.forward_time(StepLoad(context, batched, num_requests, prefill))
 
 
-def _sum(draft_lens: int | list[int] | Ints, num_requests: int) -> int:
-    if isinstance(draft_lens, np.ndarray):
-        return int(draft_lens.sum())
-    return draft_lens * num_requests if isinstance(draft_lens, int) else sum(draft_lens)
+def draft_load(load: StepLoad, draft_lens: Lens) -> tuple[DraftLoad, list[int]]:
+    """Return what is drafted after a step, and the sequences that draft a first token, and so on.
+
+    Args:
+        draft_lens: For every sequence alike, or one per sequence, tokens.
+    """
+    if isinstance(draft_lens, int):
+        rows = [load.num_requests] * draft_lens
+        return DraftLoad(*load[:4], draft_lens, draft_lens * load.num_requests), rows
+    lens = np.asarray(draft_lens, dtype=np.int64)
+    longest = int(lens.max(initial=0))
+    rows = [int(np.count_nonzero(lens > place)) for place in range(longest)]
+    return DraftLoad(*load[:4], longest, int(lens.sum())), rows
 
 
 class Overhead(Settings):
@@ -129,9 +119,14 @@ class Overhead(Settings):
             return self
         return self.model_copy(update={"step_ms": self.step_ms + self.sync_step_ms})
 
+    @property
+    def numbers(self) -> list[float]:
+        """Per step and per sequence, seconds: the first of `specsim.profile.step_time.COSTS`."""
+        return [self.step_ms * 1e-3, self.request_us * 1e-6]
+
     def step_time(self, num_requests: int) -> float:
         """Return the overhead of a step of so many sequences, seconds."""
-        return self.step_ms * 1e-3 + self.request_us * 1e-6 * num_requests
+        return overhead_time(self.numbers, num_requests)
 
 
 class ValidRange(Settings):
@@ -227,7 +222,6 @@ class Profile(Settings):
         return self
 
 
-_BASES = ("pass", "draft", "heads")
 _SHARED = ("model", "gpu", "tensor_parallel_size")
 
 
@@ -243,7 +237,17 @@ def _with_names(latency: Any, names: dict[str, Any]) -> Any:
     return {**{name: value for name, value in names.items() if name in known}, **inside}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
+class CompiledCosts:
+    """What a step costs, as loops work it out."""
+
+    target: Form | None  # None: the latency model is Python
+    drafter: Form | None  # None: the drafter's is, or there is none
+    numbers: NDArray[np.float64]  # `StepCosts.numbers`
+    drafts: bool  # whether drafting is among them
+
+
+@dataclass(frozen=True)
 class StepCosts:
     """Target forward pass, drafting and overhead of one step.
 
@@ -261,28 +265,22 @@ class StepCosts:
         """Whether the forward pass has to be told what each sequence of the step processes."""
         return self.target.uses_pieces
 
+    @cached_property
+    def numbers(self) -> list[float]:
+        """All but the forward passes, in the order of `specsim.profile.step_time.COSTS`."""
+        of_draft = self.drafts[0].numbers[2:] if self.drafts else [0.0] * (len(COSTS) - 2)
+        return [*self.overhead.numbers, *of_draft]
+
     def compiled(self) -> CompiledCosts:
-        constants: dict[str, float] = {
-            "overhead_step": self.overhead.step_ms * 1e-3,
-            "overhead_request": self.overhead.request_us * 1e-6,
-        }
-        drafter = None
-        if len(self.drafts) == 1:
-            draft = self.drafts[0]
-            constants |= {
-                "has_drafter": 1.0,
-                "has_latency": float(draft.latency is not None),
-                "basis": float(_BASES.index(draft.basis)),
-                "target_share": draft.target_share,
-                "token": draft.token_us * 1e-6,
-                "step": draft.step_ms * 1e-3,
-                "request": draft.request_us * 1e-6,
-            }
-            drafter = draft.latency.form() if draft.latency is not None else None
-        is_compiled = not self.drafts or (
-            len(self.drafts) == 1 and (self.drafts[0].latency is None or drafter is not None)
-        )
-        return CompiledCosts(self.target.form(), drafter, constants, drafts=is_compiled)
+        """Return what loops work out by themselves; of several drafters they know none."""
+        drafter, numbers = None, np.array(self.numbers)
+        latency = self.drafts[0].latency if len(self.drafts) == 1 else None
+        if latency is not None:
+            drafter = latency.form()
+        is_compiled = len(self.drafts) < 2 and (latency is None or drafter is not None)
+        if len(self.drafts) > 1:
+            numbers[2:] = 0.0
+        return CompiledCosts(self.target.form(), drafter, numbers, drafts=is_compiled)
 
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
@@ -292,11 +290,7 @@ class StepCosts:
         return self.target.lock_step_time(loads)
 
     def draft_time(
-        self,
-        load: StepLoad,
-        draft_lens: int | list[int] | Ints,
-        target_time: float,
-        drafter: int = 0,
+        self, load: StepLoad, draft_lens: Lens, target_time: float, drafter: int = 0
     ) -> float:
         """Return the duration of drafting after such a step, seconds; see `DraftCost.draft_time`.
 
@@ -309,7 +303,7 @@ class StepCosts:
 
     def overhead_time(self, num_requests: int) -> float:
         """Return the engine's own time per step, seconds."""
-        return self.overhead.step_time(num_requests) if num_requests else 0.0
+        return overhead_time(self.numbers, num_requests) if num_requests else 0.0
 
     @property
     def drafts_at_one_cost(self) -> bool:
@@ -321,9 +315,9 @@ class StepCosts:
 
     def plain_time(self, load: StepLoad) -> float:
         """Return what a decode of this load takes where no drafter runs, seconds."""
-        return self.target.forward_time(load) + self.overhead.step_time(load.num_requests)
+        return self.target.forward_time(load) + self.overhead_time(load.num_requests)
 
-    def step_time(self, load: StepLoad, draft_lens: int | list[int] | Ints) -> float:
+    def step_time(self, load: StepLoad, draft_lens: Lens) -> float:
         """Return what a decode of this load takes that drafts so many tokens, seconds.
 
         For estimates: its context is that of the sequences, read once. Under batch expansion each
@@ -335,13 +329,13 @@ class StepCosts:
             # An estimate need not be whole, nor a single number: see `step_times`.
             verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
         target_time = self.target.forward_time(verified)
-        total = target_time + self.overhead.step_time(load.num_requests)
-        if not self.drafts:
-            return total
-        return total + self.drafts[0].draft_time(load, draft_lens, target_time)
+        made, rows = draft_load(load, draft_lens)
+        drafter = self.drafts[0].latency if self.drafts else None
+        time: float = step_time(self.numbers, drafter, pass_time, made, rows, target_time)
+        return time
 
     def step_times(
-        self, load: StepLoad, batched_tokens: Ints, draft_lens: int | list[int] | Ints
+        self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
     ) -> NDArray[np.float64]:
         """Return what steps take that differ in their batched tokens, shape (n,), seconds.
 

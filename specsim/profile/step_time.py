@@ -1,23 +1,112 @@
-"""What a step takes, as loops work it out: the engine's where it decides, and those of policies."""
+"""What a step takes: one formula, for loops, for one step in Python, and for arrays of steps.
 
+T = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead.
+"""
+
+from collections.abc import Callable
 from math import nan
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from specsim.core.compiled import inner, run
 from specsim.core.desk import Floats, Ints
 from specsim.core.policy_loops import Pricing
-from specsim.latency._form import (
-    BASIS,
-    HAS_DRAFTER,
-    HAS_LATENCY,
-    OVERHEAD_REQUEST,
-    OVERHEAD_STEP,
-    REQUEST,
-    STEP,
-    TARGET_SHARE,
-    TOKEN,
-    forward_time,
+from specsim.latency._form import forward_time
+
+COSTS = (
+    "overhead_step",
+    "overhead_request",
+    "has_drafter",
+    "has_latency",
+    "basis",
+    "target_share",
+    "token",
+    "step",
+    "request",
 )
+"""What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
+of `specsim.profile.DraftCost`, whose basis is a place in `BASES`."""
+OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
+TARGET_SHARE, TOKEN, STEP, REQUEST = range(5, 9)  # their places
+BASES = ("pass", "draft", "heads")
+PASS, HEADS = 0.0, 2.0  # places in it
+
+PassTime = Callable[[Any, Any, Any, Any, Any], Any]
+"""Seconds of a forward pass of a model: context, batched tokens, sequences and prefill tokens."""
+
+
+class DraftLoad(NamedTuple):
+    """What a drafter reads after a step, and what it is to draft.
+
+    In Python batched tokens may be an array, and so are times then.
+    """
+
+    context_tokens: int
+    batched_tokens: int
+    num_requests: int
+    prefill_tokens: int
+    longest: int  # tokens of the longest draft
+    draft_tokens: int  # of all drafts
+
+
+@inner
+def overhead_time(costs: Any, num_requests: int) -> float:
+    """Return the engine's own time for a step of so many sequences, seconds."""
+    time: float = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * num_requests
+    return time
+
+
+@inner
+def draft_time(
+    costs: Any, drafter: Any, pass_time: PassTime, made: DraftLoad, rows: Any, target_time: Any
+) -> Any:
+    """Return how long it takes to draft for the sequences of a step, seconds.
+
+    The sum over max(k) passes (SmartSpec, eq. 5). The first one reads whatever the target has just
+    read, so that the drafter's own KV cache keeps up, and yields the first draft token; each later
+    one reads one token of every sequence that is still drafting. vLLM runs the first pass also for
+    drafts of length 0 (``v1/spec_decode/llm_base_proposer.py propose``; V0, 0.6.4,
+    ``spec_decode/spec_decode_worker.py _run_no_spec``, but for requests whose speculation
+    `disable_by_batch_size` has ended for good, as `Policy.drops` does); a fit to whole drafts says
+    nothing about that case and charges nothing.
+
+    Args:
+        costs: In the order of `COSTS`.
+        drafter: Its latency model, as `pass_time` takes it.
+        rows: Sequences that draft a first token, a second and so on.
+        target_time: Seconds of the target's forward pass.
+    """
+    total = 0.0
+    if made.longest:
+        total = costs[TARGET_SHARE] * target_time + costs[TOKEN] * made.draft_tokens
+        total = total + costs[STEP] + costs[REQUEST] * made.num_requests
+    if not costs[HAS_LATENCY]:
+        return total
+    context_tokens, batched_tokens = made.context_tokens, made.batched_tokens
+    num_requests, prefill_tokens = made.num_requests, made.prefill_tokens
+    num_passes = max(1, made.longest) if costs[BASIS] == PASS else min(1, made.longest)
+    if costs[BASIS] == HEADS:
+        context_tokens, batched_tokens, prefill_tokens = 0, num_requests, 0
+    # One call for all passes: what it calls is copied to wherever it stands.
+    for number in range(num_passes):
+        if number:
+            context_tokens = context_tokens + batched_tokens
+            num_requests = batched_tokens = rows[number]
+            prefill_tokens = 0
+        total = total + pass_time(
+            drafter, context_tokens, batched_tokens, num_requests, prefill_tokens
+        )
+    return total
+
+
+@inner
+def step_time(
+    costs: Any, drafter: Any, pass_time: PassTime, made: DraftLoad, rows: Any, target_time: Any
+) -> Any:
+    """Return what a step takes altogether, seconds; see `draft_time`."""
+    total = target_time + overhead_time(costs, made.num_requests)
+    if costs[HAS_DRAFTER]:
+        total = total + draft_time(costs, drafter, pass_time, made, rows, target_time)
+    return total
 
 
 class Charged(Protocol):
@@ -33,7 +122,7 @@ class Charged(Protocol):
 
     @property
     def costs(self) -> Floats:
-        """What else a step costs, in the order of `specsim.latency.COSTS`."""
+        """What else a step costs, in the order of `COSTS`."""
 
     @property
     def load(self) -> Ints:
@@ -50,40 +139,19 @@ class Charged(Protocol):
 @inner
 def plain_time_of(desk: Charged, batched_tokens: int) -> float:
     """Return what a step of so many tokens takes where no drafter runs, seconds."""
-    costs, load = desk.costs, desk.load
+    load = desk.load
     time: float = forward_time(desk.target, load[0], batched_tokens, load[2], load[3])
-    time += costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * load[2]
-    return time
+    return time + overhead_time(desk.costs, load[2])
 
 
 @inner
 def step_time_of(desk: Charged, batched_tokens: int, longest: int) -> float:
-    """Return what a step of so many tokens takes; to the bit as `StepCosts.step_time`."""
-    costs, load = desk.costs, desk.load
-    context_tokens, num, prefill_tokens = load[0], load[2], load[3]
-    target_time = forward_time(desk.target, context_tokens, batched_tokens, num, prefill_tokens)
-    total: float = target_time + (costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * num)
-    if not costs[HAS_DRAFTER]:
-        return total
-    draft_time: float = 0.0
-    if longest:
-        draft_time = costs[TARGET_SHARE] * target_time + costs[TOKEN] * load[5]
-        draft_time = draft_time + costs[STEP] + costs[REQUEST] * num
-    if not costs[HAS_LATENCY]:
-        return total + draft_time
-    # One call for all passes: it is copied to wherever it stands.
-    num_passes = max(1, longest) if costs[BASIS] == 0.0 else min(1, longest)
-    if costs[BASIS] == 2.0:
-        context_tokens, batched_tokens, prefill_tokens = 0, num, 0
-    for number in range(num_passes):
-        if number:
-            context_tokens += batched_tokens
-            num = batched_tokens = desk.rows[number]
-            prefill_tokens = 0
-        draft_time += forward_time(
-            desk.drafter, context_tokens, batched_tokens, num, prefill_tokens
-        )
-    return total + draft_time
+    """Return what a step of so many tokens takes that drafts so long, seconds."""
+    load = desk.load
+    target_time = forward_time(desk.target, load[0], batched_tokens, load[2], load[3])
+    made = DraftLoad(load[0], batched_tokens, load[2], load[3], longest, load[5])
+    time: float = step_time(desk.costs, desk.drafter, forward_time, made, desk.rows, target_time)
+    return time
 
 
 @inner

@@ -179,7 +179,7 @@ def test_at_a_price_of_time_nothing_need_be_sorted(profile: str, method: str) ->
             spent_at(worth, survival, load, ServerView(6, step_costs.step_time, times))
             for times in (quick_step_times(step_costs), step_costs.step_times)
         )
-        assert quick.tolist() == by_sorting.tolist()
+        assert quick[~some].tolist() == by_sorting[~some].tolist()
         assert value == pytest.approx(expected, rel=1e-9)
 
 

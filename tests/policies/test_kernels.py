@@ -84,7 +84,8 @@ def test_the_best_budget_is_that_of_all_sums(kind: str, profile: str, method: st
         best = int(rates.argmax())
         for step_times in (step_costs.step_times, quick_step_times(step_costs)):
             found = best_spending(values, step_times, load, 8, 40.0, len(values))
-            assert found[:2] == (best, rates[best])
+            assert found[0] == best
+            assert found[1] == pytest.approx(rates[best], rel=1e-12)  # times on a line
             assert not best or found[2] == falling[best - 1]
 
 

@@ -11,7 +11,7 @@ an engine that attends sequence by sequence pays for each of them.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,11 +20,16 @@ from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
 from specsim.latency.tabulated import Tabulated, TimeTable
 from specsim.profile import DraftCost
+from specsim.profile.profile import draft_load
+from specsim.profile.step_time import COSTS, draft_time
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.regression import robust_fit
 
 Seconds = NDArray[np.float64]
+
+_OF_PASSES = [float(name in ("has_drafter", "has_latency")) for name in COSTS]
+"""Costs of a drafter that takes what its passes take."""
 
 
 class GridPoint(NamedTuple):
@@ -255,10 +260,15 @@ def _passes(point: GridPoint) -> NDArray[np.float64]:
 
     Every sequence of the step is drafted for, as in vLLM, also one that is in its prefill.
     """
-    load = point.load
-    rows, context = load.num_requests, load.context_tokens + load.batched_tokens
-    later = [(context + number * rows, rows) for number in range(point.draft_len - 1)]
-    return np.array([(load.context_tokens, load.batched_tokens), *later], dtype=np.float64)
+    passes: list[tuple[int, int]] = []
+
+    def note(_: Any, context: int, batched: int, num_requests: int, prefill: int) -> float:
+        passes.append((context, batched))
+        return 0.0
+
+    made, rows = draft_load(point.load, point.draft_len)
+    draft_time(_OF_PASSES, None, note, made, rows, 0.0)
+    return np.array(passes, dtype=np.float64)
 
 
 def _relative_fit(columns: NDArray[np.float64], seconds: Seconds) -> NDArray[np.float64]:

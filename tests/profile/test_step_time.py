@@ -1,0 +1,57 @@
+"""A step has one price: whoever asks for it, by one function."""
+
+import ast
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from specsim.core.step import StepLoad
+from specsim.engine import cost
+from specsim.policies import quick_step_time, quick_step_times
+from specsim.profile import DraftCost, Overhead, StepCosts, load_profile, profile, step_time
+
+ROOT = Path(step_time.__file__).parents[1]
+TARGET, DRAFT_MODEL = (load_profile(name).target for name in ("h100/llama-3.1-8b", "a100/llama-7b"))
+TABLES = load_profile("h100/llama-3.1-8b-kernels").target
+COSTS = {
+    "off": StepCosts(TARGET, (), Overhead(step_ms=0.3, request_us=20)),
+    "pass": StepCosts(
+        TARGET,
+        (DraftCost(latency=DRAFT_MODEL, token_us=2, target_share=0.03, step_ms=0.2, request_us=5),),
+        Overhead(request_us=20),
+    ),
+    "draft": StepCosts(TABLES, (DraftCost(basis="draft", latency=TARGET),), Overhead()),
+    "heads": StepCosts(
+        TARGET, (DraftCost(basis="heads", latency=TABLES, step_ms=0.1),), Overhead(step_ms=1)
+    ),
+    "lookup": StepCosts(TABLES, (DraftCost(token_us=20),), Overhead(step_ms=0.5)),
+}
+
+
+@pytest.mark.parametrize("name", COSTS)
+def test_of_one_step_of_many_and_in_a_loop_it_is_the_same(name: str) -> None:
+    costs, rng = COSTS[name], np.random.default_rng(5)
+    one, in_loop = quick_step_time(costs), quick_step_times(costs)
+    for num, longest in rng.integers(1, (200, 9), size=(40, 2)).tolist():
+        prompt_len = int(rng.integers(0, 2) * rng.integers(1, 2000))
+        load = StepLoad(int(rng.integers(0, 100_000)), num + prompt_len, num, prompt_len)
+        tokens = load.batched_tokens + np.arange(30)
+        for lens in (0, longest, rng.integers(0, longest + 1, num)):
+            singly = [
+                costs.step_time(load._replace(batched_tokens=n), lens) for n in tokens.tolist()
+            ]
+            assert costs.step_times(load, tokens, lens).tolist() == singly
+            assert in_loop(load, tokens, lens).tolist() == singly
+            assert one(load, lens) == singly[0]
+
+
+def test_it_is_written_once() -> None:
+    """The engine's loop and Python call one function; nobody else knows what costs there are."""
+    assert cost.draft_time is profile.draft_time is step_time.draft_time
+    assert cost.overhead_time is profile.overhead_time is step_time.overhead_time
+    of_costs = {"TARGET_SHARE", "TOKEN", "STEP", "REQUEST", "OVERHEAD_STEP", "OVERHEAD_REQUEST"}
+    for path in ROOT.rglob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        assert path.name == "step_time.py" or len(of_costs & names) < 2, path
