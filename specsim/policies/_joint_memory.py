@@ -48,6 +48,8 @@ class JointState(Protocol):
     probe: int
     """A request that is drafted for nevertheless, to see whether that pays by now, or -1; and"""
     probes_left: int  # drafts that are to be made for it
+    probe_after: float  # steps since the last one after which the next is made
+    probe_loss: float  # share of a step that a draft for it costs
 
 
 class Lives(Protocol):

@@ -132,6 +132,16 @@ def take_in(desk: Seen) -> None:
 
 
 @inner
+def age(desk: Seen, most: float) -> None:
+    """Have all drafts so far count for so many at most: since they were made much may differ."""
+    keep = most / max(desk.nums.sum(), most)
+    for kind in range(KINDS):
+        desk.nums[kind] *= keep
+        for index in range(desk.counts.shape[1]):
+            desk.counts[kind, index] *= keep
+
+
+@inner
 def worth_of_next(desk: Seen, place: int, price: float) -> None:
     """Work out what a token at a place is worth above its price, by the survival before it.
 

@@ -14,15 +14,18 @@ from specsim.policies._joint_memory import (
     SERVED,
     STEADY,
     Joining,
-    JointState,
     Lives,
 )
+from specsim.policies._prospects import age
 
 _KEPT = 0.999  # share of what is known of requests that a step leaves
 _PRIOR_GAIN = 0.05  # share of a step that a drafter is expected to gain
 _SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no prompts
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
+_NOTHING = 1e-6  # share of a step: rounding
+_STALE_DRAFTS = 32.0  # that all before a probe count for beside it, at most
+_FIRST_PROBE = 128.0  # steps after which one is made first
 _PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 LOSS = 0.002
 """Share of all steps that may be lost by drafting what does not seem to pay."""
@@ -32,7 +35,8 @@ LOSS = 0.002
 def note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) -> None:
     """Decide whom the drafter is to serve, by what a step gains, in the order of the means.
 
-    To come back it has to gain half of what it takes while it serves too few yet (`idle`).
+    To come back it has to gain half of what it takes while it serves too few yet (`idle`). One that
+    takes nothing while nobody is drafted for is kept.
     """
     state = desk.state[0]
     if state.num_seen < _EVIDENCE:  # before, gains are what the prior says
@@ -45,7 +49,8 @@ def note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) ->
     state.with_prefills += (with_prefills - state.with_prefills) / steps
     state.for_served += (for_served - state.for_served) / min(steps, _SOON)
     least = max(idle / 2.0, _WORTHWHILE) if state.is_closed else _WORTHWHILE
-    state.is_closed = _shrunk(state.with_prefills, prior) < least
+    costs = idle + for_all - with_prefills > _NOTHING
+    state.is_closed = costs and _shrunk(state.with_prefills, prior) < least
     is_waning = state.is_closed or state.steps_since_new > STEADY
     worst = min(_shrunk(state.for_all, prior), _shrunk(state.for_served, prior))
     state.is_off = is_waning and worst < 0.0
@@ -72,7 +77,7 @@ def settle_served(desk: Joining) -> int:
         state.steps_since_new = -1  # this one is counted at its end
     if not num_new and not state.is_off:
         return 0
-    _choose_probe(state, last_new)
+    _choose_probe(desk, last_new)
     num_let_go = 0
     for row in range(num):
         request = desk.requests[row]
@@ -80,7 +85,7 @@ def settle_served(desk: Joining) -> int:
         if state.is_off:
             goes = before != LET_GO and request != state.probe
         else:
-            goes = before == NEW and state.is_closed
+            goes = before == NEW and state.is_closed and request != state.probe
         desk.let_go[row] = goes
         num_let_go += goes
         states[request] = LET_GO if goes or before == LET_GO else SERVED
@@ -100,13 +105,18 @@ def _reading_time(desk: Trade) -> float:
 
 
 @inner
-def _choose_probe(state: JointState, newest: int) -> None:
+def _choose_probe(desk: Joining, newest: int) -> None:
     """Draft for a new request, if there is one, though the drafter was given up."""
-    if state.is_off and state.probes_left <= 0:
+    state = desk.state[0]
+    if not state.is_closed:
+        state.probe_after = _FIRST_PROBE
+    elif state.probes_left <= 0:
         state.probe = -1
-        if state.idle_steps * LOSS >= _PROBE_DRAFTS and newest >= 0:
+        if state.idle_steps >= state.probe_after and newest >= 0:
             state.probe, state.probes_left = newest, _PROBE_DRAFTS
             state.idle_steps = 0
+            age(desk.seen, _STALE_DRAFTS)
+            state.probe_after = min(2 * state.probe_after, _PROBE_DRAFTS * state.probe_loss / LOSS)
 
 
 @inner

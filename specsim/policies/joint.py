@@ -96,9 +96,10 @@ def _by_prospects(desk: Joining) -> int:
     idle = trade.times[0].next / time - 1.0
     note_gains(desk, (for_all, for_all - reading / time, for_served), idle)
     state.idle_steps += 1
+    best, least = best_of(values, 0, longest), best_of(values, 1, longest)
+    state.probe_loss = max(idle + (values[0] - values[least]) / worth, 0.01)
     if not served:
         return 0
-    best, least = best_of(values, 0, longest), best_of(values, 1, longest)
     if state.probes_left > 0:
         state.is_probing = 1
         state.probes_left -= 1

@@ -42,7 +42,7 @@ HOST_TIMES = {
 """Overhead of an engine of which nobody has measured it."""
 
 _SAME_BANDWIDTH = 0.1
-"""Data sheets of one card differ by up to 0.04 (B200: 7.7 and 8 TB/s); A100 40 and 80 GB by 0.24."""
+"""Data sheets of a B200 differ by 0.04 (7.7, 8 TB/s), those of A100 with 40 and 80 GB by 0.24."""
 
 
 class TableProfile(MadeProfile):

@@ -111,6 +111,37 @@ def test_the_drafter_reads_nothing_of_whom_it_has_let_go() -> None:
     assert (result.replicas[0].steps["draft_time"][-200:] == 0.0).mean() > 0.9
 
 
+@pytest.mark.parametrize(
+    ("method", "profile", "behind"),
+    [("eagle3", "h100/llama-3.1-8b", 1.0), ("draft_model", "h100/llama-3.1-8b-kernels", 1.05)],
+    ids=["nothing where k is 0", "a pass where k is 0"],
+)
+def test_a_drafter_that_was_given_up_is_tried_again(
+    method: str, profile: str, behind: float
+) -> None:
+    """It comes to pay after 50 requests, most of which it was not worth drafting for."""
+
+    def after(alpha: float, policy: str) -> float:
+        before, now = ({"kind": "bernoulli", "alpha": each} for each in (0.15, alpha))
+        return latency(
+            policy, 0.0, 0.0,
+            workload={
+                "arrivals": {"kind": "poisson", "rate": 8.0},
+                "lengths": UNIFORM,
+                "num_requests": 600,
+            },
+            engine={
+                "async_scheduling": False,
+                "speculative_config": {"method": method, "num_speculative_tokens": 5},
+            },
+            acceptance={"kind": "shift", "at_request": 50, "before": before, "after": now},
+            profile=profile,
+        )  # fmt: skip
+
+    assert after(0.7, "joint") < behind * after(0.7, "goodput") < 0.8 * after(0.7, "off")
+    assert after(0.15, "joint") < 1.005 * after(0.15, "off")
+
+
 class DropsTooFew(Policy):
     """Names nobody, in an array of the wrong length."""
 

@@ -669,7 +669,8 @@ def test_a_profile_of_ranks_is_for_such_ranks(tables: Path) -> None:
 def test_tables_of_a_card_with_another_memory_are_not_taken(tmp_path: Path) -> None:
     tables = make_tables(tmp_path / "systems", gpu="a100_sxm")
     (tables / "a100_sxm.yaml").write_text("gpu: {mem_bw: 2039000000000}\n")
-    with pytest.raises(ProfileError, match=r"--gpu a100-40gb: .*1,555 GB/s.*a100_sxm.* 2,039; .*-of"):
+    message = r"--gpu a100-40gb: .*1,555 GB/s.*a100_sxm.* 2,039; .*-of"
+    with pytest.raises(ProfileError, match=message):
         TableProfile.of(options(tables, gpu="a100-40gb"))
     for fields in ({"gpu": "a100-80gb"}, {"gpu": "a100-40gb", "tables_of": "a100-80gb"}):
         assert TableProfile.of(options(tables, **fields)).memory.weight_bytes > 0
