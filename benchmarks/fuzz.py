@@ -1,10 +1,10 @@
 """Fuzzing: bad input gives one line and exit code 2, never a traceback, a hang or a lost file.
 
-    python benchmarks/fuzz.py [--number 3000] [--seed 0] [--kinds config trace ...] [--workers 2]
+    python benchmarks/fuzz.py [--number 3000] [--first 0] [--seed 0] [--kinds config trace ...]
 
-Every case is made from its number alone: ``--only 17`` makes and runs case 17 again, and leaves its
-files in the folder that it names. Cases run inside worker processes, which are limited in time and
-memory. The exit code is 1 if anything was found.
+Every case is made from its number and the seed alone: ``--only 17`` makes and runs case 17 again.
+Cases run inside worker processes, which are limited in time and memory. The exit code is 1 if
+anything was found.
 """
 
 import argparse
@@ -166,7 +166,7 @@ class Worker:
 
 def fuzz(options: argparse.Namespace, root: str) -> list[dict[str, Any]]:
     """Run all cases; return those in which something was wrong."""
-    numbers = iter(options.only or range(options.number))
+    numbers = iter(options.only or range(options.first, options.first + options.number))
     given = (options.seed, options.kinds, root)
     found: list[dict[str, Any]] = []
     counts: Counter[tuple[str, Any]] = Counter()
@@ -279,6 +279,7 @@ def main() -> int:
     """Read options, make valid results folders, and fuzz."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--number", type=int, default=3000)
+    parser.add_argument("--first", type=int, default=0, help="Begin at this case.")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.core.blame import held_to
+from specsim.core.blame import held_to, is_whole
 from specsim.core.families import Member
 from specsim.routing.base import ReplicaView
 
@@ -94,6 +94,6 @@ class Autoscaler(Member):
 def started_by(autoscaler: Autoscaler, replicas: int) -> int:
     """Return how many replicas there are from the beginning; a PluginError if that is no number."""
     number, most = autoscaler.num_started(replicas), autoscaler.max_replicas
-    is_right = isinstance(number, int) and 0 <= number <= most
+    is_right = is_whole(number) and 0 <= number <= most
     held_to(autoscaler, "num_started", number, is_right, f"a whole number from 0 to {most}")
-    return number
+    return int(number)

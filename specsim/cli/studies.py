@@ -30,7 +30,7 @@ from specsim.cli.options import (
 from specsim.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from specsim.study.gate import GateResults, Suite
+    from specsim.study.gate import Suite
     from specsim.study.gate.verdict import GateFailure, GateVerdict
 
 
@@ -264,53 +264,31 @@ def _judged(
     baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
 ) -> "GateVerdict | GateFailure":
     """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
-    from specsim.core.settings import check_used
-    from specsim.study.gate import GateResults, Suite
-    from specsim.study.gate.verdict import GateFailure, check_same_suite, judge
+    from specsim.study import calls
+    from specsim.study.gate import GateResults
+    from specsim.study.gate.verdict import GateFailure
 
     try:
         before = GateResults.load(baseline)
-        if current.suffix == ".json":
-            return judge(before, GateResults.load(current), {**before.tolerances, **given})
-        suite = Suite.load(current, overrides)
-        tolerances = {**(suite.tolerances or before.tolerances), **given}
-        notes = check_same_suite(before, suite)
-        if any(old.seeds[0] != suite.seeds(name)[0] for name, old in before.scenarios.items()):
-            check_used(overrides, ["seed"], "the baseline sets")
-        return judge(before, _run(suite, tolerances, workers, before=before), tolerances, notes)
+        asked: dict[str, Any] = {"overrides": overrides, "tolerances": given, "workers": workers}
+        with progress("runs", sum(len(old.seeds) for old in before.scenarios.values())) as told:
+            return calls.gate(before, current, **asked, on_progress=told)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
         return GateFailure.of(error)
 
 
-def _run(
-    suite: "Suite",
-    tolerances: dict[str, float],
-    workers: int,
-    *,
-    before: "GateResults | None" = None,
-    date: str | None = None,
-) -> "GateResults":
-    from specsim.study.gate import run_suite
-
-    num_runs = len(suite.scenarios) * suite.replications
-    if before is not None:
-        num_runs = sum(len(old.seeds) for old in before.scenarios.values())
-    with progress("runs", num_runs) as on_progress:
-        return run_suite(
-            suite, tolerances, baseline=before, workers=workers, date=date, on_progress=on_progress
-        )
-
-
 def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
-    from specsim.study.gate import baseline_file, checked_date
+    from specsim.study.gate import baseline_file, checked_date, run_suite
 
     date = None if date is None else checked_date(date)
+    runs = len(suite.scenarios) * suite.replications
     with baseline_file(path) as temporary:
-        results = _run(suite, tolerances, workers, date=date)
+        with progress("runs", runs) as told:
+            results = run_suite(suite, tolerances, workers=workers, date=date, on_progress=told)
         text = json.dumps(results.model_dump(mode="json"), indent=1, allow_nan=False)
         temporary.write_text(text + "\n", encoding="utf-8")
     typer.echo(

@@ -13,6 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from specsim.core.errors import PluginError, SpecsimError
 from specsim.core.reading import short
 from specsim.core.settings import Settings
@@ -50,6 +52,13 @@ def blamed() -> Iterator[None]:
         if not any(frame.filename in _users_files() for frame in frames):
             raise
         raise PluginError(fault(first)) from first
+
+
+def is_whole(value: Any) -> bool:
+    """Return whether a value that a user's class gave is one whole number, numpy's or Python's."""
+    if isinstance(value, np.ndarray):
+        return value.shape == () and value.dtype.kind in "iu"
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def held_to(member: object, method: str, given: Any, is_right: bool, rule: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.autoscaling.base import Autoscaler
-from specsim.core.blame import held_to, is_shipped, name_of
+from specsim.core.blame import held_to, is_shipped, is_whole, name_of
 from specsim.core.errors import PluginError
 from specsim.core.step import Ints, Tree
 from specsim.engine.asking import MOST_EMPTY_STEPS
@@ -28,7 +28,7 @@ def answers_of(policy: Policy, max_draft_len: int) -> "Answers | None":
 def place_of(router: Router, given: Any, num_replicas: int) -> int:
     """Return the place of the replica that a router has chosen; a PluginError if it is none."""
     if not is_shipped(router):
-        is_right = _is_one(given) and 0 <= given < num_replicas
+        is_right = is_whole(given) and 0 <= given < num_replicas
         held_to(router, "choose", given, is_right, f"a whole number from 0 to {num_replicas - 1}")
     return int(given)
 
@@ -59,7 +59,7 @@ class Answers:
             self._need(isinstance(self._policy, DraftsTrees), "draft_lens", step, given, rule)
             self._need(given.num_nodes <= self._largest, "draft_lens", step, given, self._range)
             return given
-        if _is_one(given):
+        if is_whole(given):
             self._need(0 <= given <= self._largest, "draft_lens", step, given, self._range)
             return int(given)
         return self._lens("draft_lens", given, step, self._largest, self._range)
@@ -73,7 +73,7 @@ class Answers:
         """Return after how many tokens drafts are cut, if they are."""
         if given is None:
             return None
-        if not _is_one(given):
+        if not is_whole(given):
             return self._lens("stop_len", given, step, 1 << 40, "None, or 0 or more")
         self._need(given >= 0, "stop_len", step, given, "None, or 0 or more")
         return int(given)
@@ -103,14 +103,14 @@ class Answers:
 
     def drafter(self, given: Any, num_drafters: int, request: int) -> int:
         """Return the number of a drafter."""
-        if not _is_one(given) or not 0 <= given < num_drafters:
+        if not is_whole(given) or not 0 <= given < num_drafters:
             rule = f"a whole number from 0 to {num_drafters - 1}"
             self._refuse("choose_drafter", f"for request {request}", given, rule)
         return int(given)
 
     def prefix_size(self, given: Any, step: StepView) -> int:
         """Return a number of sequences."""
-        is_right = _is_one(given) and given >= 1
+        is_right = is_whole(given) and given >= 1
         self._need(is_right, "prefix_size", step, given, "a whole number of sequences, at least 1")
         return int(given)
 
@@ -119,7 +119,7 @@ class Answers:
         if given is None:
             return None
         values = _array(given)
-        is_right = values is not None and values.shape == (largest + 1,) and _is_whole(values)
+        is_right = values is not None and values.shape == (largest + 1,) and _are_whole(values)
         if not is_right or values is None or values.min() < 0 or values.max() > self._largest:
             rule = f"{largest + 1} whole numbers, {self._range}"
             self._refuse("lens_by_size", "before the run", given, rule)
@@ -147,7 +147,7 @@ class Answers:
         self, method: str, given: Any, step: StepView, largest: int | Ints, rule: str
     ) -> Ints:
         values = _array(given)
-        if values is None or values.shape != (step.size,) or not _is_whole(values):
+        if values is None or values.shape != (step.size,) or not _are_whole(values):
             one = ", or one whole number for all" if method == "draft_lens" else ""
             many = f"{step.size} whole numbers, one per sequence of the batch{one}"
             self._refuse(method, _at(step), given, many)
@@ -181,14 +181,7 @@ def _array(given: Any) -> NDArray[Any] | None:
         return None
 
 
-def _is_one(value: Any) -> bool:
-    """Return whether a value is a single whole number."""
-    if isinstance(value, np.ndarray):
-        return value.shape == () and _is_whole(value)
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_whole(values: NDArray[Any]) -> bool:
+def _are_whole(values: NDArray[Any]) -> bool:
     return values.dtype.kind in "iu"
 
 

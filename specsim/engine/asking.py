@@ -101,7 +101,7 @@ def _stop(table: Table) -> bool:
     state_confidences(table)
     if not shown.width:
         return True
-    if run(table.asking.stop):
+    if run(table.asking.stop) or shown.stop_len < 0:
         return False
     for place in range(shown.num_rows):
         view.lens[place] = min(view.lens[place], shown.stop_len)

@@ -129,6 +129,9 @@ class Speculation:
         if not step.size:
             answers.refuse_empty_steps(step)
         lens = step.view.lens[: step.size].copy()
+        stop_len = int(step.view.step["stop_len"][0]) if self.stops else 0
+        if is_asked and stop_len < 0:
+            answers.stop_len(stop_len, step)
         if is_asked:
             answers.draft_lens(lens, step)
         else:

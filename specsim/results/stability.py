@@ -27,7 +27,7 @@ clients wait for their answers.
 ``benchmarks/stability.py`` has how often this is right, and on what the constants were chosen.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -67,17 +67,6 @@ class Balance:
     least_growth: float  # of a queue, what counts, in so many requests
     waiting: float  # share of the requests in the system that wait while the server is busiest
 
-    @classmethod
-    def pooled(cls, balances: "Sequence[Balance]") -> "Balance":
-        """Return the mean of independent runs."""
-        names = ("offered", "growth", "queue_growth", "waiting")
-        means = {name: float(np.mean([vars(each)[name] for each in balances])) for name in names}
-        errors = {
-            name: float(np.hypot.reduce([vars(each)[name] for each in balances])) / len(balances)
-            for name in ("error", "least_growth")
-        }
-        return cls(**means, **errors)
-
     def excess(self, times: float = 1.0) -> float:
         """Return by how much it is overloaded beyond so many times the doubt; negative if not."""
         return min(self.offered - 1 - times * self._doubt, self.queue_growth - self.least_growth)
@@ -107,7 +96,11 @@ UNKNOWN = Balance(
 
 
 def together(answers: Iterable[Stability]) -> Stability:
-    """Return the answer of several runs of one setting: what some say and none denies."""
+    """Return the answer of several runs of one setting: what some say and none denies.
+
+    Surer than the rule above on means whose errors shrink with the number of runs: that a server
+    is still filling up is in every run alike.
+    """
     said = set(answers) - {"undecided"}
     return said.pop() if len(said) == 1 else "undecided"
 

@@ -72,7 +72,7 @@ class Drafting:
             _check_tokens(requests, f"acceptance '{model.kind}'")
         elif policy.uses_tokens:
             _check_tokens(requests, f"policy '{policy.kind}'")
-        tables = [self._survival_tables(*drafter) for drafter in self._drafters]
+        tables = [self._survival_tables(requests, *drafter) for drafter in self._drafters]
         self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
         if isinstance(policy, KnowsModel):
             self._model = ModelView(
@@ -102,9 +102,11 @@ class Drafting:
     def _luck(self, *names: str) -> Luck:
         return Luck(self._experiment.seed, stream_id(*names))
 
-    def _survival_tables(self, model: Acceptance, luck: Luck) -> list[bytes]:
+    def _survival_tables(
+        self, requests: Sequence[Request], model: Acceptance, luck: Luck
+    ) -> list[bytes]:
         longest, found = self._deployment.max_draft_len, []
-        for chunk in _chunks(self._requests):
+        for chunk in _chunks(requests):
             given = model.survival_lens(chunk, luck, longest)
             if not is_shipped(model):
                 lens = [request.output_len for request in chunk]

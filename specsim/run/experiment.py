@@ -7,7 +7,6 @@ The tree is frozen, every unknown key is an error that names the nearest known o
 import json
 from collections.abc import Iterable
 from hashlib import sha256
-from numbers import Integral  # numpy's among them
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,7 +16,7 @@ from specsim.acceptance import ACCEPTANCE, Acceptance, model_of
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.autoscaling import AUTOSCALING, Autoscaler, started_by
 from specsim.core.atomic import new_file
-from specsim.core.blame import blamed, held_to
+from specsim.core.blame import blamed, held_to, is_whole
 from specsim.core.errors import ConfigError
 from specsim.core.resources import following
 from specsim.core.settings import Settings, as_yaml, load_mapping, overridden, validated
@@ -123,7 +122,7 @@ class Experiment(Settings):
         """Longest draft of the run, tokens; 0 without speculation."""
         policy, most = self.effective_policy, self.num_speculative_tokens
         longest = policy.max_draft_len(most)
-        is_right = isinstance(longest, Integral) and 0 <= longest <= max(most, MAX_DRAFT_LEN)
+        is_right = is_whole(longest) and 0 <= longest <= max(most, MAX_DRAFT_LEN)
         rule = f"a whole number from 0 to {max(most, MAX_DRAFT_LEN)}"
         held_to(policy, "max_draft_len", longest, is_right, rule)
         return int(longest)

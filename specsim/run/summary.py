@@ -177,7 +177,8 @@ class Summary:
         if self.is_overloaded:
             found.append(
                 "OVERLOADED: the queue kept growing, for work arrived "
-                f"{self.balance.offered:.2f} times as fast as the server can do it"
+                f"{self.balance.offered:,.2f} times as fast as it was done when most requests were "
+                f"there{self._while_down}"
             )
         profiles = [self.run.deployment.profile]
         experiment, pools = self.run.experiment, self.run.pools
@@ -190,6 +191,10 @@ class Summary:
             if step_times(profile) == "roofline"
         ]
         return found + self.beyond.warnings(profiles) + self._late_incidents()
+
+    @property
+    def _while_down(self) -> str:
+        return ", incidents included" if self.run.experiment.incidents else ""
 
     def _late_incidents(self) -> list[str]:
         end = float(self.tables.requests["ended_at"].max())

@@ -5,7 +5,6 @@ import contextlib
 import gc
 import json
 import logging
-import resource
 import signal
 import socket
 from collections.abc import Callable
@@ -22,6 +21,11 @@ from specsim.serve.live import Live
 from specsim.serve.protocol import error_body
 from specsim.serve.texts import Texts
 from specsim.serve.watchers import Log
+
+try:
+    import resource
+except ImportError:  # on Windows, which has no such limit
+    resource = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ _FULL = (
 
 def _most_connections(wanted: int) -> int:
     """Return how many connections there may be, having asked the system for as many files."""
+    if resource is None:
+        return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < needed:

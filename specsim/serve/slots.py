@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance import model_of
+from specsim.acceptance.base import TokenLucks
 from specsim.core.blame import is_shipped
 from specsim.core.desk import PerRequest
 from specsim.core.draft_luck import Confidences, DraftLuck
@@ -32,6 +33,7 @@ from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 
 _KEY_BITS = 40  # of an identity: what the engine leaves for it beside the group
+_SAMPLE, _SAMPLE_LEN = 128, 256  # requests, and tokens of each, in which chances are counted
 _FREE = Request(index=0, prompt_len=1, output_len=1)
 
 
@@ -64,6 +66,7 @@ class Slots(Drafting):
                 self._offers = _untouched(size * (longest + 1), np.uint8)
             if deployment.policy.uses_confidences and proposer.has_confidence:
                 width = longest + deployment.max_draft_len
+                self._token_luck = self._sampled_lucks()
                 self._draft_luck = DraftLuck()
                 num_rows = len(self._stated(_FREE, b"\0").levels)
                 self._draft_luck.make_room(num_rows, np.arange(size + 1, dtype=np.int64) * width)
@@ -121,9 +124,18 @@ class Slots(Drafting):
             self._offers[first : first + len(offered)] = np.frombuffer(offered, dtype=np.uint8)
         return placed
 
+    def _sampled_lucks(self) -> TokenLucks:
+        """Return what decides on tokens; where it is counted, in tables of requests like these.
+
+        A table of one request alone would say of it what no drafter knows.
+        """
+        model, luck = self._drafters[0]
+        sample = [Request(index, _SAMPLE_LEN, _SAMPLE_LEN) for index in range(_SAMPLE)]
+        return self._token_lucks(self._survival_tables(sample, model, luck.child("sample")))
+
     def _stated(self, request: Request, table: bytes) -> Confidences:
         """Return how sure the drafter is of a request's drafts."""
-        return self._confidences([request], [table], self._token_lucks([table]))
+        return self._confidences([request], [table], self._token_luck)
 
     def _keys(self, request: Request) -> NDArray[np.int64]:
         """Return what identifies each block, prompt and answer: negative numbers of 40 bits.

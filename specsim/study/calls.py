@@ -1,11 +1,12 @@
 """Calls: each study in one call, with the defaults of its command; what the public API offers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
+from specsim.core.settings import check_used
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.study.capacity import (
@@ -145,17 +146,28 @@ def sweep(
 
 
 def gate(
-    baseline: Path | str,
+    baseline: Path | str | GateResults,
     suite: Path | str,
     *,
+    overrides: Iterable[str] = (),
+    tolerances: Mapping[str, float] | None = None,
     workers: int = 1,
     on_progress: Progress | None = None,
 ) -> GateVerdict:
-    """Run a suite, a YAML file, with the seeds of a baseline, and say whether it is worse."""
-    before, current = GateResults.load(Path(baseline)), Suite.load(Path(suite), ())
-    tolerances = {**(current.tolerances or before.tolerances)}
+    """Say whether a suite, run with the seeds of a baseline, is worse.
+
+    Args:
+        suite: A YAML file, or the results of one, JSON, which are compared as they are.
+        tolerances: By metric, in place of the suite's own.
+    """
+    before = baseline if isinstance(baseline, GateResults) else GateResults.load(Path(baseline))
+    path, given, set_fields = Path(suite), dict(tolerances or {}), list(overrides)
+    if path.suffix == ".json":
+        return judge(before, GateResults.load(path), before.tolerances | given)
+    current = Suite.load(path, set_fields)
     notes = check_same_suite(before, current)
-    found = run_suite(
-        current, tolerances, baseline=before, workers=workers, on_progress=on_progress
-    )
-    return judge(before, found, tolerances, notes)
+    if any(old.seeds[0] != current.seeds(name)[0] for name, old in before.scenarios.items()):
+        check_used(set_fields, ["seed"], "the baseline sets")
+    allowed = (current.tolerances or before.tolerances) | given
+    found = run_suite(current, allowed, baseline=before, workers=workers, on_progress=on_progress)
+    return judge(before, found, allowed, notes)

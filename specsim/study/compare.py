@@ -7,7 +7,7 @@ replication by replication, and its confidence interval is narrow.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -166,7 +166,7 @@ def chosen_policies(policies: Sequence[str] | None, own: Policy) -> dict[str, Po
 
 def compare(
     experiment: Experiment,
-    policies: dict[str, Policy],
+    policies: Mapping[str, Policy] | Sequence[str],
     *,
     replications: int,
     workers: int = 1,
@@ -180,9 +180,13 @@ def compare(
     Args:
         experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
             i``. If a policy needs synchronous scheduling, all of them run with it.
-        policies: By label; must contain ``off``, the baseline.
+        policies: In short form, or by label; ``off``, the baseline, must be among the latter.
         folder: Where to save the results of replication 0, one folder per policy.
     """
+    if not isinstance(policies, Mapping):
+        policies = parse_policies([policies] if isinstance(policies, str) else list(policies))
+    if "off" not in policies:
+        raise ConfigError("policies: 'off', which speed-ups are over, is missing; add it")
     experiment, notes = on_one_engine(experiment, policies)
     tasks = []
     for label, policy in policies.items():
@@ -200,7 +204,7 @@ def compare(
 
 
 def on_one_engine(
-    experiment: Experiment, policies: dict[str, Policy]
+    experiment: Experiment, policies: Mapping[str, Policy]
 ) -> tuple[Experiment, list[str]]:
     """Return the experiment as all policies can run it, and what was changed for that.
 

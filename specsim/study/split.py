@@ -13,6 +13,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
+from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
@@ -61,10 +62,11 @@ class Split:
     gpus: int
     rows: list[SplitRow]
 
-    def save(self, folder: Path, **more: Any) -> None:
+    def save(self, folder: Path | str, **more: Any) -> None:
         """Write ``split.json``, and more in it, into a folder that exists."""
-        data = {"gpus": self.gpus, "rows": [row.to_dict() for row in self.rows], **more}
-        (folder / "split.json").write_text(json.dumps(data, indent=1) + "\n")
+        rows = [row.to_dict() for row in self.rows]
+        data = {"gpus": self.gpus, "rows": rows, **more, "specsim_version": __version__}
+        Path(folder, "split.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
 def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experiment]]:

@@ -148,6 +148,21 @@ def test_lengths_are_looked_at_before_confidences_that_there_is_no_room_for(
         simulate(tiny(policy="stopping:Stops"))
 
 
+@pytest.mark.parametrize("is_loop", [True, False])
+def test_a_negative_stop_is_refused_under_its_own_name(
+    *, is_loop: bool, written: Callable[..., str], tiny: Callable[..., Experiment],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    name = f"stops_early_{is_loop}"
+    written(name, "view.lens[row], step.may_stop = 2, 1")
+    with (tmp_path / f"{name}.py").open("a") as file:
+        file.write(STOPS.replace("stop_len = 1", "stop_len = -1"))
+    if not is_loop:
+        monkeypatch.setattr(Speculation, "is_loops", False)
+    with pytest.raises(PluginError, match=r"Stops .*: stop_len returned -1 in step .* 0 or more"):
+        simulate(tiny(policy=f"{name}:Stops"))
+
+
 def test_policies_may_share_functions_and_remember_other_things(
     written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path,
     capfd: pytest.CaptureFixture[str],

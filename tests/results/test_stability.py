@@ -9,7 +9,6 @@ from conftest import tiny_config
 from numpy.typing import NDArray
 
 from specsim.results.stability import (
-    Balance,
     Demand,
     Stability,
     balance,
@@ -156,12 +155,20 @@ def test_turns_that_answers_bring_about_do_not_come_from_outside() -> None:
     assert summarized(requests.replace(workload=more)).stability == "overloaded"
 
 
-def test_runs_together_are_surer_than_one() -> None:
-    one = Balance(1.03, 0.03, 0.05, 0.05, 0.02, 0.3)
-    assert one.stability == "undecided"
-    pooled = Balance.pooled([one] * 9)
-    assert pooled.stability == "overloaded"
-    assert pooled.error == pytest.approx(0.01)
+def test_an_outage_is_not_what_the_server_can_do() -> None:
+    config = tiny_config(incidents=[{"kind": "failure", "replica": 0, "at": 0.3, "until": 19.5}])
+    config["workload"] |= {"arrivals": {"kind": "poisson", "rate": 5}, "num_requests": 100}
+    [warning] = summarized(Experiment.parse({**config, "seed": 2}, "outage")).warnings
+    assert "times as fast as it was done when most requests were there" in warning
+    assert warning.endswith(", incidents included")
+
+
+def test_runs_together_are_surer_than_one_and_no_more_often_wrong() -> None:
+    every = [answer(queue(1.05, 600, seed), rate=1.05) for seed in range(150)]
+    fives = [together(every[first : first + 5]) for first in range(0, 150, 5)]
+    assert every.count("undecided") > 15
+    assert fives.count("undecided") <= 1
+    assert fives.count("stable") == 0
 
 
 @pytest.mark.parametrize(

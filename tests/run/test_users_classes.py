@@ -59,6 +59,8 @@ def test_a_right_class_runs(family: str, run: Run) -> None:
 def test_a_whole_number_may_be_one_of_numpys(run: Run) -> None:
     longest = "def max_draft_len(self, most): import numpy as np; return np.int64(min(most, 2))"
     run("policy", None, longest)
+    started = "def num_started(self, n): import numpy as np; return np.int64(min(n, 1))"
+    run("autoscaling", None, started)
 
 
 @pytest.mark.parametrize("family", BASES)
@@ -108,6 +110,7 @@ def test_a_wrong_answer_is_named(family: str, method: str, message: str, run: Ru
         ("acceptance", "of_drafter = 1; kind: str = 'x'", "must be a method|non-annotated"),
         ("autoscaling", "def num_started(self, n): return 'a'", "num_started returned 'a'"),
         ("autoscaling", "def num_started(self, n): return 99", "num_started returned 99"),
+        ("autoscaling", "def num_started(self, n): return True", "num_started returned True"),
         ("routing", "def index_delay(self): return 1", "index_delay must be a property"),
         ("routing", "def start(*given): return nothing", "NameError: .*, in start"),
     ],

@@ -1,6 +1,7 @@
 """Policies of the user's remember requests as they like: slots are used again, numbers not."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -11,11 +12,14 @@ from conftest import tiny_config
 from serving import serving
 from test_server import benchmark, logged
 
-from specsim.api import BatchView, Policy, ServerView, StepOutcome
+from specsim.api import Acceptance, BatchView, Policy, Request, ServerView, StepOutcome
 from specsim.core.desk import PerRequest
+from specsim.core.rng import Luck
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.serve import ServeOptions
+from specsim.serve.slots import Slots
 
 
 class Pair(NamedTuple):
@@ -115,3 +119,34 @@ def test_a_policy_of_the_users_knows_nothing_of_who_had_a_slot_before(
         sum(drafted for _, drafted, _ in row["accepted"]) for row in rows
     ]
     assert found["ended_at"] == pytest.approx([row["last_token_ts"] for row in rows], abs=1e-6)
+
+
+class Coin(Acceptance):
+    """Accepts each token with chance 0.8, and says nothing of how sure a drafter may be."""
+
+    kind: Literal["coin"] = "coin"
+
+    def survival_lens(
+        self, requests: Sequence[Request], luck: Luck, max_draft_len: int
+    ) -> list[bytes]:
+        counts = [request.output_len for request in requests]
+        drawn = luck.uniforms([request.index for request in requests], counts)
+        lens = np.minimum(np.log(drawn) / np.log(0.8), max_draft_len).astype(np.uint8)
+        return [part.tobytes() for part in np.split(lens, np.cumsum(counts)[:-1])]
+
+
+def test_an_answers_confidences_are_not_counted_in_that_answer_alone() -> None:
+    """Of one token, a drafter that knows nothing says how often drafts are right."""
+    coin = {"kind": f"{__name__}:Coin", "confidence_concentration": 1e6}
+    fields = {"policy": "confidence", "acceptance": coin}
+    experiment = Experiment.parse(tiny_config(**fields), "test")
+    slots = Slots(experiment, Deployment.of(experiment), 64)
+    for number in range(64):
+        slots.take(Request(number, prompt_len=5, output_len=1))
+    speculation, firsts = slots.start(0), np.arange(64)
+    assert speculation.source is not None
+    stated = speculation.source.confidences(firsts, np.zeros_like(firsts), np.ones_like(firsts))
+    is_right = slots.survival_lens[:: slots.facts.rows["output_at"][1]] > 0
+    assert 5 < is_right.sum() < 60
+    assert stated[is_right].mean() == pytest.approx(stated[~is_right].mean(), abs=0.05)
+    assert stated.mean() == pytest.approx(0.8, abs=0.05)

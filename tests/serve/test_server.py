@@ -294,3 +294,19 @@ def test_a_port_that_is_taken_is_one_line(served: Served) -> None:
     for port in (served.ports[0], 70_000):
         with pytest.raises(ConfigError, match=f"--port {port}"):
             asyncio.run(start(port))
+
+
+def test_it_serves_where_the_system_has_no_limits_to_ask_for() -> None:
+    """On Windows, which has no module `resource`."""
+    config = tiny_config()
+    text = (
+        "import asyncio, sys; sys.modules['resource'] = None\n"
+        "from specsim.api import Experiment\n"
+        "from specsim.serve import LiveServer, ServeOptions, services\n"
+        "options = ServeOptions(port=0)\n"
+        f"server = LiveServer(services(Experiment.parse({config!r}, 'test'), options), options)\n"
+        "print('port', *asyncio.run(server.start()))\n"
+    )
+    command = [sys.executable, "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.startswith("port "), done.stderr

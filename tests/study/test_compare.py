@@ -10,6 +10,7 @@ from rich.table import Table
 
 from specsim.core.errors import ConfigError
 from specsim.policies import Policy
+from specsim.policies.off import Off
 from specsim.run.experiment import Experiment
 from specsim.show.render.run_tables import Scoreboard, comparison_table
 from specsim.study.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
@@ -141,6 +142,17 @@ def test_a_scoreboard_too_wide_for_the_terminal_becomes_two(width: int, num_tabl
     text = text_of(comparison_table(shown, "many"), width)
     assert text.count("static:k=1 ") == num_tables
     assert "…" not in text
+
+
+def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
+    """From Python as on the command line: in short form, or by label."""
+    found = compare(tiny(), ["static:k=2"], replications=1)
+    assert [each.label for each in found.results] == ["off", "static:k=2"]
+    given = compare(tiny(), parse_policies(["static:k=2"]), replications=1)
+    assert given.to_dict() == found.to_dict()
+    assert len(compare(tiny(), "off", replications=1).results) == 1
+    with pytest.raises(ConfigError, match="'off', which speed-ups are over, is missing"):
+        compare(tiny(), {"a": Off()}, replications=1)
 
 
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:

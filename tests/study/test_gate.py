@@ -99,6 +99,9 @@ def test_scenarios_run_with_the_seeds_of_the_baseline(
         assert (code, err) == (0, "")
         assert "all 14 comparisons are the same, seed by seed" in out
     assert gate(tmp_path / "b.json", path).is_paired
+    given = gate(tmp_path / "b.json", path, overrides=["seed=17"], tolerances={"mean_e2el_ms": 9.0})
+    assert {each.tolerance for each in given.comparisons if each.metric == "mean_e2el_ms"} == {9.0}
+    assert gate(tmp_path / "b.json", tmp_path / "b.json").is_passed  # results, compared as they are
 
 
 def test_replications_that_are_not_used_are_told(cli: Run, suite: Callable[..., Path]) -> None:

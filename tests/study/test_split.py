@@ -9,6 +9,7 @@ import yaml
 from conftest import Run, tiny_config
 
 from specsim.core.errors import ConfigError
+from specsim.core.version import __version__
 from specsim.results.stability import Stability
 from specsim.run.experiment import Experiment
 from specsim.show.render.capacity import split_table
@@ -76,8 +77,9 @@ def test_the_command_prints_a_table_and_writes_a_file(cli: Run, tmp_path: Path) 
     assert code == 0
     assert "colocated" in out
     assert "1p + 1d" in out
-    rows = json.loads((tmp_path / "s" / "split.json").read_text())["rows"]
-    assert {row["label"] for row in rows} == {"colocated", "1p + 1d"}
+    found = json.loads((tmp_path / "s" / "split.json").read_text())
+    assert {row["label"] for row in found["rows"]} == {"colocated", "1p + 1d"}
+    assert found["specsim_version"] == __version__
     code, _, error = cli("split", "e.yaml", "--gpus", 2, "--rates", "4,x")
     assert code == 2
     assert "--rates 4,x: should be numbers above 0" in error

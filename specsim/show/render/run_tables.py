@@ -36,7 +36,7 @@ _SWEPT = {
 _TITLE_MARKS = {
     "stable": "",
     "overloaded": " OVERLOADED (queue still growing)",
-    "undecided": " (undecided whether the server keeps up)",
+    "undecided": " (undecided whether the server keeps up; more requests decide it)",
 }
 
 

@@ -298,8 +298,9 @@ class Capacity:
             "notes": self.notes,
         }
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path | str) -> None:
         """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
+        folder = Path(folder)
         write_json(self.to_dict(), folder / "capacity.json")
         on_front = {id(offer.probe) for offer in self.front}
         rows = [

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specsim.profile import Profile
 from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
-from specsim.results.stability import Balance, Stability
+from specsim.results.stability import Balance, Stability, together
 from specsim.results.steady import arrival_order, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
@@ -95,12 +95,8 @@ class LoadProbe:
         return 1.0 - self.mean(lambda run: run.missed)
 
     @property
-    def balance(self) -> Balance:
-        return Balance.pooled([run.balance for run in self.runs])
-
-    @property
     def stability(self) -> Stability:
-        return self.balance.stability
+        return together(run.balance.stability for run in self.runs)
 
     @property
     def is_overloaded(self) -> bool:
@@ -312,7 +308,8 @@ def _scores(probe: LoadProbe, attainment: float) -> tuple[float, float]:
     requests = sum(run.num_steady for run in probe.runs)
     least = 0.5 / max(requests, 1)  # of no request that was seen to miss, half a one is assumed
     allowed = max(1.0 - attainment, least)
-    return log(max(1.0 - probe.attainment, least) / allowed), probe.balance.excess()
+    excess = probe.mean(lambda run: run.balance.excess())
+    return log(max(1.0 - probe.attainment, least) / allowed), excess
 
 
 def _slopes(low: LoadProbe, high: LoadProbe, attainment: float) -> tuple[float, ...]:

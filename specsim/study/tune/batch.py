@@ -18,7 +18,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies.size_schedule import Schedule
 from specsim.results.metrics import latency
-from specsim.results.stability import Balance
+from specsim.results.stability import Stability
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -41,7 +41,7 @@ class Measurement:
     mean_output_len: float  # tokens per request
     context_tokens: int  # of the largest step
     batched_tokens: int  # of the largest step
-    balance: Balance
+    stability: Stability
 
 
 class Trials(Runner):
@@ -78,7 +78,7 @@ def _measure(trial: Trial) -> Measurement:
         mean_output_len=float(requests["output_len"].mean()),
         context_tokens=int(steps["context_tokens"].max()),
         batched_tokens=int(steps["batched_tokens"].max()),
-        balance=summary.balance,
+        stability=summary.stability,
     )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from specsim.policies import Policy
 from specsim.policies.references import OracleGoodput
 from specsim.policies.size_schedule import Schedule
-from specsim.results.stability import Balance, Stability
+from specsim.results.stability import Stability, together
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.tune.batch import BatchTuning, Measurement, Trials, latency_ratio
@@ -198,7 +198,7 @@ class LoadCheck:
     @property
     def stabilities(self) -> list[Stability]:
         """Of every k, whether the server kept up with what arrived."""
-        return [Balance.pooled([m.balance for m in group]).stability for group in self.fixed]
+        return [together(m.stability for m in group) for group in self.fixed]
 
     def that_are(self, stability: Stability) -> list[int]:
         return [k for k, found in enumerate(self.stabilities) if found == stability]
