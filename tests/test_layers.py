@@ -30,7 +30,7 @@ RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())
 }
 FAMILIES = {"acceptance", "latency", "proposers", "policies", "routing", "autoscaling"}
-HEAVY = ("fcntl", "llvmlite", "numba", "pyarrow", "scipy")
+HEAVY = ("fcntl", "llvmlite", "numba", "pyarrow", "resource", "scipy")
 ROOT = Path(__file__).parents[1] / "specsim"
 SCRIPTS = sorted(
     path for name in ("benchmarks", "experiments") for path in (ROOT.parent / name).rglob("*.py")

@@ -22,11 +22,6 @@ from specsim.serve.protocol import error_body
 from specsim.serve.texts import Texts
 from specsim.serve.watchers import Log
 
-try:
-    import resource
-except ImportError:  # on Windows, which has no such limit
-    resource = None  # type: ignore[assignment]
-
 
 @dataclass(frozen=True)
 class ServeOptions:
@@ -61,7 +56,9 @@ _FULL = (
 
 def _most_connections(wanted: int) -> int:
     """Return how many connections there may be, having asked the system for as many files."""
-    if resource is None:
+    try:
+        import resource  # noqa: PLC0415 - not on Windows, which has no such limit
+    except ImportError:
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
