@@ -56,7 +56,8 @@ def test_compare_deletes_nothing_that_specsim_did_not_write(
     before = content(here)
     code, out, err = cli(*COMPARE, "--out", ".")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "was not written by specsim and would be lost; move it or name another" in err
+    assert "was not written by specsim" in err
+    assert "would be lost; move it or name another" in err
     assert content(here) == before
 
 
@@ -116,7 +117,7 @@ def test_no_output_takes_the_place_of_an_input_or_of_a_users_file(cli: Run, here
     roofline = ("profile", "roofline", "--model", "llama-3.1-8b", "--gpu", "h100", "--out")
     code, _, err = cli(*roofline, "e.yaml")
     assert code == 2
-    assert "was not written by specsim and would be lost" in err
+    assert "was not written by specsim" in err
     assert (here / "e.yaml").read_bytes() == before
     assert cli(*roofline, "p.yaml")[0] == 0
     assert cli(*roofline, "p.yaml")[0] == 0  # its own
