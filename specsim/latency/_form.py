@@ -1,4 +1,4 @@
-"""The compiled form of latency models: what the engine's loops compute by themselves.
+"""How long a forward pass lasts: each formula once, for loops and for Python.
 
 A form is an array of numbers. The first says which formula, the rest are its constants:
 
@@ -7,7 +7,8 @@ A form is an array of numbers. The first says which formula, the rest are its co
   two axes, the axes, and the times.
 - `ROOFLINE`, then what is fixed and what is exchanged per token, what attention takes per pair, per
   context token and per token, and the number of matrices; of each what a token takes to compute,
-  the weights to read and a token to move, and whether it sees sampled tokens only.
+  the weights to read and a token to move, whether it sees sampled tokens only, and of experts the
+  share that a token leaves out.
 - `STAIRCASE`, then what a step without a graph takes more, and how many numbers of tokens are
   padded; what each is padded to; and another form.
 - `COMPOSED`, then what is fixed, whether every decoded token is sampled after, where the tables of
@@ -39,7 +40,7 @@ MOST_VERIFIED = 64
 def forward_time(
     form: Form, context_tokens: int, batched_tokens: int, num_requests: int, prefill_tokens: int
 ) -> float:
-    """Return how long a forward pass lasts, seconds; the same to the bit as the model's own."""
+    """Return how long a forward pass lasts, seconds."""
     first, extra = 0, 0.0
     if form[0] == STAIRCASE:
         num_sizes = int(form[2])
@@ -184,13 +185,18 @@ def _decode_time(form: Form, at: int, decodes: int, seen: float, pairs: float) -
 def _roofline_time(
     form: Form, first: int, context: int, tokens: int, size: int, prefill: int
 ) -> float:
-    """See `specsim.latency.roofline.Roofline.forward_time`."""
+    """Return the sum over operators of the longer of computing and moving data."""
     decodes = tokens - prefill
     total = form[first + 1] + form[first + 2] * tokens
     for number in range(int(form[first + 6])):
-        at = first + 7 + 4 * number
+        at = first + 7 + 5 * number
         count = max(size, decodes) if form[at + 3] else tokens
-        total += max(form[at] * count, form[at + 1] + form[at + 2] * count)
+        read = form[at + 1]
+        if form[at + 4]:
+            # Of a whole exponent compiled code would make a chain of products.
+            read = read * (1.0 - form[at + 4] ** float(count))
+        total += max(form[at] * count, read + form[at + 2] * count)
+    # Pairs of query token and key: with the context, and causally among the query tokens.
     pairs = tokens * (context / size + 0.5)
     pairs += 0.5 * (decodes * decodes / size + prefill * prefill / max(1, size - decodes))
     moved = form[first + 4] * context + form[first + 5] * tokens
@@ -199,7 +205,11 @@ def _roofline_time(
 
 @inner
 def _looked_up(form: Form, table: int, context_tokens: Any, batched_tokens: Any) -> float:
-    """Interpolate linearly in a table; see `specsim.latency.tabulated.Grid`."""
+    """Interpolate linearly in a table.
+
+    Beyond its last point an axis goes on with the slope of its last cell; below the first it is
+    constant.
+    """
     num_rows, width = int(form[table]), int(form[table + 1])
     rows, columns = table + 2, table + 2 + num_rows
     times = columns + width

@@ -11,7 +11,7 @@ from specsim.core.columns import find_table, read_columns
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.core.step import Pieces
-from specsim.latency.tabulated import Grid, Line, fill_along, grid_of
+from specsim.latency._grids import Grid, Line, fill_along, grid_of
 
 _ONCE = ("embedding", "final_layernorm")
 _TWICE = ("layernorm",)

@@ -1,14 +1,15 @@
 """What every latency model answers: how long a forward pass lasts."""
 
-from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from specsim.core.errors import ProfileError
 from specsim.core.families import Member
 from specsim.core.step import StepLoad
-from specsim.latency._form import Form
+from specsim.latency._form import Form, forward_time
 
 
 class LatencyModel(Member):
@@ -44,12 +45,24 @@ class LatencyModel(Member):
         return max(map(self.forward_time, loads))
 
     def form(self) -> Form | None:
-        """Return its compiled form; None if it has none, so that every step asks `forward_time`."""
+        """Return its formula as numbers, which loops compute with; None if it is Python.
+
+        Then every step asks `forward_time`.
+        """
         return None
 
-    @abstractmethod
+    @cached_property
+    def listed_form(self) -> Any:
+        """Its form as Python reads it soonest; a ProfileError if it has none."""
+        form = self.form()
+        if form is None:
+            raise ProfileError(
+                f"latency model '{self.kind}' says neither `form` nor `forward_time`; write one"
+            )
+        return form.tolist()
+
     def forward_time(self, load: StepLoad) -> float:
-        """Return how long a forward pass lasts, seconds.
+        """Return how long a forward pass lasts, seconds; by default by its form.
 
         Positive, and not falling with the context or the batched tokens.
 
@@ -57,6 +70,9 @@ class LatencyModel(Member):
             load: With at least one batched token. Any count may be an array, the result then is
                 one.
         """
+        if any(isinstance(count, np.ndarray) for count in load[:4]):
+            return one_by_one(self.forward_time, load)
+        return forward_time(self.listed_form, *load[:4])
 
 
 def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:

@@ -1,7 +1,6 @@
 """Step times composed from kernels that were measured on a GPU, in a form that loops evaluate."""
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Literal, Self, final
 
 import numpy as np
@@ -19,9 +18,8 @@ from specsim.latency._form import (
     NO_WINDOW,
     Form,
     composed_time,
-    forward_time,
 )
-from specsim.latency.base import LatencyModel, one_by_one
+from specsim.latency.base import LatencyModel
 from specsim.latency.cuda_graph import default_capture_sizes
 
 _ENTRY = np.dtype(
@@ -188,22 +186,15 @@ class Composed(LatencyModel):
 
         Without `load.pieces`, all contexts are the mean and prefill tokens are one chunk.
         """
-        if any(isinstance(value, np.ndarray) for value in load[:4]):
-            return one_by_one(self.forward_time, load)
         if load.pieces is None:
-            return forward_time(self._form, *load[:4])
+            return super().forward_time(load)
         entries = np.zeros((1, load.num_requests), dtype=_ENTRY)
         entries["scheduled_len"], entries["start"] = load.pieces
-        records = as_records(entries)
         tokens = (load.batched_tokens, load.prefill_tokens)
-        return composed_time(self._form, *tokens, records, 0, load.num_requests)
+        return composed_time(self.listed_form, *tokens, as_records(entries), 0, load.num_requests)
 
     def form(self) -> Form:
         """Return all tables, with the factors applied and the padding in the axis of tokens."""
-        return self._form
-
-    @cached_property
-    def _form(self) -> Form:
         tables = _TimeTables(HEAD_LEN + GROUP_LEN * len(self.attention))
         matrices = tables.add(*self._padded_matrices())
         head = tables.add(self.head.at, np.array(self.head.times_us) * 1e-6)

@@ -11,7 +11,7 @@ from pydantic import Field, PositiveInt, model_validator
 from specsim.core.step import StepLoad
 from specsim.latency import NestedLatency
 from specsim.latency._form import COMPOSED, STAIRCASE, Form
-from specsim.latency.base import LatencyModel
+from specsim.latency.base import LatencyModel, one_by_one
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:
@@ -76,11 +76,8 @@ class CudaGraph(LatencyModel):
 
     def forward_time(self, load: StepLoad) -> float:
         padded, tokens = self._padded, load.batched_tokens
-        if isinstance(tokens, np.ndarray):
-            in_graph = tokens < len(padded)
-            sizes = np.where(in_graph, padded[np.where(in_graph, tokens, 0)], tokens)
-            times = self.inner.forward_time(load._replace(batched_tokens=sizes))
-            return times + np.where(in_graph, 0.0, self.eager_ms * 1e-3)
+        if any(isinstance(count, np.ndarray) for count in load[:4]):
+            return one_by_one(self.forward_time, load)
         if tokens >= len(padded):
             return self.inner.forward_time(load) + self.eager_ms * 1e-3
         return self.inner.forward_time(load._replace(batched_tokens=int(padded[tokens])))

@@ -13,6 +13,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
 from specsim.hardware.collectives import Collective, Operation, of_operation
+from specsim.latency._grids import Grid
 from specsim.latency._kernel_tables import (
     Attention,
     KernelTables,
@@ -20,7 +21,6 @@ from specsim.latency._kernel_tables import (
     shard_folder,
 )
 from specsim.latency.base import LatencyModel, one_by_one
-from specsim.latency.tabulated import Grid
 
 
 class ZeroWrites(Settings):

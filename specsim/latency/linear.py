@@ -6,7 +6,6 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
-from specsim.core.step import StepLoad
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
 
@@ -36,11 +35,6 @@ class Coefficients(Settings):
     def seconds(self) -> tuple[float, float, float]:
         """alpha, gamma and delta, all in seconds."""
         return self.alpha_ns * 1e-9, self.gamma_us * 1e-6, self.delta_ms * 1e-3
-
-    def forward_time(self, load: StepLoad) -> float:
-        """Return alpha * context tokens + gamma * batched tokens + delta, seconds."""
-        alpha, gamma, delta = self.seconds
-        return alpha * load.context_tokens + gamma * load.batched_tokens + delta
 
 
 @final
@@ -78,14 +72,6 @@ class TwoRegime(LatencyModel):
     """Of steps without prefill."""
     mixed: Coefficients
     """Of steps with prefill."""
-
-    def forward_time(self, load: StepLoad) -> float:
-        if isinstance(load.prefill_tokens, np.ndarray):
-            decode, mixed = self.decode.forward_time(load), self.mixed.forward_time(load)
-            return np.where(load.prefill_tokens > 0, mixed, decode)
-        return (
-            self.mixed.forward_time(load) if load.prefill_tokens else self.decode.forward_time(load)
-        )
 
     def form(self) -> Form:
         return np.array([COEFFICIENTS, *self.decode.seconds, *self.mixed.seconds])

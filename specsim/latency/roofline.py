@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self, final
+from typing import Literal, NamedTuple, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.core.errors import ProfileError
-from specsim.core.step import StepLoad
 from specsim.hardware import GpuSpec, ModelShape, load_gpu, load_model
 from specsim.latency._form import ROOFLINE, Form
 from specsim.latency.base import LatencyModel
@@ -175,33 +174,10 @@ class Roofline(LatencyModel):
         _ = self._terms  # a model, GPU or number that is missing is found now, not in the run
         return self
 
-    def forward_time(self, load: StepLoad) -> float:
-        """Return the sum over operators of the longer of computing and moving data."""
+    def form(self) -> Form:
         terms = self._terms
-        context, tokens, size, prefill = load[:4]
-        # Latency models take arrays in place of numbers; on numbers, `max` is ten times as fast.
-        is_array = isinstance(context + tokens + size + prefill, np.ndarray)
-        larger: Any = np.maximum if is_array else max
-        decodes = tokens - prefill
-        rows = larger(size, decodes)
-        total: Any = terms.fixed + terms.exchanged * tokens
-        for flops, weights, moved, is_sampled, missed_share in terms.matrices:
-            count = rows if is_sampled else tokens
-            read = weights * (1 - missed_share**count) if missed_share else weights
-            total = total + larger(flops * count, read + moved * count)
-        # Pairs of query token and key: with the context, and causally among the query tokens.
-        pairs = tokens * (context / size + 0.5)
-        pairs += 0.5 * (decodes * decodes / size + prefill * prefill / larger(1, size - decodes))
-        moved = terms.context_time * context + terms.query_time * tokens
-        return total + larger(terms.pair_time * pairs, moved)  # type: ignore[no-any-return]
-
-    def form(self) -> Form | None:
-        """Return its terms; None with experts, of which a power says how many are read."""
-        terms = self._terms
-        if any(matrix.missed_share for matrix in terms.matrices):
-            return None
         attention = (terms.pair_time, terms.context_time, terms.query_time)
-        numbers = [number for matrix in terms.matrices for number in matrix[:4]]
+        numbers = [number for matrix in terms.matrices for number in matrix]
         head = (ROOFLINE, terms.fixed, terms.exchanged, *attention, len(terms.matrices))
         return np.array([*head, *numbers], dtype=np.float64)
 
@@ -306,7 +282,7 @@ class _Matrix(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """What `forward_time` is made of, seconds."""
+    """What `specsim.latency._form` adds up, seconds."""
 
     fixed: float
     exchanged: float  # of all-reduces, per token

@@ -29,8 +29,6 @@ from specsim.engine import order
 from specsim.engine.replica import Replica
 from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
-from specsim.latency.linear import Linear, TwoRegime
-from specsim.latency.tabulated import Tabulated
 from specsim.policies import PicksDrafter, goodput
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
@@ -94,14 +92,13 @@ def asks_in_python(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Speculation, "lens_by_size", lambda self, largest: None)
 
 
-def has_no_form(patch: pytest.MonkeyPatch) -> None:
-    for model in (Linear, TwoRegime, Tabulated):
-        patch.setattr(model, "form", lambda self: None)
-
-
 def with_costs(patch: pytest.MonkeyPatch, **changes: Any) -> None:
     compiled = StepCosts.compiled
     patch.setattr(StepCosts, "compiled", lambda self: replace(compiled(self), **changes))
+
+
+def has_no_form(patch: pytest.MonkeyPatch) -> None:
+    with_costs(patch, target=None, drafter=None, drafts=False)
 
 
 def charges_target_in_python(patch: pytest.MonkeyPatch) -> None:

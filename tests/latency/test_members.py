@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
-from specsim.latency import LATENCY
+from specsim.latency import LATENCY, LatencyModel
 from specsim.latency.cuda_graph import CudaGraph, default_capture_sizes
 from specsim.latency.linear import Linear, TwoRegime
 from specsim.latency.tabulated import Tabulated
@@ -25,6 +26,14 @@ def test_each_kind_of_step_has_its_own_coefficients() -> None:
     assert model.forward_time(mixed) == pytest.approx(5e-3)
     both = StepLoad(1000, 10, 10, np.array([0, 8]))
     assert model.forward_time(both) == pytest.approx([2e-3, 5e-3])
+
+
+def test_a_model_has_a_formula() -> None:
+    class Nothing(LatencyModel):
+        kind: str = "nothing"
+
+    with pytest.raises(ProfileError, match="'nothing' says neither `form` nor `forward_time`; "):
+        Nothing().forward_time(StepLoad(0, 1))
 
 
 TABLE = {

@@ -2,12 +2,14 @@
 
 import ast
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specsim.core.step import StepLoad
 from specsim.engine import cost
+from specsim.latency import LATENCY
 from specsim.policies import quick_step_time, quick_step_times
 from specsim.profile import DraftCost, Overhead, StepCosts, load_profile, profile, step_time
 
@@ -55,3 +57,39 @@ def test_it_is_written_once() -> None:
         tree = ast.parse(path.read_text())
         names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
         assert path.name == "step_time.py" or len(of_costs & names) < 2, path
+
+
+EXPERTS = {"kind": "roofline", "gpu": "h100"}
+MODELS = [
+    *({"kind": kind, **each} for kind, of in LATENCY.members.items() for each in of.examples),
+    {**EXPERTS, "model": "mixtral-8x7b", "tensor_parallel_size": 2},
+    {**EXPERTS, "model": "qwen3-30b-a3b"},
+]
+
+
+def name_of(fields: dict[str, Any]) -> str:
+    return f"{fields['kind']}-{fields.get('model')}"
+
+
+@pytest.mark.parametrize("fields", MODELS, ids=name_of)
+def test_a_pass_lasts_as_long_in_a_loop_as_in_python(fields: dict[str, Any]) -> None:
+    model, rng = LATENCY.parse(fields), np.random.default_rng(6)
+    costs = StepCosts(model, (), Overhead())
+    in_loop = quick_step_times(costs)
+    assert in_loop != costs.step_times
+    for num, prompt_len in rng.integers(1, (300, 4000), size=(60, 2)).tolist():
+        load = StepLoad(int(rng.integers(0, 200_000)), 0, num, prompt_len * int(rng.integers(0, 2)))
+        tokens = num + load.prefill_tokens + np.arange(5)
+        singly = [model.forward_time(load._replace(batched_tokens=n)) for n in tokens.tolist()]
+        assert in_loop(load, tokens, 0).tolist() == singly
+        assert np.array_equal(model.forward_time(load._replace(batched_tokens=tokens)), singly)
+
+
+def test_whoever_has_a_form_has_no_other_formula() -> None:
+    """But for what each sequence processes, and for padding around a model that is Python."""
+    own = {
+        kind
+        for kind, each in LATENCY.members.items()
+        if "forward_time" in vars(each) and "form" in vars(each)
+    }
+    assert own == {"composed", "cuda_graph"}

@@ -23,7 +23,6 @@ from specsim.core.errors import TraceError
 from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash, indexed_hashes
 from specsim.core.settings import Settings, load_mapping, validated
-from specsim.core.step import StepLoad
 from specsim.engine.config import EngineConfig
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
@@ -207,10 +206,6 @@ class _Scripted(LatencyModel):
         per_token = cost.per_token_ns + cost.per_ctx_ns
         target = cls(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
         return StepCosts(target, (), Overhead())
-
-    def forward_time(self, load: StepLoad) -> float:
-        per_context = self.per_context * load.context_tokens
-        return per_context + self.per_token * load.batched_tokens + self.base
 
     def form(self) -> Form:
         coefficients = (self.per_context, self.per_token, self.base)
