@@ -17,7 +17,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
+
+from clean import cleaned
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
@@ -173,14 +176,17 @@ SERVERS = (
     Server(
         "h100nvl-gemma-4-31b",
         NVL,
-        ("concurrency=11", "method=none", "method=mtp"),
+        ("concurrency=11", "method_as_written=none", "method_as_written=mtp"),
         ON_NVL,
         _loads((11, 0), (11, 2), (11, 7), dataset=PREFIX),
     ),
     Server(
         "h100nvl-gemma-4-31b-256",
         NVL,
-        ("concurrency=256", "method=none", "method=mtp (dynamic-SD schedule fixed K=3)"),
+        (
+            *("concurrency=256", "method_as_written=none"),
+            "method_as_written=mtp (dynamic-SD schedule fixed K=3)",
+        ),
         ON_NVL,
         _contexts((400, 3), (900, 0), (4000, 3)),
     ),
@@ -223,7 +229,9 @@ def _data_folder() -> Path:
 
 def _fitted(server: Server, data: Path, tables: Path) -> RunFit:
     start = TableProfile.of(TableOptions(tables=tables, **server.build)).profile
-    runs = select_rows(read_table(data / server.file), server.rows)
+    with TemporaryDirectory() as folder:
+        rows = read_table(cleaned(data / server.file, Path(folder)))
+    runs = select_rows(rows, server.rows)
     fitted = [run for run in runs if any(cell.holds(run) for cell in server.cells)]
     held_out = [run for run in runs if run not in fitted]
     return fit_runs(

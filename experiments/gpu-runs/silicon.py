@@ -90,9 +90,7 @@ def measured(row: dict[str, str]) -> dict[str, object]:
     high = 1.0 if is_inferencex else 1.2
 
     def lengths(size: int) -> str:
-        return (
-            str(size) if is_authors else f"{size} (uniform {int(0.8 * size)}..{int(high * size)})"
-        )
+        return str(size) if is_authors else f"uniform {int(0.8 * size)}..{int(high * size)}"
 
     return {
         "run_id": row["id"],

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Run, data_folder, needs
+from conftest import ROOT, Run, data_folder, load_script, needs
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.profile import load_profile
@@ -31,16 +31,18 @@ from specsim.reality.validation.table_replay import (
 from specsim.run.deployment import Deployment
 
 REAL = data_folder() / "gpu-runs"
+cleaned = load_script(ROOT / "experiments" / "gpu-runs" / "clean.py").cleaned
 PROFILE = "h100/llama-3.1-8b"
 BASE = {
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "gpu": "NVIDIA H100 80GB HBM3",
     "tp": "1",
     "engine_version": "0.24.0",
-    "isl": "200 (uniform 100..300)",
-    "osl": "40 (uniform 20..60)",
-    "dataset": "random tokens (seed 7)",
-    "max_num_batched_tokens": "2048 (default seen in log)",
+    "isl": "uniform 100..300",
+    "osl": "uniform 20..60",
+    "dataset": "random tokens",
+    "seed": "7",
+    "max_num_batched_tokens": "2048",
     "max_num_seqs": "64",
     "max_model_len": "4096",
     "num_gpu_blocks": "32000 tokens",
@@ -51,7 +53,7 @@ BASE = {
 }
 NONE = {"method": "none", "num_speculative_tokens": "0"}
 K3 = {
-    "method": "eagle3 (some head)",
+    "method": "eagle3",
     "num_speculative_tokens": "3.0",
     "accept_rate_per_pos": "0.7;0.5;0.35",
 }
@@ -236,7 +238,7 @@ def test_a_shared_prefix_is_cached(tmp_path: Path) -> None:
     cells = {"isl": "1600 shared prefix + 32 suffix", "concurrency": "1"}
     values = [
         predict([one(tmp_path, prefix_caching=word, **cells)], PROFILE)[0].values["ttft_p50_ms"]
-        for word in ("off", "on (default)")
+        for word in ("off", "on")
     ]
     assert values[1] < 0.7 * values[0]
 
@@ -282,8 +284,8 @@ def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     assert one(tmp_path, engine_version="0.11.2").engine["async_scheduling"] is False
     assert "async_scheduling" not in one(tmp_path).engine
     assert one(tmp_path, async_scheduling="off").engine["async_scheduling"] is False
-    flags = one(tmp_path, engine_version="0.11.2", other_flags="x; async scheduling on; y")
-    assert flags.engine["async_scheduling"] is True
+    said = one(tmp_path, engine_version="0.11.2", async_scheduling="on")
+    assert said.engine["async_scheduling"] is True
     assert one(tmp_path).engine["num_gpu_blocks"] == 2000
 
 
@@ -328,6 +330,19 @@ def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
         ({"ttft_p50_ms": "-1"}, ["ttft_p50_ms = '-1'", "at least 0"]),
         ({"prefix_caching": "perhaps"}, ["prefix_caching = 'perhaps' must be on or off"]),
         ({"isl": "uniform 9..3"}, ["isl = 'uniform 9..3'", "LOW <= HIGH"]),
+        (
+            {"isl": "200 (uniform 100..300)"},
+            ["isl = '200 (uniform 100..300)' must be tokens, "],
+        ),
+        (
+            {"osl": "growing"},
+            ["osl = 'growing' must be tokens, uniform LOW..HIGH, or N shared"],
+        ),
+        ({"num_prompts": "1,000"}, ["num_prompts = '1,000'", "a number of at least 0"]),
+        ({"max_num_seqs": "64 (default)"}, ["max_num_seqs = '64 (default)' must be a number of "]),
+        ({"prefix_caching": "on (default)"}, ["prefix_caching = 'on (default)' must be on or off"]),
+        ({"ignore_eos": "no stop strings"}, ["ignore_eos = 'no stop strings' must be on or off"]),
+        ({"request_rate": "stages 5;10"}, ["request_rate = 'stages 5;10' must be a number above "]),
         ({"request_rate": "0"}, ["request_rate = '0' must be a number above 0"]),
         ({**K3, "accept_rate_per_pos": "0.5;0.6;0.1"}, ["none above the one before"]),
         ({**K3, "accept_rate_per_pos": "0.5;x;0.1"}, ["accept_rate_per_pos = '0.5;x;0.1'"]),
@@ -345,8 +360,6 @@ def test_a_wrong_cell_is_named(tmp_path: Path, cells: dict[str, str], words: lis
     [
         ({"concurrency": ""}, "no load: concurrency and request_rate are empty"),
         ({"isl": "", "dataset": "other"}, "isl = '' gives no length"),
-        ({"osl": "growing"}, "osl = 'growing' gives no length"),
-        ({"request_rate": "stages 5;10"}, "a row for each rate"),
         ({"num_prompts": ""}, "num_prompts is empty"),
         ({"method": "mtp", "num_speculative_tokens": ""}, "num_speculative_tokens is empty"),
         ({"method": "eagle3", "num_speculative_tokens": "2"}, "no acceptance for"),
@@ -463,9 +476,37 @@ SETS = [
 """Those of the folder that are results of load generators, a row per run."""
 
 
+def test_remarks_of_others_go_into_columns_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "clean").mkdir()
+    told = {
+        **K3,
+        "method": "mtp (schedule fixed K=3)",
+        "isl": "system 100 + question 466 multi-turn",
+        "osl": "1000 (uniform 800..1000)",
+        "dataset": "random tokens (seed 3)",
+        "seed": "",
+        "ignore_eos": "no (max_tokens=900, no stop strings)",
+        "max_num_batched_tokens": "2048 (default seen in log)",
+        "prefix_caching": "on (default)",
+        "other_flags": "x; async scheduling on; y",
+        "engine_version": "0.11.2",
+        "request_rate": "closed loop",
+    }
+    path = made_up(tmp_path / "told.csv", told)
+    with pytest.raises(ConfigError, match=r"told.csv, line 2: \w+ = '.*' must be "):
+        read_table(path)
+    (run,) = read_table(cleaned(path, tmp_path / "clean"))
+    assert (run.method, run.cells["method_as_written"]) == ("mtp", told["method"])
+    assert run.prompt == MeasuredLengths(566, shared=100)
+    assert run.output == MeasuredLengths(900, (800, 1000))
+    assert (run.lengths_seed, run.cells["max_tokens"], run.request_rate) == (3, "900", None)
+    assert run.engine["async_scheduling"] is run.engine["enable_prefix_caching"] is True
+    assert run.engine["max_num_batched_tokens"] == 2048
+
+
 @needs(REAL)
-def test_all_real_rows_can_be_read() -> None:
-    runs = {name: read_table(REAL / name) for name in SETS}
+def test_all_real_rows_can_be_read(tmp_path: Path) -> None:
+    runs = {name: read_table(cleaned(REAL / name, tmp_path)) for name in SETS}
     assert sum(map(len, runs.values())) > 300
     assert all(run.measured for each in runs.values() for run in each)
     for name, each in runs.items():
@@ -491,8 +532,8 @@ def test_all_real_rows_can_be_read() -> None:
         ({"osl": "100.25"}, 1 << 20),
         ({"osl": "100.253", "total_output_tokens": "4010"}, 1 << 20),
         ({"osl": "100.25", "max_tokens": "512"}, 512),
-        ({"osl": "100.25", "ignore_eos": "no (max_tokens=300, no stop strings)"}, 300),
-        ({"osl": "255", "ignore_eos": "no (max_tokens=256)"}, None),  # most end there
+        ({"osl": "100.25", "ignore_eos": "no", "max_tokens": "300"}, 300),
+        ({"osl": "255", "ignore_eos": "no", "max_tokens": "256"}, None),  # most end there
         ({"osl": "100.25", "ignore_eos": "yes"}, None),
         ({"osl": "100"}, None),
     ],

@@ -15,6 +15,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
 TABLE = load_mapping(Path(__file__).with_name("columns.yaml"), ConfigError)
 METRICS: tuple[str, ...] = tuple(TABLE["measured"])  # columns that are predicted
+DESCRIBED: tuple[str, ...] = tuple(name for names in TABLE["described"].values() for name in names)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.reading import UnreadableError, parse_json, read_text
 from specsim.core.settings import load_mapping, nearest
 from specsim.reality.validation.measured_run import (
+    DESCRIBED,
     LATENCIES,
     METRICS,
     TABLE,
@@ -96,7 +97,7 @@ def _run_of(
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    cells = {name: _text(result[name]) for name in TABLE["described"] if name in result}
+    cells = {name: _text(result[name]) for name in DESCRIBED if name in result}
     cells |= {
         column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
     }

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import pairwise
 from math import ceil
 from pathlib import Path
@@ -12,17 +13,23 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
 from specsim.proposers import PROPOSERS
-from specsim.reality.validation.measured_run import METRICS, TABLE, MeasuredLengths, MeasuredRun
+from specsim.reality.validation.measured_run import (
+    DESCRIBED,
+    METRICS,
+    TABLE,
+    MeasuredLengths,
+    MeasuredRun,
+)
 
 _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
-_NUMBER = re.compile(
-    r"([-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?)\s*(tokens)?\s*(?:\(.*\))?", re.I
-)
-_UNIFORM = re.compile(r"uniform\s+(\d+)\s*(?:\.\.|-|to)\s*(\d+)", re.I)
-_SHARED = re.compile(
-    r"(?:system\s+)?(\d+)(?:\s+shared prefix)?\s*\+\s*(?:question\s+)?(\d+)\b(?!.*growing)", re.I
-)
-_MAX_TOKENS = re.compile(r"max_tokens\s*=\s*(\d+)")
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.I)
+_UNIFORM = re.compile(r"uniform (\d+)\.\.(\d+)")
+_SHARED = re.compile(r"(\d+) shared prefix \+ (\d+) suffix")
+_KV_TOKENS = re.compile(r"(\d+) tokens")
+_FLAGS = {
+    **dict.fromkeys(("on", "true", "yes", "1"), True),
+    **dict.fromkeys(("off", "false", "no", "0"), False),
+}
 _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
@@ -35,7 +42,7 @@ def filled(
     """Return the cells of a row with its empty ones given by ``--set``, or raise a ConfigError."""
     made = dict(cells)
     for column, value in given.items():
-        known = list(dict.fromkeys((*cells, *TABLE["described"], *METRICS)))
+        known = list(dict.fromkeys((*cells, *DESCRIBED, *METRICS)))
         if column not in known:
             raise ConfigError(f"--set {column}={value}: no such column; {nearest(column, known)}")
         if made.get(column, "").lower() not in _EMPTY | {value.lower()}:
@@ -59,6 +66,7 @@ class TableRow:
 
     def run(self) -> MeasuredRun:
         """Return the run; a ConfigError if a cell is not what its column holds."""
+        self._check()
         measured = {name: value for name in METRICS if (value := self.number(name)) is not None}
         method, k = self._speculation()
         concurrency, rate = self._load()
@@ -87,11 +95,23 @@ class TableRow:
             prompt=prompt,
             output=output,
             max_tokens=self._max_tokens(output),
-            lengths_seed=self._seed(),
+            lengths_seed=self.whole("seed") or 0,
             kv_tokens=self._kv_tokens(),
             notes=tuple(self.notes),
             gaps=tuple(self.gaps),
         )
+
+    def _check(self) -> None:
+        """Raise a ConfigError unless each cell is of its column's kind, whoever looks at it."""
+        kinds: dict[str, Callable[[str], Any]] = {
+            "flag": self.flag,
+            "whole": self.whole,
+            "count": partial(self.whole, least=1),
+            "number": self.number,
+        }
+        for kind, read in kinds.items():
+            for column in TABLE["described"][kind]:
+                read(column)
 
     def text(self, column: str) -> str:
         cell = self.cells.get(column, "")
@@ -103,15 +123,13 @@ class TableRow:
             "correct it, or leave the cell empty"
         )
 
-    def number(self, column: str) -> float | None:
-        """Return a number of at least 0, with or without a remark in brackets."""
+    def number(self, column: str, rule: str = "a number of at least 0") -> float | None:
         cell = self.text(column)
         if not cell:
             return None
-        match = _NUMBER.fullmatch(cell)
-        value = float(match[1].replace(",", "")) if match else math.nan
-        if not (math.isfinite(value) and value >= 0) or (match and match[2]):
-            raise self.wrong(column, "a number of at least 0")
+        value = float(cell) if _NUMBER.fullmatch(cell) else math.nan
+        if not (math.isfinite(value) and value >= 0):
+            raise self.wrong(column, rule)
         return value
 
     def whole(self, column: str, least: int = 0) -> int | None:
@@ -122,13 +140,13 @@ class TableRow:
         return None if value is None else int(value)
 
     def flag(self, column: str) -> bool | None:
-        word = (self.text(column).split() or [""])[0].lower()
-        if word and word not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
+        word = self.text(column).lower()
+        if word and word not in _FLAGS:
             raise self.wrong(column, "on or off")
-        return word in ("on", "true", "yes", "1") if word else None
+        return _FLAGS.get(word)
 
     def _speculation(self) -> tuple[str, int]:
-        word = re.split(r"[\s(]", self.text("method").lower())[0]
+        word = self.text("method").lower()
         k = self.whole("num_speculative_tokens")
         if k is None and word:
             self.gaps.append(
@@ -148,7 +166,7 @@ class TableRow:
 
     def _load(self) -> tuple[int | None, float | None]:
         clients, text = self.whole("concurrency", 1), self.text("request_rate").lower()
-        if text in ("", "inf", "infinity", "closed loop"):
+        if text in ("", "inf", "infinity"):
             if clients is None and text.startswith("inf"):
                 return self.whole("num_prompts"), None  # all at once
             if clients is None:
@@ -157,15 +175,9 @@ class TableRow:
                     "loop, or requests per second"
                 )
             return clients, None
-        if not _NUMBER.fullmatch(text):
-            self.gaps.append(
-                f"request_rate = {self.text('request_rate')!r} is no number: give requests per "
-                "second, a row for each rate"
-            )
-            return clients, None
-        rate = self.number("request_rate")
+        rate = self.number("request_rate", "a number above 0, or inf")
         if not rate:
-            raise self.wrong("request_rate", "a number above 0")
+            raise self.wrong("request_rate", "a number above 0, or inf")
         if clients is not None:
             self.notes.append("concurrency beside a request_rate is not applied as a limit")
         return clients, rate
@@ -201,15 +213,13 @@ class TableRow:
         return MeasuredLengths(mean) if mean else given
 
     def _ignores_eos(self) -> bool:
-        return self.text("ignore_eos").lower().startswith(("yes", "true", "1"))
+        return bool(self.flag("ignore_eos"))
 
     def _max_tokens(self, output: MeasuredLengths | None) -> int | None:
         """Return what clients asked for, where most answers ended before it; None where not."""
         if output is None or output.bounds is not None or self._ignores_eos():
             return None
-        named = _MAX_TOKENS.search(self.text("ignore_eos"))
-        asked = self.whole("max_tokens", 1) or (int(named[1]) if named else None)
-        given = self._lengths("osl")
+        asked, given = self.whole("max_tokens", 1), self._lengths("osl")
         if asked is None and given is not None and not given.mean % 1:
             asked = int(given.mean) if given.mean > output.mean else None
         if asked is None:
@@ -218,7 +228,7 @@ class TableRow:
 
     def _lengths(self, column: str) -> MeasuredLengths | None:
         cell = self.text(column)
-        uniform, shared = _UNIFORM.search(cell), _SHARED.match(cell)
+        uniform, shared = _UNIFORM.fullmatch(cell), _SHARED.fullmatch(cell)
         if uniform:
             low, high = int(uniform[1]), int(uniform[2])
             if not 1 <= low <= high:
@@ -227,13 +237,8 @@ class TableRow:
         if shared:
             prefix, own = int(shared[1]), int(shared[2])
             return MeasuredLengths(prefix + own, shared=prefix)
-        mean = self.number(column) if _NUMBER.fullmatch(cell) else None
+        mean = self.number(column, "tokens, uniform LOW..HIGH, or N shared prefix + M suffix")
         return MeasuredLengths(mean) if mean else None
-
-    def _seed(self) -> int:
-        given = self.whole("seed")
-        found = re.search(r"seed\s*=?\s*(\d+)", self.text("dataset"))
-        return given if given is not None else int(found[1]) if found else 0
 
     def _engine(self) -> dict[str, Any]:
         options: dict[str, Any] = {name: self.whole(name, 1) for name in _ENGINE}
@@ -248,18 +253,13 @@ class TableRow:
         return {name: value for name, value in options.items() if value is not None}
 
     def _kv_tokens(self) -> int | None:
-        match = _NUMBER.fullmatch(self.text("num_gpu_blocks"))
-        return int(float(match[1].replace(",", ""))) if match and match[2] else None
+        match = _KV_TOKENS.fullmatch(self.text("num_gpu_blocks"))
+        return int(match[1]) if match else None
 
     def _is_async(self) -> bool | None:
         """Return what the row says, or what its version did; None where that is not known."""
-        said = re.search(
-            r"async[ _]scheduling\W+(on|off|true|false)", self.text("other_flags"), re.I
-        )
         if self.text("async_scheduling"):
             return self.flag("async_scheduling")
-        if said:
-            return said[1].lower() in ("on", "true")
         version = re.match(r"v?(\d+)\.(\d+)", self.text("engine_version"))
         is_older = version and (int(version[1]), int(version[2])) < _FIRST_ASYNC
         return False if is_older else None

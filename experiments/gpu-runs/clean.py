@@ -1,0 +1,76 @@
+"""Write what others noted of their runs into the columns of a table of measured runs.
+
+    python experiments/gpu-runs/clean.py TABLE.csv FOLDER
+
+The tables of SPECSIM_DATA/gpu-runs are as their sources had them: with remarks beside numbers, and
+options of the engine in sentences. `specsim validate` takes the columns of
+docs/how-to/calibrate.md, and nothing else in them. The copy of the same name in FOLDER has
+`method_as_written` besides, to choose rows by; what no rule knows stays, for specsim to refuse.
+"""
+
+import csv
+import re
+import sys
+from pathlib import Path
+
+Row = dict[str, str]
+
+_WITH_REMARK = ("ignore_eos", "max_num_batched_tokens", "prefix_caching")
+_UNIFORM = re.compile(r"\d+ \((uniform \d+\.\.\d+)\)")
+_SYSTEM = re.compile(r"system (\d+) \+ question (\d+)( growing)? multi-turn")
+_METHOD = re.compile(r"(\w+)(?=[\s(,]|$)")
+_MAX_TOKENS = re.compile(r"max_tokens\s*=\s*(\d+)")
+_SEED = re.compile(r"seed\s*=?\s*(\d+)")
+_ASYNC = re.compile(r"async[ _]scheduling\W+(on|off|true|false)", re.I)
+_NO_NUMBER = ("closed loop", "stages ")  # of request_rate: a loop of clients, or several rates
+_UNTOLD = "see repo"
+
+
+def cleaned(path: Path, folder: Path) -> Path:
+    """Write a table as specsim reads it into a folder; return the file."""
+    with path.open(newline="", encoding="utf-8") as stream:
+        rows = [_cleaned_row(row) for row in csv.DictReader(stream)]
+    out = folder / path.name
+    with out.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, list(dict.fromkeys(name for row in rows for name in row)))
+        writer.writeheader()
+        writer.writerows(rows)
+    return out
+
+
+def _cleaned_row(row: Row) -> Row:
+    told = {name: cell.strip() for name, cell in row.items()}
+    found = {**told, "method_as_written": told.get("method", "")}
+    for column, text, pattern in (
+        ("max_tokens", "ignore_eos", _MAX_TOKENS),
+        ("seed", "dataset", _SEED),
+        ("async_scheduling", "other_flags", _ASYNC),
+    ):
+        match = pattern.search(told.get(text, ""))
+        found[column] = told.get(column) or (match[1] if match else "")
+    for column in _WITH_REMARK:
+        if told.get(column):
+            word = re.sub(r"\s*\(.*\)$", "", told[column])
+            found[column] = "" if word == _UNTOLD else word
+    if told.get("method"):
+        match = _METHOD.match(told["method"])
+        found["method"] = match[1] if match else ""
+    if told.get("request_rate", "").startswith(_NO_NUMBER):
+        found["request_rate"] = ""
+    for column in ("isl", "osl"):
+        if told.get(column):
+            found[column] = _lengths(told[column])
+    return found
+
+
+def _lengths(cell: str) -> str:
+    """Return lengths in one of specsim's three forms; of prompts that grow nothing is known."""
+    if uniform := _UNIFORM.fullmatch(cell):
+        return uniform[1]
+    if system := _SYSTEM.fullmatch(cell):
+        return "" if system[3] else f"{system[1]} shared prefix + {system[2]} suffix"
+    return cell
+
+
+if __name__ == "__main__":
+    print(cleaned(Path(sys.argv[1]), Path(sys.argv[2])))
