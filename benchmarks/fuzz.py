@@ -26,8 +26,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from fuzz_cases import KINDS, LIMIT_SECONDS, NOT_COMMANDS
+from fuzz_cases import KINDS, NOT_COMMANDS
 from fuzz_fleets import OFFLOAD, POOLS, SCALED, SESSIONS
+from fuzz_requests import LIMIT_SECONDS
 from fuzz_values import BASE
 
 PATIENCE = 300.0  # seconds by the clock after which a case that only waits is taken to hang
@@ -242,7 +243,8 @@ def save_results(folder: Path) -> None:
 
 def save_studies(folder: Path) -> None:
     """Write what studies write: folders, and a baseline."""
-    from fuzz_files import QUICK, written  # noqa: PLC0415
+    from fuzz_catalogue import QUICK  # noqa: PLC0415
+    from fuzz_files import written  # noqa: PLC0415
 
     folder.mkdir()
     base, sweep, suite = (folder.parent / f"{name}.yaml" for name in ("base", "sweep", "suite"))
