@@ -9,10 +9,23 @@ import copy
 from random import Random
 from typing import Any
 
+from world_choices import (
+    ACCEPTANCES,
+    DRAFT_MODELS,
+    LOOKUP_POLICIES,
+    LOOKUPS,
+    METHODS,
+    MIXTURE,
+    MODEL,
+    MODELS,
+    POLICIES,
+    ROUTERS,
+    say_more,
+)
+from world_profiles import profile_of
+
 World = dict[str, Any]
 """``config``, ``profile``, ``rows`` and ``relations``; see `world_relations`."""
-
-MODEL, MIXTURE = "llama-3.1-8b", "mixtral-8x7b"
 
 
 def draw_world(rng: Random) -> World:
@@ -34,12 +47,16 @@ def draw_world(rng: Random) -> World:
     workload, rows = _workload(rng, count, longest, answer_len, rate, unit)
     config["workload"] = workload
     if rng.random() < 0.75:
-        has_tokens = bool(rows) and "output_token_ids" in rows[0]
-        _speculate(rng, config, is_v0=is_v0, has_tokens=has_tokens)
+        _speculate(rng, config, frozenset(rows[0] if rows else ()), is_v0=is_v0)
     _lay_out(rng, config, shape, unit, horizon=count / rate + 20 * unit)
+    say_more(rng, config, unit)
+    profile = profile_of(rng, unit, MIXTURE if shape == "ranks" else MODEL)
+    if profile["target"]["kind"] == "composed":  # for so many ranks
+        names = ("data_parallel_size", "enable_expert_parallel")
+        profile["target"] |= {name: engine[name] for name in names if name in engine}
     return {
         "config": config,
-        "profile": _profile(rng, unit, MIXTURE if shape == "ranks" else MODEL),
+        "profile": profile,
         "rows": rows,
         "relations": rng.sample(["again", "doubled", "cut", "python", "alone", "room", "table"], 7),
     }
@@ -61,6 +78,8 @@ def _engine(rng: Random, *, is_v0: bool) -> dict[str, Any]:
         "scheduler_reserve_full_isl": rng.random() < 0.5,
         "watermark": rng.choice([0.0, 0.0, 0.05, 0.3]),
     }
+    if rng.random() < 0.03:  # as many as the GPU's memory holds
+        del engine["num_gpu_blocks"]
     if is_v0:
         return {**engine, "scheduler": "prefill_first"}
     options = {
@@ -82,7 +101,8 @@ def _group_layers(rng: Random, engine: dict[str, Any]) -> None:
         kinds.append({"kind": "chunked_local_attention", "chunk": rng.choice([4, 16]), "layers": 1})
     rng.shuffle(kinds)
     engine["kv_groups"] = kinds
-    engine["num_gpu_blocks"] = (len(kinds) + 2) * engine["num_gpu_blocks"]
+    if "num_gpu_blocks" in engine:
+        engine["num_gpu_blocks"] *= len(kinds) + 2
     retention = rng.choice([None, None, "dense", 4 * engine["block_size"]])
     if retention is not None:
         engine["prefix_cache_retention_interval"] = retention
@@ -98,78 +118,67 @@ def _link(rng: Random, unit: float) -> dict[str, Any]:
 
 
 def _tiers(rng: Random, unit: float) -> dict[str, Any]:
-    tiers: dict[str, Any] = {"blocks": rng.choice([4, 20, 300]), **_link(rng, unit)}
+    room = rng.choice([{"blocks": 4}, {"blocks": 20}, {"blocks": 300}, {"gib": 0.02}])
+    tiers: dict[str, Any] = {**room, **_link(rng, unit)}
     if rng.random() < 0.5:
-        tiers["disk"] = {"blocks": rng.choice([10, 500]), **_link(rng, unit)}
+        room = rng.choice([{"blocks": 10}, {"blocks": 500}, {"gib": 0.05}])
+        tiers["disk"] = {**room, **_link(rng, unit)}
     return tiers
 
 
-METHODS = ("eagle3", "eagle", "mtp", "draft_model", "medusa", "ngram", "suffix")
-POLICIES: tuple[Any, ...] = (
-    *("static", "static", "static", "off", "goodput", "goodput", "turbospec", "goodput_exact"),
-    *("acceptance_target", "bandit", "oracle", "q_learning", "random", "step_controller"),
-    *("window_opt", "joint", "bayes", "medusa_tree"),
-    *("adaptive_verification", "confidence", "draft_goodput"),
-    {"kind": "bandit", "algorithm": "thompson", "memory_steps": 9},
-    {"kind": "ema_tiers", "interval": 2, "warm_up": 3},
-    {"kind": "goodput", "granularity": "request", "window": 5},
-    {"kind": "goodput", "candidates": "prefixes"},
-    {"kind": "schedule", "ranges": [[1, 2, 2], [3, 8, 1], [9, 300, 0]]},
-    {"kind": "turbospec", "reset_steps": 4, "window": 6},
-    "slo_aware",
-)
-ACCEPTANCES: tuple[dict[str, Any], ...] = (
-    *({"kind": "bernoulli", "alpha": alpha} for alpha in (0.0, 0.3, 0.7, 1.0)),
-    {"kind": "beta", "a": 3.0, "b": 1.5},
-    {"kind": "beta_position", "a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},
-    {
-        "kind": "layered",
-        "rates": [0.75, 0.65, 0.6],
-        "request_spread": 0.4,
-        "regimes": [{"spread": 0.8, "mean_len": 3.0}],
-        "drift": 0.1,
-    },
-    {
-        "kind": "markov",
-        "regimes": [{"weight": 0.7, "alpha": 0.2}, {"weight": 0.3, "alpha": 0.95}],
-        "regime_len": 5.0,
-    },
-    {"kind": "per_position", "conditional_rates": [0.8, 0.7, 0.6]},
-    {"kind": "preset", "name": "llama-3.1-8b/eagle/gsm8k"},
-    {
-        "kind": "shift",
-        "at_request": 5,
-        "before": {"kind": "bernoulli", "alpha": 0.8},
-        "after": {"kind": "bernoulli", "alpha": 0.3, "confidence_concentration": 0.4},
-    },
-)
-
-
-def _speculate(rng: Random, config: dict[str, Any], *, is_v0: bool, has_tokens: bool) -> None:
+def _speculate(
+    rng: Random, config: dict[str, Any], columns: frozenset[str], *, is_v0: bool
+) -> None:
     method, length = rng.choice(METHODS), rng.choice([1, 2, 3, 5, 8])
-    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": length}
     config["policy"] = copy.deepcopy(rng.choice(POLICIES))
-    config["acceptance"] = copy.deepcopy(rng.choice(ACCEPTANCES))
+    config["acceptance"] = _acceptance(rng, columns)
     if config["policy"] == "medusa_tree":
-        spec["method"] = "medusa"
+        method, length = "medusa", min(length, 3)
+    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": length}
     if method == "ngram":
         spec["match_probability"] = 0.5
     if method == "suffix" and rng.random() < 0.7:
         spec["mean_match_len"] = 3.0
+    if "output_token_ids" in columns and rng.random() < 0.7:  # what is said decides
+        spec = _look_up(rng, config, columns, length)
+    elif rng.random() < 0.06:
+        spec = {"method": "draft_models", "models": [*DRAFT_MODELS]}
+        spec["num_speculative_tokens"] = length
+        models = {name: _acceptance(rng, columns) for name in DRAFT_MODELS}
+        config["acceptance"] = {"kind": "per_drafter", "models": models}
+        config["policy"] = {"kind": "draft_selection", "num_probes": rng.choice([3, 4, 25])}
     if is_v0 and rng.random() < 0.3:
         spec["disable_mqa_scorer"] = True
-    if rng.random() < 0.1:
+    if spec["method"] not in ("hybrid", "draft_models") and rng.random() < 0.1:
         spec["num_speculative_tokens_per_batch_size"] = [[1, 2, length], [3, 300, length // 2]]
         del config["policy"]
-    if has_tokens and rng.random() < 0.7:  # what is said decides
-        spec["method"], config["acceptance"] = (
-            rng.choice(["ngram", "suffix", "sssd"]),
-            {"kind": "token_match"},
-        )
-        spec.pop("mean_match_len", None)
-        spec.pop("match_probability", None)
-        config["policy"] = rng.choice(["static", "goodput", "turbospec", "cached_step_controller"])
     config["engine"]["speculative_config"] = spec
+
+
+def _acceptance(rng: Random, columns: frozenset[str]) -> dict[str, Any]:
+    if "accepted_lens_eagle" in columns and rng.random() < 0.5:
+        return {"kind": "recorded", "proposer": "eagle"}
+    chosen: dict[str, Any] = copy.deepcopy(rng.choice(ACCEPTANCES))
+    return chosen
+
+
+def _look_up(
+    rng: Random, config: dict[str, Any], columns: frozenset[str], length: int
+) -> dict[str, Any]:
+    """Return a method that finds its drafts in texts; a model may stand behind it."""
+    method = rng.choice(LOOKUPS)
+    spec: dict[str, Any] = {"method": method, "num_speculative_tokens": length}
+    if method == "datastore" or (method == "sssd" and rng.random() < 0.5):
+        spec["corpus"] = "trace.jsonl"
+    config["acceptance"] = {"kind": "token_match"}
+    config["policy"] = rng.choice(LOOKUP_POLICIES)
+    if rng.random() < 0.7:
+        return spec
+    behind = {"method": rng.choice(MODELS), "num_speculative_tokens": rng.choice([1, 2, 4])}
+    models = {method: config["acceptance"], behind["method"]: _acceptance(rng, columns)}
+    config["acceptance"] = {"kind": "per_drafter", "models": models}
+    config["policy"] = "hybrid_suffix"
+    return {"method": "hybrid", "lookup": spec, "fallback": behind}
 
 
 def _spread(rng: Random, mean: float) -> Any:
@@ -196,14 +205,18 @@ def _workload(
             {"kind": "trace", "path": "trace.jsonl"},
         ]
     )
+    has_rate = isinstance(arrivals, dict) and "rate" in arrivals
     prompt_len = rng.randint(1, rng.choice([3, longest // 2, longest]))
     workload: dict[str, Any] = {"arrivals": arrivals, "num_requests": count}
     if isinstance(arrivals, dict) and arrivals["kind"] != "closed_loop" and rng.random() < 0.1:
         workload["duration"] = count / rate
+        if has_rate and rng.random() < 0.5:
+            del workload["num_requests"]
     is_trace = isinstance(arrivals, dict) and arrivals["kind"] == "trace"
     if is_trace or rng.random() < 0.25:
         if not is_trace:
-            workload["lengths"] = {"kind": "trace", "path": "trace.jsonl"}
+            kind = rng.choice(["trace", "trace", "empirical"])
+            workload["lengths"] = {"kind": kind, "path": "trace.jsonl"}
         return workload, _rows(rng, count, prompt_len, answer_len, rate, unit)
     plain = {"kind": "uniform", "prompt": [1, prompt_len], "output": [1, answer_len]}
     workload["lengths"] = rng.choice(
@@ -212,8 +225,13 @@ def _workload(
             plain,
             {"kind": "constant", "prompt": prompt_len, "output": answer_len},
             {
+                "kind": "lognormal",
+                "prompt": {"mean": 1 + longest / 9, "sigma": 0.5},
+                "output": {"mean": answer_len, "sigma": 0.3},
+            },
+            {
                 "kind": "truncated_normal",
-                "prompt": {"mean": prompt_len / 2, "std": prompt_len / 4, "max": prompt_len},
+                "prompt": {"mean": prompt_len, "std": prompt_len / 4, "min": 1, "max": prompt_len},
                 "output": {"mean": answer_len, "std": answer_len / 2, "max": 2 * answer_len},
             },
             {"kind": "shift", "at": 0.5, "before": plain, "after": "constant:prompt=9,output=4"},
@@ -245,7 +263,8 @@ def _rows(
     rng: Random, count: int, longest: int, answer_len: int, rate: float, unit: float
 ) -> list[dict[str, Any]]:
     """Return rows of a trace: who shares a prefix, says what, belongs to which session."""
-    has_tokens, has_sessions = rng.random() < 0.7, rng.random() < 0.3
+    known = rng.choice(["tokens", "tokens", "tokens", "prefixes", "lengths"])
+    has_sessions, has_record = rng.random() < 0.3, rng.random() < 0.4
     phrases = [rng.choices(range(7), k=rng.randint(1, 9)) for _ in range(5)]
     rows: list[dict[str, Any]] = []
     at = 0.0
@@ -257,7 +276,12 @@ def _rows(
             "output_len": rng.randint(1, answer_len),
             "priority": rng.choice([0, 0, 1, -1]),
         }
-        if has_tokens:
+        if known == "prefixes":  # pieces of one of two long texts
+            pieces, text = -(-row["prompt_len"] // 4), rng.choice([0, 1000])
+            row |= {"prefix_hash_ids": [text + i for i in range(pieces)], "prefix_block_size": 4}
+        if has_record:
+            row["accepted_lens_eagle"] = rng.choices(range(4), k=row["output_len"])
+        if known == "tokens":
             for part in ("prompt", "output"):
                 said = [token for _ in range(row[f"{part}_len"]) for token in rng.choice(phrases)]
                 row[f"{part}_token_ids"] = said[: row[f"{part}_len"]]
@@ -266,12 +290,6 @@ def _rows(
             row["think_time"] = rng.choice([0.0, 3 * unit, 40 * unit])
         rows.append(row)
     return rows
-
-
-ROUTERS: tuple[str, ...] = (
-    *("round_robin", "random", "least_outstanding", "least_outstanding_tokens"),
-    *("prefix_affinity", "scored"),
-)
 
 
 def _routing(rng: Random, unit: float) -> dict[str, Any]:
@@ -320,6 +338,7 @@ def _lay_out(rng: Random, config: dict[str, Any], shape: str, unit: float, horiz
         config["replicas"] = replicas = rng.randint(2, 4)
     elif shape == "ranks":
         config["engine"]["data_parallel_size"] = rng.randint(2, 3)
+        config["engine"]["enable_expert_parallel"] = rng.random() < 0.3
         return
     elif shape == "scaled":
         config["autoscaling"] = _scaler(rng, unit)
@@ -351,102 +370,8 @@ def _pools(rng: Random, unit: float) -> dict[str, Any]:
             pools[pool]["routing"] = _routing(rng, unit)
         if rng.random() < 0.15:
             pools[pool] = {"autoscaling": {**_scaler(rng, unit), "kind": "target_concurrency"}}
+        if rng.random() < 0.2:
+            pools[pool]["profile"] = "other.yaml"
     if rng.random() < 0.2:
         pools["prefill"]["engine"] = {"kv_offload": _tiers(rng, unit)}
     return pools
-
-
-def _linear(unit: float, weight: float = 1.0) -> dict[str, Any]:
-    base = weight * unit
-    return {
-        "kind": "linear",
-        "alpha_ns": 2e5 * base,
-        "gamma_us": 1e4 * base,
-        "delta_ms": 1e3 * base,
-    }
-
-
-def _target(rng: Random, unit: float) -> dict[str, Any]:
-    kind = rng.choice(
-        [
-            *("linear", "linear", "two_regime", "tabulated", "roofline", "cuda_graph", "composed"),
-            "kernels",
-        ]
-    )
-    slow, fast = _linear(unit, 1.3), _linear(unit)
-    table = {
-        "context_tokens": [0, 500, 5000],
-        "batched_tokens": [1, 16, 64, 300],
-        "times_ms": [[1e3 * unit * (a + b) for b in (0.0, 0.1, 0.5, 2.0)] for a in (1, 1.1, 3)],
-    }
-    if kind == "two_regime":
-        regimes = {name: dict(each) for name, each in (("decode", fast), ("mixed", slow))}
-        return {"kind": kind, **{name: _untagged(each) for name, each in regimes.items()}}
-    if kind == "tabulated":
-        return {"kind": kind, "decode": table}
-    if kind == "kernels":
-        return {"kind": kind, "path": "kernels", "num_layers": 8}
-    if kind == "roofline":
-        return {"kind": kind, "fixed_ms": 1e3 * unit}
-    if kind == "cuda_graph":
-        sizes = rng.choice([None, [1, 4, 16, 64]])
-        return {
-            "kind": kind,
-            "inner": rng.choice([fast, {"kind": "tabulated", "decode": table}]),
-            "eager_ms": rng.choice([0.0, 200 * unit]),
-            **({} if sizes is None else {"capture_sizes": sizes}),
-        }
-    return _composed(rng, unit) if kind == "composed" else fast
-
-
-def _untagged(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if name != "kind"}
-
-
-def _composed(rng: Random, unit: float) -> dict[str, Any]:
-    micro = 1e6 * unit
-    attention = {
-        "num_layers": 16,
-        "context_tokens": [1, 64, 1024],
-        "sequences": [1, 8, 64],
-        "decode_us": [[micro * a * b / 600 for b in (1, 2, 9)] for a in (1, 1.5, 9)],
-        "prompt": {"at": [4, 64, 1024], "times_us": [micro * a / 600 for a in (1, 3, 60)]},
-    }
-    windowed = {**attention, "window": 16, "tile": 8}
-    return {
-        "kind": "composed",
-        "batched_tokens": [1, 16, 128, 1024],
-        "read_us": [0.8 * micro] * 4,
-        "compute_us": [0.0, 0.1 * micro, 0.7 * micro, 6 * micro],
-        "head": {"at": [1, 16, 128], "times_us": [0.05 * micro, 0.06 * micro, 0.1 * micro]},
-        "attention": rng.choice([[attention], [attention, windowed]]),
-        "verify_factor": rng.choice([1.0, 1.4]),
-    }
-
-
-def _profile(rng: Random, unit: float, model: str) -> dict[str, Any]:
-    """Return a profile of which any part may be slow, dear or free."""
-    drafts: dict[str, Any] = {}
-    for method in (*METHODS, "sssd"):
-        cost: dict[str, Any] = rng.choice([{}, {"token_us": 3e4 * unit}, {"step_ms": 100 * unit}])
-        if method in ("eagle3", "eagle", "mtp", "draft_model", "medusa") and rng.random() < 0.8:
-            basis = "heads" if method == "medusa" else rng.choice(["pass", "draft"])
-            cost = {**cost, "basis": basis, "latency": _linear(unit, 0.08)}
-        drafts[method] = {**cost, "request_us": rng.choice([0.0, 5e3 * unit])}
-    overhead = {
-        "step_ms": rng.choice([0.0, 150.0]) * unit,
-        "request_us": rng.choice([0.0, 4e3]) * unit,
-        "sync_step_ms": rng.choice([0.0, 200.0]) * unit,
-        "front_ms": rng.choice([0.0, 700.0]) * unit,
-        "front_token_us": rng.choice([0.0, 4e3, 1e5]) * unit,
-    }
-    return {
-        "model": model,
-        "gpu": "h100",
-        "tensor_parallel_size": 1 if model == MODEL else 2,
-        "provenance": {"engine": "none", "source": "made up", "date": "2026-01-01"},
-        "target": _target(rng, unit),
-        "drafts": drafts,
-        "overhead": overhead,
-        "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
-    }

@@ -12,12 +12,9 @@ from world_checks import Broken, demand
 from world_making import World
 
 from specsim.core.step import Pieces, StepLoad
-from specsim.run.deployment import Deployment
-from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
-from specsim.run.whole import PoolServers
 
 TIMES = ("arrived_at", "scheduled_at", "first_token_at", "ended_at", "started_at")
 DURATIONS = ("target_time", "draft_time", "overhead_time")
@@ -35,54 +32,66 @@ class Host:
         self._count += 1
         folder = self._folder / str(self._count)
         folder.mkdir()
-        write_kernels(folder / "kernels")
-        (folder / "profile.yaml").write_text(as_text(world["profile"]))
+        text, profile = as_text(world["config"]), world["profile"]
+        _write_profile(folder / "profile.yaml", profile)
+        if "other.yaml" in text:
+            _write_profile(folder / "other.yaml", _slower(profile))
         if world["rows"] is not None:
             lines = [as_text(row) for row in world["rows"]]
             (folder / "trace.jsonl").write_text("\n".join(lines) + "\n")
-        (folder / "world.yaml").write_text(as_text(world["config"]))
+        (folder / "world.yaml").write_text(text)
         return Experiment.load(folder / "world.yaml")
-
-    def resolve(self, world: World) -> None:
-        """Raise what a run of a world would raise before it begins."""
-        experiment = self.experiment(world)
-        deployment = Deployment.of(experiment.serving)
-        pools = PoolServers.of(experiment, deployment)
-        requests = list(experiment.workload.build(experiment.seed).requests())
-        for server in (deployment, pools.prefill) if pools else (deployment,):
-            Drafting(experiment.serving, server, requests)
 
     def run(self, world: World, *, check: bool = False) -> Run:
         """Run a world; as nobody watches, unless it is to be checked."""
         return simulate(self.experiment(world), check=check, keeps_deliveries=True)
 
 
+def _write_profile(path: Path, profile: dict[str, Any]) -> None:
+    write_kernels(path.parent, profile["target"])
+    path.write_text(as_text(profile))
+
+
+_MLP = ("gate_up_proj", "act_fn", "down_proj")
 _LAYERS = (
     *("embedding", "final_layernorm", "layernorm", "qkv_proj", "rotary_emb", "o_proj"),
-    *("gate_up_proj", "act_fn", "down_proj"),
+    *_MLP,
 )
 
 
-def write_kernels(folder: Path) -> None:
-    """Write tables of kernels, whose every time is a formula, for profiles of that kind."""
-    folder.mkdir()
-    dense = [f"{name},{size},{2 + size / 8}" for name in _LAYERS for size in (1, 16, 256, 2048)]
-    each = [f"{name},{size},{5 * size}" for name in ("lm_head", "sampler") for size in (1, 64)]
+def write_kernels(folder: Path, latency: dict[str, Any]) -> None:
+    """Write the tables that a latency model names: every time is a formula, times its `slow`."""
+    name = latency.get("inner", latency).get("path")
+    if name is None or (folder / name).exists():
+        return
+    times, has_experts = 2.0 ** name.count("slow-"), name.endswith("experts")
+    layers = _LAYERS[: -len(_MLP)] if has_experts else _LAYERS
+    dense = [f"{each},{size},{times * (2 + size / 8)}" for each in layers for size in (1, 16, 256)]
+    sampled = [f"{each},{n},{times * 5 * n}" for each in ("lm_head", "sampler") for n in (1, 64)]
     attention = [
-        f"{chunk},{prompt},{count},{context},{1 + (chunk * (9 + prompt) + count * context) / 999}"
+        f"{chunk},{prompt},{count},{context},"
+        f"{times * (1 + (chunk * (9 + prompt) + count * context) / 999)}"
         for chunk in (0, 16, 128, 1024)
         for prompt in ((0, 512, 4096) if chunk else (0,))
         for count in (0, 1, 8, 64)
         for context in ((16, 512, 4096) if count else (0,))
         if chunk or count
     ]
-    header = "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us"
-    for name, lines in (
-        ("dense", ["layer,tokens,time_us", *dense]),
-        ("per_sequence", ["layer,sequences,time_us", *each]),
-        ("attention", [header, *attention]),
-    ):
-        (folder / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    experts = [
+        f"{size},{number},{times * (number + size / 50)}"
+        for size in (1, 64, 512)
+        for number in (2, 12)
+    ]
+    tables = {
+        "dense": ["layer,tokens,time_us", *dense],
+        "per_sequence": ["layer,sequences,time_us", *sampled],
+        "attention": ["prefill_chunk,kv_prefill,n_decode,kv_decode,time_us", *attention],
+        **({"moe": ["tokens,activated_experts,time_us", *experts]} if has_experts else {}),
+    }
+    for place in ("tp1", "tp2") if has_experts else (".",):
+        (folder / name / place).mkdir(parents=True)
+        for table, lines in tables.items():
+            (folder / name / place / f"{table}.csv").write_text("\n".join(lines) + "\n")
 
 
 _NO_POINT = re.compile(r"(?<![\d.])(\d+)e([-+]\d+)")
@@ -155,20 +164,38 @@ def again(host: Host, world: World, base: Run) -> None:
     demand_same("again", base, host.run(world))
 
 
+_RATES = (
+    *("rate", "bandwidth_gb_s", "gb_per_s"),
+    *("compute_efficiency", "memory_efficiency"),
+)
+_DEFAULT_TIMES = {
+    "roofline": {
+        **{"compute_efficiency": 0.7, "memory_efficiency": 0.8},
+        **{"all_reduce_us": 6.6, "hop_us": 0.6},
+    },
+    "target_concurrency": {"window_s": 60.0},
+    "target_slo": {"window_s": 60.0},
+}
+
+
 def _slower(value: Any, name: str = "") -> Any:
     """Return fields with all times doubled, by their names, and all rates halved."""
     if isinstance(value, dict) and value.get("kind") == "piecewise":
         return {**value, "segments": [[2 * t, rate / 2] for t, rate in value["segments"]]}
     if isinstance(value, dict):
-        return {key: _slower(each, key) for key, each in value.items()}
-    if isinstance(value, list) and name in ("incidents", "attention"):
+        filled = {**_DEFAULT_TIMES.get(str(value.get("kind")), {}), **value}
+        slow = {key: _slower(each, key) for key, each in filled.items()}
+        return {**slow, "path": f"slow-{slow['path']}"} if slow.get("kind") == "kernels" else slow
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        ends = [{key: 2 * each[key] for key in ("at", "until") if key in each} for each in value]
+        is_event = name == "incidents"
         return [
-            {**_slower(each), **{key: 2 * each[key] for key in ("at", "until") if key in each}}
-            for each in value
+            _slower(each) | (end if is_event else {}) for each, end in zip(value, ends, strict=True)
         ]
-    if name in ("rate", "bandwidth_gb_s"):
+    if name in _RATES:
         return value / 2
-    is_time = name.endswith(("_ms", "_us", "_ns", "_s")) or name == "duration"
+    is_span = name == "window" and isinstance(value, list)
+    is_time = name.endswith(("_ms", "_us", "_ns", "_s")) or name in ("us", "duration") or is_span
     return _doubled(value) if is_time else value
 
 
@@ -190,13 +217,6 @@ def doubled(host: Host, world: World, base: Run) -> None:
                 is_spread = isinstance(time, dict)
                 fields[name] = {**time, "mean": 2 * time["mean"]} if is_spread else 2 * time
     slow["profile"] = _slower(slow["profile"])
-    target = slow["profile"]["target"]
-    if target["kind"] == "kernels":  # its times stand in files
-        return
-    for inner in (target, target.get("inner", {})):
-        if inner.get("kind") == "roofline":  # what its defaults are
-            fields = {"compute_efficiency": 0.35, "memory_efficiency": 0.4, "all_reduce_us": 13.2}
-            inner.update({**fields, "hop_us": 1.2})
     for row in slow["rows"] or ():
         row |= {name: 2 * row[name] for name in ("arrived_at", "think_time") if name in row}
     # Means of spreads are known by their logarithms.

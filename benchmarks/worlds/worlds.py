@@ -13,6 +13,7 @@ import contextlib
 import copy
 import json
 import multiprocessing
+import os
 import signal
 import sys
 import tempfile
@@ -36,6 +37,8 @@ KEPT = Path(__file__).parent / "kept"
 LIMIT_SECONDS = 20.0  # of CPU time
 _RELATIONS_EACH = 2
 _DRAWS = 30
+_REFUSED = "refused"
+_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # disks are slow
 
 
 class Hang(Exception):  # noqa: N818 - what it is
@@ -56,11 +59,14 @@ def _limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def problem_of(world: World, *, tells_refusals: bool = False) -> str | None:
-    """Return what is wrong with a world, the name of what is broken first; None if nothing is."""
+def problem_of(world: World) -> str | None:
+    """Return what is wrong with a world, the name of what is broken first; None if nothing is.
+
+    One that contradicts itself is refused, and nothing is wrong with that.
+    """
     try:
         with (
-            tempfile.TemporaryDirectory(prefix="specsim-world-") as folder,
+            tempfile.TemporaryDirectory(prefix="specsim-world-", dir=_FOLDER) as folder,
             _limited(LIMIT_SECONDS),
         ):
             warnings.simplefilter("error")
@@ -73,27 +79,21 @@ def problem_of(world: World, *, tells_refusals: bool = False) -> str | None:
         return f"{type(error).__name__} {error}"
     except Exception as error:
         if refusal(error):
-            return f"refused: {error}" if tells_refusals else None
+            return f"{_REFUSED}: {error}"
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"{type(error).__name__} in {Path(where.filename).name} {where.name}: {error}"
     return None
 
 
-def made(number: int) -> World:
-    """Return the world of a number: the first draw that does not contradict itself."""
-    world: World = {}
-    with tempfile.TemporaryDirectory(prefix="specsim-world-") as folder:
-        host = Host(Path(folder))
-        for attempt in range(_DRAWS):
-            world = draw_world(Random(f"{number} {attempt}"))
-            world["relations"] = world["relations"][:_RELATIONS_EACH]
-            try:
-                host.resolve(world)
-                break
-            except Exception as error:
-                if not refusal(error):
-                    break  # it is found again when it is run
-    return world
+def look_at(number: int) -> tuple[World, str | None]:
+    """Return the world of a number, the first draw that is not refused, and what is wrong."""
+    for attempt in range(_DRAWS):
+        world = draw_world(Random(f"{number} {attempt}"))
+        world["relations"] = world["relations"][:_RELATIONS_EACH]
+        problem = problem_of(world)
+        if name_of(problem) != _REFUSED:
+            break
+    return world, problem
 
 
 def name_of(problem: str | None) -> str:
@@ -149,7 +149,7 @@ def shrunk(world: World, problem: str) -> World:
 
 def _look(number: int) -> tuple[int, str | None, float]:
     began = time.perf_counter()
-    problem = problem_of(made(number), tells_refusals=True)
+    _, problem = look_at(number)
     return number, problem, time.perf_counter() - began
 
 
@@ -163,7 +163,7 @@ def main() -> int:
     parser.add_argument("--shrink", action="store_true", help="Print what is wrong, made small.")
     options = parser.parse_args()
     numbers = options.only or range(options.first, options.first + options.number)
-    problem_of(made(0))  # by now all is compiled
+    look_at(0)  # by now all is compiled
     found, refused, slowest = Counter[str](), Counter[str](), 0.0
     with multiprocessing.get_context("spawn").Pool(options.workers) as pool:
         looked = pool.imap_unordered(_look, numbers, chunksize=8)
@@ -173,13 +173,13 @@ def main() -> int:
                 print(f"{count} worlds looked at", flush=True)
             if problem is None:
                 continue
-            if problem.startswith("refused"):
+            if name_of(problem) == _REFUSED:
                 refused[problem[:70]] += 1
                 continue
             found[name_of(problem)] += 1
             print(number, problem[:300], flush=True)
             if options.shrink:
-                world = shrunk(copy.deepcopy(made(number)), problem)
+                world = shrunk(look_at(number)[0], problem)
                 print(json.dumps(world, indent=1), problem_of(world), flush=True)
     for what, count in (refused + found).most_common():
         print(f"{count:6} x {what}")
