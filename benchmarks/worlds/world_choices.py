@@ -200,7 +200,7 @@ def say_more(rng: Random, fields: dict[str, Any], unit: float, name: str = "") -
     for key, value in fields.items():
         for each in value if isinstance(value, list) else [value]:
             if isinstance(each, dict):
-                say_more(rng, each, unit, key)
+                say_more(rng, each, unit, "acceptance" if name == "models" else key)
     kind = fields.get("kind", fields.get("method"))
     for place in (name, kind, f"{name} {kind}"):
         for key, values in FIELDS.get(place, {}).items():

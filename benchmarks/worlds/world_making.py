@@ -47,7 +47,7 @@ def draw_world(rng: Random) -> World:
     workload, rows = _workload(rng, count, longest, answer_len, rate, unit)
     config["workload"] = workload
     if rng.random() < 0.75:
-        _speculate(rng, config, frozenset(rows[0] if rows else ()), is_v0=is_v0)
+        _speculate(rng, config, _columns(workload, rows), is_v0=is_v0)
     _lay_out(rng, config, shape, unit, horizon=count / rate + 20 * unit)
     say_more(rng, config, unit)
     profile = profile_of(rng, unit, MIXTURE if shape == "ranks" else MODEL)
@@ -60,6 +60,12 @@ def draw_world(rng: Random) -> World:
         "rows": rows,
         "relations": rng.sample(["again", "doubled", "cut", "python", "alone", "room", "table"], 7),
     }
+
+
+def _columns(workload: dict[str, Any], rows: list[dict[str, Any]] | None) -> frozenset[str]:
+    """Return what is known of each request; `empirical` takes the lengths alone."""
+    is_drawn = workload.get("lengths", {}).get("kind") == "empirical"
+    return frozenset(rows[0] if rows and not is_drawn else ())
 
 
 def _engine(rng: Random, *, is_v0: bool) -> dict[str, Any]:

@@ -24,7 +24,15 @@ from specsim.core.version import __version__
 from specsim.engine.config import EngineConfig
 from specsim.engine.incidents import Incident, check_incidents
 from specsim.engine.transfer import TransferConfig
-from specsim.policies import POLICIES, DraftsTrees, KnowsModel, Policy, check_proposer
+from specsim.policies import (
+    POLICIES,
+    DraftsTrees,
+    KnowsModel,
+    PicksDrafter,
+    PicksSource,
+    Policy,
+    check_proposer,
+)
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
@@ -239,7 +247,8 @@ class Experiment(Settings):
         """Return the replicas of one pool, as an experiment without pools.
 
         The prefill pool drafts only where the drafter's KV entries are moved: then as vLLM does
-        that has the same options, whatever the decode pool's policy.
+        that has the same options, whatever the decode pool's policy, unless that alone can say
+        which of several drafters it is.
         """
         assert self.pools is not None
         pool: PoolConfig = getattr(self.pools, name)
@@ -247,9 +256,11 @@ class Experiment(Settings):
         if name == "prefill":
             proposer, is_moved = engine.speculative_config, self.pools.transfer.draft_kv == "moved"
             is_off = isinstance(self.effective_policy, Off)
-            if proposer is not None and (is_off or not is_moved or not proposer.is_model):
+            drafts = not is_off and is_moved and proposer is not None and proposer.is_model
+            if not drafts:
                 engine = engine.model_copy(update={"speculative_config": None})
-            changes = {"policy": None}
+            if not drafts or not isinstance(self.policy, PicksDrafter | PicksSource):
+                changes = {"policy": None}
         if pool.engine is not None:
             own = {field: getattr(pool.engine, field) for field in pool.engine.model_fields_set}
             engine = engine.model_copy(update=own)

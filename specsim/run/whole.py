@@ -83,7 +83,7 @@ class PoolServers:
     def _check_alike(self) -> None:
         both = (self.prefill, self.decode)
         for what, prefill, decode in (
-            ("models", *(each.engine.model for each in both)),
+            ("models", *(load_model(each.profile.model).name for each in both)),
             ("block_size", *(each.engine.block_size for each in both)),
             ("KV bytes per token", *(each.token_bytes(with_drafts=False) for each in both)),
         ):

@@ -250,6 +250,26 @@ def test_a_lookup_has_no_entries_that_could_be_missing(
     assert Summary(result).tables.requests["drafts"][0] > 1
 
 
+def test_the_policy_of_several_drafters_is_asked_in_both_pools(run: Callable[..., Run]) -> None:
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 1000, "delta_ms": 1}
+    models = {name: {"kind": "bernoulli", "alpha": 0.7} for name in ("small", "large")}
+    spec = {"method": "draft_models", "models": [*models], "num_speculative_tokens": 2}
+    result = run(
+        [(0.0, 40, 9)],
+        engine={"speculative_config": spec},
+        costs={"drafts": {name: {"latency": latency} for name in models}},
+        policy="draft_selection",
+        acceptance={"kind": "per_drafter", "models": models},
+    )
+    assert all(records.steps["draft_time"].any() for records in result.replicas)
+
+
+def test_a_model_may_be_named_in_one_pool_alone(run: Callable[..., Run]) -> None:
+    named = {"engine": {"model": "llama-3.1-8b"}}
+    alike = run([(0.0, 40, 9)]), run([(0.0, 40, 9)], pools={"prefill": named})
+    assert times(alike[0]) == times(alike[1])
+
+
 def test_without_drafts_the_prefill_pool_has_no_drafter(run: Callable[..., Run]) -> None:
     latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 1000, "delta_ms": 1}
     spec = {"method": "eagle3", "num_speculative_tokens": 2}
