@@ -11,11 +11,14 @@ import worlds
 from world_checks import covered
 from world_making import World
 from world_parts import Uncompiled
+from world_relations import RELATIONS
 from worlds import KEPT, look_at, problem_of
 
 from specsim.engine.cluster import Cluster
 from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.pools import PoolCluster
+from specsim.engine.transfer import Link
 from specsim.latency.tabulated import Tabulated
 from specsim.profile.profile import Overhead
 from specsim.results.records import ReplicaRecords
@@ -51,6 +54,7 @@ def plain_world(relation: str) -> World:
                 "max_num_seqs": 2,
                 "max_num_batched_tokens": 24,
                 "enable_prefix_caching": False,
+                "async_scheduling": False,
             },
             "profile": "profile.yaml",
             "replicas": 3,
@@ -66,6 +70,16 @@ def plain_world(relation: str) -> World:
         "rows": None,
         "relations": [relation],
     }
+
+
+def pools_world(relation: str) -> World:
+    """Prompts here, answers there, with room for all."""
+    world = plain_world(relation)
+    del world["config"]["replicas"]
+    world["config"]["engine"]["num_gpu_blocks"] = 900
+    slow = {"bandwidth_gb_s": 1.0, "latency_ms": 2.0}
+    world["config"]["pools"] = {"prefill": {"replicas": 2}, "transfer": slow}
+    return world
 
 
 def wrapped(owner: Any, name: str, change: Callable[..., Any]) -> tuple[Any, str, Any]:
@@ -103,6 +117,16 @@ def _too_early(old: Any, records: ReplicaRecords, rows: Any) -> None:
     old(records, rows)
 
 
+def _shorter(old: Any, records: ReplicaRecords, rows: Any) -> None:
+    rows = rows.copy()
+    rows["ended_at"] -= 0.002
+    old(records, rows)
+
+
+def _told_late(old: Any, cluster: PoolCluster, replica: Any, kind: int, *place: int) -> None:
+    cluster.clock.call_after(0.01, lambda: old(cluster, replica, kind, *place))
+
+
 def _dearer(old: Any, latency: Tabulated) -> Any:
     times = tuple(tuple(2 * time for time in row) for row in latency.decode.times_ms)
     decode = latency.decode.model_copy(update={"times_ms": times})
@@ -112,6 +136,9 @@ def _dearer(old: Any, latency: Tabulated) -> Any:
 FAULTS: dict[str, Any] = {
     "tokenizers": wrapped(Front, "reaches_at", _late),
     "arrivals": wrapped(ReplicaRecords, "add_requests", _too_early),
+    "replica": wrapped(ReplicaRecords, "add_steps", _shorter),
+    "link": wrapped(Link, "book", lambda old, link, now, *rest: old(link, now + 0.01, *rest)),
+    "loaded": wrapped(PoolCluster, "tell", _told_late),
     "again": wrapped(IntegrityCheck, "delivered", _watched),
     "doubled": wrapped(Overhead, "of_engine", _more),
     "cut": wrapped(Cluster, "slow_down", lambda old, its, number, by: old(its, number, 1.5 * by)),
@@ -124,8 +151,8 @@ FAULTS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_each_oracle_and_relation_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_oracle = name in ("tokenizers", "arrivals")
-    world = plain_world("again" if is_oracle else name)
+    kind = pools_world if name in ("link", "loaded") else plain_world
+    world = kind(name if name in RELATIONS else "again")
     assert problem_of(world) is None
     monkeypatch.setattr(*FAULTS[name])
     assert str(problem_of(world)).startswith(f"Broken {name}")

@@ -1,13 +1,14 @@
 """What holds in every world, whatever happens in it: oracles that need no expected value."""
 
 import json
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
+from specsim.results.records import ReplicaRecords
 from specsim.run.simulate import Run
 from specsim.run.summary import Summary
 
@@ -139,41 +140,50 @@ def covered(begins: Times, ends: Times, at: Times, servers: int) -> Times:
 
 
 def _never_idle(
-    name: str, waits: tuple[Times, Times], begins: Times, ends: Times, servers: int = 1
+    name: str,
+    waits: tuple[Times, Times],
+    spans: NDArray[np.void],
+    servers: int = 1,
+    excused: Times | float = 0.0,
 ) -> None:
-    """Raise if anybody waits, from one instant to another, while one of some servers is idle."""
+    """Raise if anybody waits, from one instant to another, while one of some servers is idle.
+
+    Args:
+        name: Of what does not hold then.
+        waits: When each began to wait, and when no longer.
+        spans: When servers were busy: ``scheduled_at`` to ``ended_at``.
+        servers: How many there are.
+        excused: How long each may wait beside an idle server.
+    """
     came, begun = waits
-    idle = (begun - came) - (
-        covered(begins, ends, begun, servers) - covered(begins, ends, came, servers)
-    )
-    worst = int(np.argmax(idle)) if len(idle) else 0
-    slack = 1e-7 + SLACK * len(begins) if len(idle) else 0.0
-    scale = float(np.max(ends, initial=1.0))
-    demand(
-        len(idle) == 0 or idle[worst] <= slack * min(scale, 1.0),
-        name,
-        f"who comes at {came[worst]} waits until {begun[worst]}, idle {idle[worst]}"
-        if len(idle)
-        else "",
-    )
+    if not len(came):
+        return
+    begins, ends = spans["scheduled_at"], spans["ended_at"]
+    busy = covered(begins, ends, begun, servers) - covered(begins, ends, came, servers)
+    idle = (begun - came) - busy - excused
+    worst = int(np.argmax(idle))
+    slack = (1e-7 + SLACK * len(begins)) * min(float(np.max(ends, initial=1.0)), 1.0)
+    what = f"who comes at {came[worst]} waits until {begun[worst]}, idle {idle[worst]}"
+    demand(idle[worst] <= slack, name, what)
 
 
 def _reached(summary: Summary) -> tuple[NDArray[np.void], Times]:
     """Return the requests as they were sent, and how long each took to reach the engine."""
     run = summary.run
     records = run.replicas if run.pools is None else run.pools.records
-    rows, delays = [], []
-    for each in records:
-        mine = each.requests
-        rows.append(mine)
-        if each.delays is None:
-            delays.append(np.zeros(len(mine)))
-            continue
-        places = mine["request"]
-        if each.numbers is not None:
-            places = np.searchsorted(each.numbers, places)
-        delays.append(each.delays[places])
+    rows, delays = zip(*map(_of_replica, records), strict=True)
     return np.concatenate(rows), np.concatenate(delays)
+
+
+def _of_replica(records: ReplicaRecords) -> tuple[NDArray[np.void], Times]:
+    """Return the requests that ended at a replica, or were prefilled there, and their delays."""
+    rows = np.concatenate([records.requests[:0], *records.request_chunks])
+    if records.delays is None:
+        return rows, np.zeros(len(rows))
+    places = rows["request"]
+    if records.numbers is not None:
+        places = np.searchsorted(records.numbers, places)
+    return rows, records.delays[places]
 
 
 def _check_tokenizers(summary: Summary) -> None:
@@ -190,32 +200,104 @@ def _check_tokenizers(summary: Summary) -> None:
         return
     ready = rows["arrived_at"] + delays - overhead.front_ms * 1e-3
     begun = ready - overhead.front_token_us * 1e-6 * rows["prompt_len"]
-    _never_idle("tokenizers", (rows["arrived_at"], begun), begun, ready, servers)
+    spans = np.rec.fromarrays([begun, ready], names="scheduled_at,ended_at")
+    _never_idle("tokenizers", (rows["arrived_at"], begun), spans, servers)
 
 
 def _check_replicas_at_work(summary: Summary) -> None:
     """No replica stands still while a request waits there that it may run."""
     run = summary.run
-    if run.pools is not None or run.offload is not None or run.deployment.is_lock_step:
-        return  # who waits there may wait for others
-    steps = summary.tables.steps
-    for replica, records in enumerate(run.replicas):
-        rows = records.requests
+    if _has_failures(run):
+        return  # steps that were lost are not written down
+    if run.pools is not None:
+        _check_pools_at_work(summary)
+    elif run.offload is None:
+        _check_replicas(summary, run.replicas, 0)
+    elif _is_roomy(run):
+        _check_replicas(summary, run.replicas, 0, run.offload.loads["load_time"])
+
+
+def _has_failures(run: Run) -> bool:
+    return any(each.kind == "failure" for each in run.experiment.incidents or ())
+
+
+def _is_roomy(run: Run) -> bool:
+    """Return whether all requests fit into one replica: none waits for blocks of who is loaded."""
+    engine = run.deployment.engine
+    assert engine.max_model_len is not None
+    assert engine.num_gpu_blocks is not None
+    most_len = engine.max_model_len + 2 * run.deployment.max_draft_len + engine.block_size
+    free = (1 - engine.watermark) * engine.num_gpu_blocks * engine.block_size
+    return len(engine.kv_groups or ()) < 2 and free > len(run.requests) * most_len
+
+
+def _check_replicas(
+    summary: Summary, replicas: Sequence[ReplicaRecords], first: int, loading: Times | None = None
+) -> None:
+    """Raise if one of some replicas, numbered from `first`, stands still while a request waits.
+
+    It may while that request loads blocks, for so many seconds. Ranks that share experts make every
+    step together.
+    """
+    for number, records in enumerate(replicas, first):
+        rows, delays = _of_replica(records)
         if not len(rows):
             continue
-        places = rows["request"]
-        if records.numbers is not None:
-            places = np.searchsorted(records.numbers, places)
-        delays = np.zeros(len(rows)) if records.delays is None else records.delays[places]
+        mine = summary.tables.steps
+        if not summary.run.deployment.is_lock_step:
+            mine = mine[summary.tables.step_replicas == number]
         stays = rows["requeues"] == 0
-        waits = (rows["arrived_at"] + delays)[stays], rows["scheduled_at"][stays]
-        mine = steps[summary.tables.step_replicas == replica]
-        if run.scalings or run.experiment.incidents:  # nobody may have been there when it came
-            first = mine["scheduled_at"].min(initial=np.inf)
-            waits = np.maximum(waits[0], first), np.maximum(waits[1], first)
-        if any(each.kind == "failure" for each in run.experiment.incidents or ()):
-            continue  # steps that were lost are not written down
-        _never_idle("replica", waits, mine["scheduled_at"], mine["ended_at"])
+        rows, delays = rows[stays], delays[stays]
+        waits = rows["arrived_at"] + delays, rows["scheduled_at"]
+        excused = 0.0 if loading is None else loading[rows["request"]]
+        _never_idle("replica", _since_start(summary, waits, mine), mine, excused=excused)
+
+
+def _since_start(
+    summary: Summary, waits: tuple[Times, Times], steps: NDArray[np.void]
+) -> tuple[Times, Times]:
+    """Return waits from a replica's first step on, if it may not have been there before."""
+    if not (summary.run.scalings or summary.run.experiment.incidents):
+        return waits
+    first = steps["scheduled_at"].min(initial=np.inf)
+    return np.maximum(waits[0], first), np.maximum(waits[1], first)
+
+
+def _check_pools_at_work(summary: Summary) -> None:
+    """Neither links nor replicas stand still while a request waits for them."""
+    run, pools = summary.run, summary.pools
+    assert run.pools is not None
+    assert run.experiment.pools is not None
+    assert pools is not None
+    config, moved = run.experiment.pools, pools.transfers
+    answers = summary.tables.requests["replica"]
+    if config.transfer.overlap == "none":
+        owners = {"decode": answers, "prefill": pools.prefill_replicas, "all": 0 * answers}
+        _check_links(run, owners[config.transfer.link], moved)
+    if not _is_roomy(run):
+        return
+    loading = None if run.offload is None else run.offload.loads["load_time"]
+    _check_replicas(summary, run.pools.records, config.decode.slots, loading)
+    for replica in range(config.decode.slots):
+        mine = summary.tables.steps[summary.tables.step_replicas == replica]
+        places = (answers == replica) & (moved["transfers"] == 1)
+        waits = moved["transfer_ended_at"][places], pools.decode_scheduled_at[places]
+        _never_idle("loaded", waits, mine)
+
+
+def _check_links(run: Run, owners: NDArray[Any], moved: NDArray[np.void]) -> None:
+    assert run.experiment.pools is not None
+    link = run.experiment.pools.transfer
+    per_token = run.deployment.token_bytes(with_drafts=link.draft_kv == "moved")
+    seconds_each = per_token / (link.bandwidth_gb_s * 1e9 / link.max_transfers)
+    for owner in np.unique(owners):
+        rows = moved[(owners == owner) & (moved["transfers"] == 1)]
+        ends = rows["transfer_ended_at"] - link.latency_ms * 1e-3
+        begins = ends - rows["transferred_len"] * seconds_each
+        spans = np.rec.fromarrays([begins, ends], names="scheduled_at,ended_at")
+        waits = rows["transfer_began_at"], begins
+        demand(begins >= waits[0] - SLACK * (1 + ends), "link", "faster than it can be")
+        _never_idle("link", waits, spans, link.max_transfers)
 
 
 def _check_incidents(summary: Summary) -> None:
@@ -230,11 +312,6 @@ def _check_incidents(summary: Summary) -> None:
             until = float("inf") if incident.until is None else incident.until
             inside = (mine["ended_at"] > incident.at) & (mine["scheduled_at"] < until)
             demand(~inside, "incidents", f"replica {incident.replica} works although it has failed")
-
-
-def in_order(starts: list[tuple[float, float]]) -> bool:
-    """Return whether spans neither overlap nor go back."""
-    return all(one[1] <= two[0] for one, two in pairwise(starts))
 
 
 def refusal(error: BaseException) -> bool:

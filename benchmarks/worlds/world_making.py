@@ -75,7 +75,7 @@ def _engine(rng: Random, *, is_v0: bool) -> dict[str, Any]:
     engine: dict[str, Any] = {
         "block_size": size,
         "max_model_len": longest,
-        "num_gpu_blocks": -(-longest // size) + 2 + rng.choice([0, 0, 1, 3, 10, 60, 900]),
+        "num_gpu_blocks": -(-longest // size) + 2 + rng.choice([0, 0, 1, 3, 10, 60, 900, 9000]),
         "max_num_seqs": seqs,
         "max_num_batched_tokens": budget if chunked else max(budget, longest + 12),
         "enable_chunked_prefill": chunked,

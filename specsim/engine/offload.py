@@ -34,21 +34,25 @@ class Offload:
         """Begin the loads that a replica asks for; what is on disk comes through host memory."""
         assert isinstance(replica, Replica)
         for notice in notices:
-            request, now = int(notice["request"]), self._clock.now
+            # A replica that runs ahead asks later than the clock shows.
+            request, now = int(notice["request"]), float(notice["at"])
             tokens, disk_len = int(notice["tokens"]), int(notice["disk_tokens"])
             self.loads["host_len"][request] += tokens - disk_len
             self.loads["disk_len"][request] += disk_len
             load = partial(self._load, replica, request, int(notice["row"]), tokens, now)
             if disk_len:
                 size = disk_len * self._token_bytes
-                self._clock.call_at(self._disk_links[replica].book(now, size, size, now), load)
+                read_at = self._disk_links[replica].book(now, size, size, now)
+                self._clock.call_at(read_at, partial(load, read_at))
             else:
-                load()
+                load(now)
 
-    def _load(self, replica: Replica, request: int, row: int, tokens: int, asked_at: float) -> None:
-        """Load from host memory, where all is by now."""
-        now, size = self._clock.now, tokens * self._token_bytes
-        ends_at = self._host_links[replica].book(now, size, size, now)
+    def _load(
+        self, replica: Replica, request: int, row: int, tokens: int, asked_at: float, at: float
+    ) -> None:
+        """Load from host memory, where all is at an instant."""
+        size = tokens * self._token_bytes
+        ends_at = self._host_links[replica].book(at, size, size, at)
         self.loads["load_time"][request] += ends_at - asked_at
         self._clock.call_at(ends_at, partial(self._end, replica, request, row))
 

@@ -150,6 +150,30 @@ def test_host_memory_is_not_kept_waiting_for_the_disk(constant_step: Callable[..
     assert loads["load_time"] == pytest.approx([2.0 + 0.5, 0.5])
 
 
+def test_a_load_begins_when_the_scheduler_asks_for_it(constant_step: Callable[..., str]) -> None:
+    """Not when the request comes, in the middle of somebody else's step."""
+    config = tiny_config(
+        engine={
+            "block_size": 8, "num_gpu_blocks": 12, "max_model_len": 48, "max_num_seqs": 4,
+            "max_num_batched_tokens": 64, "async_scheduling": False,
+            "kv_offload": {"blocks": 99, "bandwidth_gb_s": 32 * KV_BYTES / 0.5 / 1e9},
+        },
+        profile=constant_step(delta_ms=STEP * 1e3),
+    )  # fmt: skip
+    requests = [
+        Request(index=i, arrived_at=at, prompt_len=33, output_len=output_len,
+                prompt_token_ids=np.arange(33) + 100 * name)
+        for i, (name, at, output_len) in enumerate([(1, 0.0, 1), (2, 10.0, 1), (3, 10.0, 1),
+                                                    (4, 30.0, 12), (1, 30.1, 1)])
+    ]  # fmt: skip
+    run = simulate(Experiment.parse(config, "x"), requests=requests, check=True)
+    assert run.offload is not None
+    assert run.offload.loads["host_len"][4] == 32
+    # Steps begin at 30.0, 30.25, 30.5, 30.75: asked for in the second, it is there for the fourth.
+    assert run.offload.loads["load_time"][4] == pytest.approx(0.5)
+    assert Summary(run).tables.requests["scheduled_at"][4] == 30.75
+
+
 def test_the_end_of_a_prompt_goes_before_its_beginning(run: Callable[..., Summary]) -> None:
     # Room for six: of prompt 1 the first two blocks are left when prompt 2 has come.
     found = run([1, 2, 3, 1], blocks=10)
