@@ -55,10 +55,20 @@ _NOT_MODELLED = {
 }
 
 
+def _text_part(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the language model of one that reads images, too, with what holds for all parts."""
+    shared = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+    of_all = {name: data[name] for name in shared if name in data}
+    return {"_name_or_path": data.get("_name_or_path"), **of_all, **data["text_config"]}
+
+
 class HuggingFaceConfig:
     """A ``config.json``; errors name its source."""
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
+        if isinstance(data.get("text_config"), dict) and "hidden_size" not in data:
+            data = _text_part(data)
+            source = f"{source}, text_config (weights of its other parts are not counted)"
         self._source, self._type = source, str(data.get("model_type"))
         names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
@@ -94,11 +104,6 @@ class HuggingFaceConfig:
         }
 
     def _check_modelled(self) -> None:
-        if "text_config" in self._data and "hidden_size" not in self._data:
-            raise ProfileError(
-                f"{self._source}: describes several models; save its 'text_config' as a file of "
-                "its own and give that"
-            )
         if "draft_vocab_size" in self._data:
             raise ProfileError(
                 f"{self._source}: describes an EAGLE-3 head, whose inputs it does not tell; write "

@@ -255,7 +255,8 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ),
         ({"interleave_moe_layer_step": 2}, "interleave_moe_layer_step = 2: layers with and witho"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
-        ({"hidden_size": None, "text_config": {}}, "describes several models; save its 'text_conf"),
+        ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config .*'num_hidden_la"),
+        ({"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}}, "text_conf.* sparse a"),
     ],
 )
 def test_what_is_not_modelled_is_said(
@@ -265,6 +266,17 @@ def test_what_is_not_modelled_is_said(
     with pytest.raises(ProfileError, match=message) as error:
         load_model(written(config))
     assert "\n" not in str(error.value)
+
+
+def test_of_several_models_the_one_for_text_is_taken(written: Written) -> None:
+    """Types of numbers, and how they are stored, are those of all parts unless it has its own."""
+    text = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    outer = {"model_type": "llava", "vision_config": {"depth": 24}, "dtype": "float16"}
+    outer["quantization_config"] = {"quant_method": "fp8"}
+    shape = load_model(written({**outer, "text_config": {**text, "rope_theta": 1e6}}))
+    assert shape.num_parameters == load_model(written(LLAMA)).num_parameters
+    assert (shape.torch_dtype, shape.quantization) == ("float16", "fp8")
+    assert "other parts are not counted" in shape.source
 
 
 def test_families_leave_out_what_their_classes_say(written: Written) -> None:
