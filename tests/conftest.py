@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from hypothesis import settings
 from numpy.typing import NDArray
 
 from specsim.__main__ import main
@@ -22,6 +23,8 @@ from specsim.run.experiment import Experiment
 from specsim.run.size import ALLOWS_LARGE
 
 ROOT = Path(__file__).parents[1]
+settings.register_profile("specsim", deadline=None)  # machines do other things, too
+settings.load_profile("specsim")
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -119,7 +119,7 @@ class BlockMachine(RuleBasedStateMachine):
 
 
 TestBlocks = BlockMachine.TestCase
-TestBlocks.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestBlocks.settings = settings(max_examples=100, stateful_step_count=40)
 
 
 def whole_blocks(length: int) -> int:
@@ -309,7 +309,7 @@ class Unreserved(CacheMachine):
 @pytest.mark.parametrize("machine", [CacheMachine, Uncached, AsEagle, Reserved, Unreserved])
 def test_cache(machine: type[CacheMachine]) -> None:
     case = machine.TestCase
-    case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+    case.settings = settings(max_examples=40, stateful_step_count=30)
     case().runTest()
 
 

@@ -40,7 +40,6 @@ def profile(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @settings(
     max_examples=80,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

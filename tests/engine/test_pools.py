@@ -280,7 +280,6 @@ def test_without_drafts_the_prefill_pool_has_no_drafter(run: Callable[..., Run])
 
 @settings(
     max_examples=100,
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -97,5 +97,5 @@ class HeapMachine(QueueMachine):
 @pytest.mark.parametrize("machine", [QueueMachine, HeapMachine])
 def test_queue(machine: type[QueueMachine]) -> None:
     case = machine.TestCase
-    case.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+    case.settings = settings(max_examples=100, stateful_step_count=40)
     case().runTest()

@@ -19,7 +19,7 @@ from specsim.proposers import PROPOSERS, Proposer
 TOKENS = st.integers(0, 3)
 TEXT = st.lists(TOKENS, min_size=1, max_size=12)
 TEXTS = st.lists(TEXT, min_size=1, max_size=6)
-QUICK = settings(max_examples=150, deadline=None)
+QUICK = settings(max_examples=150)
 
 
 def array(tokens: list[int]) -> np.ndarray:

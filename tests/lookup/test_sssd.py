@@ -23,7 +23,7 @@ TOKENS = st.integers(0, 3)
 TEXTS = st.lists(st.lists(TOKENS, min_size=1, max_size=12), max_size=5)
 KNOWN = st.lists(TOKENS, max_size=20)
 FACTORS = st.sampled_from([1.0, 0.7, 0.5])
-QUICK = settings(max_examples=150, deadline=None)
+QUICK = settings(max_examples=150)
 
 INPUT_LEN, PREFIX_LEN, BRANCH_LEN = 3, 4, 3
 Path_ = tuple[int, ...]

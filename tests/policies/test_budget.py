@@ -56,7 +56,7 @@ def goodput(lens: Any, survival: np.ndarray, load: StepLoad, step_time: StepTime
     return emitted / step_time(load._replace(batched_tokens=tokens), max(lens))
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 @given(survivals(), costs(), st.data())
 def test_no_choice_of_lengths_beats_the_budget(
     survival: np.ndarray, step_time: StepTime, data: st.DataObject
@@ -75,7 +75,7 @@ def test_no_choice_of_lengths_beats_the_budget(
     assert goodput(chosen.tolist(), survival, load, step_time) == pytest.approx(best, rel=1e-9)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(survivals(), costs())
 def test_sequences_in_mid_prefill_change_nothing(survival: np.ndarray, step_time: StepTime) -> None:
     num, longest = survival.shape

@@ -113,7 +113,7 @@ def sure_rows(max_len: int = 4) -> st.SearchStrategy[list[list[float]]]:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sure_rows(), st.floats(0.01, 2.0), st.integers(0, 2))
 def test_confidence_verifies_the_length_of_highest_goodput(
     rows: list[list[float]], slope: float, num_chunks: int
@@ -180,7 +180,7 @@ def test_adaptive_verification_keeps_what_a_cut_draft_did_not_show() -> None:
     assert policy.verify_lens(batch(0, drafts=2), sure_drafts([1.0, 1.0]), memory) == [2]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(sure_rows(), st.floats(0.02, 2.0))
 def test_adaptive_verification_allots_to_the_surest(rows: list[list[float]], gamma: float) -> None:
     policy, memory = started(

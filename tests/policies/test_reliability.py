@@ -51,7 +51,7 @@ def models() -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("policy", ["static:k=4", "goodput", "joint"])
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(models(), st.sampled_from(["eagle3", "draft_model", "suffix"]), st.integers(0, 99))
 def test_as_many_are_accepted_as_is_stated(
     policy: str, acceptance: dict[str, Any], method: str, seed: int

@@ -74,7 +74,7 @@ def test_lookup_shrinks_the_very_step_under_prefill_first(serve: Serve, steps: S
     assert steps(run, "batched_tokens", "draft_tokens", "target_time") == [(2, 0, 0.5), (2, 1, 0.5)]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 5), min_size=1, max_size=6),
     st.floats(0.05, 0.95),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import tiny_config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import engines, workloads
 
@@ -22,7 +22,6 @@ POLICY = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(engine=engines(), workload=workloads(), policy=POLICY, seed=st.integers(0, 2**40))
 def test_saved_and_loaded_it_is_the_same(
     tmp_path_factory: pytest.TempPathFactory, engine: Any, workload: Any, policy: Any, seed: int

