@@ -19,6 +19,7 @@ _ALIASES = {
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _TIED |= {"starcoder2"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
+_UNGATED |= {"apertus", "arcee", "jais2", "nanochat"}
 # Have nothing but experts, so that their width goes by the plain name.
 _ONLY_EXPERTS = {"gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
 _SPANS = ("sliding_window", "attention_chunk_size")
@@ -38,7 +39,9 @@ _DEFAULTS = {
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
     "index_topk": "sparse attention",
-    "block_configs": "layers of different shapes",
+    **dict.fromkeys(("block_configs", "per_layer_config"), "layers of different shapes"),
+    "conv_L_cache": "layers of convolution",
+    "audio_encoder_config": "a part for sound",
     **dict.fromkeys(
         ("full_attention_interval", "linear_num_value_heads"), "layers of linear attention"
     ),
@@ -53,12 +56,14 @@ _NOT_MODELLED = {
     "hidden_size_per_layer_input": "an embedding of each layer",
     "enable_moe_block": "experts beside a dense MLP",
 }
+_OTHER_PARTS = ("vision_config", "audio_config")
+_GATED_ATTENTION = {"beam"}  # whose configs do not tell
 
 
 def _text_part(data: dict[str, Any]) -> dict[str, Any]:
     """Return the language model of one that reads images, too, with what holds for all parts."""
-    shared = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
-    of_all = {name: data[name] for name in shared if name in data}
+    numbers = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+    of_all = {name: data[name] for name in (*numbers, *_OTHER_PARTS) if name in data}
     return {"_name_or_path": data.get("_name_or_path"), **of_all, **data["text_config"]}
 
 
@@ -67,8 +72,9 @@ class HuggingFaceConfig:
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
         if isinstance(data.get("text_config"), dict) and "hidden_size" not in data:
-            data = _text_part(data)
-            source = f"{source}, text_config (weights of its other parts are not counted)"
+            data, source = _text_part(data), f"{source}, text_config"
+        if any(part in data for part in _OTHER_PARTS):
+            source += " (weights of parts for images and sound are not counted)"
         self._source, self._type = source, str(data.get("model_type"))
         names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
@@ -115,12 +121,38 @@ class HuggingFaceConfig:
                     f"{self._source}: '{name}' says that the model has {what}, which is not "
                     "modelled; fit a profile to measured steps instead"
                 )
+        has_wide_values = self._data.get("v_head_dim") and "kv_lora_rank" not in self._data
+        if self._type in _GATED_ATTENTION or has_wide_values:
+            what = "'v_head_dim'" if has_wide_values else f"model_type '{self._type}'"
+            raise ProfileError(
+                f"{self._source}: {what} says that the model's attention is of another kind, which "
+                "is not modelled; fit a profile to measured steps instead"
+            )
         for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
-            if self._data.get(name, 1) != 1:
-                raise ProfileError(
-                    f"{self._source}: {name} = {self._data[name]}: layers with and without "
-                    "experts in turn are not modelled; fit a profile to measured steps"
-                )
+            if self._data.get(name, 1) != 1 and not isinstance(self._data[name], list):
+                raise self._in_turn(name)
+
+    def _dense_layers(self) -> dict[str, int]:
+        """Return how many layers come before those with experts, where that is told layer by layer.
+
+        A ProfileError if layers with and without experts take turns.
+        """
+        for name in ("mlp_layer_types", "moe_layer_freq"):
+            layers = self._data.get(name)
+            if isinstance(layers, list):
+                is_dense = [each in ("dense", 0) for each in layers]
+                if is_dense == sorted(is_dense, reverse=True):
+                    return {"first_k_dense_replace": sum(is_dense)}
+                raise self._in_turn(name)
+        return {}
+
+    def _in_turn(self, name: str) -> ProfileError:
+        value = self._data[name]
+        what = name if isinstance(value, list) else f"{name} = {value}"
+        return ProfileError(
+            f"{self._source}: {what}: layers with and without experts in turn are not modelled; "
+            "fit a profile to measured steps"
+        )
 
     def _strange_experts(self) -> Iterator[tuple[str, str]]:
         """Yield fields of experts whose names are not known, and what they say."""
@@ -179,6 +211,7 @@ class HuggingFaceConfig:
                 each: self._count(each)
                 for each in self._given("n_shared_experts", "first_k_dense_replace")
             },
+            **self._dense_layers(),
             **({"n_shared_experts": 1} if self._type == "llama4_text" else {}),
             # Of a dense MLP, which no layer has.
             "intermediate_size": self._data.get("intermediate_size", width),

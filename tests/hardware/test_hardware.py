@@ -253,10 +253,19 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
             {"sliding_window": 62, "sliding_window_pattern": 0},
             "sliding_window_pattern = 0: must be",
         ),
+        ({**QWEN_MOE, "mlp_layer_types": ["sparse", "dense"] * 16}, "mlp_layer_types: .* in turn"),
+        ({**QWEN_MOE, "moe_layer_freq": [0, 1] * 16}, "moe_layer_freq: layers with .* in turn"),
+        ({"conv_L_cache": 3}, "layers of convolution"),
+        ({"v_head_dim": 64}, "'v_head_dim' says that the model's attention is of another kind"),
+        ({"model_type": "beam"}, "model_type 'beam' says that the model's attention is of ano"),
+        ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of different shapes"),
         ({"interleave_moe_layer_step": 2}, "interleave_moe_layer_step = 2: layers with and witho"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
-        ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config .*'num_hidden_la"),
-        ({"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}}, "text_conf.* sparse a"),
+        ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config: 'num_hidden_la"),
+        (
+            {"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}},
+            "config: .* sparse a",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_said(
@@ -268,6 +277,23 @@ def test_what_is_not_modelled_is_said(
     assert "\n" not in str(error.value)
 
 
+def test_layers_before_those_with_experts_may_be_listed(written: Written) -> None:
+    """GLM-4.7-Flash and MiMo list them; DeepSeek's field says how many they are."""
+    counted = load_model(written({**QWEN_MOE, "first_k_dense_replace": 2})).num_parameters
+    for listed in (
+        {"mlp_layer_types": ["dense"] * 2 + ["sparse"] * 30},
+        {"moe_layer_freq": [0] * 2 + [1] * 30},
+    ):
+        assert load_model(written({**QWEN_MOE, **listed})).num_parameters == counted
+
+
+@pytest.mark.parametrize("model_type", ["apertus", "arcee", "jais2", "nanochat"])
+def test_mlps_without_a_gate_have_two_matrices(model_type: str, written: Written) -> None:
+    gated = load_model(written(LLAMA)).num_parameters
+    plain = load_model(written({**LLAMA, "model_type": model_type})).num_parameters
+    assert gated - plain == 32 * 4096 * 14336
+
+
 def test_of_several_models_the_one_for_text_is_taken(written: Written) -> None:
     """Types of numbers, and how they are stored, are those of all parts unless it has its own."""
     text = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
@@ -276,7 +302,7 @@ def test_of_several_models_the_one_for_text_is_taken(written: Written) -> None:
     shape = load_model(written({**outer, "text_config": {**text, "rope_theta": 1e6}}))
     assert shape.num_parameters == load_model(written(LLAMA)).num_parameters
     assert (shape.torch_dtype, shape.quantization) == ("float16", "fp8")
-    assert "other parts are not counted" in shape.source
+    assert "parts for images and sound are not counted" in shape.source
 
 
 def test_families_leave_out_what_their_classes_say(written: Written) -> None:
