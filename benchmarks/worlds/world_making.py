@@ -301,7 +301,7 @@ def _rows(
 def _routing(rng: Random, unit: float) -> dict[str, Any]:
     router: dict[str, Any] = {"kind": rng.choice(ROUTERS)}
     if router["kind"] == "scored":
-        router["refresh_ms"] = rng.choice([500.0, 20e3]) * unit
+        router["refresh_ms"] = rng.choice([2e3, 20e3]) * unit
         router["index"] = rng.choice(["approximate", "precise"])
         router["weights"] = {"queue": 2.0, "running": 1.0, "session": rng.choice([0.0, 3.0])}
     elif router["kind"].startswith("least") and rng.random() < 0.3:

@@ -87,12 +87,13 @@ class TargetSlo(Autoscaler):
         return deque()
 
     def enough(self, pool: PoolView, memory: deque[tuple[float, np.ndarray[Any, Any]]]) -> float:
-        memory.append((pool.now, pool.limit_use))
-        while memory[0][0] < pool.now - self.window_s:
+        if len(pool.limit_use):  # in most looks of a long window nothing has ended
+            memory.append((pool.now, pool.limit_use))
+        while memory and memory[0][0] < pool.now - self.window_s:
             memory.popleft()
-        uses = np.concatenate([uses for _, uses in memory])
-        if not len(uses):
+        if not memory:
             return float(pool.num_present)
+        uses = np.concatenate([uses for _, uses in memory])
         use = float(np.quantile(uses, self.target))
         if use < self.scale_in_below:
             return pool.num_present - 1.0

@@ -60,6 +60,15 @@ def test_limits_are_kept_by_the_quantile(uses: list[float], expected: float) -> 
     assert found == pytest.approx(expected)
 
 
+def test_looks_at_which_nothing_has_ended_cost_nothing_later() -> None:
+    policy = AUTOSCALING.parse({"kind": "target_slo", "target": 0.5, "max_replicas": 9})
+    memory, pair = policy.start(), [Replica(), Replica()]
+    for look in range(100):
+        view = PoolView(look * 0.1, pair, limit_use=np.array([0.9] * (look == 7)))
+        assert policy.enough(view, memory) == 2.0
+    assert len(memory) == 1
+
+
 def test_concurrency_is_averaged_over_a_window() -> None:
     policy = AUTOSCALING.parse(
         {"kind": "target_concurrency", "target": 1, "max_replicas": 9, "window_s": 10}
