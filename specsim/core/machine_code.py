@@ -267,7 +267,7 @@ def _compiled(source: Source) -> bytes:
     print(f"{text} ...", end="" if is_terminal else "\n", file=sys.stderr, flush=True)
     environment = {**os.environ, IS_COMPILER: "1", "NUMBA_DISABLE_JIT": "0"}
     environment["NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING"] = "1"  # it makes and drops thousands
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
         process = subprocess.Popen(
             _command(source.module), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
@@ -292,7 +292,8 @@ def _compiled(source: Source) -> bytes:
 
 
 def _command(module: str) -> list[str]:
-    return [sys.executable, "-m", "specsim.core.compiler", module]
+    # -P: not from the working directory first, where another checkout may lie.
+    return [sys.executable, "-P", "-m", "specsim.core.compiler", module]
 
 
 def _show_seconds(text: str, elapsed: float, end: str = "") -> None:

@@ -108,7 +108,9 @@ def filled(room: Path, code: tuple[str, bytes]) -> Path:
     return room
 
 
-def start(room: Path, before: str = "", **variables: str) -> subprocess.Popen[str]:
+def start(
+    room: Path, before: str = "", cwd: Path | None = None, **variables: str
+) -> subprocess.Popen[str]:
     paths = [str(room), str(Path(compiled.__file__).parents[2])]
     environment = {
         **os.environ,
@@ -117,9 +119,9 @@ def start(room: Path, before: str = "", **variables: str) -> subprocess.Popen[st
         "NUMBA_DISABLE_JIT": "0",
         **variables,
     }
-    command = [sys.executable, "-c", before + SCRIPT]
+    command = [sys.executable, *(["-P"] if cwd else []), "-c", before + SCRIPT]
     return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, cwd=cwd, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -138,6 +140,15 @@ def compilers(text: str) -> str:
 def test_the_cache_serves_the_next_run(filled: Path) -> None:
     before = "import atexit, sys; atexit.register(lambda: print('numba' in sys.modules))\n"
     assert finished(start(filled, before)) == (f"{RESULTS}\nFalse", [])
+
+
+def test_what_runs_is_compiled_and_not_what_lies_in_the_working_directory(room: Path) -> None:
+    elsewhere = room / "elsewhere"
+    for package in ("specsim", "tiny_loops"):
+        (elsewhere / package).mkdir(parents=True)
+        (elsewhere / package / "__init__.py").write_text("raise ImportError('another checkout')")
+    done = finished(start(room, cwd=elsewhere))
+    assert done == (RESULTS, ["specsim: compiling its sums for this machine, once ..."])
 
 
 def test_without_jit_python_does_it(room: Path) -> None:
