@@ -70,9 +70,10 @@ class LatencyModel(Member):
             load: With at least one batched token. Any count may be an array, the result then is
                 one.
         """
-        if any(isinstance(count, np.ndarray) for count in load[:4]):
+        context, tokens, size, prefill = load[:4]
+        if isinstance(context + tokens + size + prefill, np.ndarray):
             return one_by_one(self.forward_time, load)
-        return forward_time(self.listed_form, *load[:4])
+        return forward_time(self.listed_form, context, tokens, size, prefill)
 
 
 def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:
