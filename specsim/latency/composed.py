@@ -141,6 +141,8 @@ class Composed(LatencyModel):
     prompts_at_least_us: NonNegativeFloat = 0.0
     """What the host takes to launch the kernels of a pass with prompts one by one, where CUDA
     graphs were captured of decodes only; the pass takes no less."""
+    decodes_at_least_us: NonNegativeFloat = 0.0
+    """The same for a pass without prompts, where no CUDA graphs were captured."""
     read_factor: PositiveFloat = 1.0
     """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
     expert_factor: PositiveFloat = 1.0
@@ -214,6 +216,7 @@ class Composed(LatencyModel):
             groups.append(tables.add([reaches[place] for place in kept], prompts[kept]))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
         start += [len(self.attention), self.prompts_at_least_us * 1e-6]
+        start += [self.decodes_at_least_us * 1e-6]
         return np.array([*start, *groups, *tables.numbers], dtype=np.float64)
 
     def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:

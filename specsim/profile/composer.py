@@ -102,9 +102,12 @@ class Composer:
 
     @property
     def _eager_fields(self) -> dict[str, Any]:
-        if self._chosen("graphs", "decodes") is None:
+        graphs = self._chosen("graphs", "decodes", "none")
+        if graphs is None:
             return {}
-        return {"prompts_at_least_us": _EAGER_LAYER_US * self._shape.num_hidden_layers}
+        least = _EAGER_LAYER_US * self._shape.num_hidden_layers
+        none = {"decodes_at_least_us": least, "capture_sizes": ()} if graphs == "none" else {}
+        return {"prompts_at_least_us": least, **none}
 
     @property
     def _own_fields(self) -> dict[str, Any]:

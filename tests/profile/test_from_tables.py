@@ -503,13 +503,19 @@ def test_top_p_sorts_or_scans_the_logits_of_each_row(tables: Path) -> None:
 
 
 def test_steps_with_prompts_take_as_long_as_launching_without_graphs(tables: Path) -> None:
-    plain, eager = (
+    plain, eager, always_eager = (
         TableProfile.of(options(tables, kernels=kernels)).profile.target
-        for kernels in ({}, {"graphs": "decodes"})
+        for kernels in ({}, {"graphs": "decodes"}, {"graphs": "none"})
     )
     decodes, prompt = StepLoad(1024, 8, 8, 0), StepLoad(0, 8, 1, 8)
     assert eager.forward_time(decodes) == plain.forward_time(decodes)
     assert plain.forward_time(prompt) < eager.forward_time(prompt) == pytest.approx(32 * 800e-6)
+    for load in (decodes, prompt):
+        assert always_eager.forward_time(load) == pytest.approx(32 * 800e-6)
+    # Long steps hide what the host does; without graphs they are not padded, either.
+    many = StepLoad(0, 16384, 1, 16384)
+    assert always_eager.forward_time(many) == plain.forward_time(many)
+    assert always_eager.capture_sizes == ()
 
 
 def test_drafts_that_flashinfer_plans_take_longer_each(tables: Path) -> None:

@@ -25,6 +25,7 @@ from specsim.reality.validation import (
 from specsim.reality.validation.table_replay import (
     _in_blocks,
     _is_same_gpu,
+    check_same,
     compose_row,
     simulate_row,
 )
@@ -391,6 +392,9 @@ def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, ["gpu = 'NVIDIA A100-SXM4-80GB'", "--rows 'gpu="]),
         ({"gpu": "NVIDIA H100 PCIe"}, ["gpu = 'NVIDIA H100 PCIe'", "profile is of 'h100'"]),
         ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
+        ({"quantisation": "FP8 weights, kv bf16"}, ["quantisation = 'FP8", "weights have 16 bits"]),
+        ({"quantisation": "w4a16"}, ["weights have 16 bits", "--dtype"]),
+        ({"enforce_eager": "on"}, ["enforce_eager is on", "--kernel graphs=none"]),
     ],
 )
 def test_rows_of_something_else_are_refused(
@@ -400,6 +404,26 @@ def test_rows_of_something_else_are_refused(
     with pytest.raises(ProfileError) as error:
         predict(runs, PROFILE)
     assert all(word in str(error.value) for word in ("line 3 (r1)", *words))
+
+
+@pytest.mark.parametrize(
+    ("profile", "fitting", "other"),
+    [
+        ("h200/llama-3.1-8b", "weights fp16, kv fp8", "weights w4a16, kv fp16"),
+        ("b200/qwen3-8b-fp8", "FP8 dynamic weights", "BF16"),
+        ("h200/gpt-oss-120b", "MXFP4 (VLLM_MXFP4_USE_MARLIN=1)", "fp8"),
+        ("h200/deepseek-v3-tp8", "fp8", "nvfp4"),
+    ],
+)
+def test_bits_of_weights_follow_from_their_memory(
+    tmp_path: Path, profile: str, fitting: str, other: str
+) -> None:
+    known = load_profile(profile)
+    own = {"model": known.model, "gpu": known.gpu, "tp": str(known.tensor_parallel_size)}
+    for cell in (fitting, "", "not stated"):
+        check_same([one(tmp_path, **own, quantisation=cell)], known)
+    with pytest.raises(ProfileError, match=r"quantisation = .* weights have"):
+        check_same([one(tmp_path, **own, quantisation=other)], known)
 
 
 @pytest.mark.parametrize(

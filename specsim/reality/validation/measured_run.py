@@ -61,6 +61,7 @@ class MeasuredRun:
     burstiness: float
     num_prompts: int
     num_warmups: int
+    is_eager: bool  # whether the engine ran without CUDA graphs
     counts_warmups: bool  # whether the server's counters (steps, drafts) include the warm-up
     prompt: MeasuredLengths | None
     output: MeasuredLengths | None

@@ -19,6 +19,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.request import PrefixIds
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.runner import Runner
+from specsim.hardware import GIB, load_model
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
 from specsim.results.tables import RunTables
@@ -35,6 +36,12 @@ DRAWS = 3
 """Simulations of a row with drafts, each with other luck, of which a prediction is the median: of
 64 requests, half of which wait for a step more, the median is either."""
 _NODES = 400
+_BITS = re.compile(
+    r"\b(?:(bf16|bfloat16|fp16|float16)|(fp8|w8a8|w8a16|int8)|(w4a16|int4|awq|gptq|mxfp4|nvfp4|fp4))\b",
+    re.IGNORECASE,
+)
+"""How the weights, of which a cell speaks first, are stored;"""
+_GROUPS = {16: 1, 8: 2, 4: 3}  # by bits
 _RECORD = "table"
 _COUNTERS = frozenset(
     {"engine_steps", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens"}
@@ -294,6 +301,43 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{run.place}: tp = {run.tensor_parallel_size}, but the profile was made with "
                 f"{size}; keep its rows only (--rows tp={size}), or name another profile"
             )
+    _check_numbers(runs, profile)
+
+
+def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
+    """Raise a ProfileError for a run whose weights have another number of bits, or no graphs.
+
+    The bits of the profile's weights follow from their memory, embeddings apart, which keep 16.
+    """
+    eager = getattr(profile.target, "decodes_at_least_us", 0.0) > 0.0
+    bits = _weight_bits(profile)
+    for run in runs:
+        said = _BITS.search(run.cells.get("quantisation", ""))
+        if bits and said and said.lastindex != _GROUPS[bits]:
+            raise ProfileError(
+                f"{run.place}: quantisation = {run.cells['quantisation']!r}, but the profile's "
+                f"weights have {bits} bits; name a profile with such weights (profile build "
+                "--dtype), or keep its rows only (--rows quantisation=...)"
+            )
+        if run.is_eager and not eager:
+            raise ProfileError(
+                f"{run.place}: enforce_eager is on, but the profile has CUDA graphs; build one "
+                "without (--kernel graphs=none), or leave such rows out (--rows enforce_eager=off)"
+            )
+
+
+def _weight_bits(profile: Profile) -> int | None:
+    """Return 16, 8 or 4, whatever is nearest; None where the memory of the weights is not known."""
+    try:
+        shape = load_model(profile.model)
+    except SpecsimError:
+        return None
+    if profile.weights_gib is None:  # then memory is planned for as many as its numbers have
+        return None if shape.quantization else 8 * shape.bytes_per_weight
+    vocabulary = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    total = profile.weights_gib * GIB * profile.tensor_parallel_size
+    each = (total - 2 * vocabulary) / (shape.num_parameters - vocabulary)
+    return min(_GROUPS, key=lambda bits: abs(math.log2(max(each, 0.1) * 8 / bits)))
 
 
 def _is_same_model(cell: str, name: str) -> bool:
