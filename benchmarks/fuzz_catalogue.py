@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 QUICK = {**BASE, "workload": {**BASE["workload"], "num_requests": 6}}
 # `capacity` makes its runs longer until the answer stands still. With sessions or offloading, on
 # two GPUs, these are a million requests, all of them needed: half a minute, at 30 us each.
-SEARCHED = ["--max-requests", "8000", "--replications", "2"]
+SEARCHED = ["--max-requests", "2000", "--replications", "2"]
 STUDIES: list[list[str]] = [
     ["compare", "e.yaml", "--policies", "off", "static:k=2", "--replications", "2", "--out", "OUT"],
     ["tune", "e.yaml", "--replications", "2", "--max-k", "2", "--out", "OUT"],
