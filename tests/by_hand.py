@@ -3,8 +3,8 @@
 from typing import Any
 
 from specsim.core.compiled import as_records
+from specsim.engine.asking import look
 from specsim.engine.facts import Facts
-from specsim.engine.gather import look
 from specsim.engine.setup import Setup
 from specsim.engine.table import Table
 from specsim.engine.view import StepView

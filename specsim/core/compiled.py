@@ -11,7 +11,7 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
 from threading import local
@@ -249,7 +249,7 @@ class Bound(Hook):
         if address is None:
             argument = pointers.records()
             function = np.errstate(over="ignore")(loop.function)  # as in machine code
-            super().__init__(lambda: int(function(argument)))
+            super().__init__(partial(function, argument))
         else:
             self._argument = pointers.address
             self._run = _PROTOTYPE(address)

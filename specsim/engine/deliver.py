@@ -37,6 +37,8 @@ def deliver(table: Table) -> None:
     state = table.state[0]
     step = table.steps[state.current]
     step.ended_at = state.now
+    step.drafts = step.draft_tokens = step.accepted_tokens = 0
+    step.output_tokens = step.deliveries = step.asked_tokens = 0
     first_gap = state.gaps_len
     ended = 0
     if step.num_requests:
@@ -46,6 +48,7 @@ def deliver(table: Table) -> None:
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
+        step.asked_tokens += entry.asked_len
         if sequence.status == FINISHED or entry.is_partial:
             continue
         emitted_len = min(entry.accepted_len + 1, sequence.max_len - sequence.known_len)
@@ -127,7 +130,7 @@ def land(table: Table) -> None:
 def _note_delivery(table: Table, place: int, first_gap: int) -> None:
     """Count a delivery, and the time since the last one of the same request."""
     limits, state = table.limits[0], table.state[0]
-    entry = table.entries[state.current, place]
+    step, entry = table.steps[state.current], table.entries[state.current, place]
     sequence = table.sequences[entry.row]
     if sequence.deliveries:
         _note_gap(table, first_gap, state.now - sequence.delivered_at, entry.emitted_len)
@@ -141,10 +144,15 @@ def _note_delivery(table: Table, place: int, first_gap: int) -> None:
         table.accepted_lens[at] = entry.accepted_len
     sequence.delivered_at = state.now
     sequence.deliveries += 1
+    step.deliveries += 1
+    step.output_tokens += entry.emitted_len
     if entry.verified_len:
         sequence.drafts += 1
         sequence.draft_tokens += entry.verified_len
         sequence.accepted_tokens += entry.accepted_len
+        step.drafts += 1
+        step.draft_tokens += entry.verified_len
+        step.accepted_tokens += entry.accepted_len
         table.outcomes[entry.verified_len, entry.accepted_len] += 1
 
 
@@ -169,7 +177,6 @@ def _note_step(table: Table) -> None:
     """Write the step down, but for sequences that had ended before it came back, as vLLM does."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
-    _count(table, step)
     _add_up(table, step)
     second = floor(step.ended_at - state.origin)
     if state.seconds_len == 0 or table.seconds_out[state.seconds_len - 1].second != second:
@@ -180,21 +187,6 @@ def _note_step(table: Table) -> None:
     if limits.keeps_steps:
         _write(step, table.steps_out[state.steps_len])
         state.steps_len += 1
-
-
-@inner
-def _count(table: Table, step: Step) -> None:
-    step.drafts = step.draft_tokens = step.accepted_tokens = 0
-    step.output_tokens = step.deliveries = step.asked_tokens = 0
-    for place in range(step.num_requests):
-        entry = table.entries[table.state[0].current, place]
-        step.asked_tokens += entry.asked_len
-        if entry.emitted_len:
-            step.deliveries += 1
-            step.output_tokens += entry.emitted_len
-            step.drafts += entry.verified_len > 0
-            step.draft_tokens += entry.verified_len
-            step.accepted_tokens += entry.accepted_len
 
 
 @inner

@@ -14,6 +14,7 @@ class Limits(Protocol):
     num_groups: int
     has_windows: int  # whether blocks of a sequence that runs may be given back
     common_block_size: int  # tokens after which blocks of all groups end
+    blocks_per_common: int  # blocks of all groups that hold so many tokens
     hash_block_size: int  # tokens after which the identity of a prefix is computed
     enable_prefix_caching: int
     drops_last_hit: int

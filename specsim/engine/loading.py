@@ -13,9 +13,7 @@ Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py``: `schedule` (`load_kv_async`
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.admission import admit, first_piece
-from specsim.engine.kv import admit_loaded_blocks, release
-from specsim.engine.prefix import publish
+from specsim.engine.kv import release
 from specsim.engine.table import (
     BLOCKS_HELD,
     BLOCKS_READ,
@@ -111,52 +109,6 @@ def _leave_loading(table: Table, row: int) -> None:
             table.loading[kept] = table.loading[place]
             kept += 1
     state.num_loading = kept
-
-
-@inner
-def admit_loaded(table: Table, num_running_scheduled: int) -> bool:
-    """Admit sequences whose load has ended, in turn; False if the first that cannot be has to wait.
-
-    Those that still load are passed over.
-    """
-    limits, state = table.limits[0], table.state[0]
-    step = table.steps[state.current]
-    kept = place = 0
-    is_open = True
-    while place < state.num_loading:
-        row = table.loading[place]
-        is_open = (
-            is_open
-            and step.tokens_left > 0
-            and step.inputs_left > limits.draft_slots
-            and state.num_running < limits.max_num_running
-        )
-        if is_open and table.sequences[row].status == LOADED:
-            is_open = _admit_one(table, row, num_running_scheduled)
-            if is_open:
-                place += 1
-                continue
-        table.loading[kept] = row
-        kept += 1
-        place += 1
-    state.num_loading = kept
-    return is_open
-
-
-@inner
-def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
-    """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
-    sequence = table.sequences[row]
-    if sequence.computed_len >= sequence.next_publish_len:
-        publish(table, row, sequence.computed_len)
-    computed_len = min(sequence.computed_len, sequence.known_len - 1)
-    sequence.computed_len = computed_len
-    is_first = not (num_running_scheduled or computed_len)
-    scheduled_len = first_piece(table, sequence.known_len - computed_len, computed_len, is_first)
-    if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
-        return False
-    admit(table, row, computed_len, scheduled_len)
-    return True
 
 
 @inner

@@ -11,17 +11,18 @@ name; a verb of which the policy, the latency model or the drafter is Python is 
 (`specsim.engine.replica`), with the same state before and after.
 """
 
+from collections.abc import Container
 from math import inf
 
 from specsim.core.compiled import Loop, inner
-from specsim.engine.asking import learn, trim
+from specsim.engine.asking import learn, look, look_back, trim
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
-from specsim.engine.draft import ask, offer
-from specsim.engine.gather import look, look_back
-from specsim.engine.schedule import schedule, take_in, withdraw
+from specsim.engine.draft import ask, offer, verify
+from specsim.engine.schedule import schedule, take_in
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
-from specsim.engine.verify import verify
+from specsim.engine.waiting import withdraw
+from specsim.profile.step_time import HAS_DRAFTER
 
 VERBS = 18
 (
@@ -70,6 +71,23 @@ ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 """What a step does until it is launched, and what when it lands."""
 
 
+def order_of(kind: str, table: Table, in_python: Container[int]) -> list[int]:
+    """Return the verbs of a replica in their order, without those in which it has nothing to do."""
+    launch, land = ORDERS[kind]
+    leaves_out, asking = bool(table.limits["leaves_out"][0]), table.asking
+    is_idle = {
+        TRIM: asking.verify is None and not (leaves_out and asking.drop is not None),
+        ASK: asking.decide is None and not table.lens_by_size.any(),
+        CHARGE_DRAFTS: not (leaves_out or table.costs[HAS_DRAFTER]),
+        VERIFY: not table.limits["max_draft_len"][0],
+        OBSERVE: asking.observe is None,
+        SCHEDULED: True,
+        DELIVERED: True,
+    }
+    every = (TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED)
+    return [verb for verb in every if verb in in_python or not is_idle.get(verb, False)]
+
+
 def _advance(table: Table) -> int:
     """Go on until something outside may happen, or a verb has to be done in Python.
 
@@ -112,22 +130,9 @@ def _advance(table: Table) -> int:
         elif verb == LANDED:
             land(table)
             continue
-        elif not _ask_policy(table, verb):
+        elif not (trim(table) if verb == TRIM else ask(table) if verb == ASK else learn(table)):
             return REFUSED
         state.place += 1
-
-
-@inner
-def _ask_policy(table: Table, verb: int) -> bool:
-    """Ask a policy that is loops, if the verb is for that; False: nobody can do what it says.
-
-    Of policies in Python, draft lengths that lie in a table are all that is left to be done here.
-    """
-    if verb == TRIM:
-        return trim(table)
-    if verb == ASK:
-        return ask(table)
-    return learn(table) if verb == OBSERVE else True
 
 
 @inner

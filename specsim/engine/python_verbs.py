@@ -32,7 +32,8 @@ from specsim.engine.speculation import Speculation
 from specsim.engine.table import FINISHED, Table
 from specsim.engine.view import StepView
 from specsim.profile import StepCosts
-from specsim.results.records import Deliveries, ReplicaRecords
+from specsim.results.deliveries import Deliveries
+from specsim.results.records import ReplicaRecords
 
 
 class Observer(Protocol):
@@ -78,16 +79,8 @@ class PythonVerbs:
         self.speculation = speculation
         self._costs = costs
         self._wiring = wiring
-        limits = table.limits
-        is_late, common = bool(limits["prefill_first"][0]), int(limits["common_block_size"][0])
-        per_common = int((common // table.groups["block_size"]).sum())
-        self._room = (
-            *(is_late, not is_late and len(table.steps) == 1, common, per_common),
-            int(limits["lookahead_len"][0]),
-        )
-        """For `_ask`: whether drafts are made before they are verified in the same step; whether
-        it is known what becomes of those in it; tokens after which blocks of all groups end, and
-        blocks that these are; KV slots per sequence besides."""
+        names = ("common_block_size", "blocks_per_common", "lookahead_len", "prefill_first")
+        self._room = tuple(int(table.limits[name][0]) for name in names)
 
     def _python_verbs(self) -> dict[int, Callable[[], None]]:
         """Return what has to be done in Python, by verb."""
@@ -138,12 +131,13 @@ class PythonVerbs:
 
     def _ask(self) -> None:
         step = self.step
-        is_late, knows, common, blocks_per_common, lookahead_len = self._room
+        common, blocks_per_common, lookahead_len, is_late = self._room
         if is_late and step.record["prefill_tokens"]:
             return
         free_slots = self._field("num_free") * common // blocks_per_common
         free_slots += lookahead_len * step.size
-        self.speculation.ask(step, free_slots, knows_accepted=knows)
+        knows_accepted = not (is_late or self.is_async)
+        self.speculation.ask(step, free_slots, knows_accepted=knows_accepted)
         self._mind_trims()
         if self.speculation.picks_prefix:
             running = self.table.running[: self.num_running]

@@ -1,19 +1,28 @@
 """Replica: one engine, which goes on from one outside event to the next."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import Pointers
-from specsim.core.policy_loops import Asking
 from specsim.core.step import Ints
-from specsim.engine.order import FULL, GROW, REFUSED, TAKE_IN, VERBS, WAITS, advance, drop
+from specsim.engine.order import (
+    FULL,
+    GROW,
+    LAUNCHED,
+    REFUSED,
+    TAKE_IN,
+    VERBS,
+    WAITS,
+    advance,
+    drop,
+    order_of,
+)
 from specsim.engine.python_verbs import Wiring
-from specsim.engine.schedule import begin, take_in
-from specsim.engine.setup import Setup, linked_rows, zeros
+from specsim.engine.schedule import take_in
+from specsim.engine.setup import Setup, linked_rows, table_of, zeros
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import (
     FREE,
@@ -24,9 +33,9 @@ from specsim.engine.table import (
     TABLE_TYPES,
     WAITING,
     WITHDRAWN,
-    Table,
 )
 from specsim.engine.visible import VisibleReplica
+from specsim.engine.waiting import begin
 from specsim.policies.base import PicksDrafter
 from specsim.profile import StepCosts
 
@@ -80,7 +89,7 @@ class Replica(VisibleReplica):
         *,
         verbs: Mapping[int, Callable[[], None]] | None = None,
     ) -> None:
-        super().__init__(_table(setup, costs, speculation, wiring), costs, speculation, wiring)
+        super().__init__(table_of(setup, costs, speculation, wiring), costs, speculation, wiring)
         self.is_up = True
         """Whether it has not failed."""
         self._num_told = 0
@@ -92,6 +101,9 @@ class Replica(VisibleReplica):
         for verb in self._handlers:
             if verb < VERBS:
                 self.table.in_python[verb] = 1
+        order = order_of(setup.order, self.table, self._handlers)
+        self.table = self.table._replace(order=np.array(order))
+        self.table.limits["land_at"] = order.index(LAUNCHED) + 1
         self._bind()
 
     def _python_verbs(self) -> dict[int, Callable[[], None]]:
@@ -357,47 +369,3 @@ class Replica(VisibleReplica):
             sequences[row].drafter = drafter
             facts = self._wiring.facts
             sequences[row].fate_at = facts.starts[request] + drafter * facts.num_outputs
-
-
-def _table(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wiring) -> Table:
-    """Return the table of a replica, which sees what is shared and what it decides by itself."""
-    records, deliveries = wiring.records, wiring.deliveries
-    compiled = costs.compiled()
-    limits = {
-        "keeps_steps": int(records.step_log is not None),
-        "keeps_deliveries": int(deliveries is not None),
-        "announces_ends": int(wiring.announces_ends),
-        "has_offers": int(wiring.offers is not None),
-        "leaves_out": int(speculation.leaves_out),
-        "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
-    }
-    shared: dict[str, Any] = {
-        "facts": wiring.facts.rows,
-        "keys": wiring.facts.keys,
-        "totals": records.totals,
-        "outcomes": records.outcomes,
-        "costs": compiled.numbers,
-    }
-    if wiring.fates is not None:
-        shared["fates"] = wiring.fates
-    if wiring.offers is not None:
-        shared["offers"] = wiring.offers
-    if deliveries is not None:
-        shared["delivered_at"] = deliveries.at
-        shared["delivered_lens"] = deliveries.lens
-        shared["drafted_lens"] = deliveries.drafted
-        shared["accepted_lens"] = deliveries.accepted
-    for name, form in (("target", compiled.target), ("drafter", compiled.drafter)):
-        if form is not None:
-            shared[name] = form
-    lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
-    if lens_by_size is not None:
-        shared["lens_by_size"] = lens_by_size
-    shared |= speculation.shared()
-    limits |= {
-        name: int(getattr(speculation, name)) for name in ("sees_confidences", "shows_drafts")
-    }
-    setup = replace(setup, limits={**setup.limits, **limits})
-    table = setup.table(wiring.facts.longest_len, **shared)
-    asking = speculation.bind(table.seen, len(table.running), len(wiring.facts.rows))
-    return table._replace(asking=Asking(**asking))

@@ -9,13 +9,13 @@ text-only decoder model, no pipeline parallelism.
 from math import nan
 
 from specsim.core.compiled import inner
-from specsim.engine.admission import admit, append_entry, first_piece
-from specsim.engine.kv import admit_blocks, extend, load_blocks, release
-from specsim.engine.loading import admit_loaded, begin_load, is_in_flight, take_news
+from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
+from specsim.engine.loading import begin_load, take_news
+from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
-from specsim.engine.table import FINISHED, FREE, NEVER, NO_ROW, REQUEST, RUNNING, Table
+from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
 from specsim.engine.tiers import stored_prefix
-from specsim.engine.waiting import close_gaps, enqueue, first_waiting, leave_queue, put_back
+from specsim.engine.waiting import begin, close_gaps, enqueue, first_waiting, leave_queue
 
 
 @inner
@@ -43,68 +43,6 @@ def take_in(table: Table) -> bool:
         state.first_arrival += 1
         enqueue(table, row)
     return True
-
-
-@inner
-def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
-    """Fill in the row of a request that is new."""
-    sequence, fact = table.sequences[row], table.facts[request]
-    sequence.request = request
-    sequence.arrived_at = arrived_at
-    sequence.first_scheduled_at = 0.0
-    sequence.first_token_at = 0.0
-    sequence.delivered_at = 0.0
-    sequence.prompt_len = fact.prompt_len
-    sequence.requested_len = fact.prompt_len + fact.max_tokens
-    sequence.max_len = min(fact.prompt_len + fact.output_len, table.limits[0].max_model_len)
-    sequence.known_len = fact.prompt_len
-    sequence.computed_len = 0
-    sequence.draft_len = 0
-    sequence.placeholder_len = 0
-    sequence.in_chunk = 0
-    sequence.slot = -1
-    sequence.capacity_len = 0
-    sequence.next_publish_len = NEVER
-    sequence.junction_len = 0
-    sequence.cached_len = 0
-    sequence.admissions = 0
-    sequence.preemptions = 0
-    sequence.preempted_in = -1
-    sequence.preempted_as = 0
-    sequence.requeues = 0
-    sequence.in_flight_len = 0
-    sequence.drafter = 0
-    sequence.is_undrafted = 0
-    sequence.fate_at = fact.output_at
-    sequence.deliveries = 0
-    sequence.drafts = 0
-    sequence.draft_tokens = 0
-    sequence.accepted_tokens = 0
-    sequence.external_len = 0
-    sequence.disk_len = 0
-    sequence.is_sending = 0
-
-
-@inner
-def withdraw(table: Table, row: int) -> None:
-    """Take out a sequence that is marked as `WITHDRAWN`: its blocks are free at once.
-
-    What a step in flight brings for it is dropped, and its row is free when that has landed.
-
-    Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py finish_requests``.
-    """
-    state, sequence = table.state[0], table.sequences[row]
-    sequence.status = FINISHED
-    if sequence.slot >= 0:  # it ran
-        release(table, row)
-        close_gaps(table)
-    else:
-        leave_queue(table, row)
-    state.has_unflushed = 1
-    if sequence.in_flight_len == 0:
-        sequence.status = FREE
-        sequence.next_row = state.free_row
-        state.free_row = row
 
 
 @inner
@@ -136,7 +74,7 @@ def schedule(table: Table) -> None:
             _schedule_running(table)
     else:
         _schedule_running(table)
-        if not step.preemptions:
+        if not step.preemptions and (state.num_waiting or state.num_loading):
             _schedule_waiting(table)
     context_tokens = batched_tokens = prefill_tokens = 0
     for place in range(step.num_requests):
@@ -197,13 +135,11 @@ def _schedule_running(table: Table) -> None:
         if scheduled_len <= 0:
             continue
         end_len = computed_len + scheduled_len
-        if end_len + lookahead_len > sequence.capacity_len and not _have_blocks(
-            table, row, end_len
-        ):
+        if end_len + lookahead_len > sequence.capacity_len and not have_blocks(table, row, end_len):
             break
         if end_len >= sequence.next_publish_len:
             publish(table, row, end_len)
-        append_entry(table, row, scheduled_len)
+        _append_entry(table, row, scheduled_len)
         entry = table.entries[state.current, step.num_requests - 1]
         if sequence.draft_len:
             entry.draft_len = entry.verified_len = max(0, end_len - known_len)
@@ -219,86 +155,12 @@ def _schedule_running(table: Table) -> None:
 
 
 @inner
-def _have_blocks(table: Table, row: int, end_len: int) -> bool:
-    """Preempt until the blocks of a sequence are there; False if it had to go itself."""
-    while not extend(table, row, end_len):
-        victim = _victim(table)
-        if table.limits[0].defers_frees and is_in_flight(table, victim):
-            return False  # it would not give any blocks now
-        _withdraw(table, victim)
-        _preempt(table, victim)
-        if victim == row:
-            return False
-    return True
-
-
-@inner
-def _victim(table: Table) -> int:
-    """Return the running row that is preempted next: the last, or the last by priority."""
-    by_priority = table.limits[0].by_priority
-    found = NO_ROW
-    for place in range(table.state[0].num_running - 1, -1, -1):
-        row = table.running[place]
-        if table.sequences[row].status != RUNNING:
-            continue
-        if found == NO_ROW or _gives_way(table, row, found):
-            found = row
-        if not by_priority:
-            break
-    return int(found)
-
-
-@inner
-def _gives_way(table: Table, row: int, other: int) -> bool:
-    """Return whether a row is preempted before another that was admitted later, by priority."""
-    one, two = table.sequences[row], table.sequences[other]
-    priority, least = table.facts[one.request].priority, table.facts[two.request].priority
-    if priority != least:
-        return bool(priority > least)
-    return bool(one.arrived_at >= two.arrived_at)
-
-
-@inner
-def _withdraw(table: Table, row: int) -> None:
-    """Take a sequence back out that was scheduled earlier in this same call."""
-    state = table.state[0]
-    step = table.steps[state.current]
-    place = 0
-    while place < step.num_requests and table.entries[state.current, place].row != row:
-        place += 1
-    if place == step.num_requests:
-        return
-    scheduled_len = table.entries[state.current, place].scheduled_len
-    for later in range(place + 1, step.num_requests):
-        table.entries[state.current, later - 1] = table.entries[state.current, later]
-    step.num_requests -= 1
-    step.tokens_left += scheduled_len
-    step.inputs_left += scheduled_len + table.limits[0].draft_slots
-    table.sequences[row].in_flight_len -= scheduled_len
-
-
-@inner
-def _preempt(table: Table, row: int) -> None:
-    step = table.steps[table.state[0].current]
-    sequence = table.sequences[row]
-    release(table, row)
-    sequence.computed_len = 0
-    sequence.draft_len = 0
-    sequence.placeholder_len = 0
-    sequence.preemptions += 1
-    sequence.preempted_in = step.index
-    sequence.preempted_as = step.preemptions
-    step.preemptions += 1
-    put_back(table, row)
-
-
-@inner
 def _schedule_waiting(table: Table) -> None:
     """Admit waiting sequences; the first that cannot be admitted ends it."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     num_running_scheduled = step.num_requests
-    if state.num_loading and not admit_loaded(table, num_running_scheduled):
+    if state.num_loading and not _admit_loaded(table, num_running_scheduled):
         return
     while (
         state.num_waiting
@@ -318,7 +180,135 @@ def _schedule_waiting(table: Table) -> None:
             continue
         missing_len = table.sequences[row].known_len - cached_len
         is_first = not (num_running_scheduled or cached_len)
-        scheduled_len = first_piece(table, missing_len, cached_len, is_first)
+        scheduled_len = _first_piece(table, missing_len, cached_len, is_first)
         if scheduled_len == 0 or not admit_blocks(table, row, cached_len, scheduled_len):
             return
-        admit(table, row, cached_len, scheduled_len)
+        _admit(table, row, cached_len, scheduled_len)
+
+
+@inner
+def _admit_loaded(table: Table, num_running_scheduled: int) -> bool:
+    """Admit sequences whose load has ended, in turn; False if the first that cannot be has to wait.
+
+    Those that still load are passed over.
+    """
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
+    kept = place = 0
+    is_open = True
+    while place < state.num_loading:
+        row = table.loading[place]
+        is_open = (
+            is_open
+            and step.tokens_left > 0
+            and step.inputs_left > limits.draft_slots
+            and state.num_running < limits.max_num_running
+        )
+        if is_open and table.sequences[row].status == LOADED:
+            is_open = _admit_one(table, row, num_running_scheduled)
+            if is_open:
+                place += 1
+                continue
+        table.loading[kept] = row
+        kept += 1
+        place += 1
+    state.num_loading = kept
+    return is_open
+
+
+@inner
+def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
+    """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
+    sequence = table.sequences[row]
+    if sequence.computed_len >= sequence.next_publish_len:
+        publish(table, row, sequence.computed_len)
+    computed_len = min(sequence.computed_len, sequence.known_len - 1)
+    sequence.computed_len = computed_len
+    is_first = not (num_running_scheduled or computed_len)
+    scheduled_len = _first_piece(table, sequence.known_len - computed_len, computed_len, is_first)
+    if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
+        return False
+    _admit(table, row, computed_len, scheduled_len)
+    return True
+
+
+@inner
+def _first_piece(table: Table, missing_len: int, cached_len: int, is_first: bool) -> int:
+    """Return how many tokens the next admission may compute; 0 if it has to wait."""
+    limits = table.limits[0]
+    step = table.steps[table.state[0].current]
+    budget = min(step.tokens_left, step.inputs_left - limits.draft_slots)
+    padded_len = 1 + limits.max_draft_len
+    if (
+        limits.pads_admissions
+        and missing_len == 1
+        and not step.has_chunk
+        and not is_first
+        and cached_len + padded_len + 1 <= limits.max_model_len
+    ):
+        # Keeps the batch uniform for the CUDA graph; vLLM rather waits than admits unpadded.
+        return padded_len if padded_len <= budget else 0
+    piece_len = min(missing_len, step.piece_limit)
+    if piece_len > budget and not limits.enable_chunked_prefill:
+        return 0
+    return min(piece_len, budget)
+
+
+@inner
+def _admit(table: Table, row: int, cached_len: int, scheduled_len: int) -> None:
+    """Let a sequence run, whose blocks are there."""
+    state, sequence = table.state[0], table.sequences[row]
+    is_loaded = sequence.status == LOADED
+    if not is_loaded:
+        leave_queue(table, row)
+    table.running[state.num_running] = row
+    state.num_running += 1
+    sequence.status = RUNNING
+    sequence.computed_len = cached_len
+    _append_entry(table, row, scheduled_len)
+    entry = table.entries[state.current, table.steps[state.current].num_requests - 1]
+    entry.is_loaded = is_loaded
+    if sequence.admissions:
+        entry.is_resumed = 1
+    else:
+        entry.is_admitted = 1
+        if not is_loaded:
+            sequence.cached_len = cached_len
+        sequence.first_scheduled_at = state.now
+    sequence.admissions += 1
+    sequence.computed_len = cached_len + scheduled_len
+    entry.draft_len = entry.verified_len = max(0, sequence.computed_len - sequence.known_len)
+    entry.is_padded = entry.draft_len > 0
+    sequence.in_chunk = sequence.computed_len < sequence.known_len
+    entry.is_partial = sequence.in_chunk
+    entry.prefill_len = scheduled_len
+
+
+@inner
+def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
+    """Append a sequence to the step."""
+    state, sequence = table.state[0], table.sequences[row]
+    step = table.steps[state.current]
+    entry = table.entries[state.current, step.num_requests]
+    entry.row = row
+    entry.request = sequence.request
+    entry.start = sequence.computed_len
+    entry.scheduled_len = scheduled_len
+    entry.prefill_len = 0
+    entry.draft_len = 0
+    entry.verified_len = 0
+    entry.read_anew = 0
+    entry.is_partial = 0
+    entry.is_padded = 0
+    entry.is_resumed = 0
+    entry.is_admitted = 0
+    entry.is_loaded = 0
+    entry.accepted_len = 0
+    entry.emitted_len = 0
+    entry.asked_len = 0
+    entry.offered_len = 0
+    entry.found_len = 0
+    step.num_requests += 1
+    step.tokens_left -= scheduled_len
+    step.inputs_left -= scheduled_len + table.limits[0].draft_slots
+    sequence.in_flight_len += scheduled_len

@@ -1,7 +1,7 @@
 """Setup: what one replica is made of, before it has seen a request."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from specsim.core.policy_loops import Asking, no_view
 from specsim.core.step import Ints
-from specsim.engine.order import BEGIN, LANDED, LAUNCHED, ORDERS, TAKE_IN, VERBS
+from specsim.engine.order import VERBS
+from specsim.engine.python_verbs import Wiring
+from specsim.engine.speculation import Speculation
 from specsim.engine.table import ARRAY_TYPES, FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, Table
 from specsim.hardware.kv_groups import KINDS, KVLayout
+from specsim.profile import StepCosts
 from specsim.profile.step_time import COSTS
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
@@ -47,8 +50,7 @@ class Setup:
             longest_len: No request will be longer, max_tokens included, tokens.
             shared: Arrays of the run, by their names.
         """
-        launch, land = ORDERS[self.order]
-        limits = self._limits(len(launch))
+        limits = self._limits()
         depth, num_groups = int(limits["depth"][0]), len(self.kv.groups)
         most, num_blocks = int(limits["max_num_running"][0]), int(limits["num_blocks"][0])
         num_results, longest_draft = self.num_results, int(limits["max_draft_len"][0])
@@ -76,7 +78,6 @@ class Setup:
             "tables": zeros("tables", slots * num_groups, width),
             "holdings": zeros("holdings", slots * num_groups),
             "hits": zeros("hits", num_groups, width),
-            "order": np.array([TAKE_IN, BEGIN, *launch, LAUNCHED, *land, LANDED], dtype=np.int64),
             "in_python": zeros("in_python", VERBS),
             "seen": no_view(most, longest_draft),
             "asking": Asking(),
@@ -92,16 +93,17 @@ class Setup:
         }
         return Table(**arrays)  # type: ignore[arg-type]
 
-    def _limits(self, num_launched: int) -> NDArray[Any]:
-        """Return what does not change about a replica that has so many verbs up to a launch."""
+    def _limits(self) -> NDArray[Any]:
+        """Return what does not change about a replica."""
         limits = zeros("limits", 1)
         for name, value in self.limits.items():
             limits[name] = value
-        limits["depth"], limits["land_at"] = 2 if self.is_async else 1, num_launched + 3
+        limits["depth"] = 2 if self.is_async else 1
         limits["prefill_first"] = self.order == "prefill_first"
         limits["num_groups"] = len(self.kv.groups)
         limits["has_windows"] = self.kv.has_windows
-        limits["common_block_size"] = self.kv.common_block_size
+        limits["common_block_size"] = common = self.kv.common_block_size
+        limits["blocks_per_common"] = sum(common // each.block_size for each in self.kv.groups)
         limits["hash_block_size"] = self.kv.hash_block_size
         return limits
 
@@ -167,6 +169,50 @@ class Setup:
         buckets["first"] = [mine[0] for mine in in_turn]
         buckets["last"] = [mine[-1] + 1 for mine in in_turn]
         return buckets
+
+
+def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wiring) -> Table:
+    """Return the table of a replica, which sees what is shared and what it decides by itself."""
+    records, deliveries = wiring.records, wiring.deliveries
+    compiled = costs.compiled()
+    limits = {
+        "keeps_steps": int(records.step_log is not None),
+        "keeps_deliveries": int(deliveries is not None),
+        "announces_ends": int(wiring.announces_ends),
+        "has_offers": int(wiring.offers is not None),
+        "leaves_out": int(speculation.leaves_out),
+        "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
+    }
+    shared: dict[str, Any] = {
+        "facts": wiring.facts.rows,
+        "keys": wiring.facts.keys,
+        "totals": records.totals,
+        "outcomes": records.outcomes,
+        "costs": compiled.numbers,
+    }
+    if wiring.fates is not None:
+        shared["fates"] = wiring.fates
+    if wiring.offers is not None:
+        shared["offers"] = wiring.offers
+    if deliveries is not None:
+        shared["delivered_at"] = deliveries.at
+        shared["delivered_lens"] = deliveries.lens
+        shared["drafted_lens"] = deliveries.drafted
+        shared["accepted_lens"] = deliveries.accepted
+    for name, form in (("target", compiled.target), ("drafter", compiled.drafter)):
+        if form is not None:
+            shared[name] = form
+    lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
+    if lens_by_size is not None:
+        shared["lens_by_size"] = lens_by_size
+    shared |= speculation.shared()
+    limits |= {
+        name: int(getattr(speculation, name)) for name in ("sees_confidences", "shows_drafts")
+    }
+    setup = replace(setup, limits={**setup.limits, **limits})
+    table = setup.table(wiring.facts.longest_len, **shared)
+    asking = speculation.bind(table.seen, len(table.running), len(wiring.facts.rows))
+    return table._replace(asking=Asking(**asking))
 
 
 def zeros(name: str, *shape: int) -> NDArray[Any]:

@@ -331,7 +331,7 @@ class Table(NamedTuple):
     order: NDArray[np.int64]  # verbs in the order in which they are done
     in_python: NDArray[np.int64]
     """By verb: whether it is done in Python; 2: only in a step that admits somebody."""
-    seen: View  # what a policy is shown, and says (`specsim.engine.gather`)
+    seen: View  # what a policy is shown, and says (`specsim.engine.asking`)
     asking: Asking  # how it is asked, if it is loops (`specsim.engine.asking`)
     levels: NDArray[np.uint8]
     """How sure the drafter is of each token, by what becomes of it; `DraftLuck.stated`. Empty where

@@ -62,6 +62,12 @@ def gives_up(trials: TrialState) -> bool:
 
 
 @inner
+def may_drop(trials: TrialState) -> bool:
+    """Return whether the drafter is to leave anybody alone: all, or those whose prompts are new."""
+    return not trials.left and bool(trials.is_given_up or trials.unpaid > SKIPPING_SHARE)
+
+
+@inner
 def is_weighed(trials: TrialState) -> bool:
     """Return whether `weigh` is due before a step is settled."""
     return not trials.left and trials.num_settled % _ONE_OF == 0
@@ -206,6 +212,12 @@ class DrafterTrials:
             tried = int(np.add.reduce(accepted)) + int(np.count_nonzero(accepted != drafted))
         note_tried(self, tried)
 
+    def drops(self, batch: BatchView) -> NDArray[np.bool_] | None:
+        """Return everybody where the drafter is given up; whom is new, where it hardly pays."""
+        if gives_up(self):
+            return np.ones(batch.size, dtype=np.bool_)
+        return batch.is_admitted if skips_prefill(self) else None
+
     def _time_of_prompts(self, load: StepLoad) -> float:
         """Return what the drafter takes to read the prompts of a step, seconds."""
         if not load.prefill_tokens:
@@ -259,7 +271,6 @@ class WeighsDrafter(EstimatesAlpha):
         return gives_up(memory.trials)
 
     def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
-        """Return everybody where the drafter is given up; whom is new, where it hardly pays."""
-        if gives_up(memory.trials):
-            return np.ones(batch.size, dtype=np.bool_)
-        return batch.is_admitted if skips_prefill(memory.trials) else None
+        """Return whom the drafter leaves alone."""
+        left_out: NDArray[np.bool_] | None = memory.trials.drops(batch)
+        return left_out

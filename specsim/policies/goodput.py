@@ -33,6 +33,7 @@ from specsim.policies._trials import (
     gives_up,
     is_timed,
     is_weighed,
+    may_drop,
     note_reading,
     note_tried,
     settled,
@@ -77,7 +78,7 @@ def decide(view: View, memory: Weighed) -> None:
         what = settled(known, served > 0 and asked_len > 0)
     if what == BEGUN:
         renew_alpha(known, memory.ring)
-    step.alpha, step.may_drop = alpha_of(known), gives_up(known) or skips_prefill(known)
+    step.alpha, step.may_drop = alpha_of(known), may_drop(known)
     if what == BEGUN or what == TRIED:  # noqa: PLR1714, SIM109 - as numba has it
         _try(view)
         return
@@ -126,7 +127,7 @@ def observe(view: View, memory: Weighed) -> None:
             time -= _drafter_time(view, step.batched_tokens - step.prefill_tokens, 0)
         note_reading(known, time)
     note_tried(known, step.accepted_tokens + cut_short)
-    step.may_drop = gives_up(known) or skips_prefill(known)
+    step.may_drop = may_drop(known)
 
 
 @inner
@@ -169,15 +170,13 @@ class _ByRequest(Weighing[AlphaPerRequest]):
         return self.trials.settle(batch, load, lens, emitted, self.alphas)
 
     def drops(self, batch: BatchView) -> NDArray[np.bool_] | None:
-        """Return everybody where the drafter is given up, whom is new where it hardly pays."""
-        if gives_up(self.trials):
-            return np.ones(batch.size, dtype=np.bool_)
-        return batch.is_admitted if skips_prefill(self.trials) else None
+        """Return whom the drafter leaves alone."""
+        return self.trials.drops(batch)
 
     @property
     def drops_now(self) -> bool:
         """Whether it names anybody."""
-        return gives_up(self.trials) or skips_prefill(self.trials)
+        return may_drop(self.trials)
 
     @property
     def alpha(self) -> float:

@@ -17,10 +17,9 @@ from specsim.engine.facts import Facts
 from specsim.engine.integrity import check_integrity, free_order
 from specsim.engine.kv import admit_blocks, extend, release
 from specsim.engine.prefix import cached_prefix, publish
-from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
-from specsim.engine.waiting import enqueue, leave_queue
+from specsim.engine.waiting import begin, enqueue, leave_queue
 from specsim.hardware.kv_groups import one_group
 
 NUM_BLOCKS = 12

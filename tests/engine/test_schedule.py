@@ -7,9 +7,10 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
 from specsim.engine.kv import admit_blocks
-from specsim.engine.schedule import begin, schedule
+from specsim.engine.schedule import schedule
 from specsim.engine.setup import Setup
 from specsim.engine.table import FREE, RUNNING, WAITING, Table
+from specsim.engine.waiting import begin
 from specsim.hardware.kv_groups import one_group
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate

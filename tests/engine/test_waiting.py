@@ -8,10 +8,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from specsim.core.compiled import as_records
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
-from specsim.engine.schedule import begin
 from specsim.engine.setup import Setup
 from specsim.engine.table import NO_ROW, Table
-from specsim.engine.waiting import enqueue, first_waiting, leave_queue, put_back
+from specsim.engine.waiting import begin, enqueue, first_waiting, leave_queue, put_back
 from specsim.hardware.kv_groups import one_group
 
 NAMES = ["c", "a", "b", "B", "aa", "ab", "b", "a"]
