@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specsim.results.records import Deliveries
+from specsim.results.deliveries import Deliveries
 from specsim.run.simulate import Run
 from specsim.run.summary import Summary
 
@@ -11,10 +11,9 @@ def every_delivery(run: Run) -> Deliveries:
     """Return them request after request; the run must have kept them."""
     assert run.deliveries is not None
     counts = Summary(run).tables.requests["deliveries"]
-    places = run.deliveries.places(counts)
     starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    columns = (run.deliveries.at, run.deliveries.lens, run.deliveries.drafted)
-    return Deliveries(starts, *(c[places] for c in columns), run.deliveries.accepted[places])
+    names = ("at", "lens", "drafted", "accepted")
+    return Deliveries(starts, *(run.deliveries.column(name, counts) for name in names))
 
 
 def of_request(run: Run, request: int) -> Deliveries:

@@ -63,10 +63,9 @@ def _check_deliveries(summary: Summary) -> None:
     run, rows = summary.run, summary.tables.requests
     assert run.deliveries is not None
     counts = rows["deliveries"]
-    places = run.deliveries.places(counts)
-    at, lens = run.deliveries.at[places], run.deliveries.lens[places].astype(np.int64)
-    accepted = run.deliveries.accepted[places]
-    drafted = run.deliveries.drafted[places]
+    names = ("at", "lens", "drafted", "accepted")
+    at, lens, drafted, accepted = (run.deliveries.column(name, counts) for name in names)
+    lens = lens.astype(np.int64)
     ends = np.cumsum(counts)
     firsts = ends - counts
     demand(np.add.reduceat(lens, firsts) == rows["output_len"], "tokens", "delivered != output")

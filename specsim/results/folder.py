@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from specsim.core.columns import parquet_table
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
+from specsim.results.deliveries import EveryDelivery
 from specsim.results.meanings import metadata
 from specsim.results.metrics import latency, queue_time, ttft
-from specsim.results.records import Deliveries
 from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import TABLE_FIELDS, RunTables
 
@@ -52,7 +52,7 @@ def write_summary(summary: dict[str, Any], tables: RunTables, path: Path) -> Non
 
 
 def _details(
-    requests: NDArray[np.void], deliveries: Deliveries
+    requests: NDArray[np.void], deliveries: EveryDelivery
 ) -> Iterator[tuple[str, Iterator[str]]]:
     """Yield vLLM's lists with an entry per request: name, and the entries piece by piece."""
     for name, column in (
@@ -73,7 +73,7 @@ def _number_lists(values: NDArray[Any]) -> Iterator[str]:
         yield json.dumps(values[start : start + _REQUESTS_AT_ONCE].tolist(), allow_nan=False)[1:-1]
 
 
-def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[str]:
+def _itl_lists(counts: NDArray[np.int32], deliveries: EveryDelivery) -> Iterator[str]:
     """Yield the JSON lists of the requests' gaps, to the nanosecond; equal ones are made once."""
     ends = np.cumsum(counts, dtype=np.int64)
     start = 0
@@ -81,7 +81,7 @@ def _itl_lists(counts: NDArray[np.int32], deliveries: Deliveries) -> Iterator[st
         limit = (ends[start - 1] if start else 0) + _DELIVERIES_AT_ONCE
         end = max(int(np.searchsorted(ends, limit, side="right")), start + 1)
         mine = counts[start:end]
-        times = deliveries.at[deliveries.places(mine, start)]
+        times = deliveries.column("at", mine, start)
         firsts = np.cumsum(mine) - mine
         gaps = np.round(np.delete(np.diff(times), firsts[1:] - 1), 9)
         bits, codes = np.unique(gaps.view(np.int64), return_inverse=True)  # faster than floats

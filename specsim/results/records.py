@@ -43,9 +43,6 @@ of any step. `beyond_context` and `beyond_batched` count the steps that exceed w
 fitted on."""
 
 
-_AT_ONCE = 1024  # requests whose deliveries are taken over at a time
-
-
 class Share(NamedTuple):
     """What one replica has recorded, as arrays, which can go from process to process."""
 
@@ -176,43 +173,6 @@ def records_of_run(
     """Return the records that the replicas of a run are to fill; see `ReplicaRecords`."""
     log = StepLog(num_replicas) if keeps_steps else None
     return [ReplicaRecords(max_draft_len, log, number, delays) for number in range(num_replicas)]
-
-
-@dataclass(frozen=True)
-class Deliveries:
-    """Every delivery of a run, request after request; the engine writes into the arrays.
-
-    Those of request r begin at ``starts[r]``; how many there are stands in the requests table.
-    """
-
-    starts: NDArray[np.int64]  # shape (n + 1,)
-    at: NDArray[np.float64]  # time of each delivery, seconds
-    lens: NDArray[np.uint8]  # tokens of each delivery
-    drafted: NDArray[np.uint8]  # drafts verified for each delivery
-    accepted: NDArray[np.uint8]  # drafts accepted for each delivery
-
-    @classmethod
-    def room_for(cls, output_lens: NDArray[np.integer]) -> "Deliveries":
-        """Return room for one delivery per output token; what is left over costs no memory."""
-        starts = np.zeros(len(output_lens) + 1, dtype=np.int64)
-        np.cumsum(output_lens, out=starts[1:])
-        lens, drafted, accepted = (np.zeros(starts[-1], dtype=np.uint8) for _ in range(3))
-        return cls(starts, np.zeros(starts[-1]), lens, drafted, accepted)
-
-    def places(self, counts: NDArray[np.integer], first: int = 0) -> NDArray[np.int64]:
-        """Return where the deliveries of consecutive requests stand, of which each has so many."""
-        ends = np.cumsum(counts, dtype=np.int64)
-        shifts = self.starts[first : first + len(counts)] - (ends - counts)
-        return np.arange(ends[-1] if len(ends) else 0) + np.repeat(shifts, counts)
-
-    def take_over(self, other: "Deliveries", numbers: NDArray[np.int64]) -> None:
-        for first in range(0, len(numbers), _AT_ONCE):
-            starts = other.starts[first : first + _AT_ONCE + 1]
-            shifts = self.starts[numbers[first : first + _AT_ONCE]] - starts[:-1]
-            theirs = slice(starts[0], starts[-1])
-            places = np.arange(starts[0], starts[-1]) + np.repeat(shifts, np.diff(starts))
-            for name in ("at", "lens", "drafted", "accepted"):
-                getattr(self, name)[places] = getattr(other, name)[theirs]
 
 
 class PrefillRecords(ReplicaRecords):

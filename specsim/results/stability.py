@@ -151,7 +151,7 @@ class Demand:
         arrived_at = self.requests["arrived_at"]
         return np.sort(arrived_at if self.is_outside is None else arrived_at[self.is_outside])
 
-    def of(self, mine: NDArray[np.bool_]) -> "Demand":
+    def of(self, mine: NDArray[np.int64]) -> "Demand":
         """Return that of some of the requests; at which rate they come is known by them alone."""
         columns = {name: self.requests[name][mine] for name in _COLUMNS}
         is_outside = None if self.is_outside is None else self.is_outside[mine]
@@ -170,18 +170,20 @@ def balance(demand: Demand, replicas: NDArray[np.int32] | None = None) -> Balanc
     whole = _balance(demand)
     if replicas is None or whole.excess() > 0:
         return whole
-    each = [_balance(demand.of(replicas == number)) for number in np.unique(replicas)]
-    worst = max(each, key=lambda found: found.excess(_ONE_OF_MANY))
+    rows = np.split(np.argsort(replicas, kind="stable"), np.cumsum(np.bincount(replicas))[:-1])
+    # Most have no queue, and need not be looked at any further.
+    each = [_balance(part) for part in map(demand.of, rows) if _queue_grows(part)]
+    worst = max(each, key=lambda found: found.excess(_ONE_OF_MANY), default=whole)
     return worst if worst.excess(_ONE_OF_MANY) > 0 else whole
 
 
 def _balance(demand: Demand) -> Balance:
     outside, requests = demand.outside, demand.requests
-    if len(outside) < _MIN_REQUESTS or outside[0] == outside[-1]:
+    if _proves_nothing(outside):
         return UNKNOWN
     at = np.linspace(outside[0], outside[-1], _PERIODS + 1)
     present = _mean_inside((requests["arrived_at"], requests["ended_at"]), at)
-    waiting = np.sum([_mean_inside(spans, at) for spans in demand.waits], axis=0)
+    waiting = _waiting(demand, at)
     is_busy = present >= min(_BUSY * present.max(), np.sort(present)[-_LEAST_BUSY])
     prompts, outputs = _PROMPT * requests["prompt_len"], 1.0 * requests["output_len"]
     # Where different servers do the two kinds of work, the one that is behind counts.
@@ -198,6 +200,25 @@ def _balance(demand: Demand) -> Balance:
         least_growth=_GROWTH / len(outside) ** 0.5,
         waiting=float(waiting[is_busy].sum() / present[is_busy].sum()),
     )
+
+
+def _proves_nothing(outside: Floats) -> bool:
+    return len(outside) < _MIN_REQUESTS or bool(outside[0] == outside[-1])
+
+
+def _queue_grows(demand: Demand) -> bool:
+    """Return whether those that wait became more; nothing is overloaded where they did not."""
+    outside = demand.outside
+    if _proves_nothing(outside):
+        return False
+    waiting = _waiting(demand, np.linspace(outside[0], outside[-1], _PERIODS + 1))
+    return bool(_rise(waiting) / len(outside) > _GROWTH / len(outside) ** 0.5)
+
+
+def _waiting(demand: Demand, at: Floats) -> Floats:
+    """Return how many wait, mean of each period between instants."""
+    waiting: Floats = np.sum([_mean_inside(spans, at) for spans in demand.waits], axis=0)
+    return waiting
 
 
 def _offered(
@@ -245,7 +266,7 @@ def _mean_inside(spans: Spans, at: Floats) -> Floats:
 
 def _ramps(begin: Floats, slopes: Floats, at: Floats) -> Floats:
     """Return the sum, at some instants, of lines that rise from 0 where they begin."""
-    order = np.argsort(begin)
+    order = np.argsort(begin, kind="stable")  # they are next to in order
     begin, slopes = begin[order], slopes[order]
     rises, offsets = (np.concatenate([[0.0], np.cumsum(v)]) for v in (slopes, slopes * begin))
     places = np.searchsorted(begin, at)

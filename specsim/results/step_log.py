@@ -1,14 +1,11 @@
 """StepLog: the steps of a run, in memory while they are few and in a temporary file afterwards."""
 
-import tempfile
-import weakref
 from collections.abc import Iterator
-from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.errors import ConfigError
+from specsim.results.scratch import Scratch
 
 STEPS_NOT_KEPT = "the steps of this run were not kept; simulate(..., keeps_steps=True) keeps them"
 """Error of whoever asks for them all the same."""
@@ -45,39 +42,29 @@ class StepLog:
         self._num_in_memory = 0
         self._segments: list[list[_Segment]] = [[] for _ in range(num_replicas)]
         self._num_in_file = 0
-        self._file: IO[bytes] | None = None
+        self._file = Scratch("the steps do", "--no-steps")
 
     def __len__(self) -> int:
         return self._num_in_file + self._num_in_memory
 
     @property
     def is_on_disk(self) -> bool:
-        return self._file is not None
+        return self._file.is_used
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
         """Append a copy of a replica's steps (`STEP_FIELDS`); a ConfigError if that fails."""
         self._chunks[replica].append(rows.copy())
         self._num_in_memory += len(rows)
         if self._num_in_memory > self._max_in_memory:
-            try:
-                self._spill()
-            except OSError as error:
-                raise ConfigError(
-                    f"{tempfile.gettempdir()}: the steps do not fit there: "
-                    f"{error.strerror or error}; set TMPDIR to another folder, or leave them out "
-                    "(--no-steps)"
-                ) from error
+            self._spill()
 
     def _spill(self) -> None:
-        if self._file is None:
-            self._file = file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long
-            weakref.finalize(self, file.close)
         for segments, chunks in zip(self._segments, self._chunks, strict=True):
             count = sum(map(len, chunks))
             if not count:
                 continue
             for chunk in chunks:
-                _write(self._file, chunk)
+                self._file.append(chunk)
             segments.append((self._num_in_file, count))
             self._num_in_file += count
             chunks.clear()
@@ -111,19 +98,6 @@ class StepLog:
         """Yield the steps of a replica in order, from the file so many at a time at most."""
         for start, count in self._segments[replica]:
             for offset in range(0, count, most):
-                yield self._read(start + offset, min(most, count - offset))
+                place = (start + offset) * STEP_FIELDS.itemsize
+                yield self._file.read(place, STEP_FIELDS, min(most, count - offset))
         yield from self._chunks[replica]
-
-    def _read(self, start: int, count: int) -> NDArray[np.void]:
-        assert self._file is not None
-        self._file.seek(start * STEP_FIELDS.itemsize)
-        rows = np.fromfile(self._file, dtype=STEP_FIELDS, count=count)
-        self._file.seek(0, 2)  # where the next spill goes on
-        assert len(rows) == count
-        return rows
-
-
-def _write(file: IO[bytes], rows: NDArray[np.void]) -> None:
-    left = memoryview(rows.tobytes())
-    while left:  # an unbuffered file may take less than all
-        left = left[file.write(left) :]

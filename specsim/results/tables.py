@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
+from specsim.results.deliveries import EveryDelivery
 from specsim.results.records import (
     GAP_FIELDS,
     REQUEST_FIELDS,
     TOTAL_FIELDS,
-    Deliveries,
     ReplicaRecords,
 )
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
@@ -172,7 +172,7 @@ class RunTables:
     outcomes: NDArray[np.int64]
     """Shape (k + 1, k + 1): how many drafts of length i had an accepted length of j."""
     step_log: StepLog | None  # None if the steps were not kept
-    deliveries: Deliveries | None  # None if they were not kept
+    deliveries: EveryDelivery | None  # None if they were not kept
 
     @property
     def gaps(self) -> NDArray[np.void]:
@@ -198,7 +198,7 @@ class RunTables:
         return next(self.step_log.blocks(len(self.step_log)))
 
 
-def assemble(replicas: list[ReplicaRecords], deliveries: Deliveries | None = None) -> RunTables:
+def assemble(replicas: list[ReplicaRecords], deliveries: EveryDelivery | None = None) -> RunTables:
     """Return the tables of a run."""
     requests = np.zeros(sum(len(r.requests) for r in replicas), dtype=TABLE_FIELDS)
     totals = np.zeros(1, dtype=TOTAL_FIELDS)

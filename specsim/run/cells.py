@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import is_shipped
 from specsim.core.errors import InvariantError, PluginError
 from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend, Runner
@@ -21,7 +22,8 @@ from specsim.engine.answers import place_of
 from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.replica import Replica
-from specsim.results.records import Deliveries, ReplicaRecords, Share, records_of_run
+from specsim.results.deliveries import Deliveries, DeliveryFile, EveryDelivery
+from specsim.results.records import ReplicaRecords, Share, records_of_run
 from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -62,8 +64,10 @@ class Ends:
             raise InvariantError(f"{left} of {len(self._has_ended)} requests never ended")
 
 
-FEWEST, _MOST = 20_000, 100_000
-"""Requests of a cell: fewer are not worth a process, more take more memory at a time."""
+FEWEST = 20_000
+"""Requests of a run that are worth another process."""
+_SMALL, _LARGE = 10_000, 50_000
+"""Requests of a cell: fewer take more time, more take more memory at a time."""
 
 
 def why_whole(
@@ -125,18 +129,16 @@ def run_cells(
     *,
     backend: Backend | None = None,
     on_progress: Callable[[int], None] | None = None,
-) -> tuple[list[ReplicaRecords], Deliveries | None]:
+) -> tuple[list[ReplicaRecords], EveryDelivery | None]:
     """Return what all replicas of such a run record, and its deliveries if they are kept.
 
     In processes of `backend`, or in this one. Raises the error of the first cell that has one.
     """
     records = _records(deployment, kept, experiment.num_engines)
-    deliveries = _room(kept, requests)
     cells = _cells(experiment, deployment, requests, kept)
     if backend is None or len(requests) <= FEWEST:
-        _run_here(cells, records, deliveries, on_progress)
-        return records, deliveries
-    apart = list(cells)
+        return records, _run_here(cells, records, kept, on_progress)
+    apart, file = list(cells), DeliveryFile()
 
     def tell_share(num_cells: int) -> None:
         if on_progress is not None:
@@ -146,9 +148,9 @@ def run_cells(
         for outcome in runner.each(_run_apart, apart):
             for number, share in enumerate(outcome.shares, outcome.first_replica):
                 records[number].take_over(share)
-            if deliveries is not None and outcome.deliveries is not None:
-                deliveries.take_over(outcome.deliveries, outcome.numbers)
-    return records, deliveries
+            if outcome.deliveries is not None:
+                file.add(outcome.numbers, outcome.deliveries)
+    return records, file if kept.deliveries else None
 
 
 def _records(deployment: Deployment, kept: Kept, num_replicas: int) -> list[ReplicaRecords]:
@@ -162,21 +164,30 @@ def _room(kept: Kept, requests: Sequence[Request]) -> Deliveries | None:
 def _run_here(
     cells: Iterator[_Cell],
     records: list[ReplicaRecords],
-    deliveries: Deliveries | None,
+    kept: Kept,
     on_progress: Callable[[int], None] | None,
-) -> None:
+) -> EveryDelivery | None:
     """Run one cell after the other, and let replicas write into what the run records."""
-    num_ended = 0
+    file, num_ended = DeliveryFile(), 0
     for cell in cells:
         ends = Ends(len(cell.numbers), on_progress, num_before=num_ended)
         mine = records[cell.first_replica : cell.first_replica + len(cell.rows)]
-        if deliveries is None or cell.is_whole:
-            _run_cell(cell, mine, deliveries, ends)
-        else:
-            own = Deliveries.room_for(Columns.of(cell.requests).output_lens)
-            _run_cell(cell, mine, own, ends)
-            deliveries.take_over(own, cell.numbers)
+        deliveries = _room(kept, cell.requests)
+        _run_cell(cell, mine, deliveries, ends)
+        if cell.is_whole:
+            return deliveries
+        if deliveries is not None:
+            file.add(cell.numbers, deliveries.packed(_counts(cell, mine)))
         num_ended += len(cell.numbers)
+    return file if kept.deliveries else None
+
+
+def _counts(cell: _Cell, records: list[ReplicaRecords]) -> Ints:
+    """Return how many deliveries each request of a cell has had."""
+    counts = np.zeros(len(cell.numbers), dtype=np.int64)
+    for rows in (each.requests for each in records):
+        counts[np.searchsorted(cell.numbers, rows["request"])] = rows["deliveries"]
+    return counts
 
 
 def _cells(
@@ -189,7 +200,7 @@ def _cells(
     arrived_at = np.empty(len(reached))
     arrived_at[reached["request"]] = reached["at"]
     by_replica = _routed(experiment, requests, reached["request"])
-    most = max(FEWEST, min(_MOST, len(requests) // 8))
+    most = max(_SMALL, min(_LARGE, len(requests) // 8))
     first = 0
     while first < len(by_replica):
         size, end = 0, first
@@ -241,21 +252,22 @@ def _routed(experiment: Experiment, requests: Sequence[Request], in_turn: Ints) 
         return [in_turn]
     router, replicas = experiment.routing, _Unseen(count)
     memory = router.start(experiment.seed)
-    chosen = np.array(
-        [
-            place_of(router, router.choose(PromptView(index, requests), replicas, memory), count)
-            for index in in_turn.tolist()
-        ],
-        dtype=np.int64,
+    chosen: Iterator[int] = (
+        router.choose(PromptView(index, requests), replicas, memory) for index in in_turn.tolist()
     )
-    in_order = in_turn[np.argsort(chosen, kind="stable")]
-    return np.split(in_order, np.cumsum(np.bincount(chosen, minlength=count))[:-1])
+    if not is_shipped(router):
+        chosen = (place_of(router, each, count) for each in chosen)
+    places = np.fromiter(chosen, dtype=np.int64, count=len(in_turn))
+    in_order = in_turn[np.argsort(places, kind="stable")]
+    return np.split(in_order, np.cumsum(np.bincount(places, minlength=count))[:-1])
 
 
 def _run_apart(cell: _Cell) -> _Outcome:
     records = _records(cell.deployment, cell.kept, len(cell.rows))
     deliveries = _room(cell.kept, cell.requests)
     _run_cell(cell, records, deliveries, Ends(len(cell.numbers), None))
+    if deliveries is not None:
+        deliveries = deliveries.packed(_counts(cell, records))
     shares = [each.share() for each in records]
     return _Outcome(cell.first_replica, shares, cell.numbers, deliveries)
 

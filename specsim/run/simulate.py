@@ -12,7 +12,8 @@ from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
 from specsim.engine.offload import Offload
 from specsim.profile import Profile
-from specsim.results.records import Deliveries, ReplicaRecords
+from specsim.results.deliveries import EveryDelivery
+from specsim.results.records import ReplicaRecords
 from specsim.run.cells import Kept, run_cells, why_whole
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -29,7 +30,7 @@ class Run:
     deployment: Deployment
     requests: Sequence[Request]
     replicas: list[ReplicaRecords]
-    deliveries: Deliveries | None = None
+    deliveries: EveryDelivery | None = None
     scalings: dict[str | None, Scaling] = field(default_factory=dict)
     """What each autoscaler has made of it, by pool; by None without pools."""
     offload: Offload | None = None  # what was loaded from host memory and disk

@@ -27,8 +27,9 @@ from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup
 from specsim.engine.table import BLOCKS_HELD
 from specsim.hardware import load_model
+from specsim.results.deliveries import Deliveries
 from specsim.results.metrics import LimitUse
-from specsim.results.records import Deliveries, PrefillRecords, ReplicaRecords, records_of_run
+from specsim.results.records import PrefillRecords, ReplicaRecords, records_of_run
 from specsim.run.cells import Ends, Kept
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting

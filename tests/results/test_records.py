@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.results.folder import load_steps, write_steps
 from specsim.results.metrics import latency_statistics
-from specsim.results.records import GAP_FIELDS, Deliveries, records_of_run
+from specsim.results.deliveries import Deliveries, DeliveryFile
+from specsim.results.records import GAP_FIELDS, records_of_run
 from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import WeightedSample, assemble, sorted_gaps
 from specsim.run.experiment import Experiment
@@ -127,7 +128,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specsim.results.step_log._write", fail)
+    monkeypatch.setattr("specsim.results.scratch.Scratch._write", fail)
     log = StepLog(1, max_in_memory=2)
     with pytest.raises(ConfigError, match="No space left on device; set TMPDIR"):
         log.add(0, steps(3))
@@ -159,9 +160,24 @@ def test_replicas_are_added_up_and_a_second_counts_once() -> None:
 def test_room_for_deliveries_is_that_of_the_longest_answers() -> None:
     room = Deliveries.room_for(np.array([3, 1, 4]))
     assert room.starts.tolist() == [0, 3, 4, 8]
-    assert room.places(np.array([2, 1, 3])).tolist() == [0, 1, 3, 4, 5, 6]
-    assert room.places(np.array([1, 3]), first=1).tolist() == [3, 4, 5, 6]
-    assert room.places(np.array([], dtype=int)).tolist() == []
+    room.at[:] = range(8)
+    assert room.column("at", np.array([2, 1, 3])).tolist() == [0, 1, 3, 4, 5, 6]
+    assert room.column("at", np.array([1, 3]), first=1).tolist() == [3, 4, 5, 6]
+    assert room.column("lens", np.array([], dtype=int)).tolist() == []
+
+
+def test_deliveries_come_back_by_request_from_the_parts_that_hold_them() -> None:
+    file, counts = DeliveryFile(), np.array([2, 0, 3, 1, 2])
+    for requests in (np.array([1, 2, 4]), np.array([0, 3])):
+        part = Deliveries.room_for(counts[requests] + 1)
+        for place, request in enumerate(requests):
+            mine = slice(part.starts[place], part.starts[place] + counts[request])
+            part.at[mine] = 10 * request + np.arange(counts[request])
+            part.lens[mine] = request + 1
+        file.add(requests, part.packed(counts[requests]))
+    assert file.column("at", counts).tolist() == [0, 1, 20, 21, 22, 30, 40, 41]
+    assert file.column("lens", counts[1:4], first=1).tolist() == [3, 3, 3, 4]
+    assert file.column("drafted", counts[1:2], first=1).tolist() == []
 
 
 @pytest.mark.parametrize("at_once", [1, 3, 50, 10**6])
