@@ -14,9 +14,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.results.deliveries import Deliveries, DeliveryFile
 from specsim.results.folder import load_steps, write_steps
 from specsim.results.metrics import latency_statistics
-from specsim.results.deliveries import Deliveries, DeliveryFile
 from specsim.results.records import GAP_FIELDS, records_of_run
 from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import WeightedSample, assemble, sorted_gaps
