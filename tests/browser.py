@@ -42,7 +42,7 @@ for (let node; (node = walker.nextNode());) {
   const element = node.parentElement, style = getComputedStyle(element);
   const isSvg = element instanceof SVGElement;
   if (!node.data.trim() || !element.checkVisibility() || element.closest('script, style')) continue;
-  if (element.closest('.bars') || style.visibility === 'hidden') continue;  // text on bars: by hand
+  if (element.closest('#breakdown .mark-text')) continue;  // text on bars: by hand
   const below = behind(isSvg ? element.closest('svg').parentElement : element);
   const [a, b] = [lightness(over(below, isSvg ? style.fill : style.color)), lightness(below)];
   const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
@@ -115,7 +115,7 @@ class Page:
 
     def visible_marks(self, chart: str) -> int:
         """Return how many lines, bars or coloured cells of a chart have a size on the screen."""
-        marks = "path.js-line, path.point, .bars path, td[data-policy], td[data-gain], tbody tr, dd"
+        marks = "[role=graphics-symbol], .mark-line path, tbody tr, dd"
         return int(
             self.js(
                 f"[...document.querySelectorAll('#{chart} .plot :is({marks})')].filter(e => "
@@ -130,7 +130,7 @@ class Page:
     def cut_off(self) -> list[str]:
         """Return the texts of charts that reach beyond their chart."""
         found: list[str] = self.js(
-            "[...document.querySelectorAll('.plot svg.main-svg text')].filter(e => {"
+            "[...document.querySelectorAll('.chart svg text')].filter(e => {"
             "const a = e.getBoundingClientRect(), b = e.closest('svg').getBoundingClientRect();"
             "return a.width && (a.left < b.left - 1 || a.right > b.right + 1)})"
             ".map(e => e.textContent)"

@@ -30,7 +30,7 @@ RANK = {
     unit: (row, place) for row, units in enumerate(ROWS) for place, unit in enumerate(units.split())
 }
 FAMILIES = {"acceptance", "latency", "proposers", "policies", "routing", "autoscaling"}
-HEAVY = ("fcntl", "llvmlite", "numba", "pyarrow", "resource", "scipy")
+HEAVY = ("fcntl", "llvmlite", "numba", "pyarrow", "resource", "scipy", "vl_convert")
 ROOT = Path(__file__).parents[1] / "specsim"
 SCRIPTS = sorted(
     path for name in ("benchmarks", "experiments") for path in (ROOT.parent / name).rglob("*.py")
@@ -60,7 +60,7 @@ def test_imports_point_down_or_left(path: Path) -> None:
         assert is_top_level or may_be_late, f"imports {name} inside a function"
         assert not name.startswith(("torch", "vllm")) or own == "reality"
         assert not name.startswith("simpy") or own in {"engine", "run"}
-        assert not name.startswith("matplotlib") or path.is_relative_to(ROOT / "show" / "plots")
+        assert not name.startswith("vl_convert") or path.is_relative_to(ROOT / "show" / "charts")
         assert not name.startswith(("tiktoken", "tokenizers")) or own == "tokens"
         if not name.startswith("specsim."):
             continue

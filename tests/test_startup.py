@@ -23,14 +23,14 @@ TINY = {
 }
 UNUSED_BY_A_RUN = {
     # large libraries, and those that they bring along
-    "aiohttp", "charset_normalizer", "matplotlib", "numba", "numpy.f2py", "plotly",
-    "pyarrow.compute", "pyarrow.dataset", "pygments", "requests", "rich.markdown", "rich.progress",
-    "scipy", "torch", "unittest",
+    "aiohttp", "charset_normalizer", "numba", "numpy.f2py", "pyarrow.compute", "pyarrow.dataset",
+    "pygments", "requests", "rich.markdown", "rich.progress", "scipy", "torch", "unittest",
+    "vl_convert",
     # what several processes and statistics need
     "concurrent.futures", "multiprocessing", "statistics",
     # specsim's own
     "specsim.study.capacity", "specsim.show.render.catalogue", "specsim.study.compare",
-    "specsim.study.gate", "specsim.study.paired", "specsim.show.plots", "specsim.show.report",
+    "specsim.study.gate", "specsim.study.paired", "specsim.show.charts", "specsim.show.report",
     "specsim.show.export", "specsim.core.processes", "specsim.study.sweep", "specsim.study.tune",
     "specsim.reality",
 }  # fmt: skip

@@ -14,9 +14,9 @@ from statistics import fmean
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from experiments.marks import mark_stability
 from specsim.api import Experiment, Policy, Summary, parse_policies, simulate
 from specsim.results.stability import together
-from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 RATES = (10, 50, 100, 150, 200, 225, 250, 300, 400)

@@ -30,7 +30,7 @@ from specsim.reality.validation import (
     replay,
 )
 from specsim.results.metrics import Requests, latency
-from specsim.show.plots.reality_plots import plot_validation
+from specsim.show.charts.reality_plots import plot_validation
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "real-runs"

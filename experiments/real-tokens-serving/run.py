@@ -22,9 +22,9 @@ import numpy as np
 import yaml
 from matplotlib import pyplot as plt
 
+from experiments.marks import mark_stability
 from specsim.api import Experiment, Request, Summary, load_profile, read_trace, simulate
 from specsim.results.stability import together
-from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"

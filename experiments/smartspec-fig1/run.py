@@ -13,8 +13,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from experiments.marks import mark_stability
 from specsim.api import Experiment, compare, parse_policies
-from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 RATES = (1, 4, 8, 12, 16, 20, 22, 24, 26, 28, 30, 32, 36, 40, 44)

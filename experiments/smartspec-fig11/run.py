@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from experiments.marks import mark_stability
 from specsim.api import Experiment, Profile, Summary, parse_policies, simulate
 from specsim.core.step import StepLoad
 from specsim.hardware import GIB, load_gpu, load_model
 from specsim.profile import StepCosts
 from specsim.results.stability import together
-from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 COMPUTE, MEMORY = 0.6, 0.8

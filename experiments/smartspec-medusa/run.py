@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
+from experiments.marks import mark_stability
 from specsim.api import Experiment, Policy, Summary, parse_policies, simulate
-from specsim.show.plots import mark_stability
 
 HERE = Path(__file__).parent
 ALPHAS = (0.6, 0.8)

@@ -141,7 +141,7 @@ def _conclude(found: "Calibration", out: Path, files: str) -> None:
     from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
 
     if can_draw("plot.png"):
-        from specsim.show.plots.reality_plots import plot_calibration
+        from specsim.show.charts.reality_plots import plot_calibration
 
         plot_calibration(found, out / "plot.png")
     show(*calibration_tables(found))

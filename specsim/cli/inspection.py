@@ -114,12 +114,12 @@ def timeline(
     several replicas, requests waiting and tokens/s are summed, all else is averaged. The series
     stand in a Parquet file beside the plot.
     """
-    need("matplotlib", "timeline")
+    need("vl_convert", "timeline")
     from specsim.results.folder import load_steps
     from specsim.results.timeline import timeline as binned
     from specsim.results.timeline import write_timelines
-    from specsim.show.plots import check_suffix
-    from specsim.show.plots.run_plots import plot_timelines
+    from specsim.show.charts import check_suffix
+    from specsim.show.charts.run_plots import plot_timelines
 
     if plot is None and len(results) > 1:
         raise ConfigError(
@@ -159,9 +159,9 @@ def breakdown(
         if path is not None:
             _check_keeps_results(path, f"{option} {path}:")
     if plot is not None:
-        need("matplotlib", "--plot")
-        from specsim.show.plots import check_suffix
-        from specsim.show.plots.run_plots import plot_breakdown
+        need("vl_convert", "--plot")
+        from specsim.show.charts import check_suffix
+        from specsim.show.charts.run_plots import plot_breakdown
 
         check_suffix(plot)
     with spinner("reading the results"), _read_from(results):
@@ -322,8 +322,8 @@ def plot(
     Over load, speed-up, best policy, cost; and of one hardware and load (choose them by --where)
     the latency distributions, the timeline and where the time went.
     """
-    need("matplotlib", "plot")
-    from specsim.show.plots.study_plots import plot_study
+    need("vl_convert", "plot")
+    from specsim.show.charts.study_plots import plot_study
     from specsim.show.report.study import find_measure, restricted
 
     with spinner("reading the results"), _read_from(results):

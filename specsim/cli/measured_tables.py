@@ -61,7 +61,7 @@ def validate_tables(
         write_json(json_file, report)
         write_json(folder and folder / "report.json", report)
         if folder is not None and draws:
-            from specsim.show.plots.reality_plots import plot_predictions
+            from specsim.show.charts.reality_plots import plot_predictions
 
             with spinner("drawing"):
                 title = ", ".join(table.name for table in tables)

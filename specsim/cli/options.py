@@ -101,9 +101,9 @@ def need(library: str, source: str, extra: str = "plots") -> None:
 
 def can_draw(picture: str) -> bool:
     """Return whether a picture beside other results can be drawn; if not, warn of that."""
-    if find_spec("matplotlib") is not None:
+    if find_spec("vl_convert") is not None:
         return True
-    warn([f"{picture} is left out: {_how_to_install('matplotlib', 'plots')}"])
+    warn([f"{picture} is left out: {_how_to_install('vl_convert', 'plots')}"])
     return False
 
 

@@ -173,8 +173,8 @@ def show_profile(
     from specsim.show.render.profile_tables import Overview, comparison_table, overview_tables
 
     if plot is not None:
-        need("matplotlib", "--plot")
-        from specsim.show.plots import check_suffix
+        need("vl_convert", "--plot")
+        from specsim.show.charts import check_suffix
 
         check_suffix(plot)
     overview, comparison = Overview.of(load_profile(profile)), None
@@ -193,7 +193,7 @@ def show_profile(
             comparison = ProfileErrors.of(known, points, str(steps))
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
-        from specsim.show.plots.reality_plots import plot_comparison, plot_step_times
+        from specsim.show.charts.reality_plots import plot_comparison, plot_step_times
 
         with spinner("drawing"):
             if comparison is None:

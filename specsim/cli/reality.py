@@ -205,7 +205,7 @@ def _validate_folder(
         write_json(json_file, report)
         write_json(folder and folder / "report.json", report)
         if folder is not None and draws:
-            from specsim.show.plots.reality_plots import plot_validation
+            from specsim.show.charts.reality_plots import plot_validation
 
             with spinner("drawing"):
                 plot_validation({"simulated": found}, folder / "report.png", run.name)

@@ -184,7 +184,7 @@ def compare(
         if folder is not None:
             (folder / "comparison.json").write_text(json.dumps(comparison.to_dict(), indent=1))
         if folder is not None and draws:
-            from specsim.show.plots.run_plots import plot_runs
+            from specsim.show.charts.run_plots import plot_runs
 
             with spinner("drawing"):
                 folders = {label: folder / folder_name(label) for label in chosen}

@@ -164,7 +164,7 @@ def tune(
         if folder is not None:
             tuning.save(folder)
         if folder is not None and draws:
-            from specsim.show.plots.run_plots import plot_tuning
+            from specsim.show.charts.run_plots import plot_tuning
 
             with spinner("drawing"):
                 plot_tuning(tuning, folder / "plot.png", config.stem)

@@ -2,9 +2,8 @@
 
 A mark is the version of specsim, where the form of a file has a place for it: a field of a JSON
 object (of the first one of JSON lines), a comment of YAML, of scripts and of Prometheus' text, a
-comment of HTML, SVG and XML, a text of a PNG, an entry of a PDF, a column or a key of a Parquet
-file; packed by gzip or not. CSV has none. Files are read as what they are: that one holds these
-words says nothing.
+comment of HTML, SVG, XML and PDF, a text of a PNG, a column or a key of a Parquet file; packed by
+gzip or not. CSV has none. Files are read as what they are: that one holds these words says nothing.
 """
 
 import gzip
@@ -27,7 +26,7 @@ _TAG = re.compile(rb"<!-- specsim_version: \S+ -->")
 _NAME = re.compile(r'[{,]\s*"((?:[^"\\]|\\.)*)"\s*:\s*')
 _VALUE_END = re.compile(r"\s*(?=[,}])")
 _PNG = re.compile(rb"\x89PNG\r\n\x1a\n.{25}.{4}tEXtSoftware\0specsim_version: ", re.S)
-_PDF = re.compile(rb"\n<<[^<>]*/Creator \(specsim_version: [^()]+\)")
+_PDF = re.compile(rb"\n(?:<<[^<>]*/Creator \(|%)specsim_version: [^()\n]+[)\n]")
 
 
 def is_marked(path: Path) -> bool:

@@ -375,7 +375,7 @@ def test_several_folders_share_a_plot(saved: Callable[..., Path], cli: Run, tmp_
     assert rows.num_rows == 20
     assert rows["run"].to_pylist() == [one.name] * 10 + [two.name] * 10
     assert len(set(rows["config_hash"].to_pylist())) == 2
-    assert picture.count("estimate of alpha") == 1
+    assert picture.count("estimate of alpha</text>") == 1
 
 
 def test_a_folder_given_twice_is_an_error(saved: Callable[..., Path], cli: Run) -> None:

@@ -32,7 +32,7 @@ from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, media
 from specsim.reality.validation import load_run
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
-from specsim.show.plots.reality_plots import plot_calibration
+from specsim.show.charts.reality_plots import plot_calibration
 from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
 
 PLAN = replace(

@@ -345,7 +345,7 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     a_million = 1e6 / point.metrics["output_throughput"] / 3600
     assert measured(study, point)["cost_per_mtok"] == pytest.approx(13.0 * a_million)
     assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
-    [shown] = page_data(study)["points"]
+    [shown] = page_data(study)["cells"]
     assert (shown["gpus"], shown["hour"]) == (5, 13.0)
     unpriced = with_prices(load_study(Path("run")), {"h100": 3.0}, currency="EUR", date="2026")
     assert "cost_per_mtok" not in measured(unpriced, unpriced.points[0])

@@ -1,23 +1,28 @@
 """Plots for papers, and the sums they share with the page."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from conftest import Run
 from reporting import whole_sweep
 
+from specsim.core.marks import is_marked
+from specsim.show.charts.study_plots import plot_study
 from specsim.show.report import Study, load_study
 from specsim.show.report.study import (
     BASELINE,
     MEASURES,
     Axis,
     Point,
-    best_policy,
     find_measure,
     gain,
     group,
     measured,
+    ranked,
     styles,
 )
 from specsim.study.paired import speed_up
@@ -42,7 +47,8 @@ def test_plots_are_drawn_and_the_same_every_time(folder: Path, cli: Run) -> None
     for path in Path("plots").iterdir():
         assert path.read_bytes() == (Path("again") / path.name).read_bytes()
     text = Path("plots/over-load.svg").read_text()
-    assert "<svg" in text
+    assert text.startswith("<svg")
+    assert is_marked(Path("plots/over-load.svg"))
 
 
 def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
@@ -61,30 +67,44 @@ def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
 
 
 def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> None:
-    from specsim.show.plots.study_plots import plot_study  # noqa: PLC0415 - matplotlib takes a second
-
     priced = replace(study, prices=dict.fromkeys(study.axes[0].labels, 2.0))
     drawn, left_out = plot_study(priced, MEASURES[0], tmp_path, ".svg")
     assert (tmp_path / "cost.svg" in drawn, left_out) == (True, [])
 
 
-def test_no_chart_cuts_its_legend_or_labels(study: Study) -> None:
-    from specsim.show.plots.drawing import Drawing  # noqa: PLC0415 - matplotlib takes a second
-    from specsim.show.plots.study_plots import _CHARTS  # noqa: PLC0415
+def test_names_are_drawn_whole_and_as_they_are(study: Study, tmp_path: Path) -> None:
+    long = [f"my_package.policies.adaptive:LoadAwarePolicy{n}:k=3,window=100" for n in range(2)]
+    names = ["off", *long, 'a "quoted" $name$ <b>']
+    axes = [study.axes[0], replace(study.axes[1], labels=names), study.axes[2]]
+    prices = dict.fromkeys(study.axes[0].labels, 2.0)
+    plot_study(replace(study, axes=axes, prices=prices), MEASURES[0], tmp_path, ".svg")
+    for chart in ("over-load", "cost", "cdf", "timeline", "breakdown"):
+        texts = _texts(tmp_path / f"{chart}.svg")
+        assert set(names) <= texts, chart
 
-    long = [f"my_package.policies.adaptive:LoadAwarePolicy{n}:k=3,window=100" for n in range(3)]
-    one = replace(study.axes[0], labels=study.axes[0].labels[:1])
-    points = [point for point in study.points if point.places[0] == 0]
-    axes = [one, replace(study.axes[1], labels=["off", *long]), study.axes[2]]
-    narrow = replace(study, axes=axes, points=points, prices=dict.fromkeys(one.labels, 2.0))
-    for chart in _CHARTS:
-        figure = chart.draw(Drawing(narrow, MEASURES[0], 0, 1))
-        figure.canvas.draw()
-        room, used = figure.bbox_inches, figure.get_tightbbox()
-        assert used.x0 >= 0, chart.name
-        assert used.y0 >= 0, chart.name
-        assert used.x1 <= room.x1, chart.name
-        assert used.y1 <= room.y1, chart.name
+
+def _texts(path: Path) -> set[str]:
+    root = ElementTree.parse(path).getroot()
+    return {"".join(each.itertext()) for each in root.iter("{http://www.w3.org/2000/svg}text")}
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [("stable", (24, 0, 0)), ("undecided", (0, 24, 24)), ("overloaded", (0, 24, 0))],
+)
+def test_marks_say_whether_the_server_keeps_up(
+    state: str, expected: tuple[int, ...], study: Study, tmp_path: Path
+) -> None:
+    flags = {name: float(state == name) for name in ("overloaded", "undecided")}
+    bare: dict[str, Any] = {"distributions": {}, "timeline": {}, "breakdown": {}}
+    points = [replace(p, metrics={**p.metrics, **flags}, **bare) for p in study.points]
+    plot_study(replace(study, points=points), MEASURES[0], tmp_path, ".svg")
+    text = (tmp_path / "over-load.svg").read_text()
+    layers = (
+        re.findall(rf"child_layer_{n}_marks[^>]*[^/]>(.*?)</g>", text, re.S) for n in (2, 3, 4)
+    )
+    filled, opened, dotted = (sum(each.count("<path") for each in found) for found in layers)
+    assert (filled, opened, dotted) == expected
 
 
 def test_no_two_policies_look_alike() -> None:
@@ -112,8 +132,8 @@ def test_policies_are_compared_on_the_requests_that_all_have_met() -> None:
     study = tiny_study({(0, 0): {name: 100.0}, (0, 1): {name: 900.0}, (1, 0): {name: 110.0}})
     cells = group(study)
     measure = find_measure(study, name)
-    assert best_policy(study, cells, 0, 0, measure) == 0  # though its mean of both is 500
-    found = gain(study, cells[0, 1, 0], cells[0, 0, 0], measure)
+    assert ranked(cells, 0, 0, measure)[0] == 0  # though its mean of both is 500
+    found = gain(cells[0, 1, 0], cells[0, 0, 0], measure)
     assert found == speed_up([100.0], [110.0])
 
 
@@ -121,7 +141,7 @@ def test_policies_are_compared_on_the_requests_that_all_have_met() -> None:
 def test_a_policy_that_keeps_up_is_better_than_one_that_does_not(flag: str) -> None:
     name = "mean_e2el_ms"
     study = tiny_study({(0, 0): {name: 10.0, flag: 1}, (1, 0): {name: 20.0, flag: 0}})
-    assert best_policy(study, group(study), 0, 0, find_measure(study, name)) == 1
+    assert ranked(group(study), 0, 0, find_measure(study, name))[0] == 1
 
 
 def test_cost_comes_from_the_price_and_the_throughput() -> None:
@@ -132,8 +152,6 @@ def test_cost_comes_from_the_price_and_the_throughput() -> None:
 
 
 def test_what_was_not_kept_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:
-    from specsim.show.plots.study_plots import plot_study  # noqa: PLC0415 - matplotlib takes a second
-
     study = load_study(folder)
     bare = replace(study, points=[replace(p, distributions={}) for p in study.points])
     _, left_out = plot_study(bare, MEASURES[0], tmp_path, ".svg")

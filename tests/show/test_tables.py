@@ -34,7 +34,7 @@ def page_of(summary: Summary, folder: Path) -> dict[str, float]:
     summary.save(folder)
     data: dict[str, Any] = page_data(load_study(folder))
     names = [metric["name"] for metric in data["metrics"]]
-    return dict(zip(names, data["points"][0]["metrics"], strict=True))
+    return dict(zip(names, data["cells"][0]["mean"], strict=True))
 
 
 def test_of_pools_it_says_what_was_transferred(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from specsim.core.errors import ConfigError
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
 from specsim.run.experiment import Experiment
-from specsim.show.plots.run_plots import plot_tuning
+from specsim.show.charts.run_plots import plot_tuning
 from specsim.show.render.study_tables import tuning_tables, tuning_verdict
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.tune import Tuning, tune

@@ -2,18 +2,26 @@
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from hashlib import sha256
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from plotly.offline import get_plotlyjs
-
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
 from specsim.show import filled, read_web
-from specsim.show.report.study import COST, MEASURES, Axis, Measure, Point, Study, measured, styles
-from specsim.study.paired import student_t
+from specsim.show.charts import SCHEMA, Spec, closer_look, of_study, theme, vega
+from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
+from specsim.show.report.cell_statistics import (
+    LATENCIES,
+    PARTS,
+    SERIES,
+    TAILS,
+    all_cells,
+    known_measures,
+)
+from specsim.show.report.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
 
 _SCRIPTS = (
     "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",
@@ -23,15 +31,15 @@ _SCRIPTS = (
 
 def write_page(study: Study, path: Path) -> None:
     """Write the page of a study, the same bytes each time; a ConfigError if the path is no good."""
-    plotly, script = get_plotlyjs(), "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
+    library, script = vega(), "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
     parts = {
-        "policy": escape(_security_policy(plotly, script)),
+        "policy": escape(_security_policy(library, script)),
         "version": escape(__version__),
         "title": escape(f"{study.title} - specsim"),
         "name": escape(study.title),
         "style": read_web("base.css") + read_web("page.css"),
         "data": _embedded(page_data(study)),
-        "plotly": plotly,
+        "vega": library,
         "script": script,
     }
     text = filled(read_web("page.html"), parts)
@@ -58,30 +66,21 @@ def _security_policy(*scripts: str) -> str:
     )
 
 
-_SERIES = (
-    "time_s", "running", "waiting", "kv_usage", "draft_len", "replicas",
-    "prefill_replicas", "decode_replicas", "sessions",
-)  # fmt: skip
-_PARTS = ("target_s", "draft_s", "overhead_s", "idle_s")
-
-
 def page_data(study: Study) -> dict[str, Any]:
     """Return the data of a page as plain values, as ``web/study.js`` reads them."""
-    finished = study.finished
-    values = [measured(study, point) for point in finished]
-    shown = [each for each in MEASURES if any(each.name in found for found in values)]
-    shown = shown or [MEASURES[0]]  # a page where nothing has ended still says what failed
-    replications = sorted({point.replication for point in study.points})
-    # Of all timelines together; more are thinned, so that a large sweep stays readable.
-    stride = -(-sum(len(p.timeline.get("time_s", ())) for p in finished) // 80_000) or 1
+    measures = known_measures(study)
+    points = [*study.finished, *study.failed]
     return {
-        "kind": study.kind,
         "axes": [
             _told(axis, "role", "title", "unit", "field", "labels", "numbers")
             for axis in study.axes
         ],
-        "policies": _policies(study),
-        "baseline": study.baseline,
+        "policies": [
+            {"colour": _colour(style), "path": SYMBOLS[style.symbol], "k": k}
+            for style, k in zip(
+                styles([k == 0 for k in study.draft_lens]), study.draft_lens, strict=True
+            )
+        ],
         "metrics": [
             {
                 "name": each.name,
@@ -89,28 +88,44 @@ def page_data(study: Study) -> dict[str, Any]:
                 "unit": _unit(study, each),
                 "better": "low" if each.is_low_better else "high",
             }
-            for each in shown
+            for each in measures
         ],
-        "replications": replications,
-        "points": [
-            {
-                **_identity(point),
-                "replicas": int(point.metrics.get("replicas", 1)),
-                **({"gpus": point.pool_gpus, "hour": point.pool_cost} if point.pools else {}),
-                "metrics": [_short(found.get(each.name), 6) for each in shown],
-                "quantiles": {k: _shorts(v, 4) for k, v in point.distributions.items()},
-                "timeline": _timeline(point, stride),
-                "breakdown": _breakdown(point),
-            }
-            for point, found in zip(finished, values, strict=True)
-        ],
+        "replications": sorted({point.replication for point in study.points}),
+        "cells": all_cells(study, measures),
+        "num_ended": len(study.finished),
+        "seeds": sorted({point.seed for point in points}),
+        "hashes": _hashes(points),
         "failed": [{**_identity(point), "error": point.error} for point in study.failed],
-        "num_expected": study.num_expected,
-        "student_t": [round(student_t(n), 5) for n in range(1, 61)],
-        **_told(study, "version", "config", "warnings", "slo", "gpus", "step_times"),
+        **_told(study, "baseline", "num_expected", "version", "config", "warnings", "slo", "gpus"),
         "prices": list(study.prices.items()),
-        **_told(study, "currency", "price_date", "capacity"),
+        **_told(study, "currency", "price_date", "capacity", "step_times"),
+        **{"series": SERIES, "parts": PARTS, "latencies": LATENCIES, "tails": TAILS},
+        "states": STATES,
+        "charts": _charts(study, measures),
+        "theme": theme(lambda name: f"var(--{name})"),
     }
+
+
+def _charts(study: Study, measures: Sequence[Measure]) -> dict[str, Spec]:
+    """Return the charts of a page; what is chosen there is an object ``{"$": its name}``."""
+    shown = DrawnMeasure(*({"$": name} for name in DrawnMeasure._fields))
+    sketch = Sketch(study, _colour, lambda name: f"var(--{name})", has_legend=False)
+    cost = next((n for n, measure in enumerate(measures) if measure.name == COST), None)
+    charts = {
+        "over-load": of_study.over_load(sketch, shown),
+        "speed-up": of_study.speed_up(sketch, shown),
+        "crossover": of_study.crossover(sketch, shown),
+        "cdf": closer_look.cdf(sketch),
+        "timeline": closer_look.timeline(sketch),
+        "breakdown": closer_look.breakdown(sketch),
+        **({} if cost is None else {"cost": of_study.cost(sketch, shown, cost)}),
+        **({} if study.capacity is None else {"capacity": of_study.capacity(sketch)}),
+    }
+    return {name: {"$schema": SCHEMA, **chart} for name, chart in charts.items()}
+
+
+def _colour(style: Style) -> str:
+    return f"light-dark({style.light}, {style.dark})"
 
 
 def _told(thing: Axis | Study, *names: str) -> dict[str, Any]:
@@ -129,46 +144,10 @@ def _identity(point: Point) -> dict[str, Any]:
         "number": point.number,
         "places": list(point.places),
         "replication": point.replication,
-        "seed": point.seed,
-        "hash": point.config_hash,
     }
 
 
-def _policies(study: Study) -> list[dict[str, Any]]:
-    return [
-        {**style._asdict(), "k": k}
-        for style, k in zip(
-            styles([k == 0 for k in study.draft_lens]), study.draft_lens, strict=True
-        )
-    ]
-
-
-def _timeline(point: Point, stride: int) -> dict[str, list[float | None]]:
-    """Return the series, each run of `stride` samples averaged into one."""
-    series = {name: point.timeline[name] for name in _SERIES if name in point.timeline}
-    return {name: _shorts(_thinned(values, stride), 4) for name, values in series.items()}
-
-
-def _thinned(values: list[float | None], stride: int) -> list[float | None]:
-    if stride == 1:
-        return values
-    groups = (values[start : start + stride] for start in range(0, len(values), stride))
-    known = ([v for v in group if v is not None] for group in groups)
-    return [sum(group) / len(group) if group else None for group in known]
-
-
-def _breakdown(point: Point) -> list[float] | None:
-    seconds = [point.breakdown.get(name, 0.0) for name in _PARTS]
-    return _shorts(seconds, 5) if sum(seconds) > 0 else None
-
-
-def _shorts(values: Any, digits: int) -> list[Any]:
-    return [_short(value, digits) for value in values]
-
-
-def _short(value: float | None, digits: int) -> float | int | None:
-    """Return a number with few digits, and as a whole one if it is."""
-    if value is None:
-        return None
-    short = float(f"{value:.{digits}g}")
-    return int(short) if short.is_integer() else short
+def _hashes(points: Sequence[Point]) -> list[list[Any]]:
+    """Return the hash of each configuration, and where on the axes it stands."""
+    found = {point.config_hash: list(point.places) for point in points}
+    return [[name, places] for name, places in found.items()]

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from specsim.core.errors import ConfigError, SpecsimError
@@ -214,7 +215,7 @@ class Style(NamedTuple):
 
     light: str  # colour on a light background
     dark: str  # colour on a dark background, of the same hue
-    symbol: str  # marker, in plotly's words
+    symbol: str  # marker, a name of `SYMBOLS`
 
 
 BASELINE = Style("#3b424c", "#c6ccd6", "circle")
@@ -229,15 +230,26 @@ _COLOURS = (
     ("#ac5d1a", "#e89458"),
     ("#864e7a", "#be83b1"),
 )
-_SYMBOLS = (
-    *("square", "diamond", "triangle-up", "cross", "triangle-down", "pentagon", "x", "hexagon"),
-    *("star", "triangle-left", "triangle-right"),
-)
+SYMBOLS = {
+    "circle": "M.9 0A.9 .9 0 1 1 -.9 0A.9 .9 0 1 1 .9 0Z",
+    "square": "M-.8 -.8h1.6v1.6h-1.6Z",
+    "diamond": "M0 -1.1L1.1 0L0 1.1L-1.1 0Z",
+    "triangle-up": "M0 -1L1.1 .9h-2.2Z",
+    "cross": "M-.35 -1h.7v.65h.65v.7h-.65v.65h-.7v-.65h-.65v-.7h.65Z",
+    "triangle-down": "M0 1L1.1 -.9h-2.2Z",
+    "pentagon": "M0 -1L1 -.25L.6 .9h-1.2L-1 -.25Z",
+    "x": "M-.6 -1L0 -.4L.6 -1L1 -.6L.4 0L1 .6L.6 1L0 .4L-.6 1L-1 .6L-.4 0L-1 -.6Z",
+    "hexagon": "M0 -1L.9 -.5v1L0 1L-.9 .5v-1Z",
+    "star": "M0 -1.2L.34 -.4L1.2 -.4L.52 .14L.78 1L0 .48L-.78 1L-.52 .14L-1.2 -.4L-.34 -.4Z",
+    "triangle-left": "M-1 0L.9 -1.1v2.2Z",
+    "triangle-right": "M1 0L-.9 -1.1v2.2Z",
+}
+"""Shapes of markers, as paths about the origin."""
 
 
 def styles(is_baseline: list[bool]) -> list[Style]:
     """Return styles, grey where a policy is no speculation; markers differ where colours repeat."""
-    looks = zip(cycle(_COLOURS), cycle(_SYMBOLS), strict=False)
+    looks = zip(cycle(_COLOURS), cycle([*SYMBOLS][1:]), strict=False)
     return [BASELINE if own else Style(*(look := next(looks))[0], look[1]) for own in is_baseline]
 
 
@@ -246,11 +258,15 @@ Cells = dict[tuple[int, int, int], Cell]  # by the index of hardware, policy and
 
 
 def group(study: Study) -> Cells:
-    """Return the finished runs of a `restricted` study by hardware, policy and load."""
+    """Return the finished runs of a `restricted` study by hardware, policy and load.
+
+    Their metrics are those of `MEASURES`.
+    """
     cells: Cells = {}
     for point in study.finished:
         hardware, policy, load = point.places[:3]
-        cells.setdefault((hardware, policy, load), []).append(point)
+        known = replace(point, metrics=measured(study, point))
+        cells.setdefault((hardware, policy, load), []).append(known)
     return cells
 
 
@@ -316,15 +332,15 @@ def find_measure(study: Study, name: str) -> Measure:
     raise ConfigError(f"--metric {name}: no run has it; {nearest(name, sorted(known))}")
 
 
-def values_of(study: Study, cell: Cell, measure: Measure) -> dict[int, float]:
+def values_of(cell: Cell, measure: Measure) -> dict[int, float]:
     """Return a measure of the runs of a cell, by replication."""
-    found = ((point.replication, measured(study, point).get(measure.name)) for point in cell)
+    found = ((point.replication, point.metrics.get(measure.name)) for point in cell)
     return {replication: value for replication, value in found if value is not None}
 
 
-def gain(study: Study, candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
+def gain(candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
     """Return how many times better a cell is than another; None without common replications."""
-    mine, theirs = (values_of(study, cell, measure) for cell in (candidate, reference))
+    mine, theirs = values_of(candidate, measure), values_of(reference, measure)
     shared = [n for n in sorted(mine.keys() & theirs.keys()) if mine[n] > 0 and theirs[n] > 0]
     if not shared:
         return None
@@ -332,30 +348,25 @@ def gain(study: Study, candidate: Cell, reference: Cell, measure: Measure) -> Sp
     return speed_up(above, below) if measure.is_low_better else speed_up(below, above)
 
 
-def best_policy(
-    study: Study, cells: Cells, hardware: int, load: int, measure: Measure
-) -> int | None:
-    """Return the best policy of some hardware at some load; those that keep up come first.
+def ranked(cells: Cells, hardware: int, load: int, measure: Measure) -> list[int]:
+    """Return the policies of some hardware at some load, best first; those that keep up lead.
 
-    By its mean over the replications that all policies have, if there are any; None without runs.
+    By the mean over the replications that all of them have, if there are any.
     """
     found = {
-        policy: values_of(study, cell, measure)
+        policy: values
         for (own_hardware, policy, own_load), cell in cells.items()
-        if (own_hardware, own_load) == (hardware, load)
+        if (own_hardware, own_load) == (hardware, load) and (values := values_of(cell, measure))
     }
-    found = {policy: values for policy, values in found.items() if values}
-    if not found:
-        return None
-    shared = set.intersection(*map(set, found.values()))
+    shared = set.intersection(*map(set, found.values())) if found else set()
     sign = 1 if measure.is_low_better else -1
 
     def rank(policy: int) -> tuple[bool, float, int]:
         values = {n: v for n, v in found[policy].items() if n in shared} or found[policy]
         cell = cells[hardware, policy, load]
-        return stability(cell) == "overloaded", sign * sum(values.values()) / len(values), policy
+        return stability(cell) == "overloaded", sign * fmean(values.values()), policy
 
-    return min(found, key=rank)
+    return sorted(found, key=rank)
 
 
 def stability(cell: Cell) -> Stability:

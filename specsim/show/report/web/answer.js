@@ -127,7 +127,7 @@ function winnersByLoad(h) {
 /** From which load on the queue keeps growing, whatever the policy. */
 function breakingPoint(h) {
   const places = shown("load").filter((l) => best(h, l));
-  const broken = places.filter((l) => best(h, l).stability === "overloaded");
+  const broken = places.filter((l) => best(h, l).state === "overloaded");
   if (broken.length) return `no policy keeps up from ${loadText(broken[0])} on`;
   return `some policy keeps up at every load, up to ${loadText(places[places.length - 1])}`;
 }
@@ -135,7 +135,7 @@ function breakingPoint(h) {
 /** GPUs of all replicas and what they cost, where that is known. */
 function gpusText(h) {
   const label = HARDWARE.labels[h];
-  const point = [...cells.values()].flat().find(({ places }) => places[0] === h);
+  const point = cells.find((each) => each.h === h);
   const price = new Map(DATA.prices).get(label);
   if (!point || !DATA.gpus[label]) return label;
   // Of pools, which may be on other hardware, the point itself says it.
@@ -150,8 +150,7 @@ function gpusText(h) {
 /** The largest load at which 99 % of the requests keep their limits, and with which policy. */
 function withinLimits(h) {
   if (!METRIC.has("slo_attainment")) return null;
-  const keeps = ({ points }) => meanOf(points, "slo_attainment") >= 0.99;
-  const fine = shownCells().filter((each) => each.h === h && keeps(each));
+  const fine = cells.filter((each) => each.h === h && meanOf(each, "slo_attainment") >= 0.99);
   if (!fine.length) return "at none of these loads do 99 % of the requests keep the SLO";
   const top = Math.max(...fine.map((each) => each.l));
   const names = fine.filter((each) => each.l === top).map((each) => POLICY.labels[each.p]);
@@ -161,31 +160,31 @@ function withinLimits(h) {
 }
 
 /** The limit that is nearest to being missed, or missed by most. */
-function nearestLimit(points) {
+function nearestLimit(each) {
   const [nearest] = Object.entries(DATA.slo)
-    .map(([name, limit]) => [shortName(name), meanOf(points, `p99_${name}`) / limit])
+    .map(([name, limit]) => [shortName(name), meanOf(each, `p99_${name}`) / limit])
     .sort((a, b) => b[1] - a[1]);
   return nearest ? `p99 ${nearest[0]} at ${percent(nearest[1])} of its limit` : "–";
 }
 
 /** At a single load: all policies, best first. */
 function ranking(h, l) {
-  const ofSlo = ({ points }) => {
-    const share = meanOf(points, "slo_attainment");
-    return [share == null ? null : valued(percent(share), share), nearestLimit(points)];
+  const ofSlo = (each) => {
+    const share = meanOf(each, "slo_attainment");
+    return [share == null ? null : valued(percent(share), share), nearestLimit(each)];
   };
-  const gained = ({ points }) => {
-    const over = gainOverOff(points, h, l, state.metric);
+  const gainText = (each) => {
+    const over = gainOf(each, state.metric);
     const sure = over?.low == null ? "" : ` (${over.low.toFixed(2)} to ${over.high.toFixed(2)})`;
     return over && valued(`×${over.mean.toFixed(2)}${sure}`, over.mean);
   };
   const hasSlo = METRIC.has("slo_attainment");
-  const rows = best(h, l).ranked.map((each) => [
+  const rows = ranked(h, l).map((each) => [
     POLICY.labels[each.p],
-    each.mean,
-    gained(each),
+    meanOf(each, state.metric),
+    gainText(each),
     ...(hasSlo ? ofSlo(each) : []),
-    KEEPS_UP[each.stability],
+    KEEPS_UP[each.state],
   ]);
   const head = [POLICY.title, titled(METRIC.get(state.metric)), "speed-up over off (95 %)"];
   if (hasSlo) head.push("within the SLO", "what binds");
@@ -194,15 +193,16 @@ function ranking(h, l) {
 
 /** At a single load: the best policy, on which GPUs, at what price. */
 function caseHeadline(h, l) {
-  const { p, points } = best(h, l);
-  const over = p === DATA.baseline ? null : gainOverOff(points, h, l, state.metric);
-  const share = meanOf(points, "slo_attainment");
+  const found = best(h, l);
+  const { p } = found;
+  const over = p === DATA.baseline ? null : gainOf(found, state.metric);
+  const share = meanOf(found, "slo_attainment");
   const lead = POLICY.labels.length > 1 ? ` is best by ${METRIC.get(state.metric).title}` : "";
   const texts = [
     `${POLICY.labels[p]}${lead}`,
     over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`,
     share != null && `${percent(share)} of the requests within the SLO`,
-    STABILITY_TEXTS[stabilityOf(points)],
+    DATA.states[found.state],
   ];
   return `${gpusText(h)}: ${texts.filter(Boolean).join(", ")}.`;
 }
@@ -220,13 +220,13 @@ function findings(hardware) {
 }
 
 /** Of one policy, what there is to compare with other pages. */
-function mainNumbers(points) {
+function mainNumbers(each) {
   const latencies = ["mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms"];
   const names = [...latencies, "output_throughput", "tokens_per_step"];
   const known = names.filter((name) => METRIC.has(name)).map((name) => METRIC.get(name));
-  const valueText = ({ name, unit }) => withUnit(meanOf(points, name), unit);
+  const valueText = ({ name, unit }) => withUnit(meanOf(each, name), unit);
   const texts = known.map((metric) => `${metric.title} ${valueText(metric)}`);
-  const end = STABILITY_TEXTS[stabilityOf(points)] || "it keeps up with its arrivals";
+  const end = DATA.states[each.state] || "it keeps up with its arrivals";
   return make("p", {}, `${capital(texts.join(", "))}; ${end}.`);
 }
 
@@ -239,7 +239,7 @@ function studyAnswer() {
   if (hardware.length > 1 || loads.length > 1)
     return [make("dl", {}, ...findings(hardware)), asked];
   const [h, l] = [hardware[0], loads[0]];
-  const numbers = POLICY.labels.length > 1 ? null : mainNumbers(best(h, l).points);
+  const numbers = POLICY.labels.length > 1 ? null : mainNumbers(best(h, l));
   return [make("p", { class: "headline" }, caseHeadline(h, l)), numbers, asked, ranking(h, l)];
 }
 

@@ -3,20 +3,15 @@
 const COST = "cost_per_mtok";
 
 function costPoints() {
-  return shownCells()
-    .map((each) => ({
-      ...each,
-      cost: meanOf(each.points, COST),
-      latency: meanOf(each.points, latencyMetric()),
-      stability: stabilityOf(each.points),
-    }))
+  return cells
+    .map((each) => ({ ...each, cost: meanOf(each, COST), latency: meanOf(each, latencyMetric()) }))
     .filter((each) => each.cost != null && each.latency != null);
 }
 
 /** Whether enough requests keep their limits, where that was asked for; overload never does. */
-function isOffer({ points, stability }) {
+function isOffer(each) {
   const wanted = DATA.capacity?.attainment ?? 0;
-  return stability !== "overloaded" && (wanted === 0 || meanOf(points, "slo_attainment") >= wanted);
+  return each.state !== "overloaded" && (wanted === 0 || meanOf(each, "slo_attainment") >= wanted);
 }
 
 /** Those offers that no other beats in cost and latency, by rising cost. */
@@ -40,69 +35,11 @@ function costName(each) {
   return names.filter(Boolean).join(" ");
 }
 
-function costTrace(found) {
-  const text = (each) =>
-    `${literal(costName(each))}, ${literal(loadText(each.l))}: ${number(each.latency)} ms, ${money(each.cost)} per million${STABILITY_TEXTS[each.stability] && `; ${STABILITY_TEXTS[each.stability]}`}`;
-  return {
-    x: found.map((each) => each.cost),
-    y: found.map((each) => each.latency),
-    mode: "lines+markers",
-    text: found.map(text),
-    hoverinfo: "text",
-  };
-}
-
-/** The runs of a policy, with open markers where they do not keep up for sure. */
-function costsOfPolicy(points, h, p) {
-  const mine = points.filter((each) => each.h === h && each.p === p);
-  const [ink, shape] = [policyColour(p), DATA.policies[p].symbol];
-  const symbol = mine.map((each) => markerOf(shape, each.stability));
-  return {
-    ...costTrace(mine),
-    name: literal(costName({ h, p })),
-    line: { color: faint(ink, 0.35), width: 1 },
-    marker: { color: faint(ink, 0.7), size: 7, symbol },
-  };
-}
-
-/** The front of all hardware as a line, and what of it is on this one as markers. */
-function frontTraces(best, h) {
-  const own = best.filter((each) => each.h === h);
-  const edge = { color: colour("ink"), width: 1.2, shape: "hv" };
-  const marker = {
-    size: 11,
-    symbol: own.map((each) => DATA.policies[each.p].symbol),
-    color: own.map((each) => policyColour(each.p)),
-    line: { color: colour("ink"), width: 1.4 },
-  };
-  return [
-    { ...costTrace(best), mode: "lines", hoverinfo: "skip", line: edge, name: "Pareto front" },
-    { ...costTrace(own), mode: "markers", name: "on the front", marker },
-  ];
-}
-
-/** A panel per hardware, all on the same axes, with the front of all of them in each. */
 function drawCosts(plot) {
-  const points = costPoints();
-  const best = front(points);
-  const hardware = shown("hardware").filter((h) => points.some((each) => each.h === h));
-  const ofPolicies = (h) => shown("policy").map((p) => costsOfPolicy(points, h, p));
-  const traces = hardware.flatMap((h, panel) =>
-    [...ofPolicies(h), ...frontTraces(best, h)]
-      .filter((each) => each.x.length)
-      .map((each) => ({ ...each, ...onPanel(panel) })),
-  );
-  const metric = METRIC.get(latencyMetric());
-  const limit = DATA.slo[sloName(metric.name)] ?? 0;
-  const costs = points.map((each) => each.cost);
-  const latencies = [...points.map((each) => each.latency), limit];
-  const names = hardware.map((h) => HARDWARE.labels[h]);
-  const { layout, height } = panels(plot, names, {
-    x: () => ({ title: `cost, ${METRIC.get(COST).unit}`, ...logAxis(costs) }),
-    y: () => ({ title: titled(metric), ...logAxis(latencies) }),
-  });
-  layout.shapes = hardware.flatMap((_, panel) => sloLine(sloName(metric.name), panel));
-  return paint(plot, "Latency against cost, with the Pareto front", traces, layout, height);
+  const best = front(costPoints());
+  const rows = costPoints().map((each) => ({ ...each, front: best.some(({ h, p, l }) => h === each.h && p === each.p && l === each.l) }));
+  const label = `Latency against cost, with the Pareto front. ${costFinding()}`;
+  return paint(plot, "cost", label, { cells: rows, front: best }, slotsOf(latencyMetric(), "log"));
 }
 
 function costFinding() {
@@ -175,41 +112,17 @@ function capacityFinding() {
   return `What one ${DATA.capacity.unit} sustains with ${limitsText()}, and its 95 % interval.`;
 }
 
-/** What is written beside a bar, and what is told of it when it is pointed at. */
-function capacityTexts(result) {
-  if (!result) return ["none", ""];
-  const { sustained, exceeded, requests_per_second_interval: ends } = result;
-  return [
-    sustained == null ? "none" : `${number(sustained)}${between(ends, number)}`,
-    `${literal(capacityName(result))}: sustained ${number(sustained)}, not ${number(exceeded)} ${LOAD.unit}<br>95 % interval ${intervalText(result)} requests/s<br>${bindsText(result)}`,
-  ];
-}
-
-function drawCapacity(plot) {
-  const hardware = shown("hardware");
-  const names = hardware.map((h) => wrapped(HARDWARE.labels[h]));
-  const resultOf = (h, p) =>
-    shownResults().find(({ places }) => places[0] === h && places[1] === p);
-  const traces = shown("policy").map((p) => {
-    const mine = hardware.map((h) => resultOf(h, p));
-    return bars(names, mine.map((result) => result?.sustained ?? 0), {
-      name: literal(POLICY.labels[p]),
-      marker: { color: policyColour(p) },
-      text: mine.map((result) => capacityTexts(result)[0]),
-      textposition: "outside",
-      cliponaxis: false,
-      hovertext: mine.map((result) => capacityTexts(result)[1]),
-    });
+/** The rows of the chart: what is written beside a bar, and what is told when it is pointed at. */
+function capacityRows() {
+  return shownResults().map((result) => {
+    const { sustained, exceeded, requests_per_second_interval: ends } = result;
+    return {
+      ...result,
+      sustained: sustained ?? 0,
+      short: sustained == null ? "none" : `${number(sustained)}${between(ends, number)}`,
+      text: `${capacityName(result)}: sustained ${number(sustained)}, not ${number(exceeded)} ${LOAD.unit}; 95 % interval ${intervalText(result)} requests/s; ${bindsText(result)}`,
+    };
   });
-  const layout = {
-    barmode: "group",
-    bargap: 0.25,
-    xaxis: axis(`${LOAD.unit} that one ${DATA.capacity.unit} sustains`, { rangemode: "tozero" }),
-    yaxis: nameAxis({ autorange: "reversed" }),
-    margin: { l: 10, r: 120, t: 8, b: 44 },
-  };
-  const height = 70 + 24 * traces.length * hardware.length + 12 * hardware.length;
-  return paint(plot, capacityFinding(), traces, layout, height);
 }
 
 function capacityCard() {
@@ -217,7 +130,7 @@ function capacityCard() {
   return card("capacity", () => `Capacity of one ${DATA.capacity.unit}`, {
     why: () => (shownResults().length > 1 ? null : "there is only one; it stands in the answer"),
     finding: capacityFinding,
-    draw: drawCapacity,
+    draw: (plot) => paint(plot, "capacity", capacityFinding(), { cells: capacityRows() }),
     rows: () => ({
       head: [
         ...[HARDWARE.title, POLICY.title, `sustained, ${LOAD.unit}`, `not sustained, ${LOAD.unit}`],

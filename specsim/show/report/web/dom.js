@@ -1,5 +1,5 @@
 "use strict";
-/* Building blocks: elements, numbers as text, and text that plotly takes literally. */
+/* Building blocks: elements, tables, and numbers as text. */
 
 /** Make an element. Text is always text: nothing that a user wrote is parsed as HTML. */
 function make(tag, attributes = {}, ...children) {
@@ -15,16 +15,6 @@ function make(tag, attributes = {}, ...children) {
   }
   element.append(...children.filter((child) => child != null));
   return element;
-}
-
-/** Escape a text for plotly, which reads a few HTML tags and entities in labels. */
-function literal(text) {
-  return String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
-}
-
-/** The same on several lines, for the names beside bars. */
-function wrapped(text) {
-  return (String(text).match(/.{1,22}/g) ?? [""]).map(literal).join("<br>");
 }
 
 const SHORT = new Intl.NumberFormat("en-US", { maximumSignificantDigits: 3 });

@@ -1,29 +1,10 @@
 /* The bar of filters: it is the legend as well, and acts on all charts and tables. */
 
-function symbolPath(symbol) {
-  const paths = {
-    circle: "M7 2.5a4.5 4.5 0 1 0 .01 0z",
-    square: "M3 3h8v8h-8z",
-    diamond: "M7 1.5l5.5 5.5-5.5 5.5-5.5-5.5z",
-    "triangle-up": "M7 2l5.5 9.5h-11z",
-    "triangle-down": "M7 12l5.5-9.5h-11z",
-    cross: "M5.2 2h3.6v3.2h3.2v3.6h-3.2v3.2h-3.6v-3.2h-3.2v-3.6h3.2z",
-    x: "M4 2l3 3 3-3 2 2-3 3 3 3-2 2-3-3-3 3-2-2 3-3-3-3z",
-    pentagon: "M7 2l5 3.8-1.9 5.8h-6.2l-1.9-5.8z",
-    hexagon: "M7 1.8l4.6 2.6v5.2l-4.6 2.6-4.6-2.6v-5.2z",
-    star: "M7 1l1.7 4h4.3l-3.4 2.7 1.3 4.3-3.9-2.6-3.9 2.6 1.3-4.3-3.4-2.7h4.3z",
-    "triangle-left": "M2 7l9.5-5.5v11z",
-    "triangle-right": "M12 7l-9.5-5.5v11z",
-  };
-  return paths[symbol] ?? paths.circle;
-}
-
 /** Colour and marker of a policy, for text that names it. */
 function swatch(p) {
-  const { symbol, light, dark } = DATA.policies[p];
-  const fill = { fill: `light-dark(${light}, ${dark})` };
-  const attributes = { viewBox: "0 0 14 14", class: "swatch", "aria-hidden": "true" };
-  return make("svg", attributes, make("path", { d: symbolPath(symbol), style: fill }));
+  const { colour, path } = DATA.policies[p];
+  const attributes = { viewBox: "-1.3 -1.3 2.6 2.6", class: "swatch", "aria-hidden": "true" };
+  return make("svg", attributes, make("path", { d: path, style: { fill: colour } }));
 }
 
 function policyName(p) {
@@ -90,7 +71,7 @@ function startFilters(onChange) {
   const more = [
     ofAxis(HARDWARE, "hardware"),
     DATA.capacity ? null : ofAxis(LOAD, "load"),
-    replicationFilter(addGroup, changed),
+    replicationFilter(onChange),
     ...OTHERS.map((axis, index) => sliceFilter(axis, index, onChange)),
     metricFilter(onChange),
   ];
@@ -102,14 +83,16 @@ function startFilters(onChange) {
   bar.append(make("div", { class: "first" }, policies, toggle), rest);
 }
 
-function replicationFilter(addGroup, changed) {
-  const all = DATA.replications;
-  if (all.length < 2) return null;
-  const chosen = new Set(range(all.length).filter((i) => state.replications.has(all[i])));
-  return addGroup("replication", "Replication", all.map(String), chosen, () => {
-    state.replications = new Set([...chosen].map((index) => all[index]));
-    changed();
-  });
+/** All replications together, or one by itself. */
+function replicationFilter(onChange) {
+  const all = [null, ...DATA.replications];
+  if (all.length < 3) return null;
+  const pick = (index) => {
+    state.luck = all[index];
+    onChange();
+  };
+  const labels = all.map((each) => (each == null ? "all" : String(each)));
+  return choice("Replication", labels, all.indexOf(state.luck), pick, { "data-filter": "replication" });
 }
 
 /** The value of an axis at which the page cuts through the runs. */

@@ -7,7 +7,7 @@ function address() {
   const chosen = (set) => [...set].sort((a, b) => a - b).join(".");
   return {
     ...Object.fromEntries(Object.keys(AXIS).map((role) => [role, chosen(state.shown[role])])),
-    replications: chosen(state.replications),
+    replication: state.luck ?? "all",
     slices: state.slices.join("."),
     metric: state.metric,
     scale: state.isLog ? "log" : "linear",
@@ -31,8 +31,7 @@ function readAddress() {
     const found = numbers(role).filter((place) => place in axis.labels);
     if (found.length) state.shown[role] = new Set(found);
   }
-  const luck = numbers("replications").filter((each) => DATA.replications.includes(each));
-  if (luck.length) state.replications = new Set(luck);
+  state.luck = DATA.replications.find((each) => String(each) === asked.get("replication")) ?? null;
   const slices = numbers("slices");
   state.slices = OTHERS.map((axis, index) => (slices[index] in axis.labels ? slices[index] : 0));
   if (METRIC.has(asked.get("metric"))) state.metric = asked.get("metric");
@@ -68,7 +67,7 @@ function section(id, title, ...content) {
 }
 
 function closerSection() {
-  const pair = make("div", { class: "pair" }, timelineCard(), breakdownCard());
+  const pair = make("div", { class: "pair" }, breakdownCard(), timelineCard());
   return section("closer", "A closer look", focus.element, cdfCard(), pair);
 }
 
@@ -85,7 +84,7 @@ function start() {
     section(
       "which",
       "Which policy, at which load",
-      ...[capacityCard(), crossoverCard(), overLoadCard(), heatCard()].filter(Boolean),
+      ...[capacityCard(), crossoverCard(), overLoadCard(), speedUpCard()].filter(Boolean),
     ),
     section("price", "At what cost", costCard()),
     DATA.capacity ? "" : closerSection(),
@@ -99,7 +98,7 @@ function start() {
     clearTimeout(waiting);
     waiting = setTimeout(update, 150);
   });
-  startTheme(update);
+  startTheme();
   update();
 }
 

@@ -24,7 +24,7 @@ function placeColumn(axis, key) {
 }
 
 function metricColumn(name) {
-  const found = (row) => interval(valuesOf(row.points, name));
+  const found = (row) => intervalOf(row, name);
   const show = (row) => {
     const { mean, half } = found(row);
     return withBounds(mean, number(mean), half == null ? null : `± ${number(half)}`);
@@ -37,8 +37,9 @@ const GAIN_COLUMN = {
   title: "speed-up",
   unit: "",
   isNumber: true,
-  value: ({ gain }) => gain?.mean ?? null,
-  show: ({ gain }) => {
+  value: (row) => gainOf(row, "mean_e2el_ms")?.mean ?? null,
+  show: (row) => {
+    const gain = gainOf(row, "mean_e2el_ms");
     if (gain == null) return "–";
     const bounds = gain.low == null ? null : `95 %: ${number(gain.low)} to ${number(gain.high)}`;
     return withBounds(gain.mean, gain.mean.toFixed(2), bounds);
@@ -47,8 +48,8 @@ const GAIN_COLUMN = {
 const STABLE_COLUMN = {
   title: "keeps up",
   unit: "",
-  value: ({ points }) => (["stable", "undecided", "overloaded"].indexOf(stabilityOf(points))),
-  show: ({ points }) => KEEPS_UP[stabilityOf(points)],
+  value: (row) => ["stable", "undecided", "overloaded"].indexOf(row.state),
+  show: (row) => KEEPS_UP[row.state],
 };
 
 function hasGains() {
@@ -66,16 +67,11 @@ function overviewColumns() {
   ];
 }
 
-function overviewRows() {
-  const gained = ({ points, h, l }) => gainOverOff(points, h, l, "mean_e2el_ms");
-  return shownCells().map((each) => ({ ...each, gain: gained(each) }));
-}
-
 function sortedRows(columns) {
   const { column, falls } = sorting;
-  if (column == null) return overviewRows();
+  if (column == null) return cells;
   const key = (row) => columns[column].value(row) ?? (falls ? -Infinity : Infinity);
-  return overviewRows().sort((a, b) => (key(a) - key(b)) * (falls ? -1 : 1));
+  return [...cells].sort((a, b) => (key(a) - key(b)) * (falls ? -1 : 1));
 }
 
 function drawOverview(plot) {
@@ -103,7 +99,7 @@ function overviewCard() {
   const gains = hasGains() ? "Speed-up of mean E2E latency over no speculation. " : "";
   return card("overview", () => "All cases", {
     finding: () =>
-      `${plural(overviewRows().length, "case")}, means over ${plural(state.replications.size, "replication")}. ${gains}Sort with the buttons in the heads.`,
+      `${plural(cells.length, "case")}, ${state.luck == null ? `means over ${plural(DATA.replications.length, "replication")}` : `replication ${state.luck}`}. ${gains}Sort with the buttons in the heads.`,
     draw: drawOverview,
   });
 }
@@ -119,7 +115,7 @@ function sortBy(index, plot) {
 /** What to know before believing the numbers, after the answer. */
 function notices() {
   const found = [];
-  const missing = DATA.num_expected - DATA.points.length - DATA.failed.length;
+  const missing = DATA.num_expected - DATA.num_ended - DATA.failed.length;
   if (missing > 0)
     found.push(
       `Not finished: ${WHOLE.format(DATA.num_expected - missing)} of ${plural(DATA.num_expected, "run")} are there. The page shows those; run the sweep with --resume for the rest.`,
@@ -138,7 +134,7 @@ function subtitle() {
   const fixed = [HARDWARE, LOAD]
     .filter((axis) => axis.labels.length === 1)
     .map(({ labels: [label], unit }) => (unit ? `${label} ${unit}` : label));
-  const count = plural(DATA.points.length, DATA.capacity ? "load" : "run");
+  const count = plural(DATA.num_ended, DATA.capacity ? "load" : "run");
   const runs = parts.length ? `${count}: ${parts.join(", ")}` : count;
   return [runs, ...fixed, `specsim ${DATA.version}`].join(" · ");
 }
@@ -173,18 +169,14 @@ function failedCard() {
 }
 
 function provenanceCard() {
-  const all = [...DATA.points, ...DATA.failed];
-  const byHash = new Map(all.map((point) => [point.hash, point]));
-  const seeds = [...new Set(all.map((point) => point.seed))].sort((a, b) => a - b);
-  const [first] = byHash.keys();
   const facts = [
     ["specsim", DATA.version],
-    ["runs", `${all.length} of ${DATA.num_expected}`],
-    ["seeds", seeds.join(", ")],
-    ["configurations", byHash.size === 1 ? first : `${byHash.size}, by hash below`],
+    ["runs", `${DATA.num_ended + DATA.failed.length} of ${DATA.num_expected}`],
+    ["seeds", DATA.seeds.join(", ")],
+    ["configurations", DATA.hashes.length === 1 ? DATA.hashes[0][0] : `${DATA.hashes.length}, by hash below`],
   ];
   const { titles, labelsOf } = differing();
-  const hashes = [...byHash].map(([hash, point]) => [hash, ...labelsOf(point)]);
+  const hashes = DATA.hashes.map(([hash, places]) => [hash, ...labelsOf({ places })]);
   const folded = (title, content, attributes = {}) =>
     make("details", attributes, make("summary", {}, title), content);
   const isShort = DATA.config.split("\n").length < 60;
@@ -197,7 +189,7 @@ function provenanceCard() {
         make("dl", { class: "facts" }, ...terms),
         folded("Configuration", config, { open: isShort }),
       );
-      const rows = byHash.size > 1 && table("Hashes", ["hash", ...titles], hashes, "tall");
+      const rows = DATA.hashes.length > 1 && table("Hashes", ["hash", ...titles], hashes, "tall");
       if (rows) plot.append(folded("Hash of each configuration", rows));
       return facts.length;
     },

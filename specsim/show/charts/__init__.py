@@ -1,0 +1,232 @@
+"""Charts: Vega-Lite specifications, written once for pages and for files.
+
+A page draws them with the Vega of ``vega/vega.js``, as SVG whose colours are those of its style
+sheet; `save` with vl-convert, an optional library. Specifications are plain dicts.
+
+References: https://vega.github.io/vega-lite/docs/, version 6.
+"""
+
+import json
+import re
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.atomic import new_file
+from specsim.core.errors import ConfigError
+from specsim.core.marks import PICTURE_MARK
+from specsim.show import read_web
+
+Spec = dict[str, Any]
+Rows = list[dict[str, Any]]
+
+SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
+_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
+_SERIES = ("#4c6ec8", "#c48326", "#7b1b79", "#921502", "#3b8f6b", "#ac5d1a", "#864e7a", "#57616e")
+_COLOUR = re.compile(r"--([\w-]+): light-dark\((#\w+), #\w+\)")
+
+
+@cache
+def _print_colours() -> dict[str, str]:
+    return dict(_COLOUR.findall(read_web("base.css") + read_web("page.css")))
+
+
+def print_colour(name: str) -> str:
+    """Return a colour of the style sheets on paper, the light one."""
+    return _print_colours()[name]
+
+
+@cache
+def vega() -> str:
+    """Return the script that draws charts on a page, as ``vegaCharts``, with its licences."""
+    folder = Path(__file__).parent / "vega"
+    licences, script = (
+        (folder / name).read_text(encoding="utf-8") for name in ("LICENSES", "vega.js")
+    )
+    return f"/*\n{licences}*/\n{script}"
+
+
+def theme(colour: Callable[[str], str]) -> Spec:
+    """Return the look of all charts; `colour` says what a name of the style sheet stands for."""
+    text = {"labelColor": colour("ink"), "titleColor": colour("muted"), "titleFontWeight": "normal"}
+    return {
+        "font": _FONT,
+        "background": None,
+        "view": {"stroke": None},
+        "axis": {
+            **text,
+            "gridColor": colour("grid"),
+            "domainColor": colour("line"),
+            "tickColor": colour("line"),
+            "labelOverlap": "greedy",
+            "labelSeparation": 5,
+            "labelFontSize": 11,
+            "titleFontSize": 12,
+        },
+        "axisBand": {"grid": False, "labelLimit": 0, "ticks": False},
+        "header": {
+            **text,
+            "labelFontSize": 12.5,
+            "labelFontWeight": "bold",
+            "labelAnchor": "start",
+        },
+        "legend": {
+            **text,
+            "labelLimit": 0,
+            "labelFontSize": 11,
+            "orient": "top",
+            "symbolSize": 60,
+            "symbolOpacity": 1,
+        },
+        "title": {
+            "color": colour("ink"),
+            "anchor": "start",
+            "fontSize": 13,
+            "offset": 10,
+            "fontWeight": "bold",
+        },
+        "text": {"fill": colour("ink"), "fontSize": 11},
+        "scale": {"bandPaddingInner": 0.05, "bandPaddingOuter": 0.02},
+        "range": {"category": list(_SERIES)},
+    }
+
+
+def literal(value: object) -> str:
+    """Return a value as a literal of Vega's expressions."""
+    return json.dumps(value)
+
+
+def number(expression: str) -> str:
+    """Return an expression for a number in three digits, or whole from 100 on."""
+    whole, few = f"format({expression}, ',.0f')", f"format({expression}, ',.3~r')"
+    return f"(abs({expression}) >= 100 ? {whole} : {few})"
+
+
+def calculate(**expressions: str) -> list[Spec]:
+    """Return transforms that add fields."""
+    return [{"calculate": text, "as": name} for name, text in expressions.items()]
+
+
+def keep(condition: str) -> Spec:
+    """Return the transform that keeps the rows of which an expression is true."""
+    return {"filter": condition}
+
+
+def quantity(field: str, title: Any = None, *, log: bool = False, **more: Any) -> Spec:
+    """Return the encoding of a number."""
+    scale = {"type": "log", "nice": False} if log else {"nice": True}
+    if log:
+        more.setdefault("axis", log_axis())
+    return {
+        "field": field, "type": "quantitative", "title": title,
+        "scale": scale | more.pop("scale", {}), **more,
+    }  # fmt: skip
+
+
+def log_axis(**more: Any) -> Spec:
+    """Return an axis that leaves the ticks at 4, 6, 7, 8 and 9 of a decade without a number."""
+    digit = "round(1e6 * datum.value / pow(10, floor(log(datum.value) / LN10 + 1e-9))) / 1e6"
+    text = f"indexof([4, 6, 7, 8, 9], {digit}) < 0 ? format(datum.value, ',~g') : ''"
+    return {"labelExpr": text, **more}
+
+
+def category(field: str, title: str | None = None, **more: Any) -> Spec:
+    """Return the encoding of a name; names stand in the order of the rows without a `sort`."""
+    return {"field": field, "type": "nominal", "title": title, "sort": None, **more}
+
+
+def colour_of(field: str, names: Sequence[str], *, is_told: bool = True, **legend: Any) -> Spec:
+    """Return the encoding that gives each of some names a colour, with a legend if `is_told`."""
+    told = {"title": None, **legend} if is_told else None
+    return category(field, legend=told, scale={"domain": list(names)})
+
+
+def mark(kind: str, encoding: Spec | None = None, *transform: Spec, **look: Any) -> Spec:
+    """Return a layer of marks."""
+    return {
+        "mark": {"type": kind, **look},
+        **({"encoding": encoding} if encoding else {}),
+        **({"transform": list(transform)} if transform else {}),
+    }
+
+
+def panels(by: str, names: Sequence[str], columns: int, spec: Spec, **resolve: str) -> Spec:
+    """Return a chart once for each value of a field, in the order of `names`."""
+    return {
+        "facet": {**category(by, header={"title": None}), "sort": list(names)},
+        "columns": columns,
+        "spec": spec,
+        "bounds": "flush",
+        "spacing": {"row": 72, "column": 56 if resolve.get("y") else 26},
+        "resolve": {"scale": resolve, "axis": {"x": "independent"}},
+    }
+
+
+def table(rows: Rows) -> Spec:
+    """Return data that stand in a specification."""
+    return {"data": {"values": rows}}
+
+
+def distribution(values: NDArray[np.float64], **more: Any) -> Rows:
+    """Return the shares ``y`` of some samples that are at most ``x``; nan are left out."""
+    known = np.sort(values[np.isfinite(values)])
+    shares = np.linspace(0, 1, min(len(known), 400))
+    if not len(known):
+        return []
+    columns = zip(np.quantile(known, shares).tolist(), shares.tolist(), strict=True)
+    return [{"i": i, "x": x, "y": y, **more} for i, (x, y) in enumerate(columns)]
+
+
+_FORMATS = (".png", ".svg", ".pdf")
+
+
+def check_suffix(path: Path) -> None:
+    """Raise a ConfigError for a path that ends in none of ``.png``, ``.svg``, ``.pdf``."""
+    if path.suffix not in _FORMATS:
+        raise ConfigError(
+            f"{path}: a plot must end in {', '.join(_FORMATS)}, not '{path.suffix}'; rename it"
+        )
+
+
+def save(spec: Mapping[str, Any], path: Path) -> None:
+    """Draw a chart into a file, whole or not at all; a ConfigError if the path is no good."""
+    import vl_convert  # noqa: PLC0415 - optional, and only those that draw need its 100 MiB
+
+    check_suffix(path)
+    look = theme(print_colour) | {"background": "white"}
+    whole = {"$schema": SCHEMA, "padding": 8, **spec, "config": look}
+    with new_file(path) as temporary:
+        if path.suffix == ".svg":
+            text = vl_convert.vegalite_to_svg(whole)
+            temporary.write_text(text.replace(">", ">\n", 1), encoding="utf-8")
+        elif path.suffix == ".png":
+            temporary.write_bytes(_marked_png(vl_convert.vegalite_to_png(whole, scale=1.6)))
+        else:
+            # Of one font: several come in any order, and files are to be the same every time.
+            light = json.dumps(whole).replace('Weight": "bold"', 'Weight": "normal"')
+            temporary.write_bytes(_marked_pdf(vl_convert.vegalite_to_pdf(light)))
+
+
+_REFERENCES = re.compile(rb"(?:^ */\w+ \d+ 0 R\n)+", re.M)
+
+
+def _marked_pdf(picture: bytes) -> bytes:
+    """Return a PDF that says which program made it, with lists of references in one order."""
+    text = _REFERENCES.sub(lambda found: b"".join(sorted(found[0].splitlines(True))), picture)
+    return text + f"\n%{PICTURE_MARK}\n".encode()
+
+
+_HEAD = 33  # bytes of a PNG's signature and its first chunk
+
+
+def _marked_png(picture: bytes) -> bytes:
+    """Return a PNG that says which program made it (PNG specification, 11.3.4.3 tEXt)."""
+    text = b"tEXtSoftware\0" + PICTURE_MARK.encode()
+    chunk = struct.pack(">I", len(text) - 4) + text + struct.pack(">I", crc32(text))
+    return picture[:_HEAD] + chunk + picture[_HEAD:]

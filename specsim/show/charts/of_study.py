@@ -1,0 +1,205 @@
+"""The charts of a study, for the page and for papers.
+
+Each reads the dataset ``cells`` (see `specsim.show.report.cell_statistics`) and says nothing that
+is true of some cells alone: what is shown of them is up to who gives the rows.
+"""
+
+from specsim.show.charts import (
+    Spec,
+    calculate,
+    category,
+    keep,
+    literal,
+    log_axis,
+    mark,
+    number,
+    quantity,
+)
+from specsim.show.charts.sketch import TOLD, DrawnMeasure, Sketch, params
+
+
+def over_load(sketch: Sketch, shown: DrawnMeasure) -> Spec:
+    """Return a measure over load: a line per policy, a band of 95 %, open marks of overload."""
+    half = "(datum.half[metric] || 0)"
+    spread = f"({half} ? ' ± ' + {number(half)} : '')"
+    text = (
+        f"datum.where + ': ' + {number('datum.value')} + {spread} + ' ' + unit + datum.state_text"
+    )
+    floor = "(scale == 'log' ? datum.value / 100 : 0)"  # no axis shows what lies below 0
+    fields = calculate(
+        value="datum.mean[metric]",
+        low=f"max(datum.value - {half}, {floor})",
+        high=f"datum.value + {half}",
+        text=text,
+    )
+    y: Spec = {"field": "value", "type": "quantitative", "title": shown.title}
+    y["scale"] = {"type": shown.scale, "nice": False, "padding": 6}
+    y["axis"] = {"labelExpr": f"scale == 'log' ? ({log_axis()['labelExpr']}) : datum.label"}
+    place = {"x": sketch.load(), "color": sketch.by_colour}
+    band = {**place, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    place |= {"y": y}
+    layers = [
+        mark("area", band, keep("datum.half[metric] != null"), opacity=0.16),
+        mark("line", place, strokeWidth=1.8),
+        *sketch.points({**place, **TOLD}),
+        *sketch.limit_lines("y"),
+    ]
+    own = [*fields, keep("isValid(datum.value) && (scale != 'log' || datum.value > 0)")]
+    return {
+        **params(shown),
+        "transform": [*sketch.names, *own],
+        **sketch.by_hardware({"layer": layers}),
+    }
+
+
+def cost(sketch: Sketch, shown: DrawnMeasure, cost: int) -> Spec:
+    """Return a latency against cost; ``front`` has the rows of the Pareto front."""
+    text = (
+        f"datum.where + ': ' + {number('datum.value')} + ' ms, ' + {number('datum.cost')}"
+        f" + {literal(f' {sketch.study.currency} per million')} + datum.state_text"
+    )
+    fields = calculate(value="datum.mean[metric]", cost=f"datum.mean[{cost}]", text=text)
+    title, room = f"cost, {sketch.study.currency} per million output tokens", {"padding": 9}
+    x = quantity("cost", title, log=True, scale=room)
+    y = quantity("value", shown.title, log=True, scale=room)
+    place = {"x": x, "y": y, "color": sketch.by_colour}
+    edge = {"color": {"value": sketch.named("ink")}, "x": x, "y": y}
+    front = {
+        "data": {"name": "front"},
+        **mark("line", edge, *fields, interpolate="step-after", strokeWidth=1.2),
+    }
+    path = {**place, "order": {"field": "l", "type": "quantitative"}}
+    on_front = {**place, "stroke": {"value": sketch.named("ink")}, "shape": sketch.by_shape}
+    rimmed = {"filled": True, "size": 110, "opacity": 1, "strokeWidth": 1.4}
+    layers = [
+        mark("line", path, opacity=0.35, strokeWidth=1),
+        front,
+        *sketch.points({**place, **TOLD}),
+        mark("point", on_front, keep("datum.front"), **rimmed),
+        *sketch.limit_lines("y"),
+    ]
+    return {
+        **params(shown),
+        "transform": [*sketch.names, *fields, keep("datum.cost > 0 && datum.value > 0")],
+        **sketch.by_hardware({"layer": layers}),
+    }
+
+
+def speed_up(sketch: Sketch, shown: DrawnMeasure) -> Spec:
+    """Return what speculation gains over none, by draft length and load."""
+    lens = sketch.study.draft_lens
+    order = sorted(range(len(lens)), key=lambda p: (lens[p] is None, lens[p] or 0, p))
+    label = [sketch.axis(1).labels[p] if k is None else f"k = {k}" for p, k in enumerate(lens)]
+    open_mark = literal({"stable": "", "overloaded": " ○", "undecided": " ?"})
+    sure = "datum.gain[metric][1]"
+    span = f"'; 95 %: ' + {number(sure)} + ' to ' + {number('datum.gain[metric][2]')}"
+    times = "'×' + format(datum.value, '.2f')"
+    fields = calculate(
+        value="datum.gain[metric][0]",
+        row=f"{literal(label)}[datum.p]",
+        strength="abs(log(datum.value))",
+        short=f"format(datum.value, '.2f') + {open_mark}[datum.state]",
+        text=f"datum.where + ': ' + {times} + ({sure} ? {span} : '') + datum.state_text",
+    )
+    names = list(dict.fromkeys(label[p] for p in order if p != sketch.study.baseline))
+    x = sketch.load_column()
+    y = category("row", None, sort=names)
+    ink = {"scale": {"type": "linear", "domain": [0, 1.1], "range": [0, 0.8], "clamp": True}}
+    fill = {
+        "color": {
+            "condition": {"test": "datum.value >= 1", "value": sketch.named("gain")},
+            "value": sketch.named("loss"),
+        },
+        "opacity": {"field": "strength", "type": "quantitative", "legend": None, **ink},
+        **TOLD,
+    }
+    layers = [mark("rect", fill), mark("text", {"text": {"field": "short"}, **TOLD})]
+    baseline = -1 if sketch.study.baseline is None else sketch.study.baseline
+    kept = keep(f"datum.p != {baseline} && datum.gain[metric] != null")
+    spec = {"layer": layers, "encoding": {"x": x, "y": y}}
+    return {
+        **params(shown),
+        "transform": [kept, *sketch.names, *fields],
+        **sketch.by_hardware(spec, ({"step": 52}, {"step": 27})),
+    }
+
+
+def crossover(sketch: Sketch, shown: DrawnMeasure) -> Spec:
+    """Return the best policy of each hardware at each load, and by how much it leads."""
+    fill = {"color": {**sketch.by_colour, "legend": None}, **TOLD}
+    detail = {"color": sketch.named("muted"), "fontSize": 10.5}
+    lines = {"policy": {"dy": -13, "fontWeight": "bold"}, "what": detail | {"dy": 1}}
+    lines["lead"] = detail | {"dy": 15}
+    room = {"expr": "bandwidth('x') - 6"}
+    layers = [
+        mark("rect", fill, opacity=0.18),
+        *(
+            mark("text", {"text": {"field": f}, **TOLD}, limit=room, **look)
+            for f, look in lines.items()
+        ),
+    ]
+    y = category("hardware", None, sort=sketch.axis(0).labels)
+    return {
+        **params(shown),
+        "transform": [*_WINNERS, *sketch.names, *_lead_texts(literal(sketch.axis(1).labels))],
+        "layer": layers,
+        "encoding": {"x": sketch.load_column(), "y": y},
+        "width": {"step": 116},
+        "height": {"step": 54},
+    }
+
+
+_WINNERS = [
+    keep("datum.rank[metric] != null"),
+    *calculate(value="datum.mean[metric]", rank_here="datum.rank[metric]"),
+    {
+        "window": [
+            {"op": "row_number", "as": "place"},
+            {"op": "lead", "field": "value", "as": "next"},
+            {"op": "lead", "field": "p", "as": "next_p"},
+        ],
+        "sort": [{"field": "rank_here"}],
+        "groupby": ["h", "l"],
+    },
+    keep("datum.place == 1"),
+]
+"""Leave the best of each hardware and load, which know who is next."""
+
+
+def _lead_texts(policies: str) -> list[Spec]:
+    lead = "(low ? datum.next / datum.value : datum.value / datum.next)"
+    tied = "indexof(datum.ties[metric] || [], datum.next_p) >= 0"
+    ahead = f"({tied} ? '= ' + {policies}[datum.next_p] : '×' + format({lead}, '.2f'))"
+    what, other = (f"{number(each)} + ' ' + unit" for each in ("datum.value", "datum.next"))
+    next_text = f"'; next: ' + {policies}[datum.next_p] + ', ' + {other}"
+    tie_text = "'; the paired 95 % interval of the difference includes 0'"
+    told = f"(datum.next == null ? '' : {next_text}) + ({tied} ? {tie_text} : '')"
+    is_over = "datum.state == 'overloaded' ? 'all overloaded'"
+    return calculate(
+        what=what,
+        lead=f"{is_over} : datum.next == null ? '' : {ahead}",
+        text=f"datum.where + ': ' + {what} + {told} + datum.state_text",
+    )
+
+
+def capacity(sketch: Sketch) -> Spec:
+    """Return what one replica sustains, of the rows ``results`` of a capacity plan."""
+    assert sketch.study.capacity is not None
+    title = f"{sketch.axis(2).unit} that one {sketch.study.capacity['unit']} sustains"
+    x = quantity("sustained", title, scale={"zero": True})
+    fields = calculate(h="datum.places[0]", p="datum.places[1]", l="0", state="'stable'")
+    bar = {"color": sketch.by_colour, **TOLD}
+    return {
+        "transform": [*fields, *sketch.names],
+        "layer": [
+            mark("bar", bar),
+            mark("text", {"text": {"field": "short"}}, align="left", dx=5),
+        ],
+        "encoding": {
+            "x": x,
+            "y": category("hardware", None, sort=sketch.axis(0).labels),
+            "yOffset": category("policy", sort=sketch.axis(1).labels),
+        },
+        "width": 520,
+        "height": {"step": 24, "for": "offset"},
+    }
