@@ -49,6 +49,13 @@ class Settings(BaseModel):
                 found.append(InitErrorDetails(type=kind, loc=each["loc"], input=each["input"]))
         raise ValidationError.from_exception_data(cls.__name__, found)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """Return a copy with other values, without what was worked out of the old ones."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in vars(copied).keys() - type(self).model_fields.keys():
+            del vars(copied)[name]
+        return copied
+
 
 def _unknown(key: object, known: list[str]) -> InitErrorDetails:
     context = {

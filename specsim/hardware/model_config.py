@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from specsim.core.errors import ProfileError
+from specsim.core.reading import short
 
 # Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
 _ALIASES = {
@@ -56,12 +57,18 @@ _NOT_MODELLED = {
     "hidden_size_per_layer_input": "an embedding of each layer",
     "enable_moe_block": "experts beside a dense MLP",
 }
+_DENSE_OR_NOT = {"mlp_layer_types": ("dense", "sparse"), "moe_layer_freq": (0, 1)}
 _OTHER_PARTS = ("vision_config", "audio_config")
 _GATED_ATTENTION = {"beam"}  # whose configs do not tell
 
 
-def _text_part(data: dict[str, Any]) -> dict[str, Any]:
+def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the language model of one that reads images, too, with what holds for all parts."""
+    if not isinstance(data["text_config"], dict):
+        raise ProfileError(
+            f"{source}: text_config = {short(data['text_config'])}: must be a mapping, the fields "
+            "of the language model; correct it"
+        )
     numbers = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
     of_all = {name: data[name] for name in (*numbers, *_OTHER_PARTS) if name in data}
     return {"_name_or_path": data.get("_name_or_path"), **of_all, **data["text_config"]}
@@ -71,10 +78,8 @@ class HuggingFaceConfig:
     """A ``config.json``; errors name its source."""
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
-        if isinstance(data.get("text_config"), dict) and "hidden_size" not in data:
-            data, source = _text_part(data), f"{source}, text_config"
-        if any(part in data for part in _OTHER_PARTS):
-            source += " (weights of parts for images and sound are not counted)"
+        if data.get("text_config") is not None and data.get("hidden_size") is None:
+            data, source = _text_part(data, source), f"{source}, text_config"
         self._source, self._type = source, str(data.get("model_type"))
         names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
@@ -106,8 +111,12 @@ class HuggingFaceConfig:
             **self._latent_widths(),
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(),
-            "source": self._source,
+            "source": self._source + self._left_out(),
         }
+
+    def _left_out(self) -> str:
+        has_others = any(part in self._data for part in _OTHER_PARTS)
+        return " (weights of parts for images and sound are not counted)" if has_others else ""
 
     def _check_modelled(self) -> None:
         if "draft_vocab_size" in self._data:
@@ -129,21 +138,32 @@ class HuggingFaceConfig:
                 "is not modelled; fit a profile to measured steps instead"
             )
         for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
-            if self._data.get(name, 1) != 1 and not isinstance(self._data[name], list):
+            if self._data.get(name, 1) != 1 and name not in self._listed_layers():
                 raise self._in_turn(name)
+
+    def _listed_layers(self) -> list[str]:
+        """Return the fields that tell layer by layer which have experts."""
+        is_list = isinstance(self._data.get("moe_layer_freq"), list)
+        return [*self._given("mlp_layer_types"), *(["moe_layer_freq"] if is_list else [])]
 
     def _dense_layers(self) -> dict[str, int]:
         """Return how many layers come before those with experts, where that is told layer by layer.
 
         A ProfileError if layers with and without experts take turns.
         """
-        for name in ("mlp_layer_types", "moe_layer_freq"):
-            layers = self._data.get(name)
-            if isinstance(layers, list):
-                is_dense = [each in ("dense", 0) for each in layers]
-                if is_dense == sorted(is_dense, reverse=True):
-                    return {"first_k_dense_replace": sum(is_dense)}
+        num_layers = self._count("num_hidden_layers")
+        for name in self._listed_layers():
+            layers, words = self._data[name], _DENSE_OR_NOT[name]
+            is_list = isinstance(layers, list) and len(layers) == num_layers
+            if not is_list or any(each not in words for each in layers):
+                raise ProfileError(
+                    f"{self._source}: {name} = {short(layers)}: must be a list of {words[0]!r} or "
+                    f"{words[1]!r} for each of num_hidden_layers = {num_layers}; correct it"
+                )
+            is_dense = [each == words[0] for each in layers]
+            if is_dense != sorted(is_dense, reverse=True):
                 raise self._in_turn(name)
+            return {"first_k_dense_replace": sum(is_dense)}
         return {}
 
     def _in_turn(self, name: str) -> ProfileError:

@@ -28,6 +28,13 @@ def test_each_kind_of_step_has_its_own_coefficients() -> None:
     assert model.forward_time(both) == pytest.approx([2e-3, 5e-3])
 
 
+def test_a_copy_with_another_number_has_another_time() -> None:
+    load = StepLoad(0, 3, 3)
+    assert PER_TOKEN.forward_time(load) == pytest.approx(3e-3)
+    slower = PER_TOKEN.model_copy(update={"gamma_us": 2000.0})
+    assert slower.forward_time(load) == pytest.approx(6e-3)
+
+
 def test_a_model_has_a_formula() -> None:
     class Nothing(LatencyModel):
         kind: str = "nothing"

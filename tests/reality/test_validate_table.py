@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, Run, data_folder, load_script, needs
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
+from specsim.hardware import load_model
 from specsim.profile import load_profile
 from specsim.reality.validation import (
     MeasuredLengths,
@@ -413,6 +414,8 @@ def test_rows_of_something_else_are_refused(
         ("b200/qwen3-8b-fp8", "FP8 dynamic weights", "BF16"),
         ("h200/gpt-oss-120b", "MXFP4 (VLLM_MXFP4_USE_MARLIN=1)", "fp8"),
         ("h200/deepseek-v3-tp8", "fp8", "nvfp4"),
+        ("h200/llama-3.1-8b", "kv fp8", "GPTQ-Int8"),
+        ("b200/qwen3-8b-fp8", "fp8_block", "FP8 KV, bf16 weights"),
     ],
 )
 def test_bits_of_weights_follow_from_their_memory(
@@ -424,6 +427,15 @@ def test_bits_of_weights_follow_from_their_memory(
         check_same([one(tmp_path, **own, quantisation=cell)], known)
     with pytest.raises(ProfileError, match=r"quantisation = .* weights have"):
         check_same([one(tmp_path, **own, quantisation=other)], known)
+
+
+def test_weights_of_32_bits_are_no_16(tmp_path: Path) -> None:
+    shape = load_model("llama-3.1-8b").model_copy(update={"torch_dtype": "float32"})
+    (tmp_path / "llama-3.1-8b.json").write_text(shape.model_dump_json())
+    update = {"model": str(tmp_path / "llama-3.1-8b.json"), "weights_gib": None}
+    profile = load_profile(PROFILE).model_copy(update=update)
+    with pytest.raises(ProfileError, match="weights have 32 bits"):
+        check_same([one(tmp_path, model="llama-3.1-8b", quantisation="bf16")], profile)
 
 
 @pytest.mark.parametrize(

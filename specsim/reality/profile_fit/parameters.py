@@ -131,6 +131,5 @@ def _replaced(part: Any, path: tuple[str, ...], value: Any) -> Any:
         part if isinstance(part, dict) else {n: getattr(part, n) for n in type(part).model_fields}
     )
     inner = _replaced(fields[name], tuple(rest), value) if rest else value
-    # Not `model_copy`: it would keep what a latency model has computed from the old values.
     made = {**fields, name: inner}
     return made if isinstance(part, dict) else type(part).model_validate(made)

@@ -37,11 +37,13 @@ DRAWS = 3
 64 requests, half of which wait for a step more, the median is either."""
 _NODES = 400
 _BITS = re.compile(
-    r"\b(?:(bf16|bfloat16|fp16|float16)|(fp8|w8a8|w8a16|int8)|(w4a16|int4|awq|gptq|mxfp4|nvfp4|fp4))\b",
+    r"(?<!kv )(?<!kv cache )(?<![a-z0-9])"
+    r"(?:(bf16|bfloat16|fp16|float16)|(fp8|w8a8|w8a16|(?:gptq[-_ ])?int8)"
+    r"|(w4a16|int4|awq|gptq|mxfp4|nvfp4|fp4))(?![a-z0-9]| kv)",
     re.IGNORECASE,
 )
-"""How the weights, of which a cell speaks first, are stored;"""
-_GROUPS = {16: 1, 8: 2, 4: 3}  # by bits
+"""How a cell says that weights are stored, first of all; what is said of the KV cache aside."""
+_GROUPS = {16: 1, 8: 2, 4: 3}  # of `_BITS`, by bits
 _RECORD = "table"
 _COUNTERS = frozenset(
     {"engine_steps", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens"}
@@ -305,29 +307,30 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
 
 
 def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
-    """Raise a ProfileError for a run whose weights have another number of bits, or no graphs.
-
-    The bits of the profile's weights follow from their memory, embeddings apart, which keep 16.
-    """
-    eager = getattr(profile.target, "decodes_at_least_us", 0.0) > 0.0
+    """Raise a ProfileError for a run whose weights have another number of bits, or no graphs."""
+    has_graphs = not getattr(profile.target, "decodes_at_least_us", 0.0)
     bits = _weight_bits(profile)
     for run in runs:
         said = _BITS.search(run.cells.get("quantisation", ""))
-        if bits and said and said.lastindex != _GROUPS[bits]:
+        if bits and said and said.lastindex != _GROUPS.get(bits):
             raise ProfileError(
                 f"{run.place}: quantisation = {run.cells['quantisation']!r}, but the profile's "
                 f"weights have {bits} bits; name a profile with such weights (profile build "
                 "--dtype), or keep its rows only (--rows quantisation=...)"
             )
-        if run.is_eager and not eager:
+        if run.is_eager and has_graphs:
             raise ProfileError(
-                f"{run.place}: enforce_eager is on, but the profile has CUDA graphs; build one "
-                "without (--kernel graphs=none), or leave such rows out (--rows enforce_eager=off)"
+                f"{run.place}: enforce_eager is on, but nothing says that the profile is without "
+                "CUDA graphs; build one without (--kernel graphs=none), leave such rows out "
+                "(--rows enforce_eager=off), or empty the cell if the profile was fitted to them"
             )
 
 
 def _weight_bits(profile: Profile) -> int | None:
-    """Return 16, 8 or 4, whatever is nearest; None where the memory of the weights is not known."""
+    """Return how many bits the profile's weights have; None where their memory is not known.
+
+    Of 16, 8 and 4 the nearest to what the memory says, embeddings apart, which keep 16.
+    """
     try:
         shape = load_model(profile.model)
     except SpecsimError:
