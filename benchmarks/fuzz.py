@@ -288,6 +288,9 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", help="Run these cases again.")
     parser.add_argument("--details", type=Path, help="Write what was found here, as JSON.")
     options = parser.parse_args()
+    for name in ("number", "workers"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     with tempfile.TemporaryDirectory(prefix="specsim-fuzz-") as root:
         os.environ.setdefault("SPECSIM_CACHE_DIR", os.path.expanduser("~/.cache/specsim"))
         os.environ["FUZZ_RESULTS"] = f"{root}/valid"

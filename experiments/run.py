@@ -212,6 +212,10 @@ def parsed(known: dict[str, Declared]) -> argparse.Namespace:
     for name in options.names:
         if name not in known:
             parser.error(f"{name}: is not in experiments.yaml, which has {', '.join(known)}")
+    if options.workers < 1:
+        parser.error(f"--workers {options.workers}: must be at least 1")
+    if options.part is not None and not options.part > 0:
+        parser.error(f"--part {options.part:g}: must be above 0 minutes")
     return options
 
 

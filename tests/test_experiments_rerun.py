@@ -65,6 +65,13 @@ def run_script(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str)
     return int(stop.value.code or 0)
 
 
+@pytest.mark.parametrize("words", [("--workers", "0"), ("--part", "nan"), ("--part", "-1")])
+def test_options_of_nothing_are_refused(
+    own: ModuleType, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    assert run_script(own, monkeypatch, *words) == 2
+
+
 def test_every_experiment_is_declared_and_what_it_writes_is_kept(
     load: Callable[[str], Any],
 ) -> None:

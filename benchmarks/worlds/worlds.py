@@ -162,6 +162,9 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", help="Look at these worlds.")
     parser.add_argument("--shrink", action="store_true", help="Print what is wrong, made small.")
     options = parser.parse_args()
+    for name in ("number", "workers"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: must be at least 1")
     numbers = options.only or range(options.first, options.first + options.number)
     look_at(0)  # by now all is compiled
     found, refused, slowest = Counter[str](), Counter[str](), 0.0

@@ -73,4 +73,9 @@ def _lengths(cell: str) -> str:
 
 
 if __name__ == "__main__":
-    print(cleaned(Path(sys.argv[1]), Path(sys.argv[2])))
+    given = [Path(each) for each in sys.argv[1:]]
+    if len(given) != 2 or not given[0].is_file() or not given[1].is_dir():
+        sys.exit("clean.py: takes a table and a folder that is there: clean.py TABLE.csv FOLDER")
+    if given[1].samefile(given[0].parent):
+        sys.exit(f"clean.py: {given[0]} would be overwritten; name another folder")
+    print(cleaned(*given))

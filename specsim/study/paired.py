@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from specsim.core.errors import ConfigError
 from specsim.run.experiment import Experiment
 
 _T_95 = (
@@ -31,8 +32,10 @@ def replicated(
     """Return an experiment once per replication; replication i has the experiment's seed plus i.
 
     So whatever else is varied meets the same requests and luck (common random numbers). A
-    ConfigError from `source` if the changes do not go with it.
+    ConfigError from `source` if the changes do not go with it, or without a replication.
     """
+    if replications < 1:
+        raise ConfigError(f"{source}: replications = {replications} must be at least 1")
     seeds = range(experiment.seed, experiment.seed + replications)
     return [experiment.replace(source, **changes, seed=seed) for seed in seeds]
 

@@ -153,6 +153,8 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
     assert len(compare(tiny(), "off", replications=1).results) == 1
     with pytest.raises(ConfigError, match="'off', which speed-ups are over, is missing"):
         compare(tiny(), {"a": Off()}, replications=1)
+    with pytest.raises(ConfigError, match="--policies off: replications = 0 must be at least 1"):
+        compare(tiny(), ["off"], replications=0)
 
 
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:
