@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.step import Ints
-from specsim.results.scratch import Scratch
+from specsim.results.array_file import ArrayFile
 
 _COLUMNS = {"at": np.float64, "lens": np.uint8, "drafted": np.uint8, "accepted": np.uint8}
 
@@ -64,7 +64,7 @@ class DeliveryFile:
     """The deliveries of a run of which some requests end after others; few are ever in memory."""
 
     def __init__(self) -> None:
-        self._file = Scratch("the times of tokens do", "--no-details")
+        self._file = ArrayFile("the times of tokens do", "--no-details")
         self._parts: list[_Part] = []
 
     def add(self, requests: Ints, packed: Deliveries) -> None:

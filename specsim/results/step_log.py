@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.results.scratch import Scratch
+from specsim.results.array_file import ArrayFile
 
 STEPS_NOT_KEPT = "the steps of this run were not kept; simulate(..., keeps_steps=True) keeps them"
 """Error of whoever asks for them all the same."""
@@ -42,7 +42,7 @@ class StepLog:
         self._num_in_memory = 0
         self._segments: list[list[_Segment]] = [[] for _ in range(num_replicas)]
         self._num_in_file = 0
-        self._file = Scratch("the steps do", "--no-steps")
+        self._file = ArrayFile("the steps do", "--no-steps")
 
     def __len__(self) -> int:
         return self._num_in_file + self._num_in_memory

@@ -1,4 +1,4 @@
-"""Scratch: arrays in a temporary file, for what would not fit into memory."""
+"""Arrays in a temporary file, for what would not fit into memory."""
 
 import tempfile
 import weakref
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError
 
 
-class Scratch:
+class ArrayFile:
     """A temporary file of arrays, made when it is first needed, which goes with this object.
 
     Args:
