@@ -19,7 +19,7 @@ from specsim.study.capacity import (
     parse_slo,
 )
 from specsim.study.compare import chosen_policies
-from specsim.study.gate import GateResults, Suite, run_suite
+from specsim.study.gate import GateResults, Suite, parse_tolerances, run_suite
 from specsim.study.gate.verdict import GateVerdict, check_same_suite, judge
 from specsim.study.plan import Plan, Question, make_plan
 from specsim.study.plan.command import read_command
@@ -157,12 +157,16 @@ def gate(
     """Say whether a suite, run with the seeds of a baseline, is worse.
 
     Args:
-        suite: A YAML file, or the results of one, JSON, which are compared as they are.
+        suite: A YAML file, or the results of one, JSON, which are compared as they are, without
+            overrides.
         tolerances: By metric, in place of the suite's own.
     """
     before = baseline if isinstance(baseline, GateResults) else GateResults.load(Path(baseline))
-    path, given, set_fields = Path(suite), dict(tolerances or {}), list(overrides)
+    path, set_fields = Path(suite), list(overrides)
+    given = parse_tolerances(f"{name}={share}" for name, share in (tolerances or {}).items())
     if path.suffix == ".json":
+        if set_fields:
+            raise ConfigError("--set: cannot be used with results; name a suite, YAML")
         return judge(before, GateResults.load(path), before.tolerances | given)
     current = Suite.load(path, set_fields)
     notes = check_same_suite(before, current)

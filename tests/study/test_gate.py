@@ -102,6 +102,14 @@ def test_scenarios_run_with_the_seeds_of_the_baseline(
     given = gate(tmp_path / "b.json", path, overrides=["seed=17"], tolerances={"mean_e2el_ms": 9.0})
     assert {each.tolerance for each in given.comparisons if each.metric == "mean_e2el_ms"} == {9.0}
     assert gate(tmp_path / "b.json", tmp_path / "b.json").is_passed  # results, compared as they are
+    wrong: dict[str, Any]
+    for wrong, words in (
+        ({"overrides": ["seed=17"]}, "--set: cannot be used with results"),
+        ({"tolerances": {"nope": 0.1}}, "--tolerance nope=0.1: no metric 'nope'"),
+        ({"tolerances": {"mean_e2el_ms": -1}}, "--tolerance mean_e2el_ms=-1: expected METRIC"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            gate(tmp_path / "b.json", tmp_path / "b.json", **wrong)
 
 
 def test_replications_that_are_not_used_are_told(cli: Run, suite: Callable[..., Path]) -> None:
