@@ -321,8 +321,8 @@ def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
         if run.is_eager and has_graphs:
             raise ProfileError(
                 f"{run.place}: enforce_eager is on, but nothing says that the profile is without "
-                "CUDA graphs; build one without (--kernel graphs=none), leave such rows out "
-                "(--rows enforce_eager=off), or empty the cell if the profile was fitted to them"
+                "CUDA graphs; build one without (--kernel graphs=none), leave such rows out, "
+                "or empty the cell if the profile was fitted to such runs"
             )
 
 
