@@ -240,13 +240,21 @@ def parity(
 
     Exits with 1 at the first difference, and prints it in full.
     """
-    from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
+    from specsim.reality.parity import (
+        as_in_log,
+        compare_logs,
+        load_log,
+        load_scenario,
+        run_scenario,
+    )
 
     parsed = load_scenario(scenario)
     beside = scenario.with_name(scenario.name.replace(".scenario.", ".log."))
     if log is None and beside != scenario and beside.exists():
         log = beside
     theirs = load_log(log) if log is not None else None
+    if log is not None and theirs is not None:
+        parsed = as_in_log(parsed, theirs, log)
     with spinner("replaying"):
         ours = run_scenario(parsed)
     if out is not None:

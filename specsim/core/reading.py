@@ -5,11 +5,13 @@ all. What exceeds a limit is an error of one line, found before it costs time or
 """
 
 import csv
+import gzip
 import json
 import os
 import re
 import stat
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -58,12 +60,23 @@ def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a document; an UnreadableError if it is too large or not UTF-8."""
+    """Return the text of a document; an UnreadableError if it is too large or not UTF-8.
+
+    It is compressed if the path ends in ``.gz``.
+    """
     check_file(path, MAX_TEXT_BYTES)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        if path.suffix != ".gz":
+            return path.read_text(encoding="utf-8-sig")
+        with gzip.open(path, "rt", encoding="utf-8-sig") as file:
+            text = file.read(MAX_TEXT_BYTES + 1)
     except UnicodeDecodeError as problem:
         raise UnreadableError("is not a UTF-8 text file") from problem
+    except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
+        raise UnreadableError("is not gzip, or not all of it; compress it anew") from problem
+    if len(text) > MAX_TEXT_BYTES:
+        raise UnreadableError("holds more than the 64 MiB that are read; split it")
+    return text
 
 
 def parse_yaml(text: str) -> Any:

@@ -113,23 +113,30 @@ class Request:
         total = (self.prompt_len + self.output_len) // block_size
         return [*shared, *own[len(shared) : total]]
 
-    def shared_block_keys(self, block_size: int) -> list[BlockKey]:
-        """Return the keys of the leading blocks that other requests may share."""
+    def shared_block_keys(self, block_size: int, lookahead_len: int = 0) -> list[BlockKey]:
+        """Return the keys of the leading blocks that other requests may share.
+
+        Args:
+            lookahead_len: Tokens after a block that have to be the same, too.
+        """
         if self.prompt_token_ids is not None:
             known = [self.prompt_token_ids]
             if self.output_token_ids is not None:
                 known.append(self.output_token_ids)
-            return _chained_keys(np.concatenate(known), block_size)
+            return _chained_keys(np.concatenate(known), block_size, lookahead_len)
         if self.prefix_ids is not None:
-            return self._prefix_keys(self.prefix_ids, block_size)
+            return self._prefix_keys(self.prefix_ids, block_size, lookahead_len)
         if self.shared_len is not None and self.session is not None:
-            ends = range(block_size, self.prompt_len + self.output_len + 1, block_size)
+            first = block_size + lookahead_len
+            ends = range(first, self.prompt_len + self.output_len + 1, block_size)
             return [(-1 if end <= self.shared_len else self.session, end) for end in ends]
         return []
 
-    def _prefix_keys(self, prefix: PrefixIds, block_size: int) -> list[BlockKey]:
+    def _prefix_keys(
+        self, prefix: PrefixIds, block_size: int, lookahead_len: int
+    ) -> list[BlockKey]:
         keys: list[BlockKey] = []
-        for end in range(block_size, self.prompt_len + 1, block_size):
+        for end in range(block_size + lookahead_len, self.prompt_len + 1, block_size):
             piece = (end - 1) // prefix.block_size
             if piece >= len(prefix.hash_ids):  # a last, shorter piece may have no id
                 break
@@ -137,13 +144,14 @@ class Request:
         return keys
 
 
-def _chained_keys(token_ids: NDArray[np.int64], block_size: int) -> list[BlockKey]:
+def _chained_keys(
+    token_ids: NDArray[np.int64], block_size: int, lookahead_len: int
+) -> list[BlockKey]:
     data = np.ascontiguousarray(token_ids, dtype=np.int64).tobytes()
-    width = block_size * 8
     keys: list[BlockKey] = []
-    parent = b""
-    for start in range(0, len(data) - width + 1, width):
-        parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
+    parent, start = b"", 0
+    for end in range((block_size + lookahead_len) * 8, len(data) + 1, block_size * 8):
+        parent, start = blake2b(parent + data[start:end], digest_size=16).digest(), end
         keys.append(parent)
     return keys
 

@@ -76,7 +76,7 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     """Return the mapping that a YAML or JSON file holds; raise `error` if it holds none."""
     try:
         text = read_text(path)
-        data = parse_json(text) if path.suffix == ".json" else parse_yaml(text)
+        data = parse_json(text) if ".json" in path.suffixes[-2:] else parse_yaml(text)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from problem
     except UnreadableError as problem:

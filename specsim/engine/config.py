@@ -7,8 +7,10 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
+from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
+from specsim.engine.versions import RULES, VllmVersion
 from specsim.hardware.kv_groups import (
     CHUNKED,
     SLIDING,
@@ -43,6 +45,8 @@ class EngineConfig(Settings):
     the experts, and make every forward pass together."""
     enable_expert_parallel: bool | None = None
     """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
+    vllm_version: VllmVersion = "0.32"
+    """Whose scheduler it is, where versions differ."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
     max_num_seqs: Slots | None = None
@@ -101,6 +105,11 @@ class EngineConfig(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.scheduler == "prefill_first":
+            if "vllm_version" in self.model_fields_set:
+                raise ValueError(
+                    f"vllm_version = {self.vllm_version}: prefill_first is vLLM V0; leave one of "
+                    "them out"
+                )
             if (self.data_parallel_size or 1) > 1:
                 raise ValueError(
                     f"data_parallel_size = {self.data_parallel_size}: prefill_first (vLLM V0) has "
@@ -123,12 +132,48 @@ class EngineConfig(Settings):
                 "prefill_first or leave it out"
             )
         proposer = self.speculative_config
+        rules = RULES[self.vllm_version]
+        if proposer and proposer.disable_lookahead_block_hashes and not rules.hashes_look_ahead:
+            raise ValueError(
+                "speculative_config.disable_lookahead_block_hashes: there are none in vLLM "
+                f"{self.vllm_version}; set vllm_version to 0.33 or leave it out"
+            )
         if self.async_scheduling and proposer is not None and not proposer.supports_async:
             raise ValueError(
                 f"async_scheduling: vLLM does not combine it with method '{proposer.method}'; "
                 "set it false or leave it out"
             )
         return self
+
+    def behind_connector(self) -> Self:
+        """Return a copy as it is with a KV connector: its hashes do not look ahead."""
+        proposer = self.speculative_config
+        if proposer is None or not RULES[self.vllm_version].hashes_look_ahead:
+            return self
+        legacy = proposer.model_copy(update={"disable_lookahead_block_hashes": True})
+        return self.model_copy(update={"speculative_config": legacy})
+
+    def _version_limits(self, proposer: Proposer | None, lookahead_len: int) -> dict[str, int]:
+        """Return what follows from the version; V0 knows none of it."""
+        rules, drops = RULES[self.vllm_version], proposer is not None and proposer.drops_last_hit
+        looks_ahead = (
+            rules.hashes_look_ahead
+            and drops
+            and self.enable_prefix_caching
+            and self.kv_offload is None
+            and not (proposer and proposer.disable_lookahead_block_hashes)
+        )
+        skips = (
+            (IDLE if drops else SKIPPED) if rules.skips_drafts and lookahead_len else NOT_SKIPPED
+        )
+        return {
+            "drops_last_hit": drops and not looks_ahead,
+            "hash_lookahead_len": int(looks_ahead),  # such a drafter reads one token ahead
+            "passes_on": rules.passes_on,
+            "publishes_outputs": rules.publishes_outputs and proposer is not None,
+            "keeps_below_junction": rules.keeps_below_junction,
+            "skips_drafts": skips,
+        }
 
     def kv_layers(
         self, layers: Sequence[KVLayers], proposer: Proposer | None
@@ -277,7 +322,7 @@ class EngineConfig(Settings):
             "max_model_len": self.max_model_len,
             "num_blocks": self.num_gpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
-            "drops_last_hit": proposer is not None and proposer.drops_last_hit,
+            **self._version_limits(proposer, lookahead_len),
             "drops_in_last": proposer is not None and proposer.drops_in_last_group,
             "retention_len": -1 if interval == "dense" else interval or 0,
             "watermark_blocks": self.watermark * self.num_gpu_blocks,

@@ -5,6 +5,7 @@ others are asked in Python.
 """
 
 from specsim.core.compiled import inner
+from specsim.engine.engine_limits import IDLE
 from specsim.engine.table import Table
 from specsim.latency._form import composed_time, forward_time
 from specsim.profile.step_time import (
@@ -116,7 +117,7 @@ def _draft_time(table: Table, target_time: float) -> float:
     current, rows = table.state[0].current, table.rows
     step = table.steps[current]
     longest = tokens = 0
-    for place in range(step.num_requests):
+    for place in range(step.num_requests if step.skips_drafts != IDLE else 0):
         asked_len = table.entries[current, place].asked_len
         longest = max(longest, asked_len)
         tokens += asked_len

@@ -74,9 +74,12 @@ def _settle(table: Table, row: int, rejected_len: int, emitted_len: int) -> None
     sequence.computed_len -= rejected_len
     if sequence.placeholder_len:
         sequence.placeholder_len -= rejected_len + emitted_len
-        settled_len = sequence.computed_len - sequence.placeholder_len
-        if settled_len >= sequence.next_publish_len:
-            publish(table, row, settled_len)
+    elif not table.limits[0].publishes_outputs:
+        return
+    # What was emitted last has not been computed, even if more was accepted.
+    settled_len = min(sequence.computed_len - sequence.placeholder_len, sequence.known_len - 1)
+    if settled_len >= sequence.next_publish_len:
+        publish(table, row, settled_len)
 
 
 @inner

@@ -2,6 +2,10 @@
 
 from typing import Protocol
 
+NOT_SKIPPED, SKIPPED, IDLE = range(3)
+"""Of drafts that nobody can use: they are made; the scheduler says that they need not be; and the
+drafter heeds it."""
+
 
 class Limits(Protocol):
     """Everything that bounds a step, in vLLM's own terms, and how the engine runs."""
@@ -19,6 +23,12 @@ class Limits(Protocol):
     enable_prefix_caching: int
     drops_last_hit: int
     """EAGLE-type drafters recompute the last block of a hit to have its hidden states."""
+    hash_lookahead_len: int
+    """Tokens after a block that its identity covers, `versions.Rules.hashes_look_ahead`."""
+    passes_on: int  # these are of `specsim.engine.versions.Rules`
+    publishes_outputs: int
+    keeps_below_junction: int
+    skips_drafts: int  # `NOT_SKIPPED`, `SKIPPED` or `IDLE`
     drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
     retention_len: int
     """Tokens after which a sliding window's prefix is kept for others (vLLM: prefix cache retention

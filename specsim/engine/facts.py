@@ -25,8 +25,19 @@ class Facts:
     """No request is longer, max_tokens included, tokens."""
 
     @classmethod
-    def of(cls, requests: Sequence[Request], block_size: int, *, with_keys: bool) -> "Facts":
-        """Return the facts of a run, with keys if prefixes are cached."""
+    def of(
+        cls,
+        requests: Sequence[Request],
+        block_size: int,
+        *,
+        with_keys: bool,
+        lookahead_len: int = 0,
+    ) -> "Facts":
+        """Return the facts of a run, with keys if prefixes are cached.
+
+        Args:
+            lookahead_len: Tokens after a block that its key covers.
+        """
         columns = Columns.of(requests)
         rows = np.zeros(len(requests), dtype=ARRAY_TYPES["facts"][0])
         rows["prompt_len"] = columns.prompt_lens
@@ -42,7 +53,7 @@ class Facts:
         rows["key_at"] = 1
         keys = np.zeros(1, dtype=np.int64)
         if with_keys and columns.may_share:
-            keys = _shared_keys(requests, block_size, rows)
+            keys = _shared_keys(requests, block_size, lookahead_len, rows)
         return cls(rows, keys, starts, longest_len)
 
     @property
@@ -51,14 +62,16 @@ class Facts:
         return int(self.starts[-1])
 
 
-def _shared_keys(requests: Sequence[Request], block_size: int, rows: NDArray[np.void]) -> Ints:
+def _shared_keys(
+    requests: Sequence[Request], block_size: int, lookahead_len: int, rows: NDArray[np.void]
+) -> Ints:
     """Return the block keys that requests may share, numbered; enter in `rows` whose they are."""
     numbers: dict[BlockKey, int] = {}
     keys: list[Ints] = [np.zeros(1, dtype=np.int64)]
     size = 1
     for index, request in enumerate(requests):
         rows["key_at"][index] = size
-        if found := request.shared_block_keys(block_size):
+        if found := request.shared_block_keys(block_size, lookahead_len):
             mine = [-1 - numbers.setdefault(key, len(numbers)) for key in found]
             keys.append(np.array(mine, dtype=np.int64))
             rows["num_keys"][index] = len(mine)

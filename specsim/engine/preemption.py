@@ -4,6 +4,7 @@ Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py schedule``, the part about runn
 """
 
 from specsim.core.compiled import inner
+from specsim.engine.draft import mind_use_of_drafts
 from specsim.engine.kv import extend, release
 from specsim.engine.loading import is_in_flight
 from specsim.engine.table import NO_ROW, RUNNING, Table
@@ -60,6 +61,8 @@ def _withdraw(table: Table, row: int) -> None:
         place += 1
     if place == step.num_requests:
         return
+    if step.skips_drafts:
+        mind_use_of_drafts(table, place)  # it counts, as in vLLM, though it goes
     scheduled_len = table.entries[state.current, place].scheduled_len
     for later in range(place + 1, step.num_requests):
         table.entries[state.current, later - 1] = table.entries[state.current, later]

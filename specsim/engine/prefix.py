@@ -153,14 +153,15 @@ def publish(table: Table, row: int, end_len: int) -> None:
     known_len, size = min(end_len, sequence.known_len), limits.hash_block_size
     if known_len < sequence.next_publish_len:
         return
-    num_hashes = known_len // size
+    hashed_len = min(known_len, sequence.known_len - limits.hash_lookahead_len)
+    num_hashes = hashed_len // size
     sequence.next_publish_len = (num_hashes + 1) * size
     if limits.num_groups == 1:
         _publish_in(table, row, 0, num_hashes)
         return
     whole_len = _whole_len(table, known_len)
     for number in range(limits.num_groups):
-        group, publish_len = table.groups[number], whole_len
+        group, publish_len = table.groups[number], min(whole_len, hashed_len)
         if group.drops and whole_len:
             # A lookup that drops a block looks one further.
             publish_len = min(known_len, whole_len + group.block_size)
@@ -211,7 +212,7 @@ def _is_kept(table: Table, row: int, number: int, place: int) -> bool:
         return True
     if limits.retention_len < 0:
         return False
-    if sequence.junction_len and _is_before(table, number, place, sequence.junction_len):
+    if sequence.junction_len and _is_before_junction(table, row, number, place):
         return True
     prompt_len = sequence.prompt_len
     if not limits.drops_last_hit:
@@ -221,6 +222,20 @@ def _is_kept(table: Table, row: int, number: int, place: int) -> bool:
     return _is_before(table, number, place, max(0, prompt_len - 1 - before)) or _is_before(
         table, number, place, max(0, prompt_len - before)
     )
+
+
+@inner
+def _is_before_junction(table: Table, row: int, number: int, place: int) -> bool:
+    """Return whether a window needs a block that begins anew where another request parted.
+
+    Where hits drop a block, one that parts right there needs the block below, too.
+    """
+    junction_len, group = table.sequences[row].junction_len, table.groups[number]
+    if _is_before(table, number, place, junction_len):
+        return True
+    if not (table.limits[0].keeps_below_junction and group.drops):
+        return False
+    return _is_before(table, number, place, junction_len - group.block_size)
 
 
 @inner

@@ -15,6 +15,7 @@ from specsim.core.compiled import as_records
 from specsim.core.step import Ints
 from specsim.engine.cost import read_prefixes
 from specsim.engine.draft import offer
+from specsim.engine.engine_limits import IDLE
 from specsim.engine.facts import Facts
 from specsim.engine.order import (
     ASK,
@@ -189,6 +190,8 @@ class PythonVerbs:
             read_prefixes(self._records())
         if self.speculation.is_shared_out or self.speculation.leaves_out:
             loads = self.speculation.drafter_loads(step)
+        if step.record["skips_drafts"] == IDLE:
+            loads = [(drafter, load, np.zeros_like(lens)) for drafter, load, lens in loads]
         draft_time = sum(
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)
             for drafter, load, draft_lens in loads

@@ -9,6 +9,7 @@ text-only decoder model, no pipeline parallelism.
 from math import nan
 
 from specsim.core.compiled import inner
+from specsim.engine.draft import find_use_of_drafts
 from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
 from specsim.engine.loading import begin_load, take_news
 from specsim.engine.preemption import have_blocks
@@ -67,6 +68,7 @@ def schedule(table: Table) -> None:
     step.has_chunk = 0
     step.preemptions = 0
     step.drafts_on_top = 0
+    step.skips_drafts = limits.skips_drafts
     step.alpha_estimate = nan
     if limits.prefill_first:
         _schedule_waiting(table)
@@ -82,6 +84,8 @@ def schedule(table: Table) -> None:
         context_tokens += entry.start
         batched_tokens += entry.scheduled_len
         prefill_tokens += entry.prefill_len
+    if limits.skips_drafts:
+        find_use_of_drafts(table)
     step.own_context_tokens = step.context_tokens = context_tokens
     step.drafter_context_tokens = context_tokens
     step.batched_tokens = step.drafter_batched_tokens = batched_tokens
@@ -136,6 +140,8 @@ def _schedule_running(table: Table) -> None:
             continue
         end_len = computed_len + scheduled_len
         if end_len + lookahead_len > sequence.capacity_len and not have_blocks(table, row, end_len):
+            if limits.passes_on and sequence.status != RUNNING:
+                continue  # it was its own victim
             break
         if end_len >= sequence.next_publish_len:
             publish(table, row, end_len)

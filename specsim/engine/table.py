@@ -187,6 +187,7 @@ class Step(Protocol):
     num_waiting: int
     free_blocks: int
     preemptions: int
+    skips_drafts: int  # `specsim.engine.engine_limits.SKIPPED` or `IDLE` if nobody can use drafts
     drafts_on_top: int  # whether drafts came on top of the token budget (vLLM V0)
     alpha_estimate: float  # what the policy believed about acceptance at its end
     drafts: int  # of this and the next five: without sequences that had ended before it came back

@@ -15,11 +15,12 @@ from specsim.lookup import Lookup
 
 _VLLM_FIELDS = {
     *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
+    "disable_lookahead_block_hashes",
     *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth"),
     "suffix_decoding_min_token_prob",
 }
-"""Of all proposers' fields, those of vLLM 0.32.0's ``config/speculative.py SpeculativeConfig``."""
+"""Of all proposers' fields, those of vLLM 0.33.0's ``config/speculative.py SpeculativeConfig``."""
 
 
 class Proposer(Member):
@@ -37,6 +38,9 @@ class Proposer(Member):
     """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""
     model: str | None = None
     """Name of the draft model or head; for the record, costs come from the profile."""
+    disable_lookahead_block_hashes: bool = False
+    """EAGLE and MTP, since vLLM 0.33: find cached prefixes as 0.32 does, without their last
+    block."""
     disable_mqa_scorer: bool = False
     """vLLM V0 only: verify by batch expansion, each draft token as a sequence of its own that
     reads the whole context again (0.6 ``spec_decode/batch_expansion.py``)."""

@@ -62,6 +62,7 @@ class Drafting:
             requests,
             deployment.setup.kv.hash_block_size,
             with_keys=deployment.engine.enable_prefix_caching,
+            lookahead_len=deployment.setup.limits["hash_lookahead_len"],
         )
         proposer, acceptance, policy = deployment.proposer, experiment.acceptance, deployment.policy
         if proposer is None or acceptance is None:

@@ -264,6 +264,7 @@ class Experiment(Settings):
         if pool.engine is not None:
             own = {field: getattr(pool.engine, field) for field in pool.engine.model_fields_set}
             engine = engine.model_copy(update=own)
+        engine = engine.behind_connector()
         return self.replace(
             f"pools.{name}",
             pools=None,

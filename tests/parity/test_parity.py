@@ -1,9 +1,10 @@
-"""Step by step what the real vLLM 0.32.0 scheduler did.
+"""Step by step what the real schedulers of vLLM 0.32.0 and 0.33.0 did.
 
 The scenarios in ``recorded`` are our own, made by ``record.py``; a larger set, which is not part of
 the project, is compared as well where it is at hand.
 """
 
+import gzip
 import json
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from conftest import data_folder
 
 from specsim.core.errors import TraceError
 from specsim.proposers import PROPOSERS
-from specsim.reality.parity import compare_logs, load_log, load_scenario, run_scenario
+from specsim.reality.parity import (
+    as_in_log,
+    compare_logs,
+    load_log,
+    load_scenario,
+    run_scenario,
+)
 
 OWN = Path(__file__).parent / "recorded"
 SHARED = data_folder().parent / "parity"
@@ -21,6 +28,14 @@ SCENARIOS = [
     path
     for folder in (OWN, SHARED, SHARED_GROUPS)
     for path in sorted(folder.glob("*.scenario.json"))
+]
+NEWER = data_folder().parent / "parity-vllm-0.33"
+"""What vLLM 0.33.0 made of the shared scenarios; of those with states, nothing is simulated."""
+IN_NEWER = [
+    (path, log)
+    for path in SCENARIOS
+    if path.parent != OWN
+    and (log := NEWER / path.name.replace(".scenario.json", ".log.json.gz")).exists()
 ]
 WITH_GROUPS = [path for path in SCENARIOS if load_scenario(path).engine.kv_groups]
 
@@ -31,6 +46,23 @@ def test_every_field_of_every_step_agrees(path: Path) -> None:
     ours = json.loads(json.dumps(run_scenario(load_scenario(path))))
     difference = compare_logs(ours, load_log(log))
     assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize(
+    ("path", "log"), IN_NEWER, ids=[path.name.split(".")[0] for path, _ in IN_NEWER]
+)
+def test_every_field_of_every_step_agrees_with_the_newer_version(path: Path, log: Path) -> None:
+    theirs = load_log(log)
+    ours = run_scenario(as_in_log(load_scenario(path), theirs, log))
+    difference = compare_logs(json.loads(json.dumps(ours)), theirs)
+    assert difference is None, str(difference)
+
+
+def test_the_recordings_of_the_newer_version_are_at_hand() -> None:
+    if not NEWER.exists():
+        pytest.skip(f"{NEWER} is not here (see SPECSIM_DATA)")
+    assert len(IN_NEWER) >= 43
+    assert all(load_log(log)["vllm_version"] == "0.33.0" for _, log in IN_NEWER)
 
 
 def test_the_recordings_cover_what_they_should() -> None:
@@ -121,6 +153,7 @@ def worked() -> tuple[dict, dict]:
         (lambda log: log["steps"][1]["sched"][0].__setitem__(3, 99), "request A, field sched.c"),
         (lambda log: log["steps"][1].__setitem__("t1", 0), "step 1, field t1"),
         (lambda log: log["steps"][1]["s"].__setitem__(3, 0), "step 1, field s"),
+        (lambda log: log["steps"][1].__setitem__("skip_drafts", True), "field skip_drafts"),
         (lambda log: log["steps"].pop(), "number of steps"),
         (lambda log: log["requests"][1].__setitem__("cached", 4), "request B, field cached"),
     ],
@@ -142,8 +175,26 @@ def test_a_bad_scenario_is_a_clear_error(tmp_path: Path, text: str, message: str
         load_scenario(path)
 
 
+def test_a_log_of_an_unknown_version_is_a_clear_error() -> None:
+    scenario, log = load_scenario(OWN / "worked.scenario.json"), {"vllm_version": "0.29.1"}
+    message = r"x.json: vllm_version = '0\.29\.1': known are 0\.32, 0\.33"
+    with pytest.raises(TraceError, match=message):
+        as_in_log(scenario, log, Path("x.json"))
+
+
 def test_a_bad_log_is_a_clear_error(tmp_path: Path) -> None:
     path = tmp_path / "bad.log.json"
     path.write_text('{"steps": 3}')
     with pytest.raises(TraceError, match="'steps' is not a list"):
         load_log(path)
+
+
+def test_a_log_may_be_compressed(tmp_path: Path) -> None:
+    text = (OWN / "worked.log.json").read_bytes()
+    path = tmp_path / "worked.log.json.gz"
+    path.write_bytes(gzip.compress(text))
+    assert load_log(path) == load_log(OWN / "worked.log.json")
+    for broken in (gzip.compress(text)[:-20], b"plain"):
+        path.write_bytes(broken)
+        with pytest.raises(TraceError, match="is not gzip, or not all of it"):
+            load_log(path)

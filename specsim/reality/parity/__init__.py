@@ -4,7 +4,8 @@ A scenario scripts everything but the scheduler: arrivals, step times in whole n
 drafts survive, how many are offered. The engine, event clock and scheduler are those of every
 other run. The log is compared field by field.
 
-Source of the recordings: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async_scheduler.py``.
+Source of the recordings: vLLM 0.32.0 and 0.33.0 ``v1/core/sched/scheduler.py`` and
+``async_scheduler.py``.
 """
 
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from pydantic import Field
 
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.core.errors import TraceError
+from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash, indexed_hashes
 from specsim.core.settings import Settings, load_mapping, validated
@@ -31,6 +33,7 @@ from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
+from specsim.engine.versions import RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
@@ -46,7 +49,8 @@ from specsim.results.records import ReplicaRecords
 from specsim.run.draft_sources import TableDrafts
 
 __all__ = [
-    "Difference", "Scenario", "compare_logs", "load_log", "load_scenario", "run_scenario",
+    "Difference", "Scenario", "as_in_log", "compare_logs", "load_log", "load_scenario",
+    "run_scenario",
 ]  # fmt: skip
 
 
@@ -83,6 +87,7 @@ class EngineScript(Settings):
     """The attention layers, from which vLLM forms the groups."""
     prefix_cache_retention_interval: int | None = 0
     """None: dense."""
+    vllm_version: VllmVersion = "0.32"
 
     def to_config(self) -> EngineConfig:
         renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
@@ -188,8 +193,19 @@ def load_scenario(path: Path) -> Scenario:
     with validated(str(path), TraceError):
         scenario = Scenario.model_validate(load_mapping(path, TraceError))
         scenario.engine.to_config()
-        _speculation(scenario.engine.spec)
+        _speculation(scenario)
         return scenario
+
+
+def as_in_log(scenario: Scenario, log: dict[str, Any], path: Path) -> Scenario:
+    """Return a scenario for the version of vLLM that a log is of; a TraceError if it is unknown."""
+    version = minor_version(log.get("vllm_version", scenario.engine.vllm_version))
+    if version not in RULES:
+        raise TraceError(
+            f"{path}: vllm_version = {short(log['vllm_version'])}: known are {', '.join(RULES)}"
+        )
+    engine = scenario.engine.model_copy(update={"vllm_version": version})
+    return scenario.model_copy(update={"engine": engine})
 
 
 @final
@@ -234,18 +250,22 @@ def _server(max_draft_len: int) -> ServerView:
     return ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
 
 
-def _speculation(spec: SpecScript | None) -> tuple[Policy, Proposer | None]:
+def _speculation(scenario: Scenario) -> tuple[Policy, Proposer | None]:
+    spec = scenario.engine.spec
     if spec is None:
         return Off(), None
     sizes = spec.per_batch_size
     policy = Static() if sizes is None else Schedule(ranges=sizes)
-    return policy, PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    # Loads come through a KV connector; see `EngineConfig.behind_connector`.
+    is_legacy = scenario.loads is not None
+    return policy, proposer.model_copy(update={"disable_lookahead_block_hashes": is_legacy})
 
 
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     """Run a scenario, with all invariants checked or not, and return its log as it is recorded."""
     spec = scenario.engine.spec
-    policy, proposer = _speculation(spec)
+    policy, proposer = _speculation(scenario)
     max_draft_len = policy.max_draft_len(spec.k if spec else 0)
     setup = scenario.engine.to_config().setup(
         proposer,
@@ -258,7 +278,10 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         proposer = _ScriptedNgram(num_speculative_tokens=max_draft_len, p_zero=p_zero, seed=seed)
     requests = list(map(scenario.request, range(len(scenario.requests))))
     facts = Facts.of(
-        requests, setup.kv.hash_block_size, with_keys=scenario.engine.enable_prefix_caching
+        requests,
+        setup.kv.hash_block_size,
+        with_keys=scenario.engine.enable_prefix_caching,
+        lookahead_len=setup.limits["hash_lookahead_len"],
     )
     luck = Luck(scenario.seed, _ACCEPTANCE)
     fates = _fates(scenario, requests, luck, max_draft_len)

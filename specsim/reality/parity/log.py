@@ -56,6 +56,7 @@ class LogWriter:
             self._num_blocks(replica, step),
             strict=True,
         )
+        skips = {"skip_drafts": True} if step.record["skips_drafts"] else {}
         self.steps.append(
             {
                 "i": index,
@@ -67,6 +68,7 @@ class LogWriter:
                 "preempted": self._preempted(replica, index),
                 "K": asked[0] if asked else replica.speculation.max_draft_len,
                 "s": self._state(replica),
+                **skips,
             }
         )
 
@@ -162,9 +164,9 @@ def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | N
     for number, (our_step, their_step) in enumerate(
         zip(ours["steps"], theirs["steps"], strict=False)
     ):
-        for field in their_step:
-            if our_step.get(field) != their_step[field]:
-                return _step_difference(number, field, our_step.get(field), their_step[field])
+        for field in (*their_step, "skip_drafts"):  # which is there only where it is true
+            if our_step.get(field) != their_step.get(field):
+                return _step_difference(number, field, our_step.get(field), their_step.get(field))
     counts = len(ours["steps"]), len(theirs["steps"])
     if counts[0] != counts[1]:
         return Difference(min(counts), None, "number of steps", *counts)
