@@ -58,7 +58,7 @@ KNOWN_TO_VLLM = {
     "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size",
     "prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_spec_factor",
     "suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob",
-    "suffix_decoding_max_cached_requests",
+    "suffix_decoding_max_cached_requests", "disable_lookahead_block_hashes",
 }  # fmt: skip
 
 
