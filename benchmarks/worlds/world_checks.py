@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
 from specsim.results.records import ReplicaRecords
+from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run
 from specsim.run.summary import Summary
 
@@ -29,6 +30,7 @@ def demand(holds: Any, name: str, what: str = "") -> None:
 def check_run(run: Run) -> None:
     """Raise if a run, made with ``check`` and ``keeps_deliveries``, contradicts itself."""
     summary = Summary(run)
+    _check_experiment(run)
     _check_requests(summary)
     _check_deliveries(summary)
     _check_steps(summary)
@@ -44,6 +46,15 @@ def check_run(run: Run) -> None:
         json.dumps(summary.data, allow_nan=False)
     except ValueError as error:
         raise Broken(f"summary: {error}") from error
+
+
+def _check_experiment(run: Run) -> None:
+    given = run.experiment.to_dict()
+    demand(
+        Experiment.parse(given, "again").to_dict() == given,
+        "experiment",
+        "read again it is another",
+    )
 
 
 def _check_requests(summary: Summary) -> None:

@@ -10,7 +10,7 @@ from specsim.core.settings import Settings
 from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
-from specsim.engine.versions import RULES, VllmVersion
+from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion
 from specsim.hardware.kv_groups import (
     CHUNKED,
     SLIDING,
@@ -45,7 +45,7 @@ class EngineConfig(Settings):
     the experts, and make every forward pass together."""
     enable_expert_parallel: bool | None = None
     """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
-    vllm_version: VllmVersion = "0.32"
+    vllm_version: VllmVersion = DEFAULT_VERSION
     """Whose scheduler it is, where versions differ."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
@@ -105,7 +105,7 @@ class EngineConfig(Settings):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.scheduler == "prefill_first":
-            if "vllm_version" in self.model_fields_set:
+            if self.vllm_version != DEFAULT_VERSION:  # which recorded experiments name
                 raise ValueError(
                     f"vllm_version = {self.vllm_version}: prefill_first is vLLM V0; leave one of "
                     "them out"

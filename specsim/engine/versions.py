@@ -40,3 +40,4 @@ def minor_version(given: Any) -> Any:
 
 
 VllmVersion = Annotated[Literal["0.32", "0.33"], BeforeValidator(minor_version)]
+DEFAULT_VERSION: VllmVersion = "0.32"

@@ -33,7 +33,7 @@ from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
-from specsim.engine.versions import RULES, VllmVersion, minor_version
+from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
 from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
@@ -87,7 +87,7 @@ class EngineScript(Settings):
     """The attention layers, from which vLLM forms the groups."""
     prefix_cache_retention_interval: int | None = 0
     """None: dense."""
-    vllm_version: VllmVersion = "0.32"
+    vllm_version: VllmVersion = DEFAULT_VERSION
 
     def to_config(self) -> EngineConfig:
         renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
