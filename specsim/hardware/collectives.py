@@ -31,6 +31,11 @@ class Collective(Settings):
             raise ValueError("message_bytes must rise; sort the rows")
         return self
 
+    @property
+    def version(self) -> str:
+        """ENGINE/VERSION of the measurement, if `measured` names a kernel table."""
+        return "/".join(self.measured.split()[1:3])
+
     def time(self, message_bytes: float, gpus: int) -> float:
         """Return the time for a message, microseconds.
 

@@ -329,14 +329,20 @@ class Composer:
         """Return two per layer, one after the embedding; after experts of all ranks, none.
 
         By the engine's own kernel, or that of another, such as ``allreduce=trtllm``: what
-        FlashInfer's fused one is, which vLLM can be told to take.
+        FlashInfer's fused one is, which vLLM can be told to take. Of several measurements the one
+        that the GPU's own file has.
         """
         if self._size == 1:
             return np.zeros(len(tokens))
         sent = tokens * self._shape.hidden_size  # message_size counts numbers, as NCCL's does
-        engine = self._options.kernels.get("allreduce")
-        table = self._tables.of_engine(engine).table("comm", "custom_allreduce_perf")
-        rows = chosen(table, "all-reduce", num_gpus=self._size, backend="vllm_graph")
+        options = self._options
+        versions = (each.version for each in load_gpu(options.gpu).collectives
+                    if (each.operation, each.gpus) == ("all_reduce", self._size))  # fmt: skip
+        tables = self._tables.of_engine(options.kernels.get("allreduce"))
+        table = tables.table("comm", "custom_allreduce_perf", next(versions, None))
+        mode = "eager" if options.kernels.get("graphs") == "none" else "graph"
+        backend = f"{table.source.split()[1]}_{mode}"
+        rows = chosen(table, "all-reduce", num_gpus=self._size, backend=backend)
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")
         each = np.interp(sent, sizes, times)

@@ -157,13 +157,16 @@ class GpuTables:
         self.gpu = _gpu_folder(gpu, known, folder)
         self._tables: dict[str, MeasuredTable] = {}
 
-    def table(self, family: str, name: str) -> MeasuredTable:
-        """Return the newest table of a family, such as ``gemm``, ``gemm_perf``, or the one named.
+    def table(self, family: str, name: str, known: str | None = None) -> MeasuredTable:
+        """Return a table, such as ``gemm``, ``gemm_perf``: the one named, or the newest of the family.
 
         A ProfileError if there is none for this GPU and engine, or it cannot be read.
+
+        Args:
+            known: ENGINE/VERSION to take in place of the newest, if it is there.
         """
         if name not in self._tables:
-            self._tables[name] = self._read(family, name)
+            self._tables[name] = self._read(family, name, known)
         return self._tables[name]
 
     def of_engine(self, engine: str | None) -> "GpuTables":
@@ -183,13 +186,15 @@ class GpuTables:
         files = folder.glob(f"{version}/{name}.parquet")
         return sorted(files, key=lambda file: _version(file.parent.name))
 
-    def _read(self, family: str, name: str) -> MeasuredTable:
+    def _read(self, family: str, name: str, known: str | None) -> MeasuredTable:
         self.keys.add(table_key(family, name))
         files = self._files(family, name)
+        if table_key(family, name) not in self.versions:
+            files = [each for each in files if known == _version_of(each)] or files
         if not files:
             others = sorted((self.folder / "data" / self.gpu / family).glob(f"*/*/{name}.parquet"))
             if (key := table_key(family, name)) in self.versions:
-                there = [f"{file.parent.parent.name}/{file.parent.name}" for file in others]
+                there = [_version_of(file) for file in others]
                 raise ProfileError(
                     f"--table {key}={self.versions[key]}: {nearest(self.versions[key], there)}"
                 )
@@ -250,6 +255,10 @@ def _hint(column: str, value: object, there: Sequence[Any]) -> str:
 def _short(values: Sequence[Any]) -> str:
     texts = [str(value) for value in values]
     return ", ".join(texts if len(texts) <= 12 else [*texts[:10], "...", texts[-1]])
+
+
+def _version_of(file: Path) -> str:
+    return f"{file.parent.parent.name}/{file.parent.name}"
 
 
 def _version(name: str) -> list[tuple[int, str]]:

@@ -417,7 +417,7 @@ def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables
     add_latent_attention(tables)
     per_number = {"vllm": 1e-7, "trtllm": 3e-7}  # milliseconds
     for engine, slope in per_number.items():
-        row = {"kernel_source": engine, "num_gpus": 8, "backend": "vllm_graph"}
+        row = {"kernel_source": engine, "num_gpus": 8, "backend": f"{engine}_graph"}
         write(
             tables / f"data/h200_sxm/comm/{engine}/0.24.0",
             "custom_allreduce_perf",
@@ -431,6 +431,39 @@ def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables
     sent = (2 * 61 + 1) * 4096 * 7168
     more = other.forward_time(load) - own.forward_time(load)
     assert more == pytest.approx(2e-7 * 1e-3 * sent, rel=1e-3)
+
+
+def test_all_reduces_are_of_the_version_that_the_gpus_file_has(tables: Path) -> None:
+    """Not of the newest: on the RTX PRO 6000 that one is of a host whose GPUs copy directly."""
+    add_latent_attention(tables)
+    row = {"kernel_source": "vllm", "num_gpus": 8}
+    per_number = {("0.24.0", "graph"): 1e-7, ("0.24.0", "eager"): 2e-7, ("0.99.0", "graph"): 4e-7}
+    for version in ("0.24.0", "0.99.0"):  # milliseconds
+        write(
+            tables / f"data/h200_sxm/comm/vllm/{version}",
+            "custom_allreduce_perf",
+            [
+                {**row, "backend": f"vllm_{mode}", "message_size": size, "latency": slope * size}
+                for (of, mode), slope in per_number.items()
+                for size in (1, 1 << 30)
+                if of == version
+            ],
+        )
+    own, newest, eager = (
+        TableProfile.of(options(tables, **DEEPSEEK, **chosen)).profile
+        for chosen in (
+            {},
+            {"versions": {"allreduce": "vllm/0.99.0"}},
+            {"kernels": {"graphs": "none"}},
+        )
+    )
+    assert "h200_sxm vllm 0.24.0 custom_allreduce_perf" in own.provenance.source
+    assert "h200_sxm vllm 0.99.0 custom_allreduce_perf" in newest.provenance.source
+    load = StepLoad(0, 16384, 1, 16384)
+    sent = (2 * 61 + 1) * 16384 * 7168
+    base, *others = (each.target.forward_time(load) for each in (own, newest, eager))
+    more = [other - base for other in others]
+    assert more == pytest.approx([3e-10 * sent, 1e-10 * sent], rel=1e-3)
 
 
 def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:

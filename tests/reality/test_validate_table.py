@@ -429,6 +429,17 @@ def test_bits_of_weights_follow_from_their_memory(
         check_same([one(tmp_path, **own, quantisation=other)], known)
 
 
+def test_rows_with_graphs_are_refused_under_a_profile_without(tmp_path: Path) -> None:
+    known = load_profile("h200/llama-3.1-8b")
+    target = known.target.model_copy(update={"decodes_at_least_us": 25_600.0})
+    eager = known.model_copy(update={"target": target})
+    own = {"model": known.model, "gpu": known.gpu}
+    check_same([one(tmp_path, **own, enforce_eager=cell) for cell in ("on", "")], eager)
+    check_same([one(tmp_path, **own, enforce_eager=cell) for cell in ("off", "")], known)
+    with pytest.raises(ProfileError, match="enforce_eager is off, but the profile is without CUDA"):
+        check_same([one(tmp_path, **own, enforce_eager="off")], eager)
+
+
 def test_weights_of_32_bits_are_no_16(tmp_path: Path) -> None:
     shape = load_model("llama-3.1-8b").model_copy(update={"torch_dtype": "float32"})
     (tmp_path / "llama-3.1-8b.json").write_text(shape.model_dump_json())

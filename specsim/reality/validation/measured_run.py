@@ -61,7 +61,7 @@ class MeasuredRun:
     burstiness: float
     num_prompts: int
     num_warmups: int
-    is_eager: bool  # whether the engine ran without CUDA graphs
+    is_eager: bool | None  # whether the engine ran without CUDA graphs; None: not said
     counts_warmups: bool  # whether the server's counters (steps, drafts) include the warm-up
     prompt: MeasuredLengths | None
     output: MeasuredLengths | None

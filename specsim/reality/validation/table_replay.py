@@ -324,6 +324,11 @@ def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 "CUDA graphs; build one without (--kernel graphs=none), leave such rows out, "
                 "or empty the cell if the profile was fitted to such runs"
             )
+        if run.is_eager is False and not has_graphs:
+            raise ProfileError(
+                f"{run.place}: enforce_eager is off, but the profile is without CUDA graphs; "
+                "build one with (leave out --kernel graphs=none), or leave such rows out"
+            )
 
 
 def _weight_bits(profile: Profile) -> int | None:

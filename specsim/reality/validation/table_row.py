@@ -91,7 +91,7 @@ class TableRow:
             burstiness=self.number("burstiness") or 1.0,
             num_prompts=num_prompts,
             num_warmups=num_warmups,
-            is_eager=bool(self.flag("enforce_eager")),
+            is_eager=self.flag("enforce_eager"),
             counts_warmups=self._counts_warmups(measured, num_prompts, num_warmups, k),
             prompt=prompt,
             output=output,
