@@ -267,7 +267,7 @@ PriceTable = Annotated[
 
 def _load(results: Path, prices: Path | None) -> Any:
     from specsim.show.report import load_study
-    from specsim.show.report.study import with_prices
+    from specsim.show.study import with_prices
     from specsim.study.capacity import Prices
 
     study = load_study(results)
@@ -324,7 +324,7 @@ def plot(
     """
     need("vl_convert", "plot")
     from specsim.show.charts.study_plots import plot_study
-    from specsim.show.report.study import find_measure, restricted
+    from specsim.show.study import find_measure, restricted
 
     with spinner("reading the results"), _read_from(results):
         study, held = restricted(_load(results, prices), where or [])

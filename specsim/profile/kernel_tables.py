@@ -158,7 +158,7 @@ class GpuTables:
         self._tables: dict[str, MeasuredTable] = {}
 
     def table(self, family: str, name: str, known: str | None = None) -> MeasuredTable:
-        """Return a table, such as ``gemm``, ``gemm_perf``: the one named, or the newest of the family.
+        """Return a table, such as ``gemm``, ``gemm_perf``: the one named, or the family's newest.
 
         A ProfileError if there is none for this GPU and engine, or it cannot be read.
 

@@ -364,13 +364,12 @@ class Experiment(Settings):
         return f"# specsim_version: {__version__}\n{as_yaml(self.to_dict())}"
 
     def without_seed(self) -> dict[str, Any]:
-        return {name: value for name, value in self.to_dict().items() if name != "seed"}
+        return _without_seed(self.to_dict())
 
     @property
     def hash(self) -> str:
         """Identity of the configuration without its seed, twelve hexadecimal digits."""
-        settings = json.dumps(self.without_seed(), sort_keys=True)
-        return sha256(settings.encode()).hexdigest()[:12]
+        return config_hash(self.to_dict())
 
     @property
     def provenance(self) -> dict[str, object]:
@@ -413,3 +412,16 @@ def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
             f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
             "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
         )
+
+
+def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name != "seed"}
+
+
+def config_hash(config: dict[str, Any]) -> str:
+    """Return the `hash` of the experiment that was written as these plain values.
+
+    Not that of the experiment they make today: fields may have been added since.
+    """
+    settings = json.dumps(_without_seed(config), sort_keys=True)
+    return sha256(settings.encode()).hexdigest()[:12]

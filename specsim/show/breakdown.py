@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, MemoryPlan
 from specsim.results.folder import StepsTable, check_same_run, load_steps
 from specsim.results.timeline import TimeUse, integrals, time_use
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import Experiment, config_hash
 
 
 @dataclass(frozen=True)
@@ -89,9 +90,10 @@ def break_down(folder: Path) -> Breakdown:
     A SpecsimError if a file of it is missing, cut short, not ours, or of another run.
     """
     steps = load_steps(folder)
-    experiment = Experiment.load(folder / "config.yaml")
+    written = config_hash(load_mapping(folder / "config.yaml", ConfigError))
     names = "config.yaml and steps.parquet"
-    check_same_run(folder, names, experiment.hash, steps.provenance["config_hash"])
+    check_same_run(folder, names, written, steps.provenance["config_hash"])
+    experiment = Experiment.load(folder / "config.yaml")
     deployment = Deployment.of(experiment)
     return Breakdown(
         time=time_use(steps, experiment.num_engines),

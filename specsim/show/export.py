@@ -17,7 +17,7 @@ from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_sa
 from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
 from specsim.results.prometheus import EngineMetrics, Family, page, per_position
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import Experiment, config_hash
 
 Samples = NDArray[Any]
 
@@ -31,10 +31,10 @@ def load_folder(path: Path) -> tuple[ResultsFolder, Experiment]:
             f"{path}: holds no config.yaml, so it is not of one run; give a folder that `specsim "
             "run --out` wrote, or one of the folders that `specsim compare --out` made"
         )
-    experiment, run = Experiment.load(path / "config.yaml"), ResultsFolder(path)
+    run = ResultsFolder(path)
     names = "config.yaml and summary.json"
-    check_same_run(path, names, experiment.hash, run.own["config_hash"])
-    return run, experiment
+    check_same_run(path, names, config_hash(run.config), run.own["config_hash"])
+    return run, Experiment.load(path / "config.yaml")
 
 
 def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:

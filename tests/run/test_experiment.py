@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from strategies import engines, workloads
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
-from specsim.core.settings import overridden
+from specsim.core.settings import load_mapping, overridden
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import Experiment, config_hash
 
 SPEC = "engine.speculative_config"
 POLICY = st.sampled_from(
@@ -34,6 +34,7 @@ def test_saved_and_loaded_it_is_the_same(
     experiment.save(path)
     assert Experiment.load(path) == experiment
     assert Experiment.load(path).hash == experiment.hash
+    assert config_hash(load_mapping(path, ConfigError)) == experiment.hash
 
 
 def test_the_hash_knows_everything_but_the_seed(tiny: Callable[..., Experiment]) -> None:

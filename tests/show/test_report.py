@@ -12,10 +12,11 @@ from reporting import Tags, copied, whole_sweep
 
 import specsim
 from specsim.show.charts.sketch import DrawnMeasure
-from specsim.show.report import Study, load_study, write_page
+from specsim.show.report import load_study, write_page
 from specsim.show.report.page import page_data
-from specsim.show.report.study import (
+from specsim.show.study import (
     MEASURES,
+    Study,
     find_measure,
     gain,
     group,

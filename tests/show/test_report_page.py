@@ -11,8 +11,8 @@ import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
 from reporting import whole_sweep
 
-from specsim.show.report import Study, load_study, write_page
-from specsim.show.report.study import find_measure, gain, group, ranked, restricted
+from specsim.show.report import load_study, write_page
+from specsim.show.study import Study, find_measure, gain, group, ranked, restricted
 
 pytestmark = [
     pytest.mark.extras,

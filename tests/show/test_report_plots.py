@@ -12,12 +12,13 @@ from reporting import whole_sweep
 
 from specsim.core.marks import is_marked
 from specsim.show.charts.study_plots import plot_study
-from specsim.show.report import Study, load_study
-from specsim.show.report.study import (
+from specsim.show.report import load_study
+from specsim.show.study import (
     BASELINE,
     MEASURES,
     Axis,
     Point,
+    Study,
     find_measure,
     gain,
     group,

@@ -3,6 +3,7 @@
 They read the dataset ``cells``, as those of `specsim.show.charts.of_study` do.
 """
 
+from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES
 from specsim.show.charts import (
     Spec,
     calculate,
@@ -15,7 +16,6 @@ from specsim.show.charts import (
     quantity,
 )
 from specsim.show.charts.sketch import TOLD, Sketch
-from specsim.show.report.cell_statistics import LATENCIES, PARTS, SERIES
 
 _ENDS = {"min": "least", "max": "most"}
 _STEPPED = ("draft_len", "replicas", "prefill_replicas", "decode_replicas")

@@ -1,6 +1,6 @@
 """The charts of a study, for the page and for papers.
 
-Each reads the dataset ``cells`` (see `specsim.show.report.cell_statistics`) and says nothing that
+Each reads the dataset ``cells`` (see `specsim.show.cell_statistics`) and says nothing that
 is true of some cells alone: what is shown of them is up to who gives the rows.
 """
 

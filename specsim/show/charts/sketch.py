@@ -17,7 +17,7 @@ from specsim.show.charts import (
     panels,
     quantity,
 )
-from specsim.show.report.study import SYMBOLS, Axis, Study, Style, styles
+from specsim.show.study import SYMBOLS, Axis, Study, Style, styles
 
 TOLD: Spec = {"tooltip": {"field": "text"}}
 """What a mark says when it is pointed at."""

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from specsim.show.cell_statistics import known_measures, told_cells
 from specsim.show.charts import Rows, Spec, closer_look, of_study, print_colour, save
 from specsim.show.charts.sketch import DrawnMeasure, Sketch
-from specsim.show.report.cell_statistics import known_measures, told_cells
-from specsim.show.report.study import COST, MEASURES, Measure, Study
+from specsim.show.study import COST, MEASURES, Measure, Study
 from specsim.study.capacity.findings import lower_front
 
 _OWN_LOADS = "each policy was tried at loads of its own"

@@ -6,6 +6,5 @@ page's own files (HTML, CSS, JavaScript) lie in ``web/``.
 
 from specsim.show.report.folders import load_study
 from specsim.show.report.page import write_page
-from specsim.show.report.study import Axis, Point, Study
 
-__all__ = ["Axis", "Point", "Study", "load_study", "write_page"]
+__all__ = ["load_study", "write_page"]

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, validated
 from specsim.core.version import __version__
-from specsim.show.report.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
+from specsim.show.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
 from specsim.study.sweep import Sweep, SweepFolder, labels
 
 

@@ -24,7 +24,7 @@ from specsim.show.report.axes import (
     slo_of,
     title_of,
 )
-from specsim.show.report.study import COST, HARDWARE, LOAD, POLICY, Point, Study
+from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.study.compare import folder_name
 from specsim.study.sweep import flat_metrics
 

@@ -11,9 +11,7 @@ from typing import Any
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
 from specsim.show import filled, read_web
-from specsim.show.charts import SCHEMA, Spec, closer_look, of_study, theme, vega
-from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
-from specsim.show.report.cell_statistics import (
+from specsim.show.cell_statistics import (
     LATENCIES,
     PARTS,
     SERIES,
@@ -21,7 +19,9 @@ from specsim.show.report.cell_statistics import (
     all_cells,
     known_measures,
 )
-from specsim.show.report.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
+from specsim.show.charts import SCHEMA, Spec, closer_look, of_study, theme, vega
+from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
+from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
 
 _SCRIPTS = (
     "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",

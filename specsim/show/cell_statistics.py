@@ -13,7 +13,7 @@ from itertools import product
 from statistics import fmean
 from typing import Any
 
-from specsim.show.report.study import (
+from specsim.show.study import (
     MEASURES,
     Cell,
     Cells,
