@@ -245,6 +245,53 @@ def test_a_shared_prefix_is_cached(tmp_path: Path) -> None:
     assert values[1] < 0.7 * values[0]
 
 
+def test_a_warm_up_fills_the_prefix_cache(tmp_path: Path) -> None:
+    cells = {"isl": "3200 shared prefix + 32 suffix", "num_warmups": "", "prefix_caching": "on"}
+    cold, warm, off = (
+        predict([one(tmp_path, **{**cells, **more}, engine_steps="1")], PROFILE)[0].values
+        for more in ({}, {"num_warmups": "2"}, {"num_warmups": "2", "prefix_caching": "off"})
+    )
+    worst = [each["ttft_p99_ms"] for each in (warm, cold, off)]
+    assert 2 * worst[0] < worst[1] < worst[2]
+    # Whatever filled the cache is neither waited for nor counted.
+    assert warm["duration_s"] < cold["duration_s"]
+    assert warm["engine_steps"] == pytest.approx(cold["engine_steps"], abs=2)
+    assert warm["output_tok_s"] * warm["duration_s"] == pytest.approx(
+        cold["output_tok_s"] * cold["duration_s"]
+    )
+
+
+@pytest.mark.parametrize("load", [{"concurrency": "1"}, {"concurrency": "", "request_rate": "5"}])
+def test_the_first_request_finds_what_copies_of_it_left(
+    tmp_path: Path, load: dict[str, str]
+) -> None:
+    """Also of prompts that have nothing in common: only the first of two is found."""
+    cells = {"isl": "3200", "osl": "2", "num_prompts": "2", "prefix_caching": "on", **load}
+    cold, warm = (
+        predict([one(tmp_path, num_warmups=count, **cells)], PROFILE)[0].values["ttft_mean_ms"]
+        for count in ("", "1")
+    )
+    assert 0.3 * cold < warm < 0.7 * cold
+
+
+def test_prompts_were_cached_if_not_even_the_first_was_computed(tmp_path: Path) -> None:
+    cells = {"isl": "400 shared prefix + 96 suffix", "num_warmups": "", "prefix_caching": "on"}
+    rates = {"": False, "0.80": False, "0.8387": True}
+    found = {rate: one(tmp_path, **cells, prefix_hit_rate=rate).is_warm for rate in rates}
+    assert found == rates
+
+
+def test_a_row_has_its_own_lengths_whatever_else_is_in_the_file(tmp_path: Path) -> None:
+    row = {**NONE, "isl": "", "osl": "256", "total_output_tokens": "10230"}
+    others = {"isl": "300"}, {"total_output_tokens": "6010", "osl": "150.25"}
+    alone, *beside = (
+        read_table(made_up(tmp_path / "t.csv", row, *({**NONE, **each} for each in more)))[0]
+        for more in ((), others[:1], others)
+    )
+    assert [(each.prompt, each.output) for each in beside] == 2 * [(alone.prompt, alone.output)]
+    assert "isl = '' gives no length" in alone.missing[0]
+
+
 def test_acceptance_is_that_of_the_row_however_requests_differ(tmp_path: Path) -> None:
     rates = "0.8;0.62;0.5;0.42;0.35"
     cells = {"num_speculative_tokens": "5", "accept_rate_per_pos": rates, "num_prompts": "400"}

@@ -63,6 +63,7 @@ class MeasuredRun:
     num_warmups: int
     is_eager: bool | None  # whether the engine ran without CUDA graphs; None: not said
     counts_warmups: bool  # whether the server's counters (steps, drafts) include the warm-up
+    is_warm: bool  # whether what all prompts have in common was computed before the first request
     prompt: MeasuredLengths | None
     output: MeasuredLengths | None
     max_tokens: int | None  # asked for, where answers end by a stop token; else None

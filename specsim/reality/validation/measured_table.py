@@ -18,7 +18,6 @@ from specsim.reality.validation.measured_run import (
     LATENCIES,
     METRICS,
     TABLE,
-    MeasuredLengths,
     MeasuredRun,
 )
 from specsim.reality.validation.table_row import TableRow, filled
@@ -29,8 +28,7 @@ _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99
 def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
     """Return the runs in a table, CSV (gzip or not) or Parquet, or a result of vLLM's benchmark.
 
-    A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Lengths that a
-    row lacks are those of rows with the same model, dataset and number of requests. Empty cells
+    A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Empty cells
     hold what is `given`, by column. A SpecsimError if the file cannot be read, or a value is not
     what its column holds.
     """
@@ -38,7 +36,7 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         results = _bench_results(path)
         names = [path.stem, *(f"{path.stem}-{number}" for number in range(2, len(results) + 1))]
         pairs = zip(names, results, strict=True)
-        return _completed([_run_of(path, name, result, given or {}) for name, result in pairs])
+        return [_run_of(path, name, result, given or {}) for name, result in pairs]
     header = table_header(path)
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
@@ -50,13 +48,11 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         )
     _, words = read_columns(path, (), header)
     rows = zip(*words.values(), strict=True)
-    return _completed(
-        [
-            TableRow(path, line, filled(path, line, cells, given or {})).run()
-            for line, row in enumerate(rows, start=first_line(path))
-            for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
-        ]
-    )
+    return [
+        TableRow(path, line, filled(path, line, cells, given or {})).run()
+        for line, row in enumerate(rows, start=first_line(path))
+        for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
+    ]
 
 
 def _bench_results(path: Path) -> list[dict[str, Any]]:
@@ -222,41 +218,3 @@ def with_lengths(runs: Sequence[MeasuredRun], path: Path) -> list[MeasuredRun]:
                 f"num_prompts = {run.num_prompts}; correct one of them"
             )
     return [replace(run, lens=lengths.get(run.run_id)) for run in runs]
-
-
-def _completed(runs: list[MeasuredRun]) -> list[MeasuredRun]:
-    """Give rows whose cells of lengths are empty those of the same model, dataset and count."""
-    alike: dict[tuple[str, ...], list[MeasuredRun]] = {}
-    for run in runs:
-        alike.setdefault(_requests_of(run), []).append(run)
-    return [_completed_run(run, alike[_requests_of(run)]) for run in runs]
-
-
-def _requests_of(run: MeasuredRun) -> tuple[str, ...]:
-    return run.cells.get("model", ""), run.cells.get("dataset", ""), str(run.num_prompts)
-
-
-def _completed_run(run: MeasuredRun, others: list[MeasuredRun]) -> MeasuredRun:
-    changes: dict[str, MeasuredLengths] = {}
-    notes = list(run.notes)
-    for name, column in (("prompt", "isl"), ("output", "osl")):
-        known = [lens for each in others if (lens := getattr(each, name)) is not None]
-        is_empty = getattr(run, name) is None and not run.cells.get(column)
-        if is_empty and known and run.cells.get("dataset"):
-            mean = sum(lens.mean for lens in known) / len(known)
-            changes[name] = replace(known[0], mean=mean)
-            notes.append(f"{column} is empty: the mean of rows of the same model and dataset")
-    output = changes.get("output", run.output)
-    if output is not None and output.bounds is None and _differ(output.mean, others):
-        changes["output"] = replace(output, differ=True)
-        notes.append(
-            "answers differ in length, and only their mean is known: evenly from 0.5 to 1.5 of it"
-        )
-    return replace(run, notes=tuple(notes), **changes)  # type: ignore[arg-type]
-
-
-def _differ(mean: float, others: list[MeasuredRun]) -> bool:
-    """Return whether answers of this mean ended by themselves, not all at the same limit."""
-    limits = [each.output.mean for each in others if each.output is not None]
-    limits += [float(cell) for each in others if (cell := each.cells.get("osl", "")).isdigit()]
-    return not any(limit % 1 == 0 and 0.95 * limit <= mean <= limit for limit in limits)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -22,10 +22,11 @@ from specsim.core.runner import Runner
 from specsim.hardware import GIB, load_model
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
+from specsim.results.metrics import latencies, latency_statistics, token_latencies
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.summary import Summary, summarized
+from specsim.run.summary import summarized
 from specsim.workload.trace import Trace
 
 DEFAULT_SPREAD = 30.0
@@ -71,6 +72,7 @@ class ReplayedRow:
     experiment: Experiment
     requests: Trace
     warmups: Trace | None  # what ran before, where the server's counters need it
+    first: Trace | None  # what filled the prefix cache before the first request
     key: tuple[object, ...]  # the same for rows that are one simulation, such as repetitions
     kv_tokens: int | None = None  # how many blocks they are depends on the profile's layers
 
@@ -109,13 +111,18 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     warmups = lens[:1].repeat(run.num_warmups if counts_warmups else 0, axis=0)
     concentration = run.acceptance_spread or spread
     shared = run.prompt.shared if run.prompt is not None else 0
-    what = (experiment.hash, lens.tobytes(), len(warmups))
+    first = None
+    if run.is_warm:
+        waiting = 1 if run.concurrency is None else min(run.concurrency, len(lens))
+        first = _requests(run, np.tile((lens[0, 0], 1), (waiting, 1)), concentration, seed + 1)
+    what = (experiment.hash, lens.tobytes(), len(warmups), first is None)
     how = (run.rates, concentration, shared, run.max_tokens)
     return ReplayedRow(
         run.place,
         experiment,
         _requests(run, lens, concentration, seed, arrived_at),
         _requests(run, warmups, concentration, seed + 1) if len(warmups) else None,
+        first,
         key=(*what, *how),
         kv_tokens=run.kv_tokens,
     )
@@ -140,12 +147,15 @@ def _requests(
     shared = run.prompt.shared if run.prompt is not None else 0
     block_size = run.engine.get("block_size", 16)
     prefix = PrefixIds(tuple(range(shared // block_size)), block_size)
+    prefixes = [prefix] * len(lens) if shared or run.is_warm else None
+    if prefixes and run.is_warm:  # by copies of the first request
+        prefixes[0] = PrefixIds(tuple(range(int(lens[0, 0]) // block_size)), block_size)
     records = {}
     if run.rates:
         records[_RECORD] = fates(run.rates, lens[:, 1].tolist(), concentration, seed)
     return Trace(
         *(lens[:, 0], lens[:, 1], arrived_at),
-        prefix_ids=[prefix] * len(lens) if shared else None,
+        prefix_ids=prefixes,
         recorded_lens=records,
         max_tokens=None if run.max_tokens is None else max(run.max_tokens, int(lens[:, 1].max())),
     )
@@ -218,16 +228,47 @@ def predict(
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     """Return what a simulation of a row measures, under the names of the table."""
-    traces = [trace for trace in (row.requests, row.warmups) if trace is not None]
     try:
         experiment = _in_blocks(row, profile)
-        summaries = [
-            summarized(experiment, requests=list(trace.requests()), profile=profile)
-            for trace in traces
-        ]
+
+        def tables_of(trace: Trace) -> RunTables:
+            return summarized(experiment, requests=list(trace.requests()), profile=profile).tables
+
+        if row.first is None:
+            found = [tables_of(row.requests)]
+        else:
+            before = tables_of(row.first)
+            found = [_without(before, tables_of(_after(before, row)))]
+        if row.warmups is not None:
+            found.append(tables_of(row.warmups))
     except SpecsimError as error:
         raise type(error)(f"{row.place}: {error}") from error
-    return _client_metrics(summaries[0]) | _counters([each.tables for each in summaries])
+    return _client_metrics(found[0]) | _counters(found)
+
+
+def _after(before: RunTables, row: ReplayedRow) -> Trace:
+    """Return the requests of a row behind those that fill the cache, once all of these ended.
+
+    Of a closed loop each client waits with its first request until then: a session of two turns.
+    """
+    assert row.first is not None
+    count, start = len(row.first), float(before.requests["ended_at"].max())
+    times = (
+        np.zeros(len(row.requests)) if row.requests.arrived_at is None else row.requests.arrived_at
+    )
+    trace = replace(row.first.followed_by(row.requests), max_tokens=row.requests.max_tokens)
+    trace = trace.at_times(np.concatenate([np.zeros(count), start + times]))
+    if row.requests.arrived_at is not None:
+        return trace
+    numbers = np.arange(len(row.requests))
+    return replace(trace, sessions=np.concatenate([numbers[:count], numbers]))
+
+
+def _without(before: RunTables, tables: RunTables) -> RunTables:
+    """Return what came behind those that fill the cache, whose one token leaves no gaps."""
+    totals = tables.totals.copy()
+    totals["steps"] -= before.totals["steps"]
+    return replace(tables, requests=tables.requests[len(before.requests) :], totals=totals)
 
 
 def _medians(draws: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -249,17 +290,19 @@ def _in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
     return with_blocks(deployed.blocks_of(row.kv_tokens))
 
 
-def _client_metrics(summary: Summary) -> dict[str, float]:
-    requests = summary.tables.requests
+def _client_metrics(tables: RunTables) -> dict[str, float]:
+    requests = tables.requests
+    samples = latencies(requests) | token_latencies(tables)
+    statistics = {name: latency_statistics(each) for name, each in samples.items()}
     duration = float(requests["ended_at"].max() - requests["arrived_at"].min())
     names = {latency: "e2el" if latency == "e2e" else latency for latency in LATENCIES}
     return {
         "output_tok_s": float(requests["output_len"].sum()) / duration,
         "request_throughput": len(requests) / duration,
         "duration_s": duration,
-        "queue_time_mean_ms": summary.statistics["queue"]["mean"],
+        "queue_time_mean_ms": statistics["queue"]["mean"],
         **{
-            f"{latency}_{name}_ms": summary.statistics[ours][name]
+            f"{latency}_{name}_ms": statistics[ours][name]
             for latency, ours in names.items()
             for name in STATISTICS
         },

@@ -93,6 +93,7 @@ class TableRow:
             num_warmups=num_warmups,
             is_eager=self.flag("enforce_eager"),
             counts_warmups=self._counts_warmups(measured, num_prompts, num_warmups, k),
+            is_warm=self._is_warm(num_warmups, prompt),
             prompt=prompt,
             output=output,
             max_tokens=self._max_tokens(output),
@@ -203,6 +204,18 @@ class TableRow:
             return replace(found, shared=shared)
         return found or (MeasuredLengths(total / count) if total and count else None)
 
+    def _is_warm(self, num_warmups: int, prompt: MeasuredLengths | None) -> bool:
+        """Return whether the first request found in the cache what it shares with others.
+
+        There was a warm-up, or so much was found that not even the first one computed it.
+        """
+        if self.flag("prefix_caching") is False or num_warmups:
+            return self.flag("prefix_caching") is not False
+        shared, hits = self._lengths("isl"), self.number("prefix_hit_rate")
+        if not (prompt and shared and shared.shared and hits):
+            return False
+        return hits >= shared.shared / prompt.mean
+
     def _output(self, count: int) -> MeasuredLengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
         given = self._lengths("osl")
@@ -211,7 +224,18 @@ class TableRow:
         total = self.number("total_output_tokens")
         tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
         mean = total / count if total and count else tokens / requests if tokens and requests else 0
-        return MeasuredLengths(mean) if mean else given
+        found = MeasuredLengths(mean) if mean else given
+        if found is None or self._ends_at_a_limit(found.mean, given):
+            return found
+        self.notes.append(
+            "answers differ in length, and only their mean is known: evenly from 0.5 to 1.5 of it"
+        )
+        return replace(found, differ=True)
+
+    def _ends_at_a_limit(self, mean: float, given: MeasuredLengths | None) -> bool:
+        """Return whether answers of this mean ended where asked, nearly all at the same length."""
+        asked = self.whole("max_tokens", 1), given and given.mean, mean
+        return any(each and not each % 1 and _CUT_OFF * each <= mean <= each for each in asked)
 
     def _ignores_eos(self) -> bool:
         return bool(self.flag("ignore_eos"))
