@@ -281,7 +281,8 @@ def alone(host: Host, world: World, base: Run) -> None:
         workload["lengths"] = {"kind": "trace", "path": "trace.jsonl"}
     workload["arrivals"] = {"kind": "closed_loop", "concurrency": 1, "think_time": 0.125}
     one = changed(world, workload=workload, engine__enable_prefix_caching=False, replicas=1)
-    one = changed(one, engine__prefix_cache_retention_interval=None)
+    # Asynchronously a step may be under way, of one that has ended, where the next turn begins.
+    one = changed(one, engine__prefix_cache_retention_interval=None, engine__async_scheduling=False)
     runs = [host.run(changed(one, replicas=count)) for count in (1, 4)]
     first, second = (Summary(run).tables.requests for run in runs)
     for name in first.dtype.names:
