@@ -218,7 +218,20 @@ def draft_pass(server: Server, found: Parameters) -> dict:
     }
 
 
-def profile(server: Server, found: Parameters) -> Profile:
+def draft_host_us(found: Parameters, draft_len: int) -> float:
+    """Return the host time of a sequence in a speculative step, beyond one without speculation.
+
+    Half of what it is at k = 1 is once per sequence, half of each place of its draft and the bonus
+    token: see PROTOCOL.md.
+    """
+    return found.request_us * (draft_len + 3) / 4
+
+
+def profile(server: Server, found: Parameters, lookup_len: int = LONGEST) -> Profile:
+    """Return the profile of a server, of which lookups draft this many tokens.
+
+    V0 makes an object of each place of every sequence, whether or not a lookup found anything.
+    """
     size, draft = server.tensor_parallel_size, load_model(server.draft)
     model = {
         "basis": "pass",
@@ -226,9 +239,8 @@ def profile(server: Server, found: Parameters) -> Profile:
         "weights_gib": draft.weight_bytes / GIB,
         "kv_bytes_per_token": draft.kv_bytes_per_token,
         "step_ms": PROPOSE_MS,
-        # Each of the k + 1 positions of a sequence is sampled, packed and checked on the host.
-        "request_us": found.request_us / 2,
-        "token_us": found.request_us / 2,
+        "request_us": draft_host_us(found, 0),
+        "token_us": draft_host_us(found, 1) - draft_host_us(found, 0),
     }
     return Profile.model_validate(
         {
@@ -241,12 +253,21 @@ def profile(server: Server, found: Parameters) -> Profile:
                 "date": "2026-11-23",
             },
             "target": measured_target(server, found),
-            "drafts": {"draft_model": model, "ngram": {"request_us": found.request_us}},
+            "drafts": {
+                "draft_model": model,
+                "ngram": {"request_us": draft_host_us(found, lookup_len)},
+            },
             "overhead": {"step_ms": STEP_MS, "request_us": found.host_us},
             "valid_range": {"context_tokens": 10**7, "batched_tokens": 10**6},
             "reserved_gib": 1.15,
         }
     )
+
+
+def longest(cell: Cell) -> int:
+    """Return the length of the drafts of a cell, that of TurboSpec's longest; 0 without."""
+    lens = {"Org": 0, "TS": LONGEST}
+    return lens[cell.config] if cell.config in lens else int(cell.config[2:])
 
 
 def experiment(server: Server, cell: Cell, found: Parameters, seed: int) -> Experiment:
@@ -255,7 +276,7 @@ def experiment(server: Server, cell: Cell, found: Parameters, seed: int) -> Expe
     engine["max_model_len"] = server.max_model_len
     if cell.config == "Org":
         return base.replace(engine=engine, seed=seed)
-    length = LONGEST if cell.config == "TS" else int(cell.config[2:])
+    length = longest(cell)
     drafter = {"method": "draft_model", "num_speculative_tokens": length}
     if cell.dataset == LOOKUP:
         share = found.hit * HITS[length] / HITS[1]
@@ -277,7 +298,9 @@ def latency(server: Server, cell: Cell, found: Parameters, seed: int) -> float:
     """Return the simulated mean latency, seconds."""
     requests = list(trace(server, cell, found.scale[cell.dataset], seed).requests())
     run = simulate(
-        experiment(server, cell, found, seed), requests=requests, profile=profile(server, found)
+        experiment(server, cell, found, seed),
+        requests=requests,
+        profile=profile(server, found, longest(cell)),
     )
     return float(Summary(run).data["mean_e2el_ms"]) / 1e3
 
