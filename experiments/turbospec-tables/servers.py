@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtri
-from stretches import HITS, acceptance
+from stretches import ACCEPTED, HITS, acceptance
 
 from specsim.api import Experiment, Profile, Summary, Trace, simulate
 from specsim.core.rng import generator
@@ -219,7 +219,7 @@ def draft_pass(server: Server, found: Parameters) -> dict:
 
 
 def draft_host_us(found: Parameters, draft_len: int) -> float:
-    """Return the host time of a sequence in a speculative step, beyond one without speculation.
+    """Return the host time of a sequence with a draft model, beyond a step without; microseconds.
 
     Half of what it is at k = 1 is once per sequence, half of each place of its draft and the bonus
     token: see PROTOCOL.md.
@@ -227,11 +227,17 @@ def draft_host_us(found: Parameters, draft_len: int) -> float:
     return found.request_us * (draft_len + 3) / 4
 
 
-def profile(server: Server, found: Parameters, lookup_len: int = LONGEST) -> Profile:
-    """Return the profile of a server, of which lookups draft this many tokens.
+def lookup_host_us(found: Parameters, draft_len: int) -> float:
+    """Return the same with lookups: in proportion to the tokens that a step yields."""
 
-    V0 makes an object of each place of every sequence, whether or not a lookup found anything.
-    """
+    def emitted(length: int) -> float:
+        return 1 + found.hit * HITS[length] / HITS[1] * ACCEPTED[length]
+
+    return found.request_us * emitted(draft_len) / emitted(1)
+
+
+def profile(server: Server, found: Parameters, lookup_len: int = LONGEST) -> Profile:
+    """Return the profile of a server, of which lookups draft this many tokens."""
     size, draft = server.tensor_parallel_size, load_model(server.draft)
     model = {
         "basis": "pass",
@@ -255,7 +261,7 @@ def profile(server: Server, found: Parameters, lookup_len: int = LONGEST) -> Pro
             "target": measured_target(server, found),
             "drafts": {
                 "draft_model": model,
-                "ngram": {"request_us": draft_host_us(found, lookup_len)},
+                "ngram": {"request_us": lookup_host_us(found, lookup_len)},
             },
             "overhead": {"step_ms": STEP_MS, "request_us": found.host_us},
             "valid_range": {"context_tokens": 10**7, "batched_tokens": 10**6},
@@ -300,7 +306,7 @@ def latency(server: Server, cell: Cell, found: Parameters, seed: int) -> float:
     run = simulate(
         experiment(server, cell, found, seed),
         requests=requests,
-        profile=profile(server, found, longest(cell)),
+        profile=profile(server, found, longest(cell) or LONGEST),
     )
     return float(Summary(run).data["mean_e2el_ms"]) / 1e3
 
