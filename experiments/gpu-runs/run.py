@@ -26,7 +26,8 @@ from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
-from specsim.reality.profile_fit.run_fit import DEVIATIONS, RunFit, fit_runs
+from specsim.reality.profile_fit.run_fit import RunFit, fit_runs
+from specsim.reality.profile_fit.solving import DEVIATIONS
 from specsim.reality.validation import MeasuredRun, TableErrors, read_table, select_rows
 
 HERE = Path(__file__).parent
@@ -202,7 +203,7 @@ def main() -> None:
     parser.add_argument("--predictions", type=Path, help="CSV for measured and predicted values.")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
-    data = _data_folder()
+    data = data_folder()
     tables = options.tables or tables_folder()
     if not tables.is_dir():
         raise ConfigError(f"--tables {tables}: is no folder; name that of the kernel tables")
@@ -218,7 +219,7 @@ def main() -> None:
         print(_told(name, each))
 
 
-def _data_folder() -> Path:
+def data_folder() -> Path:
     given = os.environ.get("SPECSIM_DATA")
     if given is None or not (folder := Path(given) / "gpu-runs").is_dir():
         raise ConfigError(

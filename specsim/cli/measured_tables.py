@@ -153,7 +153,8 @@ def fit_tables(
 ) -> None:
     """Read rows, fit the start profile to some of them, and tell the errors on the others."""
     from specsim.profile import load_profile
-    from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs
+    from specsim.reality.profile_fit.run_fit import fit_runs
+    from specsim.reality.profile_fit.solving import DEVIATIONS
     from specsim.reality.validation.measured_table import select_rows
     from specsim.show.render.reality_tables import run_fit_tables
 
@@ -177,5 +178,7 @@ def fit_tables(
             profile_file.write_text(profile_text(found.profile), encoding="utf-8")
     show(*run_fit_tables(found, ", ".join(table.name for table in tables)))
     warn([f"left out: {run.place}: {run.missing[0]}" for run in skipped])
+    if not found.is_kept:
+        warn([f"the profile stays as built: {found.left_out}; fit other loads, or more"])
     if out is not None:
         typer.echo(f"profile: {out}")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import find_resource, following, resource_names
@@ -129,11 +129,31 @@ class Overhead(Settings):
         return overhead_time(self.numbers, num_requests)
 
 
+_NEAR = 1.5
+"""Ratio of contexts up to which a fit is believed; an assumption."""
+
+
 class ValidRange(Settings):
     """Largest step that the coefficients were fitted on."""
 
     context_tokens: int = Field(gt=0)
     batched_tokens: int = Field(gt=0)
+    context_lens: tuple[PositiveInt, PositiveInt] | None = None
+    """Shortest and longest mean context of a sequence in the runs that it was fitted to, tokens;
+    what it says of others is not known. None: of any."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.context_lens is not None and self.context_lens[0] > self.context_lens[1]:
+            raise ValueError(f"context_lens = {list(self.context_lens)}: the shortest comes first")
+        return self
+
+    def is_known(self, context_len: float) -> bool:
+        """Return whether a mean context of a sequence is near those that it was fitted to."""
+        if self.context_lens is None:
+            return True
+        shortest, longest = self.context_lens
+        return shortest / _NEAR <= context_len <= longest * _NEAR
 
 
 class Provenance(Settings):

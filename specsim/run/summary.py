@@ -190,7 +190,23 @@ class Summary:
             for profile in profiles
             if step_times(profile) == "roofline"
         ]
-        return found + self.beyond.warnings(profiles) + self._late_incidents()
+        return [
+            *found,
+            *self.beyond.warnings(profiles),
+            *self._unknown_contexts(profiles),
+            *self._late_incidents(),
+        ]
+
+    def _unknown_contexts(self, profiles: Sequence[Profile]) -> list[str]:
+        requests = self.tables.requests
+        mean = float((requests["prompt_len"] + requests["output_len"] / 2).mean())
+        return [
+            f"{each.model} on {each.gpu}: fitted to runs whose sequences have "
+            f"{each.valid_range.context_lens[0]:,} to {each.valid_range.context_lens[1]:,} tokens; "
+            f"here they have {mean:,.0f} on average, of which the fit says nothing"
+            for each in profiles
+            if each.valid_range.context_lens and not each.valid_range.is_known(mean)
+        ]
 
     @property
     def _while_down(self) -> str:

@@ -85,6 +85,13 @@ class MeasuredRun:
         )
 
     @property
+    def mean_context(self) -> int:
+        """Prompt and half of the answer, which is what a sequence has on average, tokens."""
+        lens = (self.prompt.mean if self.prompt else 0, self.output.mean if self.output else 0)
+        prompt, output = lens if self.lens is None else self.lens.mean(axis=0).tolist()
+        return max(1, round(prompt + output / 2))
+
+    @property
     def place(self) -> str:
         """File, line and name, for messages."""
         return f"{self.path}, line {self.line} ({self.run_id})"

@@ -271,7 +271,8 @@ def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
         for each in found.estimates
     ]
     columns = ["parameter", "start", "fitted", "95 % interval", ""]
-    tables = [new_table(f"fitted to {len(found.fitted[0])} rows of {title}", columns, rows)]
+    kept = "" if found.is_kept else "not "
+    tables = [new_table(f"{kept}fitted to {len(found.fitted[0])} rows of {title}", columns, rows)]
     errors = found.to_dict()["errors"]
     for name, (before, after) in {each: tuple(errors[each].values()) for each in errors}.items():
         if before:
@@ -298,5 +299,5 @@ def _interval(each: "Estimate") -> str:
 
 def _remark(each: "Estimate") -> str:
     if not each.is_told:
-        return "the runs cannot tell: its interval is that of the prior"
+        return "the runs cannot tell: it stays, its interval is that of the prior"
     return "at its bound" if each.at_bound else ""
