@@ -15,6 +15,7 @@ from specsim.cli.options import (
     output_file,
     progress,
     results_folder,
+    show,
     spinner,
     warm_up,
     warn,
@@ -56,8 +57,9 @@ def plan(
     docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper.
     """
     warm_up(workers)
-    from specsim.show.render.capacity import plan_lines
+    from specsim.show.render.capacity import plan_lines, plan_table
     from specsim.study.calls import plan as ask
+    from specsim.study.plan.advice import notes
     from specsim.study.plan.answer import FILES, save_plan
 
     with results_folder(out, (*FILES, _PAGE)) as folder:
@@ -80,11 +82,10 @@ def plan(
             save_plan(found, folder)
     for line in plan_lines(found):
         typer.echo(line)
+    show(plan_table(found))
+    for line in notes(found.advice):
+        typer.echo(line)
     warn(found.warnings)
-    if found.left_out:
-        typer.echo(
-            f"not searched to the end, after short runs: {'; '.join(found.left_out)}", err=True
-        )
     if out is not None:
         from specsim.show.report import load_study, write_page
 

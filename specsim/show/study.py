@@ -82,6 +82,8 @@ class Study:
     """What step times rest on, likewise; see `specsim.run.summary.step_times`."""
     capacity: dict[str, Any] | None = None
     """What each hardware sustains under each policy, where that was asked for."""
+    plan: dict[str, Any] | None = None
+    """The answer of a plan, in words; see `specsim.study.plan.advice.page_words`."""
 
     @property
     def baseline(self) -> int | None:
@@ -158,11 +160,13 @@ class Measure(NamedTuple):
 
 
 COST = "cost_per_mtok"
+_SHARES = [*(f"p{percent}" for percent in range(1, 100)), "p99.9"]
+"""Percentiles that limits may be held at; a capacity plan has those of its own limits."""
 MEASURES = (
     *(
         Measure(f"{statistic}_{kind}_ms", f"{statistic} {TITLES[kind]}", "ms")
         for kind in ("e2el", "ttft", "tpot", "itl")
-        for statistic in SHOWN
+        for statistic in dict.fromkeys([*SHOWN, *_SHARES])
     ),
     Measure("output_throughput", "Output throughput", "tokens/s", False),
     Measure("request_goodput", "Goodput", "requests/s", False),
@@ -182,6 +186,10 @@ MEASURES = (
     Measure("undecided", "Undecided whether overloaded", "share of the runs"),
 )
 """The first is shown unless the reader asks for another."""
+_OF_LIMITS = {f"{share}_{kind}_ms" for kind in TITLES for share in _SHARES}
+_KNOWN = {each.name for each in MEASURES} - (
+    _OF_LIMITS - {f"{share}_{kind}_ms" for kind in TITLES for share in SHOWN}
+)
 
 
 def measured(study: Study, point: Point) -> dict[str, float]:
@@ -201,7 +209,7 @@ def measured(study: Study, point: Point) -> dict[str, float]:
     cost = point.pool_cost if point.pools else cost
     if cost is not None and tokens_per_s:
         found[COST] = cost / 3600 / tokens_per_s * 1e6
-    known = {measure.name for measure in MEASURES}
+    known = _KNOWN if study.capacity is None else _KNOWN | _OF_LIMITS
     return {name: value for name, value in found.items() if name in known}
 
 

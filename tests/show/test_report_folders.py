@@ -328,6 +328,22 @@ def test_a_damaged_plan_is_told_by_the_line(cli: Run, change: dict[str, Any], wh
     assert all(line.startswith("error: plan/capacity.json") for line in error.splitlines())
 
 
+def test_a_capacity_plan_has_the_percentile_of_its_limits_and_round_ticks(cli: Run) -> None:
+    given = {**capacity_plan(), "attainment": 0.85}
+    for result in given["results"]:
+        for probe in result["probes"]:
+            probe |= {"p85_ttft_ms": 400.0, "p99_ttft_ms": 900.0}
+    Path("plan").mkdir()
+    Path("plan/capacity.json").write_text(json.dumps(given))
+    study = load_study(Path("plan"))
+    assert measured(study, study.points[0])["p85_ttft_ms"] == 400.0
+    data = page_data(study)
+    assert "p85 TTFT" in [metric["title"] for metric in data["metrics"]]
+    layers = data["charts"]["over-load"]["spec"]["layer"]
+    axis = next(layer["encoding"]["x"]["axis"] for layer in layers if "x" in layer["encoding"])
+    assert ("values" in axis, axis["tickCount"]) == (False, 8)
+
+
 def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     cli: Run, tmp_path: Path
 ) -> None:

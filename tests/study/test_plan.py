@@ -1,5 +1,6 @@
 """Plan: which options there are, which are searched to the end, and which is taken."""
 
+import random
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -14,12 +15,17 @@ from specsim.results.metrics import Slo
 from specsim.results.stability import KEEPS_UP
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
+from specsim.show.render.capacity import plan_lines, plan_table
+from specsim.show.report import load_study
+from specsim.show.report.page import page_data
 from specsim.study.calls import question_of
 from specsim.study.capacity import Capacity, Found, Prices
 from specsim.study.capacity.probe import Interval, LoadProbe, LoadRun
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
+from specsim.study.plan.advice import Advice, headline, notes, slower_from
+from specsim.study.plan.answer import save_plan
 from specsim.study.plan.candidates import goal_of, model_of, offered
 from specsim.study.plan.traffic import KINDS, find_traffic
 from specsim.workload import WorkloadConfig
@@ -148,7 +154,7 @@ def run_at(load: float, latency: float, shift: float, missed: float, held: int =
     names_ = [f"{s}_{m}_ms" for s in ("mean", "p50", "p99") for m in ("ttft", "tpot", "e2el")]
     return LoadRun(
         load=load, num_requests=4000, num_steady=3000, missed=missed, missed_by={"ttft_ms": missed},
-        reached_ms={"ttft_ms": 1.0}, balance=KEEPS_UP, is_too_short=False,
+        reached_ms={"ttft_ms": 1.0, "tpot_ms": 2.0}, balance=KEEPS_UP, is_too_short=False,
         requests_per_second=load, mean_output_len=100.0,
         latencies_ms=dict.fromkeys(names_, latency * (1 + shift)), most_running=held,
         resource="step_time", beyond=Beyond(1, 0, 0, 1, 1),
@@ -208,11 +214,102 @@ def test_costs_whose_intervals_overlap_are_not_ordered() -> None:
     assert plan.ties == ["h100 off"]
 
 
-def test_the_front_is_of_whole_replicas() -> None:
-    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
-    assert [(p.replicas, p.cost, p.latency_ms) for p in plan.front] == [
-        (3, 6.0, pytest.approx(969.0)), (4, 8.0, pytest.approx(918.0)),
+def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> None:
+    advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
+    assert [(c.servers, c.gpus, c.cost_per_hour) for c in advice.choices] == [
+        (4, 4, 8.0), (3, 3, 6.0),
     ]  # fmt: skip
+    said = headline(advice)
+    assert said.startswith("Rent 3 H100: 3 servers of 1 GPU, 6.00 USD per hour. Speculation (EAGLE")
+    assert "0.95 times as fast" in said
+    assert "25% less cost on the same GPU" in said
+
+
+def of_two_gpus() -> Plan:
+    """Make a plan in which an H100 was searched, with speculation only, and an L40S was not."""
+    question = asked(gpus="h100,l40s,rtx4090", qps=100.0)
+    tried = offered(question, ("off", "static:k=3"))
+    options = {o.name: o for o in tried.options}
+    rates = {"h100 static:k=3": (34.0, 600.0), "h100 off": (26.0, 900.0),
+             "l40s static:k=3": (12.0, 300.0), "l40s off": (9.0, 700.0)}  # fmt: skip
+    found = {
+        name: found_of(options[name], question, rate, (rate * 0.98, rate * 1.02), latency)
+        for name, (rate, latency) in rates.items()
+    }
+    searched = replace(found["h100 static:k=3"])
+    experiment = options["h100 off"].experiment
+    capacity = Capacity(experiment, searched.goal, Prices.load(None), [searched], [])
+    short = {name: each for name, each in found.items() if name != "h100 static:k=3"}
+    left_out = ["rtx4090: no profile of qwen3-8b"]
+    options = {name: o for name, o in options.items() if name in rates}
+    return Plan(question, capacity, options, short, left_out)
+
+
+def test_every_gpu_that_was_asked_for_is_in_the_table() -> None:
+    advice = of_two_gpus().advice
+    assert [(c.hardware, c.speculation, c.state) for c in advice.choices] == [
+        ("h100", "no speculation", "estimated"),
+        ("h100", "EAGLE-3, fixed draft length 3", "searched"),
+        ("l40s", "no speculation", "estimated"),
+        ("l40s", "EAGLE-3, fixed draft length 3", "estimated"),
+        ("rtx4090", "-", "impossible"),
+    ]
+    assert advice.choices[-1].why == "rtx4090: no profile of qwen3-8b"
+
+
+def test_speculation_is_compared_with_none_on_the_same_hardware() -> None:
+    advice = of_two_gpus().advice
+    found = {c.hardware: c.against_none for c in advice.choices if c.against_none is not None}
+    assert found["h100"].times_as_fast == pytest.approx(1.5)
+    assert found["l40s"].times_as_fast == pytest.approx(7 / 3)
+    assert found["l40s"].times_the_cost == pytest.approx(9 / 12)
+    assert (found["l40s"].low, found["l40s"].is_searched) == (None, False)
+    assert "about 1.50 times as fast" in headline(advice)
+
+
+def test_above_which_load_speculation_is_slower_is_said() -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (27.0, 26.0, 28.0, 600.0))
+    none, found = (plan.found[f"h100 {label}"] for label in ("off", "static:k=3"))
+
+    def with_latencies(each: Found, latencies: dict[float, float], rate: float) -> Found:
+        probes = [LoadProbe((run_at(x, ms, 0.0, 0.0),)) for x, ms in latencies.items()]
+        answer = replace(each.answer, probes=probes, bracket=Bracket(rate, rate * 2))
+        return replace(each, answer=answer)
+
+    flat = with_latencies(none, {8.0: 100.0, 16.0: 100.0, 32.0: 100.0}, 32.0)
+    steep = with_latencies(found, {8.0: 50.0, 16.0: 80.0, 32.0: 125.0}, 32.0)
+    assert slower_from(flat, steep) == pytest.approx(22.63, abs=0.01)
+    assert slower_from(flat, with_latencies(found, {8.0: 50.0, 32.0: 90.0}, 32.0)) is None
+
+
+def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    for number in range(50):
+        given = []
+        for _ in range(2):
+            rate = rng.uniform(5, 120)
+            given.append((rate, rate * 0.97, rate * rng.uniform(1.0, 1.1), rng.uniform(100, 2000)))
+        plan = plan_of(*given) if number % 5 else of_two_gpus()
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_plan(plan, folder)
+        read = Advice.model_validate_json((folder / "plan.json").read_text())
+        assert read == plan.advice
+        shown = page_data(load_study(folder))["plan"]
+        console = [*plan_lines(plan), *notes(plan.advice)]
+        assert [shown["asked"].removesuffix("."), shown["headline"], *shown["notes"]] == console
+        columns = plan_table(plan).columns
+        assert [column.header for column in columns] == shown["heads"]
+        assert [list(cells) for cells in zip(*(c.cells for c in columns), strict=True)] == (
+            shown["rows"]
+        )
+
+
+def test_a_plan_of_an_older_version_is_read_as_a_capacity(tmp_path: Path) -> None:
+    save_plan(of_two_gpus(), tmp_path)
+    (tmp_path / "plan.json").write_text('{"taken": null, "short_runs": {}}')
+    study = load_study(tmp_path)
+    assert (study.plan, study.axes[1].labels) == (None, ["static:k=3"])
 
 
 def refined(held: int, is_enough: bool, *, asked_for: list[Asked] | None = None) -> Answer:
@@ -257,6 +354,7 @@ def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch
     one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
     assert one == two
     assert one["taken"] is not None
+    assert one["answer"].startswith("Rent ")
 
 
 def test_limits_that_nothing_keeps_are_said() -> None:

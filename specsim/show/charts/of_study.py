@@ -42,7 +42,7 @@ def over_load(sketch: Sketch, shown: DrawnMeasure) -> Spec:
         mark("area", band, keep("datum.half[metric] != null"), opacity=0.16),
         mark("line", place, strokeWidth=1.8),
         *sketch.points({**place, **TOLD}),
-        *sketch.limit_lines("y"),
+        *sketch.limit_lines("y", label_at="left"),  # where latency is lowest
     ]
     own = [*fields, keep("isValid(datum.value) && (scale != 'log' || datum.value > 0)")]
     return {

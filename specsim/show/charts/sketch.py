@@ -108,7 +108,9 @@ class Sketch:
         is_log = min(axis.numbers) > 0 and max(axis.numbers) / min(axis.numbers) >= 8
         scale = {"zero": False, "nice": False, "padding": 12}
         ticks: Spec = {"format": ",~g"}
-        if len(axis.numbers) <= 16:
+        if self.study.capacity is not None:  # loads of a search are no round numbers
+            ticks["tickCount"] = 8
+        elif len(axis.numbers) <= 16:
             ticks["values"] = axis.numbers
         elif is_log:
             ticks = log_axis()
@@ -135,15 +137,18 @@ class Sketch:
         title = f"{axis.title}, {axis.unit}" if axis.unit else axis.title
         return category("load_name", title, sort=axis.labels, axis={"labelAngle": 0})
 
-    def limit_lines(self, channel: str, rows: list[Spec] | None = None) -> list[Spec]:
-        """Return a limit of the SLO as a line across a panel, and what it is."""
+    def limit_lines(
+        self, channel: str, rows: list[Spec] | None = None, *, label_at: str = "right"
+    ) -> list[Spec]:
+        """Return a limit of the SLO as a line across a panel, and what it is, at one end."""
         own: Spec = {} if rows else {"data": {"values": [{}]}}
         rows = rows or [*calculate(limit="limit"), keep("isValid(datum.limit)")]
         text = calculate(text=f"'SLO ' + {number('datum.limit')} + ' ms'")
         place = {channel: {"field": "limit", "type": "quantitative"}}
         if channel == "y":
-            beside: Spec = {"x": {"value": "width"}, "y": place["y"]}
-            look: dict[str, Any] = {"align": "right", "dy": -6}
+            end = "width" if label_at == "right" else 4
+            beside: Spec = {"x": {"value": end}, "y": place["y"]}
+            look: dict[str, Any] = {"align": label_at, "dy": -6}
         else:
             beside = {"y": {"value": 10}, "x": place["x"]}
             look = {"align": "right", "dx": -5}

@@ -2,18 +2,19 @@
 
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import new_table
+from specsim.study.plan.advice import asked, headline, table
 
 if TYPE_CHECKING:
     from specsim.results.metrics import Slo
     from specsim.study.capacity import Capacity, Found
     from specsim.study.capacity.findings import Ranking
     from specsim.study.plan import Plan
-    from specsim.study.plan.answer import CostPoint
     from specsim.study.split import Split, SplitRow
     from specsim.study.split_search import Search
 
@@ -181,95 +182,20 @@ def search_lines(search: "Search") -> list[str]:
     ]
 
 
-_WIDTH = 24
-
-
 def plan_lines(plan: "Plan") -> list[str]:
-    """Return the answer, what it rests on, and a chart of cost and latency."""
-    question = plan.question
-    head = (
-        f"{question.rate:g} requests/s of {question.traffic.name} to {question.command.model}, "
-        f"{question.attainment:.4g} within {_limits(question.slo)}"
-    )
-    return [head, *_answers(plan), f"assumes  {'; '.join(plan.assumptions)}", *_chart(plan)]
+    """Return the question, and the answer in plain sentences."""
+    return [asked(plan.advice), headline(plan.advice)]
 
 
-def _answers(plan: "Plan") -> list[str]:
-    taken = plan.taken
-    if taken is None:
-        return ["none: no option keeps the limits at any load; raise --slo or lower --attainment"]
-    found, between = plan.found[taken], plan.found[taken].interval
-    lines = [f"take     {_offer(plan, taken)}"]
-    for title, is_off in (("without", True), ("with", False)):
-        name = plan.best(is_off=is_off)
-        said = "no such option keeps the limits" if name is None else _offer(plan, name)
-        lines.append(f"{title:8} {said}{_latencies(plan, name)}")
-    lines.append(
-        f"binds    {binding(found)} beyond {found.rate:.4g} requests/s per replica; each gets "
-        f"{plan.question.rate / (found.replicas or 1):.4g}"
-    )
-    if between is None or found.replicas_interval is None:
-        sure = "one replication says nothing about that"
-    else:
-        fewest, most = found.replicas_interval
-        count = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        per_replica = f"{between.low:.4g} - {between.high:.4g} requests/s per replica (95 %)"
-        sure = f"{per_replica}: {count} replicas"
-    if plan.ties:
-        sure += f"; not shown to be cheaper than {', '.join(plan.ties)}"
-    return [*lines, f"sure     {sure}"]
-
-
-def _offer(plan: "Plan", name: str) -> str:
-    found, option = plan.found[name], plan.options[name]
-    size, gpu = found.hardware.gpus_per_replica, found.hardware.profile.gpu
-    replicas, cost = found.replicas or 0, found.cost_per_hour or 0.0
-    drafts = "no speculation" if option.is_off else _drafts(plan, name)
-    roofline = "" if found.hardware.is_measured else " (roofline)"
-    return (
-        f"{replicas * size} {gpu}{roofline} ({replicas} x tp {size}), "
-        f"{cost:,.2f} {plan.capacity.prices.currency}/h, {drafts}"
-    )
-
-
-def _drafts(plan: "Plan", name: str) -> str:
-    option = plan.options[name]
-    proposer = option.experiment.engine.speculative_config
-    assert proposer is not None
-    policy = option.label.removeprefix(f"{proposer.method} ").removeprefix("static:")
-    return f"{proposer.method} {policy}"
-
-
-def _latencies(plan: "Plan", name: str | None) -> str:
-    probe = None if name is None else plan.found[name].at_target
-    if probe is None:
-        return ""
-    ms, gain = probe.latencies_ms, plan.gain
-    said = (
-        f"; TTFT p99 {ms['p99_ttft_ms']:,.0f} ms, TPOT p99 {ms['p99_tpot_ms']:,.1f} ms, "
-        f"mean latency {ms['mean_e2el_ms']:,.0f} ms"
-    )
-    if name != plan.best(is_off=False) or gain is None or gain.low is None or gain.high is None:
-        return said
-    if gain.low < 1 < gain.high:
-        return f"{said}, no difference shown"
-    return f"{said}, {gain.mean:.2f} times as fast ({gain.low:.2f} - {gain.high:.2f})"
-
-
-def _chart(plan: "Plan") -> list[str]:
-    front = plan.front[:3]
-    if not front:
-        return []
-    longest = max(point.latency_ms for point in front)
-    currency = plan.capacity.prices.currency
-    lines = [f"{currency + '/h':>9}  mean latency at that cost; none cheaper is as fast"]
-    return [*lines, *(_bar(point, longest) for point in front)]
-
-
-def _bar(point: "CostPoint", longest: float) -> str:
-    bar = "#" * max(1, round(_WIDTH * point.latency_ms / longest))
-    about = "" if point.is_sure else "~"
-    return (
-        f"{about + format(point.cost, ',.2f'):>9}  {bar:{_WIDTH}} {point.latency_ms:,.0f} ms  "
-        f"{point.gpus} GPUs: {point.replicas} x {point.name}"
-    )
+def plan_table(plan: "Plan") -> Table:
+    """Return all GPUs that were asked for, without speculation and with the best that was tried."""
+    heads, rows = table(plan.advice)
+    found = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
+    for place, head in enumerate(heads):
+        words = [word for row in rows for word in row[place].split()]
+        is_text = place < 2 or head == heads[-1]
+        widest = max(map(len, words), default=0)
+        found.add_column(head, justify="left" if is_text else "right", min_width=widest)
+    for row in rows:
+        found.add_row(*map(escape, row))
+    return found

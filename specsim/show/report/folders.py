@@ -26,6 +26,7 @@ from specsim.show.report.axes import (
 )
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.study.compare import folder_name
+from specsim.study.plan.advice import Advice, page_words, title
 from specsim.study.sweep import flat_metrics
 
 
@@ -235,7 +236,8 @@ class _Plan(BaseModel):
 
 def _load_capacity(folder: Path) -> Study:
     """Read a capacity plan: each load that was tried is a point."""
-    plan = _load_plan(folder / "capacity.json")
+    plan, advice = _load_plan(folder / "capacity.json"), _load_advice(folder / "plan.json")
+    words = {} if advice is None else {each.policy: each.speculation for each in advice.tried}
     hardware = list(dict.fromkeys(result.hardware for result in plan.results))
     policies = list(dict.fromkeys(result.policy for result in plan.results))
     loads = sorted({probe.load for result in plan.results for probe in result.probes})
@@ -253,13 +255,13 @@ def _load_capacity(folder: Path) -> Study:
     ]
     return Study(
         kind="capacity",
-        title=title_of(plan.experiment, hardware),
+        title=title_of(plan.experiment, hardware) if advice is None else title(advice),
         slo=plan.slo,
         gpus={result.hardware: result.gpus_per_replica for result in plan.results},
         step_times={result.hardware: result.step_times for result in plan.results},
         axes=[
             axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
-            axis_of(POLICY, "policy", policies, [""] * len(policies)),
+            axis_of(POLICY, "policy", _in_words(policies, words), [""] * len(policies)),
             axis_of(LOAD, _LOAD_FIELDS[plan.drive], [f"{load:.4g}" for load in loads], loads),
         ],
         points=points,
@@ -272,7 +274,22 @@ def _load_capacity(folder: Path) -> Study:
         price_date=str(plan.prices.get("date", "")),
         warnings=plan.notes,
         capacity=_told(plan, places),
+        plan=None if advice is None else page_words(advice),
     )
+
+
+def _load_advice(path: Path) -> Advice | None:
+    """Return the answer of `specsim plan`; None of `specsim capacity`, or of an older specsim."""
+    data = load_mapping(path, ConfigError) if path.is_file() else {}
+    if "choices" not in data:
+        return None
+    with validated(f"{path} (run specsim plan again)", ConfigError):
+        return Advice.model_validate(data)
+
+
+def _in_words(policies: list[str], words: dict[str, str]) -> list[str]:
+    named = [words.get(policy, policy) for policy in policies]
+    return named if len(set(named)) == len(named) else policies
 
 
 def _told(plan: _Plan, places: list[tuple[int, int]]) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def page_data(study: Study) -> dict[str, Any]:
         "failed": [{**_identity(point), "error": point.error} for point in study.failed],
         **_told(study, "baseline", "num_expected", "version", "config", "warnings", "slo", "gpus"),
         "prices": list(study.prices.items()),
-        **_told(study, "currency", "price_date", "capacity", "step_times"),
+        **_told(study, "currency", "price_date", "capacity", "plan", "step_times"),
         **{"series": SERIES, "parts": PARTS, "latencies": LATENCIES, "tails": TAILS},
         "states": STATES,
         "charts": _charts(study, measures),

@@ -347,7 +347,7 @@ def _result(found: Found) -> dict[str, Any]:
         "binds": found.binds,
         "resource": found.resource,
         "margins": found.margins,
-        **({} if probe is None else {**_at_load(probe), **_costs(found.offer(probe))}),
+        **({} if probe is None else {**_at_load(found, probe), **_costs(found.offer(probe))}),
         "replicas": found.replicas,
         "replicas_interval": found.replicas_interval and list(found.replicas_interval),
         "cost_per_hour": found.cost_per_hour,
@@ -367,16 +367,18 @@ def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
         "stability": probe.stability,
         "num_requests": probe.num_requests,
         "replications": len(probe.runs),
-        **_at_load(probe),
+        **_at_load(found, probe),
         **_costs(found.offer(probe)),
     }
 
 
-def _at_load(probe: LoadProbe) -> dict[str, Any]:
+def _at_load(found: Found, probe: LoadProbe) -> dict[str, Any]:
+    percentile = f"p{100 * found.goal.attainment:g}"
     return {
         "attainment": probe.attainment,
         "mean_output_len": probe.mean_output_len,
         "beyond_valid_range": probe.beyond.share,
+        **{f"{percentile}_{name}": value for name, value in probe.reached_ms.items()},
         **probe.latencies_ms,
     }
 

@@ -121,6 +121,11 @@ class LoadProbe:
         return self._means(lambda run: run.latencies_ms)
 
     @property
+    def reached_ms(self) -> dict[str, float]:
+        """Of each limited metric, the quantile at the attainment, mean over the runs."""
+        return self._means(lambda run: run.reached_ms)
+
+    @property
     def beyond(self) -> Beyond:
         return Beyond.over([run.beyond for run in self.runs])
 
@@ -144,7 +149,7 @@ class LoadProbe:
     def margins(self, slo: Slo) -> dict[str, float]:
         """Return how far each limited metric is from its limit, as a share of that."""
         limits = slo.model_dump(exclude_none=True)
-        reached = self._means(lambda run: run.reached_ms)
+        reached = self.reached_ms
         return {name: 1.0 - reached[name] / limit for name, limit in limits.items()}
 
 

@@ -52,22 +52,22 @@ def make_plan(
     A SpecsimError if the question names what there is not, or nothing serves within the limits.
     """
     first = offered(question, ("off", f"static:k={FIRST_K}"))
-    screened, left_out = _Screened(), list(first.left_out)
+    screened = _Screened()
     with Runner(LocalProcesses(workers), on_progress) as runner:
         _screen(screened, first.options, question, runner)
-        worth = _worth(screened, left_out)
+        worth = _worth(screened)
         more = offered(question, LATER).options
         drafters = _drafters(screened, worth)
         later = [o for o in more if drafters.get(o.hardware.label) == _drafter(o)]
         _screen(screened, later, question, runner)
-        chosen = _finalists(screened, worth, left_out)
+        chosen = _finalists(screened)
         found = _refined([screened.options[name] for name in chosen], screened, question, runner)
     experiment = screened.options[chosen[0]].experiment
     goal = found[0].goal
     notes = hardware_notes(found, question.prices)
     capacity = Capacity(experiment, goal, question.prices, found, notes)
     short = {name: each for name, each in screened.found.items() if name not in chosen}
-    return Plan(question, capacity, screened.options, short, left_out)
+    return Plan(question, capacity, screened.options, short, first.left_out)
 
 
 def _screen(screened: _Screened, options: list[Option], question: Question, runner: Runner) -> None:
@@ -80,7 +80,7 @@ def _screen(screened: _Screened, options: list[Option], question: Question, runn
         screened.options[option.name], screened.found[option.name] = option, each
 
 
-def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
+def _worth(screened: _Screened) -> set[str]:
     bound = screened.least(screened.found, 1 / _SHORT)
     by_hardware: dict[str, list[str]] = {}
     for name, option in screened.options.items():
@@ -90,10 +90,6 @@ def _worth(screened: _Screened, left_out: list[str]) -> set[str]:
         raise ConfigError(
             "no GPU keeps the limits at any load, in short runs; raise --slo or lower --attainment"
         )
-    for label, cost in least.items():
-        if cost > bound:
-            about = "no load keeps the limits" if cost == inf else f"at least {cost:.2f}/h"
-            left_out.append(f"{label}: {about}")
     return {label for label, cost in least.items() if cost <= bound}
 
 
@@ -113,8 +109,8 @@ def _drafter(option: Option) -> str:
     return proposer.method
 
 
-def _finalists(screened: _Screened, worth: set[str], left_out: list[str]) -> list[str]:
-    """Return the options to search to the end, the likely best first; say which others are not."""
+def _finalists(screened: _Screened) -> list[str]:
+    """Return the options to search to the end, the likely best first."""
     chosen: list[str] = []
     for is_off in (True, False):
         names = [name for name, option in screened.options.items() if option.is_off is is_off]
@@ -122,9 +118,6 @@ def _finalists(screened: _Screened, worth: set[str], left_out: list[str]) -> lis
         chosen += _of_kind(screened, names)
     if not chosen:
         raise ConfigError("no option keeps the limits in short runs; raise --slo")
-    for name, option in screened.options.items():
-        if name not in chosen and option.hardware.label in worth:
-            left_out.append(f"{name}: {_about(screened, name)}")
     return sorted(chosen, key=partial(_rank, screened))
 
 
@@ -150,11 +143,6 @@ def _rank(screened: _Screened, name: str) -> tuple[float, bool, float]:
     # Of equal cost, what vLLM does by itself comes first.
     option = screened.options[name]
     return screened.cost(name), option.needs_a_policy, screened.latency(name)
-
-
-def _about(screened: _Screened, name: str) -> str:
-    cost, latency = screened.cost(name), screened.latency(name)
-    return "no load keeps the limits" if cost == inf else f"about {cost:.2f}/h, {latency:,.0f} ms"
 
 
 def _refined(

@@ -1,7 +1,9 @@
 """Plan: the answer, what it rests on, and the files that it is written to."""
 
+import re
 import shlex
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,24 +17,19 @@ from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import ROOFLINE
 from specsim.study.capacity import Capacity, Found
-from specsim.study.capacity.findings import lower_front
-from specsim.study.capacity.probe import LoadProbe
-from specsim.study.paired import SpeedUp, speed_up
+from specsim.study.plan.advice import (
+    Advice,
+    Choice,
+    Tried,
+    against,
+    choice_of,
+    gpu_name,
+    headline,
+    other_loads,
+    slower_from,
+    speculation_words,
+)
 from specsim.study.plan.candidates import PROFILE_FILE, Option, Question, with_replicas
-
-
-@dataclass(frozen=True)
-class CostPoint:
-    """The target rate on so many replicas of an option."""
-
-    name: str  # hardware and label
-    replicas: int
-    gpus: int
-    cost: float  # per hour
-    latency_ms: float  # mean, end to end
-    ttft_ms: float  # 99th percentile
-    tpot_ms: float  # 99th percentile
-    is_sure: bool  # False of short runs
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Plan:
     capacity: Capacity  # of those that were searched to the end
     options: dict[str, Option]  # all that were tried, by hardware and label
     screened: dict[str, Found]  # what short runs showed of those that were not
-    left_out: list[str]  # what was not searched to the end, and why
+    left_out: list[str]  # what could not be tried, and why
 
     @cached_property
     def found(self) -> dict[str, Found]:
@@ -52,15 +49,23 @@ class Plan:
     def best(self, *, is_off: bool) -> str | None:
         """Return the best option without or with speculation; None if none keeps the limits."""
         names = [name for name in self.found if self.options[name].is_off is is_off]
-        names = [name for name in names if self.found[name].cost_per_hour is not None]
-        return min(names, key=self._rank, default=None)
+        return self._cheapest(names)
 
-    def _rank(self, name: str) -> tuple[float, bool, float]:
-        found = self.found[name]
+    def _cheapest(self, names: Iterable[str]) -> str | None:
+        """Return the cheapest of some options; those that were searched go first."""
+        known = [name for name in names if self._any(name).cost_per_hour is not None]
+        return min(known, key=self._rank, default=None)
+
+    def _any(self, name: str) -> Found:
+        return self.found.get(name) or self.screened[name]
+
+    def _rank(self, name: str) -> tuple[bool, float, bool, float]:
+        found = self._any(name)
         probe = found.at_target
         latency = 0.0 if probe is None else probe.latencies_ms["mean_e2el_ms"]
         # Of equal cost, what vLLM does by itself comes first.
-        return found.cost_per_hour or 0.0, self.options[name].needs_a_policy, latency
+        is_estimated = name not in self.found
+        return is_estimated, found.cost_per_hour or 0.0, self.options[name].needs_a_policy, latency
 
     @cached_property
     def taken(self) -> str | None:
@@ -71,20 +76,8 @@ class Plan:
         costs = [self.found[name].cost_per_hour or 0.0 for name in (without, using)]
         if costs[0] != costs[1]:
             return using if costs[1] < costs[0] else without
-        gain = self.gain
+        gain = against(self.found[without], self.found[using], is_searched=True)
         return using if gain is not None and gain.low is not None and gain.low > 1 else without
-
-    @cached_property
-    def gain(self) -> SpeedUp | None:
-        """How many times as fast the best with speculation answers at the target rate."""
-        names = (self.best(is_off=True), self.best(is_off=False))
-        probes = [self.found[name].at_target for name in names if name is not None]
-        if len(probes) < 2 or probes[0] is None or probes[1] is None:
-            return None
-        # One of them may have run more often: on the same luck are the first runs of both.
-        one, other = (_latencies(probe) for probe in probes if probe is not None)
-        common = min(len(one), len(other))
-        return speed_up(one[:common], other[:common])
 
     @property
     def ties(self) -> list[str]:
@@ -96,17 +89,90 @@ class Plan:
         return [name for name in leaders if self.found[name].cost_per_hour != cost]
 
     @cached_property
-    def front(self) -> list[CostPoint]:
-        """The points than which none is both cheaper and faster, by rising cost."""
-        everything = [(name, each, True) for name, each in self.found.items()]
-        everything += [(name, each, False) for name, each in self.screened.items()]
-        points = [point for entry in everything for point in _points(*entry)]
-        return lower_front(points, lambda point: (point.cost, point.latency_ms))
+    def advice(self) -> Advice:
+        """The answer."""
+        question, names = self.question, self._shown
+        choices = [self._choice(name) for name in names]
+        taken = None if self.taken is None else names.index(self.taken)
+        tried = [(self.options[name], self._any(name)) for name in self.options]
+        searched = [(self.options[name], each) for name, each in self.found.items()]
+        return Advice(
+            model=question.command.model,
+            traffic=question.traffic.name,
+            requests_per_second=question.rate,
+            attainment=question.attainment,
+            slo=question.slo.model_dump(exclude_none=True),
+            currency=question.prices.currency,
+            choices=[*choices, *self._impossible()],
+            taken=taken,
+            off_from=self._off_from(),
+            not_shown_cheaper_than=[self._said(name) for name in self.ties],
+            at_other_loads=other_loads(question, searched or tried),
+            assumptions=self._assumptions(names),
+            tried=[self._tried(name) for name in self.options],
+        )
 
-    @property
-    def assumptions(self) -> list[str]:
-        presets = {o.acceptance: None for o in self.options.values() if o.acceptance}
-        return [self.question.traffic.note, *(f"acceptance {said}" for said in presets)]
+    @cached_property
+    def _shown(self) -> list[str]:
+        """Options to show: of each GPU the best without speculation and the best with it.
+
+        Both on the hardware that is best of its GPU, so that they compare.
+        """
+        shown: list[str] = []
+        for gpu in self.question.gpus:
+            own = [n for n, o in self.options.items() if o.hardware.profile.gpu == gpu]
+            leader = self.taken if self.taken in own else self._cheapest(own)
+            if leader is None:
+                shown += own[:1]
+                continue
+            label = self.options[leader].hardware.label
+            beside = [name for name in own if self.options[name].hardware.label == label]
+            for is_off in (True, False):
+                names = [name for name in beside if self.options[name].is_off is is_off]
+                best = self.taken if self.taken in names else self._cheapest(names)
+                shown += [best] if best is not None else names[:1]
+        return shown
+
+    def _none_beside(self, name: str) -> str | None:
+        """Return no speculation on the same hardware; None of itself, or where it was not tried."""
+        none = f"{self.options[name].hardware.label} off"
+        return none if none in self.options and none != name else None
+
+    def _choice(self, name: str) -> Choice:
+        none, found = self._none_beside(name), self._any(name)
+        are_searched = none in self.found and name in self.found
+        over = None if none is None else against(self._any(none), found, is_searched=are_searched)
+        return choice_of(self.options[name], found, is_searched=name in self.found, over=over)
+
+    def _off_from(self) -> float | None:
+        none = None if self.taken is None else self._none_beside(self.taken)
+        if self.taken is None or none is None:
+            return None
+        return slower_from(self._any(none), self.found[self.taken])
+
+    def _impossible(self) -> list[Choice]:
+        """Return the GPUs on which nothing could be tried."""
+        tried = {option.hardware.profile.gpu for option in self.options.values()}
+        return [
+            Choice(
+                gpu=gpu,
+                hardware=gpu,
+                policy=None,
+                speculation="-",
+                state="impossible",
+                why="; ".join(text for text in self.left_out if _is_of(gpu, text)),
+            )
+            for gpu in self.question.gpus
+            if gpu not in tried
+        ]
+
+    def _said(self, name: str) -> str:
+        option = self.options[name]
+        return f"{gpu_name(option.hardware.label)}, {speculation_words(option)}"
+
+    def _assumptions(self, shown: list[str]) -> list[str]:
+        presets = dict.fromkeys(self.options[name].acceptance for name in shown)
+        return [self.question.traffic.note, *(f"acceptance {said}" for said in presets if said)]
 
     @property
     def warnings(self) -> list[str]:
@@ -114,77 +180,50 @@ class Plan:
         rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
         limit = question.command.engine.get("max_model_len")
         is_long = limit is not None and question.traffic.longest > limit
+        others = [
+            text
+            for text in self.left_out
+            if not any(_is_of(c.gpu, text) for c in self._impossible())
+        ]
         return [
             *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
             *question.command.notes,
             *(note for note in self.capacity.notes if ROOFLINE not in note),
+            *(f"not tried: {text}" for text in others),
         ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as plain values; ``capacity.json`` has what it rests on."""
-        question = self.question
+        question, taken = self.question, self.taken
         return {
             "specsim_version": __version__,
             "seed": question.seed,
-            "model": question.command.model,
-            "traffic": question.traffic.name,
-            "requests_per_second": question.rate,
-            "attainment": question.attainment,
-            "slo": question.slo.model_dump(exclude_none=True),
+            "answer": headline(self.advice),
+            **self.advice.model_dump(mode="json"),
+            "speculative_config": taken and self.options[taken].speculation,
             "prices": question.prices.model_dump(),
-            "taken": self._told(self.taken),
-            "without_speculation": self._told(self.best(is_off=True)),
-            "with_speculation": self._told(self.best(is_off=False)),
-            "speed_up": self.gain and asdict(self.gain),
-            "no_difference_shown_from": self.ties,
-            "pareto_front": [asdict(point) for point in self.front],
-            "short_runs": {name: each.rate for name, each in self.screened.items()},
             "left_out": self.left_out,
-            "assumptions": self.assumptions,
             "warnings": self.warnings,
         }
 
-    def _told(self, name: str | None) -> dict[str, Any] | None:
-        if name is None:
-            return None
-        found, option = self.found[name], self.options[name]
-        between = found.interval
-        return {
-            "name": name,
-            "gpu": found.hardware.profile.gpu,
-            "tensor_parallel_size": found.hardware.gpus_per_replica,
-            "is_measured": found.hardware.is_measured,
-            "speculative_config": option.speculation,
-            "acceptance": option.acceptance,
-            "replicas": found.replicas,
-            "replicas_interval": found.replicas_interval and list(found.replicas_interval),
-            "cost_per_hour": found.cost_per_hour,
-            "requests_per_second_and_replica": found.rate,
-            "interval": None if between is None else [between.low, between.high],
-            "binds": found.binds,
-            "resource": found.resource,
-            "at_target": found.at_target and found.at_target.latencies_ms,
-        }
+    def _tried(self, name: str) -> Tried:
+        found = self._any(name)
+        probe = found.at_target
+        return Tried(
+            hardware=found.hardware.label,
+            policy=found.policy,
+            speculation=speculation_words(self.options[name]),
+            is_searched=name in self.found,
+            requests_per_second=found.rate,
+            cost_per_hour=found.cost_per_hour,
+            mean_e2el_ms=None if probe is None else probe.latencies_ms["mean_e2el_ms"],
+        )
 
 
-def _points(name: str, found: Found, is_sure: bool) -> list[CostPoint]:
-    goal, target = found.goal, found.goal.target_rate
-    if found.bracket.sustained is None or target is None or found.price is None:
-        return []
-    points = []
-    for load in goal.looked_at(found.bracket.sustained):
-        probe, replicas = found.answer.at(load), round(target / load)
-        if probe is None or not probe.is_sustained(goal.attainment):
-            continue
-        gpus, ms = replicas * found.hardware.gpus_per_replica, probe.latencies_ms
-        latencies = (ms["mean_e2el_ms"], ms["p99_ttft_ms"], ms["p99_tpot_ms"])
-        points.append(CostPoint(name, replicas, gpus, gpus * found.price, *latencies, is_sure))
-    return points
-
-
-def _latencies(probe: LoadProbe) -> list[float]:
-    return [run.latencies_ms["mean_e2el_ms"] for run in probe.runs]
+def _is_of(gpu: str, text: str) -> bool:
+    """Return whether a text about hardware that could not be tried is about a GPU."""
+    return re.match(rf"{re.escape(gpu)}(-tp\d+)?[: ]", text) is not None
 
 
 FILES = (

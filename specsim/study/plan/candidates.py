@@ -180,7 +180,8 @@ def _add(
             option = Option(hardware, experiment, label, said, _on_vllm(experiment, question))
             option.contender(goal_of(question)).check()
         except CapacityError as error:
-            found.left_out.append(f"{hardware.label} {policy}: {error}")
+            what = "" if policy == "off" else f" {policy}"
+            found.left_out.append(f"{hardware.label}{what}: {error}")
             if policy == "off":
                 break  # with a drafter it fits even less
             continue

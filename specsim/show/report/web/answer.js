@@ -243,11 +243,25 @@ function studyAnswer() {
   return [make("p", { class: "headline" }, caseHeadline(h, l)), numbers, asked, ranking(h, l)];
 }
 
+const planCell = (text) => (/^[\d,.]+$/.test(text) ? valued(text, Number(text.replaceAll(",", ""))) : text === "-" ? null : text);
+
+/** Of `specsim plan`: as the console says it. */
+function planAnswer() {
+  const { headline, asked, heads, rows, notes } = DATA.plan;
+  return [
+    make("p", { class: "headline" }, headline),
+    make("p", { class: "asked" }, [asked, basisText(), priceDate()].filter(Boolean).join(" ")),
+    table("All GPUs that were asked for", heads, rows.map((row) => row.map(planCell))),
+    make("ul", {}, ...notes.map((note) => make("li", {}, note))),
+  ];
+}
+
 function answerCard() {
+  const answer = DATA.plan ? planAnswer : DATA.capacity ? capacityAnswer : studyAnswer;
   return card("answer", () => "The answer", {
     level: 2,
     draw: (plot) => {
-      plot.replaceChildren(...(DATA.capacity ? capacityAnswer() : studyAnswer()).filter(Boolean));
+      plot.replaceChildren(...answer().filter(Boolean));
       return plot.childElementCount;
     },
   });

@@ -101,8 +101,11 @@ async function paint(plot, name, label, datasets, slots = {}) {
 /** Make a chart as wide as its card: what its axes take is known once it is drawn. */
 async function fit(view, box, width, columns) {
   const name = "child_width" in view.getState({ signals: () => true }).signals ? "child_width" : "width";
-  const spare = width - box.querySelector("svg").width.baseVal.value;
-  await view.signal(name, view.signal(name) + Math.floor(spare / columns)).resize().runAsync();
+  for (let round = 0; round < 2; round++) { // other ticks may be wider
+    const spare = width - box.querySelector("svg").width.baseVal.value;
+    if (round && spare >= 0) return;
+    await view.signal(name, view.signal(name) + Math.floor(spare / columns)).resize().runAsync();
+  }
 }
 
 const TOOLTIP = make("div", { class: "tooltip", hidden: true });

@@ -126,7 +126,7 @@ function capacityRows() {
 }
 
 function capacityCard() {
-  if (!DATA.capacity) return null;
+  if (!DATA.capacity || DATA.plan) return null; // the answer of a plan has it
   return card("capacity", () => `Capacity of one ${DATA.capacity.unit}`, {
     why: () => (shownResults().length > 1 ? null : "there is only one; it stands in the answer"),
     finding: capacityFinding,

@@ -83,7 +83,7 @@ function start() {
     notices(),
     section(
       "which",
-      "Which policy, at which load",
+      DATA.plan ? "How latency grows with load" : "Which policy, at which load",
       ...[capacityCard(), crossoverCard(), overLoadCard(), speedUpCard()].filter(Boolean),
     ),
     section("price", "At what cost", costCard()),

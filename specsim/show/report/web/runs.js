@@ -99,7 +99,7 @@ function overviewCard() {
   const gains = hasGains() ? "Speed-up of mean E2E latency over no speculation. " : "";
   return card("overview", () => "All cases", {
     finding: () =>
-      `${plural(cells.length, "case")}, ${state.luck == null ? `means over ${plural(DATA.replications.length, "replication")}` : `replication ${state.luck}`}. ${gains}Sort with the buttons in the heads.`,
+      `${plural(cells.length, "case")}, ${DATA.capacity ? "means over the runs of each load" : state.luck == null ? `means over ${plural(DATA.replications.length, "replication")}` : `replication ${state.luck}`}. ${gains}Sort with the buttons in the heads.`,
     draw: drawOverview,
   });
 }

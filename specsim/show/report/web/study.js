@@ -12,7 +12,7 @@ const state = {
   slices: OTHERS.map(() => 0),
   // Of a capacity, what is missed first; the limit is drawn beside it.
   metric:
-    DATA.capacity?.results.map(({ binds }) => `p99_${binds}`).find((name) => METRIC.has(name)) ??
+    DATA.capacity?.results.map(({ binds }) => atLimit(binds)).find((name) => METRIC.has(name)) ??
     DATA.metrics[0].name,
   isLog: true,
   focus: { hardware: 0, load: Math.floor(LOAD.labels.length / 2) },
@@ -100,7 +100,15 @@ function latencyMetric() {
   return METRIC.get(state.metric).unit === "ms" ? state.metric : DATA.metrics[0].name;
 }
 
-/** The limit that a metric such as `p99_ttft_ms` is held against. */
+/** The percentile of a latency that a limit is held against, such as `p90_ttft_ms`. */
+function atLimit(latency) {
+  const name = `p${Number((100 * DATA.capacity.attainment).toPrecision(6))}_${latency}`;
+  return METRIC.has(name) ? name : `p99_${latency}`; // of older results
+}
+
+/** The limit that a metric is held against; of a capacity, only at the share that was asked. */
 function limitOf(metric) {
-  return DATA.slo[metric.replace(/^[a-z0-9]+_/, "")] ?? null;
+  const latency = metric.replace(/^[a-z0-9.]+?_/, "");
+  if (DATA.capacity && metric !== atLimit(latency)) return null;
+  return DATA.slo[latency] ?? null;
 }
