@@ -25,7 +25,7 @@ from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
     "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "find_capacity",
-    "find_hardware", "hardware_notes", "parse_slo", "refined", "searched",
+    "find_hardware", "hardware_notes", "model_notes", "parse_slo", "refined", "searched",
 ]  # fmt: skip
 
 _START_CLIENTS = 16
@@ -103,7 +103,7 @@ def find_capacity(
             raise CapacityError(f"{candidate.hardware.label}: {error}") from error
     with Runner(LocalProcesses(workers), on_progress) as runner:
         found = searched(candidates, runner, choices.prices)
-    notes = hardware_notes(found, choices.prices) + _doubts(found)
+    notes = hardware_notes(found, choices.prices) + _doubts(found) + model_notes(found)
     if experiment.replicas > 1:
         notes.append(
             f"replicas = {experiment.replicas} of the experiment is not used: one replica is "
@@ -207,6 +207,25 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
         if each.at_capacity is not None:
             warnings = each.at_capacity.beyond.warnings(each.hardware.profiles)
             notes += [f"{each.hardware.label} {each.policy}: {text}" for text in warnings]
+    return notes
+
+
+def model_notes(found: list[Found]) -> list[str]:
+    """Return how far each answer may be off, as profiles like these have been."""
+    notes = []
+    for each in found:
+        if each.rate is None:
+            continue
+        name, between = f"{each.hardware.label} {each.policy}", each.model_interval
+        if between is None:
+            notes.append(f"{name}: how far such step times are off, nobody has measured")
+            continue
+        own = each.interval
+        sampled = "" if own is None else f"{own.low:.3g} to {own.high:.3g} requests/s by sampling, "
+        notes.append(
+            f"{name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with what profiles like this "
+            "one have been off by (80 %)"
+        )
     return notes
 
 

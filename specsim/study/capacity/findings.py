@@ -3,12 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from math import ceil, inf
+from math import ceil, exp, inf, log
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
+from specsim.profile.model_error import QUANTILE, time_spread
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
@@ -193,6 +194,56 @@ class Found:
         low, high = self.interval.low, self.interval.high
         return ceil(self.goal.target_rate / high), ceil(self.goal.target_rate / low)
 
+    @cached_property
+    def time_spread(self) -> float | None:
+        """Standard deviation of the logarithm of how far step times are off; None if not known.
+
+        See `specsim.profile.model_error`.
+        """
+        profiles = self.hardware.profiles
+        if self.at_capacity is None or len(profiles) > 1:
+            return None
+        step = self.at_capacity.runs[0].usual_step
+        if step is None:
+            return None
+        return time_spread(profiles[0], step.load, step.drafter, step.draft_len)
+
+    @cached_property
+    def model_interval(self) -> tuple[float, float] | None:
+        """Requests per second within which `rate` lies with 80 %, by what profiles are off by."""
+        spread = self.time_spread
+        if spread is None or self.rate is None:
+            return None
+        low, high = (self.rate_if(exp(sign * QUANTILE * spread)) for sign in (1, -1))
+        return low, high
+
+    def rate_if(self, slower: float) -> float:
+        """Return the rate that one replica sustains if all its steps took so many times as long.
+
+        Times and limits may be counted in any unit, so that it is that of limits so many times as
+        strict, over that number; found on lines between the logarithms of the probes.
+        """
+        assert self.rate is not None
+        stricter = self._rate_within(log(slower)) / self._rate_within(0.0)
+        return self.rate * stricter / slower
+
+    def _rate_within(self, stricter: float) -> float:
+        """Return the rate at which all limits less a logarithm are kept, and no queue grows."""
+        keeping = [each for each in self.probes if not (each.is_overloaded or each.is_too_short)]
+        rates = np.log([self.rate_of(each) for each in keeping])
+        misses = np.maximum.accumulate([self._worst_of(each) for each in keeping])
+        known = np.unique(misses)
+        highest = rates[np.searchsorted(misses, known, side="right") - 1]
+        found = float(np.interp(-stricter, known, highest))
+        if -stricter < known[0] and len(known) > 1:  # on from the two lowest
+            rise = (highest[1] - highest[0]) / (known[1] - known[0])
+            found = float(highest[0] + max(rise, 0.0) * (-stricter - known[0]))
+        return exp(found)
+
+    def _worst_of(self, probe: LoadProbe) -> float:
+        """Return the largest logarithm of a limited metric over its limit."""
+        return max(log(max(1.0 - each, 1e-9)) for each in probe.margins(self.goal.slo).values())
+
     def cost_if(self, factor: float) -> float | None:
         """Return the cost per hour for the target rate, were the capacity so many times as high."""
         if self.goal.target_rate is None or self.rate is None:
@@ -342,6 +393,7 @@ def _result(found: Found) -> dict[str, Any]:
         **asdict(found.bracket),
         "requests_per_second": found.rate,
         "requests_per_second_interval": None if between is None else [between.low, between.high],
+        "requests_per_second_model_interval": found.model_interval and list(found.model_interval),
         "is_settled": found.answer.is_settled,
         "longest_runs": found.answer.num_requests,
         "binds": found.binds,

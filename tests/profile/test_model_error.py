@@ -1,0 +1,62 @@
+"""How far composed profiles have been off, by what a step consists of."""
+
+from math import hypot
+
+import pytest
+
+from specsim.core.step import StepLoad
+from specsim.profile import Profile, load_profile
+from specsim.profile.model_error import TERMS, known_spreads, moved, time_spread
+from specsim.profile.profile import NOT_MEASURED
+
+BUILT = load_profile("h200/llama-3.1-8b")
+DECODES, PROMPT = StepLoad(1024, 1, 1), StepLoad(0, 16384, 1, 16384)
+SPREADS = known_spreads()
+
+
+def spread(profile: Profile, load: StepLoad, k: int = 0) -> float:
+    found = time_spread(profile, load, "eagle3" if k else None, k)
+    assert found is not None
+    return found
+
+
+def test_a_step_is_off_by_what_it_consists_of() -> None:
+    assert set(SPREADS.terms) == set(TERMS)
+    # One sequence reads the weights, a long prompt computes.
+    assert spread(BUILT, DECODES) == pytest.approx(
+        hypot(SPREADS.terms["memory"], SPREADS.rest), rel=0.1
+    )
+    assert spread(BUILT, PROMPT) == pytest.approx(
+        hypot(SPREADS.terms["compute"], SPREADS.rest), rel=0.1
+    )
+    drafting = DECODES._replace(batched_tokens=6)
+    assert spread(BUILT, drafting, 5) > spread(BUILT, drafting)
+
+
+def test_what_was_fitted_is_off_by_less() -> None:
+    told = BUILT.provenance.notes.replace(NOT_MEASURED, "")
+    provenance = BUILT.provenance.model_copy(update={"notes": told})
+    fitted = BUILT.model_copy(update={"provenance": provenance})
+    assert spread(fitted, PROMPT) == SPREADS.rest < spread(BUILT, PROMPT)
+
+
+def test_of_other_kinds_nothing_is_known() -> None:
+    assert time_spread(load_profile("h100/llama-3.1-8b"), DECODES, None, 0) is None
+
+
+@pytest.mark.parametrize("term", TERMS)
+def test_each_term_moves_what_it_is_of(term: str) -> None:
+    slower, usual = moved(BUILT, term, 0.5), BUILT.target.forward_time(DECODES)
+
+    def ratio(load: StepLoad) -> float:
+        return slower.target.forward_time(load) / BUILT.target.forward_time(load)
+
+    drafters = [each.drafts["eagle3"].latency for each in (slower, BUILT)]
+    passes = [each.forward_time(DECODES) for each in drafters if each is not None]
+    moves = {
+        "compute": ratio(PROMPT) > 1.3,
+        "memory": ratio(DECODES) > 1.3,
+        "host": (ratio(DECODES) - 1) * usual == pytest.approx(50e-6, rel=1e-3),
+        "drafting": passes[0] > 1.3 * passes[1],
+    }
+    assert [name for name, is_moved in moves.items() if is_moved] == [term]
