@@ -14,6 +14,7 @@ from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion
 from specsim.hardware.kv_groups import (
     CHUNKED,
     SLIDING,
+    STATE,
     KVLayers,
     KVLayout,
     as_full_attention,
@@ -100,6 +101,18 @@ class EngineConfig(Settings):
             )
         if (self.data_parallel_size or 1) > 1:
             raise ValueError("kv_offload of data-parallel ranks is not simulated; use replicas")
+        return self
+
+    @model_validator(mode="after")
+    def _check_states(self) -> Self:
+        kinds = {each.kind for each in self.kv_groups or ()}
+        if kinds == {STATE}:
+            raise ValueError("kv_groups: all layers keep a state; name one that attends, too")
+        if STATE in kinds and self.enable_prefix_caching:
+            raise ValueError(
+                "kv_groups: states at the ends of blocks (vLLM's mamba_cache_mode align) are not "
+                "simulated; set enable_prefix_caching to false"
+            )
         return self
 
     @model_validator(mode="after")
@@ -195,7 +208,8 @@ class EngineConfig(Settings):
         """Return the KV cache groups; a single one where `kv_groups` is None."""
         if self.kv_groups is None:
             return one_group(self.block_size)
-        return kv_layout(self.kv_layers(self.kv_groups, proposer), self.block_size)
+        states = 1 + (proposer.num_speculative_tokens or 0 if proposer else 0)
+        return kv_layout(self.kv_layers(self.kv_groups, proposer), self.block_size, states)
 
     def resolved(
         self, proposer: Proposer | None, *, is_async: bool, **defaults: Any

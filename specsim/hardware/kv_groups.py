@@ -22,6 +22,9 @@ from specsim.core.settings import Settings
 Kind = Literal["full_attention", "sliding_window", "chunked_local_attention"]
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "chunked_local_attention")
 FULL, SLIDING, CHUNKED = KINDS
+STATE: Literal["state"] = "state"
+"""Of layers that keep a state of each sequence in place of keys and values: delta nets, Mamba."""
+_WHOLE = 1 << 24  # tokens of a state's block: more than any sequence has
 
 _BYTES_PER_TOKEN = 4096.0  # any number would do where none is given: only ratios count then
 _MUCH_LARGER = 1.5  # vLLM's heuristic for how much of a block may be left unused
@@ -32,14 +35,15 @@ Count = Annotated[int, Field(gt=0, le=2**31)]
 class KVLayers(Settings):
     """A run of attention layers that are alike."""
 
-    kind: Kind
+    kind: Literal["full_attention", "sliding_window", "chunked_local_attention", "state"]
     layers: Annotated[int, Field(gt=0, le=4096)]
     window: Count | None = None
     """Of a sliding window: tokens that a token attends to, itself included."""
     chunk: Count | None = None
     """Of chunked local attention: tokens of a chunk; a token attends to those of its own."""
     bytes_per_token: Annotated[float, Field(gt=0)] | None = None
-    """Key and value of one token in one layer, on one GPU; by default those of the model."""
+    """Key and value of one token in one layer, on one GPU; by default those of the model. Of a
+    state nothing: it takes a block, and each draft token another."""
 
     @model_validator(mode="after")
     def _check_span(self) -> Self:
@@ -107,6 +111,12 @@ class KVLayout:
         return gcd(*(group.block_size for group in self.groups))
 
     @property
+    def starts(self) -> list[int]:
+        """Places of the groups that vLLM has, without the further states of each."""
+        groups = self.groups
+        return [n for n, group in enumerate(groups) if n == 0 or group is not groups[n - 1]]
+
+    @property
     def is_hybrid(self) -> bool:
         return len(self.groups) > 1
 
@@ -150,21 +160,34 @@ def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
     """
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         return tuple(layers)
-    kept = (each.model_dump(exclude={"kind", "window", "chunk"}) for each in layers)
-    return tuple(KVLayers(kind=FULL, **fields) for fields in kept)
+    return tuple(
+        each
+        if each.kind == STATE
+        else KVLayers(kind=FULL, **each.model_dump(exclude={"kind", "window", "chunk"}))
+        for each in layers
+    )
 
 
-def kv_layout(layers: Sequence[KVLayers], block_size: int) -> KVLayout:
+def kv_layout(layers: Sequence[KVLayers], block_size: int, state_blocks: int = 1) -> KVLayout:
     """Return the groups that vLLM forms.
+
+    A group of states is here one of full attention whose blocks no sequence fills; there are as
+    many of it as a sequence has states in each layer.
 
     Args:
         layers: In the order in which the model registers them; a drafter's come last.
         block_size: As configured, tokens.
+        state_blocks: States of a sequence in each layer that has one.
     """
-    widths = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers]
+    kept = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers if each.kind != STATE]
+    widths = [
+        max(kept) if each.kind == STATE else each.bytes_per_token or _BYTES_PER_TOKEN
+        for each in layers
+    ]
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         first, count = layers[0], sum(each.layers for each in layers)
         total = sum(each.layers * width for each, width in zip(layers, widths, strict=True))
+        assert first.kind != STATE
         group = KVGroup(first.kind, first.span_len, block_size, count, 0)
         return KVLayout((group,), block_size * total)
     widest = max(widths)
@@ -172,7 +195,9 @@ def kv_layout(layers: Sequence[KVLayers], block_size: int) -> KVLayout:
     for each, width in zip(layers, widths, strict=True):
         # A narrower layer gets blocks of more tokens; where that does not come out even, padding.
         ratio = int(widest / width) if widest % width == 0 else 1
-        last = (each.kind, each.span_len, block_size * ratio, width)
+        tokens = _WHOLE if each.kind == STATE else block_size * ratio
+        kind = FULL if each.kind == STATE else each.kind
+        last = (kind, each.span_len, tokens, width)
         counts[last] = counts.get(last, 0) + each.layers
     size = _layers_per_group(list(counts.values()))
     groups = []
@@ -180,7 +205,8 @@ def kv_layout(layers: Sequence[KVLayers], block_size: int) -> KVLayout:
         parts = -(-count // size)
         for part in range(parts):
             num_layers = len(range(part, count, parts))
-            groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last))
+            copies = state_blocks if alike[2] == _WHOLE else 1
+            groups += [KVGroup(*alike[:3], num_layers, bucket, alike == last)] * copies
     return KVLayout(tuple(groups), size * widest * block_size)
 
 

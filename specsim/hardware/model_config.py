@@ -5,6 +5,8 @@ from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
+from specsim.hardware.layer_lists import LayerLists
+from specsim.hardware.quantization import precision
 
 # Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
 _ALIASES = {
@@ -15,19 +17,43 @@ _ALIASES = {
     "max_position_embeddings": ("seq_length",),
     "torch_dtype": ("dtype",),
     "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "top_k_experts"),
+    "n_shared_experts": ("num_shared_experts",),
+    "shared_expert_intermediate_size": (
+        "moe_shared_expert_intermediate_size",
+        "share_expert_dim",
+        "shared_intermediate_size",
+    ),
+    "head_dim": ("attention_head_dim",),
+    "mamba_ssm_dtype": ("mamba_ssm_cache_dtype",),
+    "hybrid_override_pattern": ("layers_block_type",),
 }
 # Defaults of the classes of these model types, which their configs leave out.
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _TIED |= {"starcoder2"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
-_UNGATED |= {"apertus", "arcee", "jais2", "nanochat"}
+_UNGATED |= {"apertus", "arcee", "jais2", "nanochat", "nemotron_h"}
 # Have nothing but experts, so that their width goes by the plain name.
-_ONLY_EXPERTS = {"gpt_oss", "granitemoe", "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe"}
+_ONLY_EXPERTS = {
+    "gpt_oss",
+    "granitemoe",
+    "llama4_text",
+    "minimax_m2",
+    "minimax_m3",
+    "minimax_m3_vl",
+    "mixtral",
+    "olmoe",
+    "phimoe",
+}
 _SPANS = ("sliding_window", "attention_chunk_size")
-_LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention"}
-_PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
-"""Each so many-th layer attends to all."""
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
+_STATE_FIELDS = {
+    "linear_num_key_heads": "n_groups",
+    "linear_num_value_heads": "mamba_num_heads",
+    "linear_key_head_dim": "ssm_state_size",
+    "linear_value_head_dim": "mamba_head_dim",
+    "linear_conv_kernel_dim": "conv_kernel",
+}
 _DEFAULTS = {
     "gemma3_text": {
         "vocab_size": 262_208,
@@ -39,27 +65,34 @@ _DEFAULTS = {
 }
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
-    "index_topk": "sparse attention",
-    **dict.fromkeys(("block_configs", "per_layer_config"), "layers of different shapes"),
+    "compress_ratios": "attention to a compressed context",
+    "per_layer_config": "layers of different shapes",
     "conv_L_cache": "layers of convolution",
     "audio_encoder_config": "a part for sound",
+    "linear_attn_config": "layers of linear attention",
     **dict.fromkeys(
-        ("full_attention_interval", "linear_num_value_heads"), "layers of linear attention"
-    ),
-    **dict.fromkeys(
-        ("state_size", "ssm_state_size", "mamba_d_state", "attn_layer_period"),
+        ("state_size", "mamba_d_state", "attn_layer_period"),
         "layers that keep a state in place of keys and values",
     ),
-    "shared_intermediate_size": "experts that all tokens share",
-    "mlp_only_layers": "layers with and without experts",
     "is_encoder_decoder": "an encoder",
     "num_kv_shared_layers": "layers that share keys and values",
     "hidden_size_per_layer_input": "an embedding of each layer",
-    "enable_moe_block": "experts beside a dense MLP",
 }
-_DENSE_OR_NOT = {"mlp_layer_types": ("dense", "sparse"), "moe_layer_freq": (0, 1)}
+# These are modelled in some families only, as each has its own rules.
+_OF_FAMILIES = {
+    "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
+    "linear_num_value_heads": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
+    "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
+    "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
+    "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
+    "sparse_attention_config": (("minimax_m3",), "sparse attention"),
+    "enable_moe_block": (("gemma4",), "experts beside a dense MLP"),
+    "v_head_dim": (("mimo_v2",), "values of another width"),
+    "hybrid_layer_pattern": (("mimo_v2",), "layers of different shapes"),
+}
 _OTHER_PARTS = ("vision_config", "audio_config")
 _GATED_ATTENTION = {"beam"}  # whose configs do not tell
+_KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
 
 
 def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
@@ -71,7 +104,11 @@ def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
         )
     numbers = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
     of_all = {name: data[name] for name in (*numbers, *_OTHER_PARTS) if name in data}
-    return {"_name_or_path": data.get("_name_or_path"), **of_all, **data["text_config"]}
+    # What the language model says comes first, under whichever name.
+    if {"torch_dtype", "dtype"} & data["text_config"].keys():
+        of_all = {name: value for name, value in of_all.items() if "dtype" not in name}
+    names = {name: data.get(name) for name in ("_name_or_path", "model_type")}
+    return {**names, **of_all, **data["text_config"]}
 
 
 class HuggingFaceConfig:
@@ -86,9 +123,13 @@ class HuggingFaceConfig:
         given = sorted(data.items(), key=lambda item: item[0] not in names)
         own = {names.get(key, key): value for key, value in given if value is not None}
         self._data: dict[str, Any] = {**_DEFAULTS.get(self._type, {}), **own}
+        blocks = own.get("hybrid_override_pattern")
+        if isinstance(blocks, list) and "num_hidden_layers" not in own:
+            self._data["num_hidden_layers"] = len(blocks)
         has_none = {"num_experts", *_ALIASES["num_experts"]} & data.keys()
         if has_none and not own.get("num_experts"):  # a dense model among ones with experts
             self._data = {key: each for key, each in self._data.items() if "expert" not in key}
+        self._layers = LayerLists(self._data, self._type, source, self._count)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `specsim.hardware.ModelShape` that it describes.
@@ -106,11 +147,13 @@ class HuggingFaceConfig:
             "num_key_value_heads": self._key_value_heads(counts),
             "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
             "has_gated_mlp": self._type not in _UNGATED,
-            **self._attention(counts["num_hidden_layers"]),
+            **self._attention(),
             **self._global_widths(),
             **self._latent_widths(),
+            **self._sparse(counts["num_hidden_layers"]),
+            **self._states(),
             "torch_dtype": self._dtype(),
-            "quantization": self._quantization(),
+            "quantization": self._quantization(counts["num_hidden_layers"]),
             "source": self._source + self._left_out(),
         }
 
@@ -124,60 +167,28 @@ class HuggingFaceConfig:
                 f"{self._source}: describes an EAGLE-3 head, whose inputs it does not tell; write "
                 "its shape in the form of profiles/eagle3-llama-3.1-8b.json"
             )
-        for name, what in (*_NOT_MODELLED.items(), *self._strange_experts()):
+        strange = [
+            (name, what)
+            for name, (families, what) in _OF_FAMILIES.items()
+            if not self._type.startswith(families)
+            and not (name == "v_head_dim" and "kv_lora_rank" in self._data)
+        ]
+        for name, what in (*_NOT_MODELLED.items(), *strange, *self._strange_experts()):
             if self._data.get(name):
                 raise ProfileError(
                     f"{self._source}: '{name}' says that the model has {what}, which is not "
                     "modelled; fit a profile to measured steps instead"
                 )
-        has_wide_values = self._data.get("v_head_dim") and "kv_lora_rank" not in self._data
-        if self._type in _GATED_ATTENTION or has_wide_values:
-            what = "'v_head_dim'" if has_wide_values else f"model_type '{self._type}'"
+        if self._type in _GATED_ATTENTION:
             raise ProfileError(
-                f"{self._source}: {what} says that the model's attention is of another kind, which "
-                "is not modelled; fit a profile to measured steps instead"
+                f"{self._source}: model_type '{self._type}' says that the model's attention is of "
+                "another kind, which is not modelled; fit a profile to measured steps instead"
             )
-        for name in ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"):
-            if self._data.get(name, 1) != 1 and name not in self._listed_layers():
-                raise self._in_turn(name)
-
-    def _listed_layers(self) -> list[str]:
-        """Return the fields that tell layer by layer which have experts."""
-        is_list = isinstance(self._data.get("moe_layer_freq"), list)
-        return [*self._given("mlp_layer_types"), *(["moe_layer_freq"] if is_list else [])]
-
-    def _dense_layers(self) -> dict[str, int]:
-        """Return how many layers come before those with experts, where that is told layer by layer.
-
-        A ProfileError if layers with and without experts take turns.
-        """
-        num_layers = self._count("num_hidden_layers")
-        for name in self._listed_layers():
-            layers, words = self._data[name], _DENSE_OR_NOT[name]
-            is_list = isinstance(layers, list) and len(layers) == num_layers
-            if not is_list or any(each not in words for each in layers):
-                raise ProfileError(
-                    f"{self._source}: {name} = {short(layers)}: must be a list of {words[0]!r} or "
-                    f"{words[1]!r} for each of num_hidden_layers = {num_layers}; correct it"
-                )
-            is_dense = [each == words[0] for each in layers]
-            if is_dense != sorted(is_dense, reverse=True):
-                raise self._in_turn(name)
-            return {"first_k_dense_replace": sum(is_dense)}
-        return {}
-
-    def _in_turn(self, name: str) -> ProfileError:
-        value = self._data[name]
-        what = name if isinstance(value, list) else f"{name} = {value}"
-        return ProfileError(
-            f"{self._source}: {what}: layers with and without experts in turn are not modelled; "
-            "fit a profile to measured steps"
-        )
 
     def _strange_experts(self) -> Iterator[tuple[str, str]]:
         """Yield fields of experts whose names are not known, and what they say."""
         for name in self._data:
-            if "shared_expert" in name and name != "n_shared_experts":
+            if "shared_expert" in name and name not in _KNOWN_SHARED:
                 yield name, "experts that all tokens share"
             elif "num_expert" in name and "num_experts" not in self._data:
                 yield name, "experts under another name than num_experts"
@@ -210,35 +221,88 @@ class HuggingFaceConfig:
     def _key_value_heads(self, counts: dict[str, int]) -> int:
         if self._type in {"bloom", "opt"}:
             return counts["num_attention_heads"]
+        if self._data.get("block_configs"):
+            return self._layers.key_value_heads()
+        if self._data.get("hybrid_layer_pattern"):
+            return self._count("swa_num_key_value_heads")
         hint = "it equals num_attention_heads unless query heads share keys and values"
         return self._count("num_key_value_heads", hint)
 
-    def _mlp(self, hidden_size: int) -> dict[str, int]:
+    def _mlp(self, hidden_size: int) -> dict[str, Any]:
+        lists = self._layers.mlps()
         if "num_experts" not in self._data:
             if self._type == "bloom" and "intermediate_size" not in self._data:
                 return {"intermediate_size": 4 * hidden_size}
-            return {"intermediate_size": self._count("intermediate_size")}
+            widest = max(lists.get("intermediate_sizes", (0,)))
+            return {"intermediate_size": widest or self._count("intermediate_size"), **lists}
         is_plain = self._type in _ONLY_EXPERTS and "moe_intermediate_size" not in self._data
         name = "intermediate_size" if is_plain else "moe_intermediate_size"
         width = self._count(name, "the width of one expert")
+        dense = self._given("intermediate_size_mlp", "dense_intermediate_size")
+        others = self._given(
+            "n_shared_experts", "shared_expert_intermediate_size", "moe_latent_size"
+        )
         return {
             "num_experts": self._count("num_experts"),
             "num_experts_per_tok": self._count(
                 "num_experts_per_tok", "the number of experts that each token visits"
             ),
             "moe_intermediate_size": width,
-            **{
-                each: self._count(each)
-                for each in self._given("n_shared_experts", "first_k_dense_replace")
-            },
-            **self._dense_layers(),
+            **{each: self._count(each) for each in others},
+            **lists,
             **({"n_shared_experts": 1} if self._type == "llama4_text" else {}),
-            # Of a dense MLP, which no layer has.
-            "intermediate_size": self._data.get("intermediate_size", width),
+            # Of a dense MLP, which perhaps no layer has.
+            "intermediate_size": self._data.get(dense[0] if dense else "intermediate_size", width),
+        }
+
+    def _sparse(self, num_layers: int) -> dict[str, Any]:
+        """Return the sizes of an indexer that chooses which tokens are read (DeepSeek, MiniMax)."""
+        data, sparse = self._data, self._data.get("sparse_attention_config") or {}
+        if data.get("index_topk"):
+            if data.get("index_topk_freq", 1) != 1 and "indexer_types" not in data:
+                self._count("indexer_types", "which layers have an indexer of their own")
+            names = ("index_topk", "index_n_heads", "index_head_dim")
+            types = {"indexer_types": data["indexer_types"]} if "indexer_types" in data else {}
+            return {**{name: self._count(name) for name in names}, **types}
+        if not sparse or not sparse.get("use_sparse_attention", True):
+            return {}
+        try:
+            which = sparse.get("sparse_attention_freq", [1] * num_layers)
+            return {
+                "index_topk": sparse["sparse_topk_blocks"] * sparse["sparse_block_size"],
+                "index_n_heads": sparse["sparse_num_index_heads"],
+                "index_head_dim": sparse["sparse_index_dim"],
+                "indexer_types": ["full" if each else "none" for each in which],
+            }
+        except (KeyError, TypeError) as error:
+            raise ProfileError(
+                f"{self._source}: sparse_attention_config: {error} is missing or no number; add it"
+            ) from error
+
+    def _states(self) -> dict[str, Any]:
+        """Return the sizes of layers that keep a state, those of Mamba2 in the words of the others.
+
+        Its groups have the keys, its heads the values, and its state size is that of a key.
+        """
+        data = self._data
+        names = {name: name for name in _STATE_FIELDS}
+        if self._type == "nemotron_h":
+            names = _STATE_FIELDS
+        elif not data.get("linear_num_value_heads"):
+            return {}
+        gate = data.get("attn_output_gate", self._type.startswith("qwen3_next"))
+        dtype = data.get("mamba_ssm_dtype")
+        return {
+            **{name: self._count(own) for name, own in names.items()},
+            **({"attn_output_gate": True} if gate else {}),
+            **({"mamba_ssm_dtype": dtype} if dtype not in (None, "auto") else {}),
         }
 
     def _global_widths(self) -> dict[str, int]:
         """Return the width of layers that attend to everything, where it is their own (Gemma 4)."""
+        if self._data.get("hybrid_layer_pattern"):  # MiMo-V2
+            of_all = self._count("num_key_value_heads")
+            return {"num_global_key_value_heads": of_all, "v_head_dim": self._count("v_head_dim")}
         if "global_head_dim" not in self._data:
             return {}
         names = ["global_head_dim"]
@@ -256,73 +320,36 @@ class HuggingFaceConfig:
     def _given(self, *names: str) -> list[str]:
         return [name for name in names if self._data.get(name)]
 
-    def _attention(self, num_layers: int) -> dict[str, Any]:
+    def _attention(self) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""
         data = self._data
         is_used = data.get("use_sliding_window", not self._type.startswith(_NO_WINDOW))
+        is_used |= "hybrid_layer_pattern" in data
         spans = [name for name in self._given(*_SPANS) if is_used or name != "sliding_window"]
+        if "hybrid_layer_pattern" in data:
+            spans = ["sliding_window"]
         fields: dict[str, Any] = {name: self._count(name) for name in spans}
         if fields.get("sliding_window", 0) >= data["max_position_embeddings"]:
             del fields["sliding_window"]
-        types = data.get("layer_types")
-        if not isinstance(types, list | None):
-            raise ProfileError(
-                f"{self._source}: layer_types = {types!r}: must be a list with the type of each "
-                "layer; correct it"
-            )
-        if others := sorted(set(map(str, types or ())) - _LAYER_TYPES):
-            raise ProfileError(
-                f"{self._source}: 'layer_types' has '{others[0]}', which is not modelled; fit a "
-                "profile to measured steps instead"
-            )
+        types = self._layers.attention()
+        if types and {*types} & {"linear_attention", "mamba", "none"}:
+            return {**fields, "layer_types": types}
         if not fields:
             return {}
-        types = types or self._layer_types(num_layers)
+        types = types or self._layers.usual()
         if types is not None and not set(types) - {"full_attention"}:
             return {}
         return fields if types is None else {**fields, "layer_types": types}
 
-    def _layer_types(self, num_layers: int) -> list[str] | None:
-        """Return the type of each layer by the rule of the model's class; None if all slide."""
-        numbers = range(1, num_layers + 1)
-        if self._type == "llama4_text":
-            rotary = self._data.get("no_rope_layers") or [number % 4 for number in numbers]
-            return ["chunked_attention" if each else "full_attention" for each in rotary]
-        if self._type.startswith("qwen"):
-            first = self._data.get("max_window_layers", 0)
-            return ["sliding_attention" if i > first else "full_attention" for i in numbers]
-        every = self._data.get("_sliding_window_pattern", _PATTERNS.get(self._type))
-        every = self._data.get("sliding_window_pattern", every)
-        if every is None:
-            return None
-        if not (every > 0 if isinstance(every, int) else isinstance(every, str) and every):
-            raise ProfileError(
-                f"{self._source}: sliding_window_pattern = {every!r}: must be a whole number above "
-                "0, or letters such as LLLG; correct it"
-            )
-        if isinstance(every, str):  # LLLG: three local layers, one global one
-            local = [letter == "L" for letter in every]
-            return [
-                "sliding_attention" if local[i % len(local)] else "full_attention"
-                for i in range(num_layers)
-            ]
-        return ["sliding_attention" if i % every else "full_attention" for i in numbers]
-
-    def _quantization(self) -> str | None:
+    def _quantization(self, num_layers: int) -> str | None:
         """Return how the weights are stored, in the words of ``profile build --dtype``."""
         data = self._data.get("quantization_config")
         if not data:
             return None
         data = data if isinstance(data, dict) else {}
-        method, algorithm = (
-            str(data.get(name, "other")).lower() for name in ("quant_method", "quant_algo")
-        )
-        if method == "fp8":
-            return "fp8_block" if data.get("weight_block_size") else "fp8"
-        if method in ("awq", "gptq") and data.get("bits") == 4:
-            return "int4"
-        known = {"mxfp4": method, "modelopt": algorithm, "modelopt_fp4": "nvfp4"}
-        return known.get(method, "other")
+        has_experts = "num_experts" in self._data
+        block = {"expert_dtype": self._data.get("expert_dtype"), **data}
+        return precision(block, num_layers, has_experts=has_experts)
 
     def _dtype(self) -> str:
         # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).

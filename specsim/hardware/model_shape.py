@@ -6,11 +6,20 @@ from typing import Literal, NamedTuple, Self, get_args
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
-from specsim.hardware.kv_groups import KINDS, Kind, KVLayers
+from specsim.hardware.kv_groups import KINDS, STATE, Kind, KVLayers
 
-LayerType = Literal["full_attention", "sliding_attention", "chunked_attention"]
+LayerType = Literal[
+    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "mamba", "none"
+]
+_STATES = ("linear_attention", "mamba")
+MlpType = Literal["dense", "sparse", "both", "none"]
+_DENSE: tuple[MlpType, ...] = ("dense",)
+_SPARSE: tuple[MlpType, ...] = ("sparse",)
+IndexerType = Literal["full", "shared", "none"]
+_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+_INDEX_BYTES = 4  # of the scale of an index key, beside its numbers of 8 bits
 _SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-_KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType), KINDS, strict=True))
+_KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType)[:3], KINDS, strict=True))
 
 
 class AttentionWidth(NamedTuple):
@@ -20,10 +29,24 @@ class AttentionWidth(NamedTuple):
     head_dim: int
     latent_dim: int = 0
     """Numbers kept of a token for all heads together, in place of keys and values (MLA)."""
+    value_dim: int = 0
+    topk: int = 0
+    """Tokens that a token reads, which an indexer chooses; 0: all."""
+    index_dim: int = 0
+    """Numbers that the layer's own indexer keeps of a token; 0 where it takes another's choice."""
 
     def per_gpu(self, tensor_parallel_size: int) -> int:
         """Return the key-value heads of each of some GPUs, which replicate them if too few."""
         return -(-self.num_key_value_heads // tensor_parallel_size)
+
+
+class Layer(NamedTuple):
+    """What a layer consists of."""
+
+    kind: LayerType
+    mlp_width: int  # of a dense MLP; 0 without
+    has_experts: bool
+    indexer: IndexerType = "none"
 
 
 class LayerMatrix(NamedTuple):
@@ -52,12 +75,20 @@ class ModelShape(Settings):
     """Experts per layer, in place of one MLP; 0 of a dense model."""
     num_experts_per_tok: int = Field(default=0, ge=0, le=_MOST)
     """Experts that each token visits."""
+    moe_latent_size: int = Field(default=0, ge=0, le=_MOST)
+    """Numbers of a token that experts see, if not all of hidden_size (Nemotron 3)."""
     moe_intermediate_size: int = Field(default=0, ge=0, le=_MOST)
     """Width of an expert."""
     n_shared_experts: int = Field(default=0, ge=0, le=_MOST)
     """Further experts, which every token visits."""
+    shared_expert_intermediate_size: int = Field(default=0, ge=0, le=_MOST)
+    """Width of these together, if not that of the others."""
     first_k_dense_replace: int = Field(default=0, ge=0, le=_MOST)
     """First layers, which have one MLP of intermediate_size in place of experts."""
+    mlp_layer_types: tuple[MlpType, ...] | None = None
+    """Whether each layer has a dense MLP, experts, both or none, where that does not follow."""
+    intermediate_sizes: tuple[int, ...] | None = None
+    """Width of each layer's dense MLP, where they differ."""
     num_attention_heads: int = Field(gt=0, le=_MOST)
     num_key_value_heads: int = Field(gt=0, le=_MOST)
     head_dim: int = Field(gt=0, le=_MOST)
@@ -98,25 +129,48 @@ class ModelShape(Settings):
     """The same of queries; None if they are computed at once."""
     qk_rope_head_dim: int = Field(default=0, ge=0, le=_MOST)
     v_head_dim: int = Field(default=0, ge=0, le=_MOST)
+    """Of values, if not head_dim."""
+    attn_output_gate: bool = False
+    """Whether a gate as wide as the queries multiplies what attention gives out (Qwen3.5)."""
+    index_topk: int = Field(default=0, ge=0, le=_MOST)
+    """Of sparse attention: tokens that an indexer of index_n_heads heads chooses to be read."""
+    index_n_heads: int = Field(default=0, ge=0, le=_MOST)
+    index_head_dim: int = Field(default=0, ge=0, le=_MOST)
+    indexer_types: tuple[IndexerType, ...] | None = None
+    """Whether each layer has an indexer, shares that of an earlier one or attends to all; by
+    default all have one if there is an index_topk."""
+    linear_num_key_heads: int = Field(default=0, ge=0, le=_MOST)
+    """Of layers with a state in place of keys and values; of Mamba2 its groups."""
+    linear_num_value_heads: int = Field(default=0, ge=0, le=_MOST)
+    linear_key_head_dim: int = Field(default=0, ge=0, le=_MOST)
+    """Of Mamba2 the size of its state."""
+    linear_value_head_dim: int = Field(default=0, ge=0, le=_MOST)
+    linear_conv_kernel_dim: int = Field(default=0, ge=0, le=_MOST)
+    mamba_ssm_dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Of the states; None: torch_dtype."""
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     quantization: str | None = None
-    """How the weights are stored, if in fewer bits than `torch_dtype` says, in the words of
-    ``profile build --dtype``; or other. Only a profile of kernel tables knows what follows."""
+    """How the weights are stored, if in fewer bits than `torch_dtype` says, as in ``profile build
+    --dtype``; or other. Only a profile of kernel tables knows what follows."""
     source: str
 
     @model_validator(mode="after")
     def _check_layer_types(self) -> Self:
-        types = self.layer_types
-        if types is None:
-            return self
-        if len(types) != self.num_hidden_layers:
-            raise ValueError(
-                f"layer_types names {len(types)} layers of num_hidden_layers = "
-                f"{self.num_hidden_layers}; name each"
-            )
+        for name in ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types"):
+            listed = getattr(self, name)
+            if listed is not None and len(listed) != self.num_hidden_layers:
+                raise ValueError(
+                    f"{name} names {len(listed)} layers of num_hidden_layers = "
+                    f"{self.num_hidden_layers}; name each"
+                )
+        types = self.layer_types or ()
         for kind, name in _SPANS.items():
             if kind in types and getattr(self, name) is None:
                 raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
+        if self.state_layers and not self.state_numbers:
+            raise ValueError("layer_types has layers with a state, but linear_... fields lack")
+        if not self.layer_counts:
+            raise ValueError("no layer attends to anything; such a model is not modelled")
         return self
 
     @model_validator(mode="after")
@@ -158,6 +212,11 @@ class ModelShape(Settings):
                 f"has {heads} attention heads, which cannot be split evenly; choose a divisor of "
                 "that"
             )
+        if self.linear_num_value_heads % size:
+            raise ValueError(
+                f"has states of {self.linear_num_value_heads} heads, which cannot be split evenly; "
+                "choose a divisor of that"
+            )
         for each in self.attention_widths:
             keys = each.num_key_value_heads
             if keys % size and size % keys:
@@ -172,8 +231,61 @@ class ModelShape(Settings):
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size
 
     @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Each layer; all else about them follows from these and from the widths."""
+        count, first = self.num_hidden_layers, self.first_k_dense_replace
+        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
+        dense = first if self.num_experts else count
+        mlps: tuple[MlpType, ...] = _DENSE * dense + _SPARSE * (count - dense)
+        indexer: IndexerType = "full" if self.index_topk else "none"
+        of_each = zip(
+            self.layer_types or (usual,) * count,
+            self.mlp_layer_types or mlps,
+            self.intermediate_sizes or (self.intermediate_size,) * count,
+            self.indexer_types or (indexer,) * count,
+            strict=True,
+        )
+        return tuple(
+            Layer(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
+            for kind, mlp, width, own in of_each
+        )
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have the same sizes, and keys and values; windows may differ."""
+        sizes = {each[1:] for each in self.layers}
+        return len(sizes) == len(self.attention_widths) == 1 and not self.state_layers
+
+    @property
     def num_expert_layers(self) -> int:
-        return self.num_hidden_layers - self.first_k_dense_replace if self.num_experts else 0
+        return sum(each.has_experts for each in self.layers)
+
+    @property
+    def num_halves(self) -> int:
+        """How many parts, attention or feed-forward, all layers have: each has a norm."""
+        return sum((each.kind != "none") + (each[1:3] != (0, False)) for each in self.layers)
+
+    @property
+    def state_layers(self) -> int:
+        """How many layers have a state of fixed size in place of keys and values."""
+        return sum(each.kind in _STATES for each in self.layers)
+
+    @property
+    def state_numbers(self) -> int:
+        """Size of the state of one layer and sequence, without its convolution."""
+        return self.linear_num_value_heads * self.linear_key_head_dim * self.linear_value_head_dim
+
+    @property
+    def convolved(self) -> int:
+        """Width of the convolution before a state: its queries, keys and values."""
+        keys = self.linear_num_key_heads * self.linear_key_head_dim
+        return 2 * keys + self.linear_num_value_heads * self.linear_value_head_dim
+
+    def state_bytes(self, tensor_parallel_size: int) -> float:
+        """Return what a sequence's states take on each GPU, all layers, bytes."""
+        number = _DTYPE_BYTES[self.mamba_ssm_dtype or self.torch_dtype]
+        kept = max(0, self.linear_conv_kernel_dim - 1) * self.convolved * self.bytes_per_weight
+        return self.state_layers * (self.state_numbers * number + kept) / tensor_parallel_size
 
     @property
     def num_parameters(self) -> int:
@@ -182,7 +294,8 @@ class ModelShape(Settings):
         matrices = (*self.attention_matrices(1), *self.mlp_matrices(1))
         layers = sum(each.outputs * each.inputs * each.layers for each in matrices)
         layers += self.expert_bytes // self.bytes_per_weight
-        layers += hidden * (self.num_experts * self.num_expert_layers + 2 * self.num_hidden_layers)
+        layers += hidden * (self.num_experts * self.num_expert_layers + self.num_halves)
+        layers += self.state_layers * self.convolved * self.linear_conv_kernel_dim
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
         fusing = sum(outputs * inputs for outputs, inputs in self.fusing_matrices)
@@ -198,36 +311,52 @@ class ModelShape(Settings):
         inputs = self.num_attention_inputs * hidden
         for each, layers in self.attention_widths.items():
             heads = self.num_attention_heads // size
-            queries = outputs = heads * each.head_dim
+            queries, outputs = heads * each.head_dim, heads * each.value_dim
             if each.latent_dim:
                 assert self.kv_lora_rank is not None
                 plain = each.head_dim - self.qk_rope_head_dim
-                outputs = heads * self.v_head_dim
                 down, up = self.q_lora_rank or queries, heads * (plain + self.v_head_dim)
                 found.append(LayerMatrix("qkv", down + each.latent_dim, inputs, layers))
                 if self.q_lora_rank:
                     found.append(LayerMatrix("q", queries, self.q_lora_rank, layers))
                 found.append(LayerMatrix("kv", up, self.kv_lora_rank, layers))
             else:
-                keys = 2 * self.num_projected(each, size) * each.head_dim
-                found.append(LayerMatrix("qkv", queries + keys, inputs, layers))
+                keys = self.num_projected(each, size) * (each.head_dim + each.value_dim)
+                gates = queries * self.attn_output_gate
+                found.append(LayerMatrix("qkv", queries + gates + keys, inputs, layers))
             found.append(LayerMatrix("o", hidden, outputs, layers))
+            if each.index_dim:  # the same on each GPU
+                indexed, of_all = self.index_n_heads, self.index_n_heads * each.index_dim
+                found.append(LayerMatrix("index_q", of_all, self.q_lora_rank or inputs, layers))
+                found.append(LayerMatrix("index_k", each.index_dim + indexed, inputs, layers))
+        return found + self._state_matrices(size)
+
+    def _state_matrices(self, size: int) -> list[LayerMatrix]:
+        heads, found = self.linear_num_value_heads // size, []
+        keys = -(-self.linear_num_key_heads // size) * self.linear_key_head_dim
+        values = heads * self.linear_value_head_dim
+        for kind, gates in (("linear_attention", 2), ("mamba", 1)):  # decay and beta; decay
+            if count := sum(each.kind == kind for each in self.layers):
+                into = 2 * keys + 2 * values + gates * heads
+                found.append(LayerMatrix("state_in", into, self.hidden_size, count))
+                found.append(LayerMatrix("o", self.hidden_size, values, count))
         return found
 
     def mlp_matrices(self, tensor_parallel_size: int) -> list[LayerMatrix]:
         """Return those of MLPs and shared experts, split by their width."""
         hidden, gated = self.hidden_size, 2 if self.has_gated_mlp else 1
         shared = self.n_shared_experts * self.moe_intermediate_size
-        dense_layers = self.num_hidden_layers - self.num_expert_layers
-        found = []
-        for full, layers in (
-            (self.intermediate_size, dense_layers),
-            (shared, self.num_expert_layers),
-        ):
+        widths = Counter(each.mlp_width for each in self.layers if each.mlp_width)
+        own = self.shared_expert_intermediate_size or shared
+        found, experts = [], self.num_expert_layers
+        for full, layers in (*widths.items(), (own, experts)):
             if full and layers:
                 width = -(-full // tensor_parallel_size)
                 found.append(LayerMatrix("up", gated * width, hidden, layers))
                 found.append(LayerMatrix("down", hidden, width, layers))
+        if self.moe_latent_size and experts:
+            found.append(LayerMatrix("latent", self.moe_latent_size, hidden, experts))
+            found.append(LayerMatrix("latent", hidden, self.moe_latent_size, experts))
         return found
 
     def num_projected(self, width: AttentionWidth, tensor_parallel_size: int = 1) -> int:
@@ -243,39 +372,52 @@ class ModelShape(Settings):
         before = (self.hidden_size, self.num_fused_inputs * width)
         return (before, (width, self.hidden_size)) if self.backbone_hidden_size else (before,)
 
-    def attention_width(self, kind: LayerType) -> AttentionWidth:
+    def attention_width(self, kind: LayerType, indexer: IndexerType = "none") -> AttentionWidth:
         heads, head_dim = self.num_key_value_heads, self.head_dim
+        sparse = (
+            self.index_topk if indexer != "none" else 0,
+            self.index_head_dim if indexer == "full" else 0,
+        )
         if self.kv_lora_rank:
-            return AttentionWidth(1, head_dim, self.kv_lora_rank + self.qk_rope_head_dim)
+            latent = self.kv_lora_rank + self.qk_rope_head_dim
+            return AttentionWidth(1, head_dim, latent, self.v_head_dim, *sparse)
         if kind == "full_attention":
             heads = self.num_global_key_value_heads or heads
             head_dim = self.global_head_dim or head_dim
-        return AttentionWidth(heads, head_dim)
+        return AttentionWidth(heads, head_dim, 0, self.v_head_dim or head_dim, *sparse)
 
     @property
     def layer_counts(self) -> Counter[LayerType]:
-        """How many layers of each type, in order of first appearance."""
-        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
-        return Counter(self.layer_types or (usual,) * self.num_hidden_layers)
+        """How many layers of each type keep keys and values, in order of first appearance."""
+        return Counter(each.kind for each in self.layers if each.kind in _KV_KINDS)
+
+    @property
+    def attention_kinds(self) -> Counter[tuple[LayerType, AttentionWidth]]:
+        """How many layers of each type are how wide."""
+        layers = [each for each in self.layers if each.kind in _KV_KINDS]
+        return Counter(
+            (each.kind, self.attention_width(each.kind, each.indexer)) for each in layers
+        )
 
     @property
     def attention_widths(self) -> Counter[AttentionWidth]:
         """How many layers are how wide."""
         counts: Counter[AttentionWidth] = Counter()
-        for kind, layers in self.layer_counts.items():
-            counts[self.attention_width(kind)] += layers
+        for (_, width), layers in self.attention_kinds.items():
+            counts[width] += layers
         return counts
 
     @property
     def bytes_per_weight(self) -> int:
         """Size of one number, of weights, activations and KV cache alike."""
-        return {"bfloat16": 2, "float16": 2, "float32": 4}[self.torch_dtype]
+        return _DTYPE_BYTES[self.torch_dtype]
 
     @property
     def expert_bytes(self) -> int:
         """Memory of the experts' weights, bytes; 0 of a dense model."""
         matrices = 3 if self.has_gated_mlp else 2
-        each = matrices * self.hidden_size * self.moe_intermediate_size * self.bytes_per_weight
+        width = self.moe_latent_size or self.hidden_size
+        each = matrices * width * self.moe_intermediate_size * self.bytes_per_weight
         return self.num_expert_layers * self.num_experts * each
 
     @property
@@ -298,8 +440,10 @@ class ModelShape(Settings):
         """
         counts, own = self.layer_counts, self.kv_bytes_per_token_and_gpu(tensor_parallel_size)
         is_uniform = len(self.attention_widths) == 1
-        mean = bytes_per_token / self.num_hidden_layers
-        return tuple(
+        mean = bytes_per_token / sum(counts.values())
+        states = self.state_layers
+        first = (KVLayers(kind=STATE, layers=states),) if states else ()
+        return first + tuple(
             KVLayers(
                 kind=_KV_KINDS[each],
                 layers=count,
@@ -324,6 +468,8 @@ class ModelShape(Settings):
 
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         heads = width.num_key_value_heads
+        indexed = width.index_dim + _INDEX_BYTES if width.index_dim else 0
         if width.latent_dim:
-            return float(width.latent_dim * self.bytes_per_weight)
-        return 2 * heads * width.head_dim * self.bytes_per_weight / min(size, heads)
+            return float(width.latent_dim * self.bytes_per_weight + indexed)
+        numbers = heads * (width.head_dim + width.value_dim)
+        return numbers * self.bytes_per_weight / min(size, heads) + indexed

@@ -94,6 +94,10 @@ def load_model(name: str) -> ModelShape:
         raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, known)}")
     fields = load_mapping(path, ProfileError)
     if "source" not in fields:  # which every shape names
+        beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
+        if not fields.get("quantization_config") and beside != path and beside.is_file():
+            said = load_mapping(beside, ProfileError).get("quantization")
+            fields["quantization_config"] = {"quant_method": "modelopt", **(said or {})}
         fields = HuggingFaceConfig(fields, str(path)).fields()
     with validated(str(path), ProfileError):
         return ModelShape.model_validate(fields)

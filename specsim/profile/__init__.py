@@ -7,6 +7,7 @@ from specsim.profile.memory import (
     default_layout,
     kv_layers,
     layer_bytes,
+    least_block_size,
     memory_plan,
 )
 from specsim.profile.profile import (
@@ -23,5 +24,5 @@ from specsim.profile.step_time import priced, priced_plain, put_load
 __all__ = [
     "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "DraftCost", "LayersOf", "Overhead", "Profile",
     "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers", "layer_bytes",
-    "load_profile", "memory_plan", "priced", "priced_plain", "put_load",
+    "least_block_size", "load_profile", "memory_plan", "priced", "priced_plain", "put_load",
 ]  # fmt: skip

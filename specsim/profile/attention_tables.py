@@ -1,31 +1,36 @@
 """Attention of the layers of a model, looked up in a GPU's kernel tables."""
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import nnls
 
 from specsim.core.errors import ProfileError
-from specsim.hardware import AttentionWidth, ModelShape, load_model
+from specsim.core.settings import load_mapping
+from specsim.hardware import AttentionWidth, ModelShape
 from specsim.profile.kernel_tables import (
-    DTYPES,
     GpuTables,
     MeasuredTable,
+    Precision,
     Scales,
     TableOptions,
     chosen,
     columns,
 )
-from specsim.profile.kernel_times import HeadTimes, one_kernel
+from specsim.profile.kernel_times import HeadTimes, one_kernel, rising
+from specsim.profile.state_times import StateTimes
 
 Values = NDArray[np.float64]
 
 _USUAL_HEAD_DIM = 128
-_OF_LATENT = ("hidden_size", "kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "head_dim")
+_MODULES = load_mapping(Path(__file__).with_name("modules.yaml"), ProfileError)
 _TOLERANCE = 0.005  # of times, by which points are left out that lie between others
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
 _UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
+_NOTHING_US = 0.01
 _LEAST_US = 1.5  # of latent attention besides its matrices: a launch
 
 
@@ -35,6 +40,7 @@ class Matrix(NamedTuple):
     outputs: int
     inputs: int
     runs: int = 1
+    part: str = "attention"  # of `specsim.profile.kernel_tables.Precision`
 
 
 class AttentionTables:
@@ -56,36 +62,81 @@ class AttentionTables:
         self._shape, self._options, self._tables = shape, options, tables
         self._matrices, self._note = matrices, note
         self._size = options.tensor_parallel_size
-        self._dtype, self._scales = DTYPES[options.dtype], Scales.of(options)
+        self._dtype = Precision.of(options.dtype).stored("attention")
+        self._scales = Scales.of(options)
 
     def layers(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of `specsim.latency.composed.AttentionLayers`, one of each kind."""
         for kind in _layer_kinds(self._shape):
             keys = kind.width.per_gpu(self._size)
             heads = self._shape.num_attention_heads // self._size
+            if kind.width.topk:
+                yield from self._sparse(kind, heads)
+                continue
             if kind.width.latent_dim:
-                decodes, kernel = self._latent(heads, "generation")
-                prompts, _ = self._latent(heads, "context")
+                decodes, kernel = self._module(kind, heads, "generation")
+                prompts, _ = self._module(kind, heads, "context")
             else:
                 decodes, kernel = self._times_of(kind, heads, keys, "generation")
                 prompts, _ = self._times_of(kind, heads, keys, "context")
-            contexts, sequences, grid = decodes.grid()
-            grid = self._scales.read * grid
-            kept = needed(contexts, grid.T)
-            contexts, grid = contexts[kept], grid[kept]
-            lens, times = prompts.prompts()
-            yield {
-                "num_layers": kind.num_layers,
-                **({"window": kind.window} if kind.window else {}),
-                "tile": _tile(kernel, heads // keys),
-                "context_tokens": contexts.astype(int).tolist(),
-                "sequences": sequences.astype(int).tolist(),
-                "decode_us": [rounded(row) for row in grid],
-                "prompt": {
-                    "at": lens.astype(int).tolist(),
-                    "times_us": rounded(self._scales.compute * times),
-                },
-            }
+            tile = _tile(kernel, heads // keys)
+            yield self._fields(
+                kind.num_layers, kind.window, tile, decodes.grid(), self._prompts_of(kind, prompts)
+            )
+        if self._shape.state_layers:
+            states = StateTimes(self._shape, self._options, self._tables, self._note)
+            count = self._shape.state_layers
+            yield self._fields(count, 1, 1, states.decodes(), states.prompts())
+
+    def _fields(
+        self,
+        num_layers: int,
+        window: int | None,
+        tile: int,
+        decodes: tuple[Values, Values, Values],
+        prompts: tuple[Values, Values],
+    ) -> dict[str, Any]:
+        contexts, sequences, grid = decodes
+        grid = self._scales.read * grid
+        kept = needed(contexts, grid.T)
+        contexts, grid = contexts[kept], grid[kept]
+        lens, times = prompts
+        return {
+            "num_layers": num_layers,
+            **({"window": window} if window else {}),
+            "tile": tile,
+            "context_tokens": contexts.astype(int).tolist(),
+            "sequences": sequences.astype(int).tolist(),
+            "decode_us": [rounded(row) for row in grid],
+            "prompt": {
+                "at": lens.astype(int).tolist(),
+                "times_us": rounded(self._scales.compute * times),
+            },
+        }
+
+    def _sparse(self, kind: "_LayerKind", heads: int) -> Iterator[dict[str, Any]]:
+        """Yield attention that reads the tokens which an indexer chooses, and the indexer's scan.
+
+        They were measured together. Up to as many tokens as are chosen, all is attention; what a
+        longer context adds is the scan. In a prompt attention then rises with its length and the
+        scan with its square, by which both are told apart. Each query token has a tile of its own.
+        """
+        decodes, _ = self._module(kind, heads, "generation")
+        prompts, _ = self._module(kind, heads, "context")
+        (contexts, sequences, grid), (lens, times) = decodes.grid(), prompts.prompts()
+        topk, is_near = kind.width.topk, contexts <= kind.width.topk + 1  # and itself
+        near = contexts[is_near], sequences, grid[is_near]
+        scanned = _scan(lens, times, topk) * lens**2
+        of_attention = rising(np.maximum(times - scanned, times[0]))
+        yield self._fields(kind.num_layers, topk, 1, near, (lens, of_attention))
+        if kind.width.index_dim:
+            far = contexts[contexts >= contexts[is_near][-1]]
+            excess = grid[len(contexts) - len(far) :] - grid[is_near][-1]
+            floor = np.full_like(excess[:1], _NOTHING_US)
+            rows = np.maximum.accumulate(np.concatenate([floor, np.maximum(excess[1:], floor)]))
+            ends = lens[[0, -1]]
+            scan = far, sequences, rows
+            yield self._fields(kind.num_layers, None, 1, scan, (ends, scanned[[0, -1]]))
 
     def _times_of(
         self, kind: "_LayerKind", heads: int, keys: int, phase: str
@@ -98,45 +149,76 @@ class AttentionTables:
                 f"layers with one of {kind.window} tokens; use `specsim profile roofline`"
             )
         wanted = {
-            "head_dim": kind.width.head_dim,
+            "head_dim": (kind.width.head_dim + kind.width.value_dim) // 2,
             "kv_cache_dtype": self._options.kv_dtype,
             "window_size": kind.window or 0,
         }
+        if is_carried := self._is_carried(kind):
+            wanted["window_size"] = 0
         found, kernel = self._heads(
             table, wanted, heads, keys, self._options.kernels.get("attention")
         )
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
+        if is_carried and phase == "generation":
+            what = "chunks" if kind.is_chunked else "a window"
+            self._note(f"{what} of {kind.window} tokens as attention to all of so many")
         return found, kernel
 
-    def _latent(self, heads: int, phase: str) -> tuple[HeadTimes, str]:
-        """Return the times of latent attention in one phase, and the kernel.
+    def _is_carried(self, kind: "_LayerKind") -> bool:
+        """Whether no table has its chunks or window."""
+        if kind.window is None or kind.is_chunked:
+            return kind.is_chunked
+        rows = self._tables.table("attention", "context_attention_perf").rows
+        return kind.window not in rows["window_size"].to_pylist()
 
-        They were measured in DeepSeek-V3, with all matrices of a layer's attention, which count by
-        themselves. Of few sequences the tables of vLLM 0.24 have what the host takes to launch it
-        all: on GB300 those of 0.27 are half as long.
+    def _prompts_of(self, kind: "_LayerKind", measured: HeadTimes) -> tuple[Values, Values]:
+        """Return what whole prompts take: within chunks, or a window that nobody measured.
+
+        Beyond the span, attention to everything that was measured goes on as it rises there.
         """
-        measured = load_model("deepseek-v3").model_copy(update={"num_attention_heads": heads})
-        if any(getattr(self._shape, name) != getattr(measured, name) for name in _OF_LATENT):
-            sizes = ", ".join(f"{name} {getattr(measured, name)}" for name in _OF_LATENT)
-            raise ProfileError(
-                f"'{self._options.model}': latent attention was measured with {sizes} only, as in "
-                "DeepSeek-V3; use `specsim profile roofline`"
-            )
-        table = self._tables.table("mla", f"mla_{phase}_module_perf")
+        lens, times = measured.prompts()
+        span = kind.window
+        if span is None or not self._is_carried(kind):
+            return lens, times
+        at = np.interp(span, lens, times)
+        per_token = at / span if kind.is_chunked else 2 * (at - times[0]) / span
+        within = lens < span
+        ends = np.array([span, 2 * span])
+        beyond = at + per_token * (ends - span)
+        return np.append(lens[within], ends), np.append(times[within], beyond)
+
+    def _module(self, kind: "_LayerKind", heads: int, phase: str) -> tuple[HeadTimes, str]:
+        """Return the times of attention that was measured as a whole in one phase, and the kernel.
+
+        That is with all matrices of a layer's attention, which count by themselves. Of few
+        sequences the tables of vLLM 0.24 have what the host takes to launch it all: on GB300 those
+        of 0.27 are half as long.
+        """
+        update = {
+            "num_attention_heads": heads,
+            "num_hidden_layers": 1,
+            "num_experts": 0,
+            "first_k_dense_replace": 0,
+        }
+        lists = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
+        one = self._shape.model_copy(update={**update, **dict.fromkeys(lists)})
+        module = _module_of(self._shape, sparse=kind.width.topk > 0, named=self._options.model)
+        table = self._tables.table(module["family"], f"{module['table']}_{phase}_module_perf")
         wanted = {
-            "model": measured.name,
+            "model": module["model"],
             "gemm_type": self._dtype.matrices or "bfloat16",
             "kv_cache_dtype": self._options.kv_dtype,
             "mla_dtype": "bfloat16",
             "num_heads": heads,
+            **({"step": 0} if phase == "context" else {}),
         }
         rows = chosen(table, "latent attention", **wanted)
         rows, kernel = one_kernel(rows, table, self._options.kernels.get("attention"))
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
         batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
-        one_layer = [Matrix(*each[1:3]) for each in measured.attention_matrices(1)]
+        one_layer = [Matrix(*each[1:3]) for each in one.attention_matrices(1)]
         tokens, matrices = self._matrices(one_layer)
         own = latency - np.interp(batch * isl, tokens, matrices)
         return HeadTimes(batch, isl + step, np.maximum(own, _LEAST_US)), kernel
@@ -194,25 +276,46 @@ def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
 
 class _LayerKind(NamedTuple):
     num_layers: int
-    window: int | None
+    window: int | None  # or chunk, tokens
     width: AttentionWidth
+    is_chunked: bool = False
 
 
 def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
-    counts = shape.layer_counts
-    if "chunked_attention" in counts:
-        raise ProfileError(
-            f"{shape.name}: has layers of chunked attention, whose kernels no table has; use "
-            "`specsim profile roofline`"
-        )
+    spans = {
+        "sliding_attention": shape.sliding_window,
+        "chunked_attention": shape.attention_chunk_size,
+    }
     return [
-        _LayerKind(
-            count,
-            shape.sliding_window if kind == "sliding_attention" else None,
-            shape.attention_width(kind),
-        )
-        for kind, count in counts.items()
+        _LayerKind(count, spans.get(kind), width, kind == "chunked_attention")
+        for (kind, width), count in shape.attention_kinds.items()
     ]
+
+
+def _module_of(shape: ModelShape, *, sparse: bool, named: str) -> dict[str, Any]:
+    """Return the model whose attention was measured as a whole and has the same sizes."""
+    known = [each for each in _MODULES["modules"] if ("index_topk" in each["sizes"]) is sparse]
+    for each in known:
+        if all(getattr(shape, name) == size for name, size in each["sizes"].items()):
+            return dict(each)
+    sizes = "; ".join(
+        f"{', '.join(f'{name} {size}' for name, size in each['sizes'].items())}, as in "
+        f"{each['called']}"
+        for each in known
+    )
+    what = "sparse" if sparse else "latent"
+    raise ProfileError(
+        f"'{named}': {what} attention was measured with {sizes} only; use `specsim profile "
+        "roofline`"
+    )
+
+
+def _scan(lens: Values, times: Values, topk: int) -> float:
+    """Return what attention of a prompt takes that rises with the square of its length."""
+    is_long = lens >= topk
+    lens, times = lens[is_long], times[is_long]
+    terms = np.stack([np.ones(len(lens)), lens, lens**2], axis=1) / times[:, None]
+    return float(nnls(terms, np.ones(len(lens)))[0][2])
 
 
 def needed(axis: Values, curves: Values) -> NDArray[np.int64]:

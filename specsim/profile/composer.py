@@ -4,7 +4,6 @@ What runs follows from the model's shape: matrices, norms and rotary embedding, 
 all-reduces, LM head.
 """
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from specsim.profile.kernel_tables import (
     DTYPES,
     GpuTables,
     MeasuredTable,
+    Precision,
     Scales,
     TableOptions,
     chosen,
@@ -41,7 +41,7 @@ _EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one b
 _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the time it takes
 _SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor (132 where not known)
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
-_QUANTIZED = {"fp8": 1, "nvfp4": 4}
+_QUANTIZED = {("attention", "fp8"): 1, ("attention", "nvfp4"): 2, ("mlp", "nvfp4"): 2}
 """Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
 compiler fuses it into norms and activation, and only behind attention not; of 4 bits nowhere."""
 
@@ -65,7 +65,9 @@ class Composer:
         self._ranks = ranks
         self._size = size
         self._scales = Scales.of(options)
-        self._dtype = DTYPES[options.dtype]
+        self._precision = Precision.of(options.dtype)
+        self._dtype = self._precision.stored("experts")
+        self._gemms: dict[str, tuple[MatrixTimes, MatrixTimes | None]] = {}
         self._multiprocessors = load_gpu(options.tables_of or options.gpu).multiprocessors
         if self._dtype.matrices == "bfloat16" != self._dtype.experts and not shape.num_experts:
             raise ProfileError(
@@ -117,7 +119,7 @@ class Composer:
         has keys and values of each head; with drafts, all heads read the latent vector.
         """
         shape, options, found = self._shape, self._options, dict[str, Any]()
-        if shape.kv_lora_rank:
+        if shape.kv_lora_rank and not shape.index_topk:
             latent = 2 * shape.kv_lora_rank + shape.qk_rope_head_dim
             found["verify_factor"] = round(latent / (shape.head_dim + shape.v_head_dim), 3)
         if self._ranks > 1 or options.enable_expert_parallel:
@@ -133,13 +135,12 @@ class Composer:
         own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
         plain = of_vocabulary * own * _MATRIX_BYTES
         rest = shape.num_parameters - of_vocabulary * own
-        if self._dtype.matrices == "bfloat16":
-            experts = shape.expert_bytes // shape.bytes_per_weight
-            small = experts * self._dtype.bytes_per_weight + (rest - experts) * _MATRIX_BYTES
-        else:
-            small = rest * self._dtype.bytes_per_weight
-        elsewhere = (1 - 1 / self._ranks) * shape.expert_bytes / shape.bytes_per_weight
-        return float(plain + small - elsewhere * self._dtype.bytes_per_weight) / self._size
+        experts = shape.expert_bytes // shape.bytes_per_weight
+        mlps = sum(each.outputs * each.inputs * each.layers for each in shape.mlp_matrices(1))
+        small = experts * self._dtype.bytes_per_weight / self._ranks
+        small += mlps * self._precision.matrix_bytes("mlp")
+        small += (rest - experts - mlps) * self._precision.matrix_bytes("attention")
+        return float(plain + small) / self._size
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -153,44 +154,45 @@ class Composer:
         found += [Matrix(*sizes) for sizes in shape.fusing_matrices]
         if shape.num_experts:
             found.append(Matrix(shape.num_experts, shape.hidden_size, shape.num_expert_layers))
-        return found + [Matrix(*each[1:]) for each in shape.mlp_matrices(size)]
+        return found + [Matrix(*each[1:], "mlp") for each in shape.mlp_matrices(size)]
 
-    @cached_property
-    def _gemm(self) -> MatrixTimes:
-        table = self._tables.table("gemm", "gemm_perf")
-        dtype = self._dtype.matrices or "bfloat16"
-        found = MatrixTimes(table, dtype, self._options.kernels.get("gemm"), self._multiprocessors)
-        self._note(found.source)
-        return found
+    def _gemm(self, part: str) -> tuple[MatrixTimes, MatrixTimes | None]:
+        """Return the times of a part's matrices, and what bounds them.
 
-    @cached_property
-    def _plain_gemm(self) -> MatrixTimes | None:
-        """What bounds the times of block-scaled matrices, whose table has launches by the host.
-
-        None of it is below 55 microseconds on Hopper, 150 on Blackwell, where those of 8 bits with
-        one scale, which read and compute as much, take 5; both meet where computing takes longer.
-        Latent attention with four such matrices took 89 in all.
+        That is of block-scaled ones, whose table has launches by the host: none of it is below 55
+        microseconds on Hopper, 150 on Blackwell, where those of 8 bits with one scale, which read
+        and compute as much, take 5; both meet where computing takes longer. Latent attention with
+        four such matrices took 89 in all.
         """
-        if self._dtype.matrices != "fp8_block":
-            return None
-        table = self._tables.table("gemm", "gemm_perf")
-        found = MatrixTimes(table, "fp8", None, self._multiprocessors)
-        self._note(f"{found.source} where that is shorter")
-        return found
+        dtype = self._precision.stored(part).matrices or "bfloat16"
+        if dtype not in self._gemms:
+            table, kernel = self._tables.table("gemm", "gemm_perf"), self._options.kernels
+            own = MatrixTimes(table, dtype, kernel.get("gemm"), self._multiprocessors)
+            self._note(own.source)
+            plain = None
+            if dtype == "fp8_block":
+                plain = MatrixTimes(table, "fp8", None, self._multiprocessors)
+                self._note(f"{plain.source} where that is shorter")
+            self._gemms[dtype] = own, plain
+        return self._gemms[dtype]
 
     def _sum(self, matrices: list[Matrix]) -> tuple[Values, Values]:
         """Return the batched tokens that were measured, and all matrices together, microseconds."""
-        gemm, plain = self._gemm, self._plain_gemm
-        total = np.zeros(len(gemm.tokens))
+        tokens = self._gemm(matrices[0].part)[0].tokens
+        total = np.zeros(len(tokens))
         for matrix in matrices:
+            gemm, plain = self._gemm(matrix.part)
+            dtype = self._precision.stored(matrix.part)
             times = gemm.times(matrix.outputs, matrix.inputs)
             if plain is not None:
                 others = plain.times(matrix.outputs, matrix.inputs)
                 times = np.minimum(times, np.interp(gemm.tokens, plain.tokens, others))
-            if self._dtype.matrices is None:
-                times = small_weights(gemm.tokens, times, self._dtype.bytes_per_weight / 2)
+            if dtype.matrices is None:
+                times = small_weights(gemm.tokens, times, dtype.bytes_per_weight / 2)
+            if gemm.tokens is not tokens:
+                times = np.interp(tokens, gemm.tokens, times)
             total += matrix.runs * times
-        return gemm.tokens, total
+        return tokens, total
 
     def _small_kernels(self, tokens: Values) -> Values:
         shape, size = self._shape, self._size
@@ -206,6 +208,10 @@ class Composer:
                 numbers += 2 * (queries + keys) + 4 * keys
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
             total += count * (kernels * _LAUNCH_US + per_token * tokens)
+        if shape.state_layers:  # a norm more, behind the state
+            numbers = 8 * shape.hidden_size + 3 * width + 4 * shape.convolved // size
+            per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
+            total += shape.state_layers * (_SMALL_KERNELS * _LAUNCH_US + per_token * tokens)
         return total
 
     def _quantizing(self, tokens: Values) -> Values:
@@ -214,7 +220,9 @@ class Composer:
         Inputs of matrices (`_QUANTIZED`), and queries where the KV cache has 8 bits.
         """
         options, layers = self._options, self._shape.num_hidden_layers
-        kernels = _QUANTIZED.get(self._dtype.matrices or "", 0) + (options.kv_dtype == "fp8")
+        parts = [(part, self._precision.stored(part).matrices) for part in ("attention", "mlp")]
+        kernels = sum(_QUANTIZED.get((name, dtype or ""), 0) for name, dtype in parts)
+        kernels += options.kv_dtype == "fp8"
         if not kernels or options.kernels.get("quant") == "fused":
             return np.zeros(len(tokens))
         try:
@@ -302,7 +310,7 @@ class Composer:
         is_engine = kernel == "sglang"  # TensorRT-LLM's names are also those of kernels
         table = self._tables.of_engine(kernel if is_engine else None).table("moe", "moe_perf")
         experts = ExpertTimes(
-            shape.hidden_size,
+            shape.moe_latent_size or shape.hidden_size,
             shape.moe_intermediate_size,
             shape.num_experts,
             shape.num_experts_per_tok,
@@ -348,8 +356,9 @@ class Composer:
         each = np.interp(sent, sizes, times)
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
         each = np.where(sent > sizes[-1], times[-1] + slope * (sent - sizes[-1]), each)
-        per_layer = 2 if self._ranks == 1 else 1
-        return np.asarray((per_layer * self._shape.num_hidden_layers + 1) * each)
+        mixed = sum(layer.kind != "none" for layer in self._shape.layers)
+        number = self._shape.num_halves if self._ranks == 1 else mixed
+        return np.asarray((number + 1) * each)
 
     def _exchanges(self, tokens: Values) -> Values:
         """Return how long all ranks' tokens take to their experts and back, all layers.
@@ -387,7 +396,7 @@ def _other_experts(experts: ExpertTimes, table: MeasuredTable, own: str) -> str:
     In other numbers of parts, or with other --dtype; if not at all, what helps.
     """
     try:
-        rows, _ = experts.rows_of(table.rows, table, None)
+        rows = experts.measured(table)
     except ProfileError:
         if own not in table.rows["moe_dtype"].to_pylist():
             return ""

@@ -10,12 +10,14 @@ from typing import Any, Self
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
+from specsim.hardware.quantization import OTHER
 from specsim.profile.composer import Composer
 from specsim.profile.from_roofline import MadeProfile, lasting, load_drafter
 from specsim.profile.kernel_tables import (
     DTYPES,
     TABLE_KEYS,
     GpuTables,
+    Precision,
     Scales,
     TableOptions,
     tables_folder,
@@ -58,13 +60,12 @@ class TableProfile(MadeProfile):
         model, _ = load_model(options.model), load_gpu(options.gpu)
         if options.dtype == "auto":
             options = replace(options, dtype=model.quantization or "bfloat16")
-            if options.dtype not in DTYPES:
+            if options.dtype == OTHER:
                 raise ProfileError(
                     f"--dtype auto: '{options.model}' says that its weights are quantized, in none "
                     f"of the known ways; name the closest: --dtype {', '.join(DTYPES)}"
                 )
-        if options.dtype not in DTYPES:
-            raise ProfileError(f"--dtype {options.dtype}: {nearest(options.dtype, [*DTYPES])}")
+        Precision.of(options.dtype)
         for family in options.kernels:
             if family not in _FAMILIES:
                 raise ProfileError(f"--kernel {family}=: {nearest(family, _FAMILIES)}")

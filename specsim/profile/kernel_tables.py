@@ -36,6 +36,36 @@ _ROWS = load_mapping(Path(__file__).with_name("dtypes.yaml"), ProfileError)
 DTYPES: Mapping[str, Dtype] = {name: Dtype(*row) for name, row in _ROWS.items()}
 
 
+class Precision(NamedTuple):
+    """How the weights of each part of a model are stored: names in `DTYPES`."""
+
+    experts: str
+    attention: str
+    mlp: str
+
+    @classmethod
+    def of(cls, text: str) -> "Precision":
+        """Return what ``--dtype`` says, such as ``nvfp4,attention=bfloat16``; a ProfileError."""
+        first, *others = text.split(",")
+        words = dict.fromkeys(cls._fields, first)
+        for other in others:
+            part, _, words[part] = other.partition("=")
+            if part not in cls._fields:
+                raise ProfileError(f"--dtype {text}: {nearest(part, [*cls._fields])}")
+        for word in words.values():
+            if word not in DTYPES:
+                raise ProfileError(f"--dtype {word}: {nearest(word, [*DTYPES])}")
+        return cls(**words)
+
+    def stored(self, part: str) -> Dtype:
+        return DTYPES[getattr(self, part)]
+
+    def matrix_bytes(self, part: str) -> float:
+        """Return what a weight of a part's dense matrices takes."""
+        dtype = self.stored(part)
+        return DTYPES[dtype.matrices].bytes_per_weight if dtype.matrices else dtype.bytes_per_weight
+
+
 @dataclass(frozen=True)
 class TableOptions:
     """What to compose a profile of."""
@@ -49,7 +79,7 @@ class TableOptions:
     """Ranks that share the experts, each with as many tokens as the profile is asked about."""
     enable_expert_parallel: bool = False
     dtype: str = "bfloat16"
-    """``auto``: as the model's config.json says."""
+    """``auto``: as the model's config.json says; of parts on their own, see `Precision`."""
     kv_dtype: str = "bfloat16"
     engine: str = "vllm"
     tables: Path | None = None  # folder of kernel tables; by default that of the installed package
@@ -78,7 +108,7 @@ class Scales(NamedTuple):
                 f"--tables-of {options.tables_of}: what GPUs send each other is not carried over; "
                 "leave --tp and --dp out, or use `specsim profile roofline`"
             )
-        name = DTYPES[options.dtype].peak
+        name = Precision.of(options.dtype).stored("experts").peak
         read, compute = [], []
         for gpu in (options.tables_of, options.gpu):
             spec = load_gpu(gpu)
@@ -121,7 +151,8 @@ def table_key(family: str, name: str) -> str:
 
 
 _KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
-TABLE_KEYS = ["attention", "gemm", "mla", "moe", "quantize", *_KEYS.values()]
+TABLE_KEYS = ["attention", "gemm", "linear_attention", "mla", "moe", "msa", "quantize"]
+TABLE_KEYS += ["sparse_attention", *_KEYS.values()]
 
 
 class GpuTables:

@@ -25,6 +25,7 @@ _SMALL_COMPUTE = 1.58, 1.44  # in one tile, and in many
 _SMALL_TILES = (16, 32, 48, 64), (0.0, 0.3, 0.6, 1.0)
 _MOST_WHOLE = 256  # tokens of a step that is likely to fill its tiles
 
+_EXPERT_SIZES = ("hidden_size", "inter_size", "num_experts", "topk")
 _SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
 
 
@@ -114,25 +115,51 @@ class ExpertTimes(NamedTuple):
     chosen: int  # of these, how many each token visits
 
     def rows_of(self, rows: Any, table: MeasuredTable, kernel: str | None) -> tuple[Any, str]:
-        """Return the rows of these experts, or of others of a kernel that was not run on these."""
-        sizes = {
-            "hidden_size": self.hidden_size,
-            "inter_size": self.inter_size,
-            "num_experts": self.number,
-            "topk": self.chosen,
-        }
+        """Return the rows of these experts, or of others that are carried over to them.
+
+        That is of a kernel that is named and was not run on these, or of the most alike where none
+        was. A ProfileError where these were measured, but in other numbers of parts.
+
+        Args:
+            rows: Of one data type and number of parts.
+        """
+        sizes, name, of = self._sizes, None, table
         if kernel is not None:
             rows, name = one_kernel(rows, table, kernel)
             of = MeasuredTable(rows, f"{table.source}, {name}")
-            try:
-                return chosen(of, "experts", **sizes), name
-            except ProfileError:
-                other = {column: rows[column][0].as_py() for column in sizes}
-                sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
-                return chosen(of, "experts", **other), f"{name}, carried over from {sizes_of_other}"
-        return one_kernel(
-            chosen(MeasuredTable(rows, table.source), "experts", **sizes), table, None
-        )
+        try:
+            found = chosen(MeasuredTable(rows, of.source), "experts", **sizes)
+            return (found, name) if name else one_kernel(found, table, None)
+        except ProfileError:
+            if name is None and self._is_measured(table, rows["moe_dtype"][0].as_py()):
+                raise
+        other = {column: rows[column][0].as_py() for column in sizes}
+        if name is None:
+            other = self._most_alike(rows)
+        sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
+        found = chosen(MeasuredTable(rows, of.source), "experts", **other)
+        if name is None:
+            found, name = one_kernel(found, table, None)
+        return found, f"{name}, carried over from {sizes_of_other}"
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        return dict(zip(_EXPERT_SIZES, self, strict=True))
+
+    def measured(self, table: MeasuredTable) -> Any:
+        """Return the rows of these experts, of all data types; a ProfileError if there is none."""
+        return chosen(table, "experts", **self._sizes)
+
+    def _is_measured(self, table: MeasuredTable, dtype: str) -> bool:
+        try:
+            return dtype in self.measured(table)["moe_dtype"].to_pylist()
+        except ProfileError:
+            return False
+
+    def _most_alike(self, rows: Any) -> dict[str, int]:
+        known = sorted(set(zip(*(rows[name].to_pylist() for name in _EXPERT_SIZES), strict=True)))
+        away = [np.abs(np.log(np.array(each) / np.array(self))).sum() for each in known]
+        return dict(zip(_EXPERT_SIZES, known[int(np.argmin(away))], strict=True))
 
     def times(self, rows: Any, tokens: Values) -> Values:
         """Return what a layer takes, microseconds.

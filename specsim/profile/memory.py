@@ -4,6 +4,7 @@ Source of the defaults: vLLM 0.32.0, ``config/cache.py CacheConfig``.
 """
 
 from collections.abc import Sequence
+from math import ceil
 from typing import NamedTuple
 
 from specsim.core.errors import ProfileError
@@ -41,7 +42,7 @@ def memory_plan(  # noqa: PLR0913 - each is a setting of its own
 
     Data-parallel ranks share the experts, and nothing else.
     """
-    size = profile.tensor_parallel_size
+    size, block_size = profile.tensor_parallel_size, least_block_size(profile, model, block_size)
     block_bytes = block_size * _token_bytes(profile, model)
     draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
     if layers := kv_layers(profile, model, drafts):
@@ -74,7 +75,19 @@ def _token_bytes(profile: Profile, model: ModelShape) -> float:
 
 def layer_bytes(profile: Profile, model: ModelShape) -> float:
     """Return key and value of one token in one layer, on one GPU, bytes."""
-    return _token_bytes(profile, model) / model.num_hidden_layers
+    return _token_bytes(profile, model) / sum(model.layer_counts.values())
+
+
+def least_block_size(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE) -> int:
+    """Return how many tokens a block has: as configured, or so many that a state fits into it.
+
+    References:
+        vLLM 0.32.0 ``model_executor/models/config.py HybridAttentionMambaModelConfig``.
+    """
+    if not model.state_layers:
+        return block_size
+    state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
+    return max(block_size, BLOCK_SIZE * ceil(state / (BLOCK_SIZE * layer_bytes(profile, model))))
 
 
 def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:
@@ -99,6 +112,7 @@ def default_layout(
     profile: Profile, model: ModelShape, drafts: Sequence[DraftCost], block_size: int = BLOCK_SIZE
 ) -> KVLayout:
     """Return the KV cache groups of a profile's model, with the drafters that are loaded."""
+    block_size = least_block_size(profile, model, block_size)
     layers = kv_layers(profile, model, drafts)
     if layers is None:
         return one_group(block_size)

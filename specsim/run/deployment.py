@@ -20,6 +20,7 @@ from specsim.profile import (
     StepCosts,
     kv_layers,
     layer_bytes,
+    least_block_size,
     load_profile,
     memory_plan,
 )
@@ -62,7 +63,8 @@ class Deployment:
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
-        engine, policy = experiment.engine, experiment.effective_policy
+        engine = _of_states(experiment.engine, profile, model)
+        policy = experiment.effective_policy
         _check_same(engine, profile, model)
         profile = _in_lock_step(engine, profile, model)
         max_draft_len = experiment.max_draft_len
@@ -224,6 +226,22 @@ def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
             f"policy '{policy.kind}' drafts trees, but the profile's drafting cost is of basis "
             "'pass', one pass per token of a chain; give one of basis 'heads' or 'draft'"
         )
+
+
+def _of_states(engine: EngineConfig, profile: Profile, model: ModelShape) -> EngineConfig:
+    """Return the engine as vLLM sets it up for a model with states: without a prefix cache.
+
+    That is its default for them; a block has as many tokens as take the memory of a state.
+    """
+    if not model.state_layers:
+        return engine
+    if engine.kv_offload is not None:
+        raise ConfigError(
+            f"engine.kv_offload: {profile.model} has layers with a state, and no prefix cache that "
+            "could be offloaded; leave it out"
+        )
+    size = least_block_size(profile, model, engine.block_size)
+    return engine.model_copy(update={"block_size": size, "enable_prefix_caching": False})
 
 
 def _kv_layers(

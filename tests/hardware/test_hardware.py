@@ -118,6 +118,9 @@ QWEN_MOE = {
     "mlp_only_layers": [],
     "decoder_sparse_step": 1,
 }
+NEMOTRON = {"model_type": "nemotron_h", "hybrid_override_pattern": "M*E-"}
+NAS = {"model_type": "nemotron-nas", "num_key_value_heads": None, "intermediate_size": None}
+FFN = {"ffn": {"ffn_mult": 1.3125}}
 Written = Callable[[dict[str, Any]], str]
 
 
@@ -198,8 +201,11 @@ def test_gemma_4_has_layers_of_two_widths(written: Written) -> None:
     assert [tuple(each)[:2] for each in shape.attention_widths] == [(16, 256), (4, 512)]
     own_keys = load_model(written({**config, "attention_k_eq_v": False}))
     assert [tuple(each)[:2] for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
-    with pytest.raises(ProfileError, match=r"'enable_moe_block' .* experts beside a dense MLP"):
-        load_model(written({**config, "enable_moe_block": True}))
+    experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 704}
+    both = load_model(written({**config, **experts, "enable_moe_block": True}))
+    assert both.num_expert_layers == both.num_hidden_layers
+    beside = both.num_parameters - load_model(written(config)).num_parameters
+    assert beside == both.num_hidden_layers * 128 * (3 * 704 + 1) * both.hidden_size
 
 
 @pytest.mark.parametrize(
@@ -223,7 +229,7 @@ def test_what_vllm_serves_in_16_bits(changes: dict[str, Any], written: Written) 
 @pytest.mark.parametrize("field", ["num_experts_per_tok", "moe_intermediate_size"])
 def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> None:
     config = {name: value for name, value in QWEN_MOE.items() if name != field}
-    with pytest.raises(ProfileError, match=rf"'{field}' is missing; add it"):
+    with pytest.raises(ProfileError, match=rf"'{field}' is missing.*; add it"):
         load_model(written(config))
 
 
@@ -240,31 +246,50 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "of the num_"),
         ({"kv_lora_rank": 512}, "'qk_nope_head_dim' is missing"),
         ({"index_topk": 2048}, "sparse attention, which is not modelled"),
-        ({"moe_layer_freq": 2}, "moe_layer_freq = 2: layers with and without experts in turn"),
-        ({"decoder_sparse_step": 2}, "decoder_sparse_step = 2: layers with and without experts"),
         ({"layer_types": ["linear_attention"] * 32}, "'layer_types' has 'linear_attention', which"),
         ({"mamba_d_state": 16}, "layers that keep a state in place of keys and values"),
         ({"full_attention_interval": 4}, "layers of linear attention"),
         ({"moe_num_experts": 64}, "'moe_num_experts' says .* another name than num_e"),
-        ({"num_experts": 4, "num_shared_experts": 1}, "'num_shared_experts' .* all tokens share"),
+        ({"num_experts": 4, "moe_num_shared_experts": 1}, "'moe_num_shared_experts' .* tokens sh"),
         ({"sliding_window": "4096"}, "sliding_window = '4096': must be a whole number above 0"),
         ({"layer_types": 3}, "layer_types = 3: must be a list with the type of each layer"),
         (
             {"sliding_window": 62, "sliding_window_pattern": 0},
             "sliding_window_pattern = 0: must be",
         ),
-        ({**QWEN_MOE, "mlp_layer_types": ["sparse", "dense"] * 16}, "mlp_layer_types: .* in turn"),
-        ({**QWEN_MOE, "moe_layer_freq": [0, 1] * 16}, "moe_layer_freq: layers with .* in turn"),
         ({**QWEN_MOE, "mlp_layer_types": ["sparse"] * 3}, "mlp_layer_types = .* for each of num_h"),
         ({**QWEN_MOE, "mlp_layer_types": ["x"] * 32}, "mlp_layer_types = .* 'dense' or 'sparse'"),
         ({**QWEN_MOE, "mlp_layer_types": "dense"}, "mlp_layer_types = 'dense': must be a list"),
         ({**QWEN_MOE, "moe_layer_freq": [{}] * 32}, "moe_layer_freq = .* a list of 0 or 1 for"),
-        ({"decoder_sparse_step": [1]}, "decoder_sparse_step: layers with and without"),
+        ({**QWEN_MOE, "decoder_sparse_step": [1]}, r"decoder_sparse_step = \[1\]: must be a whole"),
+        ({**QWEN_MOE, "first_k_dense_replace": 32}, "first_k_dense_replace = 32: must be fewer th"),
+        ({"compress_ratios": [0, 4]}, "attention to a compressed context"),
+        ({"block_configs": [{}] * 32}, "layers of different shapes"),
+        (
+            {**NEMOTRON, "hybrid_override_pattern": "MX"},
+            "hybrid_override_pattern = 'MX': must name",
+        ),
+        (
+            {
+                **NAS,
+                "block_configs": [
+                    {**FFN, "attention": {"n_heads_in_group": 8, "window_length": 8}}
+                ],
+            },
+            "attention with window_l",
+        ),
+        (
+            {**NAS, "block_configs": [FFN] * 32},
+            "different numbers of key-value",
+        ),
+        (
+            {"model_type": "minimax_m3", "sparse_attention_config": {"x": 1}},
+            "'sparse_topk_blocks' is",
+        ),
         ({"conv_L_cache": 3}, "layers of convolution"),
-        ({"v_head_dim": 64}, "'v_head_dim' says that the model's attention is of another kind"),
+        ({"v_head_dim": 64}, "'v_head_dim' says that the model has values of another width"),
         ({"model_type": "beam"}, "model_type 'beam' says that the model's attention is of ano"),
         ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of different shapes"),
-        ({"interleave_moe_layer_step": 2}, "interleave_moe_layer_step = 2: layers with and witho"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config: 'num_hidden_la"),
         ({"hidden_size": None, "text_config": []}, r"text_config = \[\]: must be a mapping"),
@@ -293,11 +318,41 @@ def test_layers_before_those_with_experts_may_be_listed(written: Written) -> Non
         assert load_model(written({**QWEN_MOE, **listed})).num_parameters == counted
 
 
+def test_layers_with_and_without_experts_take_turns(written: Written) -> None:
+    """By lists or by steps: Qwen counts from 1, DeepSeek from 0, and some layers may be named."""
+    turns = {"mlp_layer_types": ["dense", "sparse"] * 16}
+    listed = load_model(written({**QWEN_MOE, **turns}))
+    assert listed.num_expert_layers == 16
+    assert [each.has_experts for each in listed.layers[:3]] == [False, True, False]
+    for told in (
+        {"moe_layer_freq": [0, 1] * 16},
+        {"decoder_sparse_step": 2},
+        {"interleave_moe_layer_step": 2},
+        {"mlp_only_layers": list(range(0, 32, 2))},
+    ):
+        assert load_model(written({**QWEN_MOE, **told})).layers == listed.layers
+    deepseek = load_model(written({**QWEN_MOE, "moe_layer_freq": 2, "first_k_dense_replace": 1}))
+    assert [each.has_experts for each in deepseek.layers[:5]] == [False, False, True, False, True]
+
+
 @pytest.mark.parametrize("model_type", ["apertus", "arcee", "jais2", "nanochat"])
 def test_mlps_without_a_gate_have_two_matrices(model_type: str, written: Written) -> None:
     gated = load_model(written(LLAMA)).num_parameters
     plain = load_model(written({**LLAMA, "model_type": model_type})).num_parameters
     assert gated - plain == 32 * 4096 * 14336
+
+
+def test_the_language_model_s_own_type_of_numbers_comes_first(written: Written) -> None:
+    text = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}
+    outer = {"torch_dtype": "float16", "text_config": {**text, "dtype": "bfloat16"}}
+    assert load_model(written(outer)).torch_dtype == "bfloat16"
+
+
+def test_what_modelopt_says_beside_a_config_counts(written: Written) -> None:
+    path = Path(written(LLAMA))
+    said = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "FP8"}}
+    path.with_name("hf_quant_config.json").write_text(json.dumps(said))
+    assert load_model(str(path)).quantization == "fp8"
 
 
 def test_of_several_models_the_one_for_text_is_taken(written: Written) -> None:
@@ -341,6 +396,62 @@ def test_families_leave_out_what_their_classes_say(written: Written) -> None:
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "awq", "bits": 4}, "int4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "fp8"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+            "int4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "mxfp4-pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float"}}},
+            },
+            "mxfp4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "ignore": ["re:.*self_attn.*", "lm_head"],
+                "config_groups": {
+                    "group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "block"}}
+                },
+            },
+            "fp8_block,attention=bfloat16",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {
+                    "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+                    "model.layers.0.mlp.up_proj": {"quant_algo": "NVFP4"},
+                },
+            },
+            "nvfp4,attention=fp8",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": [f"model.layers.{number}.self_attn*" for number in range(30)],
+            },
+            "nvfp4,attention=bfloat16",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "NVFP4",
+                "ignore": [f"model.layers.{number}.self_attn*" for number in range(9)],
+            },
+            "nvfp4",
+        ),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "other"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": None}}, "other"),
         ({"quant_method": "aqlm"}, "other"),
         ({"quant_method": "modelopt"}, "other"),
     ],

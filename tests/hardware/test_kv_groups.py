@@ -146,7 +146,9 @@ def test_a_config_says_which_layers_have_windows(
             {"layer_types": ["full_attention"]},
             "names 1 layers of num_hidden_layers = 36; name each",
         ),
-        ({"layer_types": ["linear_attention"] * 36}, "layer_types.0 = 'linear_attention'"),
+        ({"layer_types": ["convolution"] * 36}, "layer_types.0 = 'convolution'"),
+        ({"layer_types": ["mamba"] * 36}, "has layers with a state, but linear_... fields lack"),
+        ({"layer_types": ["none"] * 36}, "no layer attends to anything"),
         (
             {"sliding_window": None, "attention_chunk_size": 64},
             "layer_types has 'sliding_attention', but sliding_window is missing; add it",

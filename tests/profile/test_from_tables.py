@@ -345,8 +345,6 @@ def add_attention(tables: Path, *widths: tuple[int, int, int]) -> None:
 
 
 def test_layers_of_two_widths_and_a_head_that_reads_their_keys(tables: Path) -> None:
-    with pytest.raises(ProfileError, match="window_size = 1024"):
-        TableProfile.of(options(tables, model="gemma-4-31b"))
     add_attention(tables, (32, 16, 1024), (32, 4, 0))
     made = TableProfile.of(
         options(tables, model="gemma-4-31b", drafts={"mtp": "gemma-4-31b-assistant"})
@@ -592,10 +590,6 @@ def test_latent_attention_without_its_matrices_which_count_once(tables: Path) ->
         (
             {"num_attention_heads": 64, "num_key_value_heads": 64},
             "no latent attention with num_heads = 8 .measured: 16.",
-        ),
-        (
-            {"num_experts": 128},
-            "no experts with num_experts = 128 .measured: 256.*nearest is 256; to carry over anoth",
         ),
     ],
 )

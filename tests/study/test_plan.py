@@ -1,5 +1,6 @@
 """Plan: which options there are, which are searched to the end, and which is taken."""
 
+import json
 import random
 from dataclasses import replace
 from math import ceil
@@ -55,6 +56,23 @@ def test_names_of_huggingface_lead_to_shapes(name: str, shape: str) -> None:
 def test_an_unknown_model_is_told_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'qwen3-8b'"):
         model_of("Qwen/Qwen33-8B")
+
+
+def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"name a folder with its config.json \(./my-model\)"):
+        model_of("./tuned")
+    config = {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "vocab_size": 151936,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+    }  # fmt: skip
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned/config.json").write_text(json.dumps(config))
+    options = offered(asked("./tuned"), ("off",)).options
+    assert [option.name for option in options] == ["h100 off"]
+    model = options[0].hardware.profile.model
+    assert model == str(tmp_path / "tuned/config.json")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -293,7 +293,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         proposer=proposer,
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
     )
-    log = LogWriter(requests, has_groups=scenario.engine.kv_groups is not None)
+    log = LogWriter(requests, None if scenario.engine.kv_groups is None else setup.kv.starts)
     outside = _Outside(scenario)
     wiring = Wiring(
         facts=facts,

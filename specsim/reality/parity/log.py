@@ -30,11 +30,11 @@ def load_log(path: Path) -> dict[str, Any]:
 class LogWriter:
     """Writes what happens in the format of the recordings (its fields are explained there)."""
 
-    def __init__(self, requests: list[Request], *, has_groups: bool = False) -> None:
+    def __init__(self, requests: list[Request], groups: list[int] | None = None) -> None:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
         self._requests = requests
-        self._has_groups = has_groups  # whether blocks are told of each KV cache group, in a list
+        self._groups = groups  # where each begins; None: blocks are not told group by group
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
         self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
@@ -123,8 +123,9 @@ class LogWriter:
         holdings, num_groups = replica.table.holdings, int(replica.table.limits["num_groups"][0])
         slots = step.of_sequences("slot")[:, np.newaxis] + np.arange(num_groups)
         held = holdings["num_blocks"][slots] - holdings["null_blocks"][slots]
-        numbers: list[Any] = (held if self._has_groups else held[:, 0]).tolist()
-        return numbers
+        if self._groups is None:
+            return held[:, 0].tolist()  # type: ignore[no-any-return]
+        return np.add.reduceat(held, self._groups, axis=1).tolist()  # type: ignore[no-any-return]
 
     def _preempted(self, replica: PythonVerbs, index: int) -> list[str]:
         """Return who was preempted in a step, in that order."""

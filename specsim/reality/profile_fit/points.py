@@ -249,10 +249,12 @@ def kernels_of(
         names = [str(meta[name]) for name in ("hardware", "gpu") if meta.get(name)]
         gpu = find_gpu(names, str(folder))
     shape, spec = load_model(model), load_gpu(gpu)
-    if len(shape.attention_widths) > 1 or shape.kv_lora_rank or shape.n_shared_experts:
+    is_mixed = not shape.is_uniform
+    shared = shape.n_shared_experts or shape.shared_expert_intermediate_size
+    if is_mixed or shape.kv_lora_rank or shape.index_topk or shared:
         raise ProfileError(
-            f"{folder}: '{model}' has latent attention, shared experts or layers of several "
-            "widths, which such tables do not tell apart; use `specsim profile build`"
+            f"{folder}: '{model}' has latent or sparse attention, shared experts or layers of "
+            "several shapes, which such tables do not tell apart; use `specsim profile build`"
         )
     with validated(str(folder), ProfileError):
         kernels = Kernels(

@@ -115,7 +115,8 @@ def check_shape(shape: ModelShape) -> None:
         "experts": shape.num_experts > 0,
         "an MLP without gate": not shape.has_gated_mlp,
         "fused inputs": shape.num_fused_inputs > 0,
-        "layers of several widths": len(shape.attention_widths) > 1,
+        "layers of several shapes": not shape.is_uniform,
+        "sparse or gated attention": shape.index_topk > 0 or shape.attn_output_gate,
     }
     for part, is_there in unknown.items():
         if is_there:

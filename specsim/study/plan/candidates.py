@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
@@ -89,7 +90,12 @@ class Offered:
 
 
 def model_of(name: str) -> str:
-    """Return the shape of a model in ``profiles/``; if none, a ConfigError with the nearest."""
+    """Return the shape of a model in ``profiles/``, or the config.json of a folder.
+
+    If there is none, a ConfigError with the nearest.
+    """
+    if (config := Path(name) / "config.json").is_file():
+        return str(config.resolve())
     key = name.rstrip("/").rsplit("/", 1)[-1].lower()
     aliases: dict[str, str] = NAMES["aliases"]
     fitting = [alias for alias in aliases if key == alias or key.startswith(f"{alias}-")]
@@ -100,8 +106,8 @@ def model_of(name: str) -> str:
     except ProfileError as error:
         known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
         raise ConfigError(
-            f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model: "
-            "specsim profile roofline --model config.json, then specsim capacity"
+            f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model "
+            "name a folder with its config.json (./my-model)"
         ) from error
 
 

@@ -1,0 +1,121 @@
+"""Published models: what their config.json says is read as their classes in transformers have it.
+
+The files are those of the package aiconfigurator-core.
+"""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from specsim.core.errors import ProfileError
+from specsim.hardware import load_model
+from specsim.profile.from_tables import TableProfile
+from specsim.profile.kernel_tables import TableOptions, tables_folder
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(
+        find_spec("aiconfigurator_core") is None, reason="the extra 'tables' is not installed"
+    ),
+]
+
+# Of transformers 5.23.0 on the meta device, text model without its MTP layers, millions.
+PARAMETERS = {
+    "MiniMaxAI--MiniMax-M2.5": 228_690,
+    "Qwen--Qwen3-235B-A22B": 235_094,
+    "Qwen--Qwen3.5-27B": 26_896,
+    "Qwen--Qwen3.5-397B-A17B": 396_346,
+    "XiaomiMiMo--MiMo-V2-Flash": 308_779,
+    "deepseek-ai--DeepSeek-R1": 671_026,
+    "deepseek-ai--DeepSeek-V3.2": 671_878,
+    "google--gemma-4-26B-A4B": 25_233,
+    "meta-llama--Llama-4-Maverick-17B-128E-Instruct": 400_712,
+    "meta-llama--Llama-4-Scout-17B-16E-Instruct": 107_770,
+    "moonshotai--Kimi-K2.5": 1_026_408,
+    "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": 31_578,
+    "nvidia--NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": 549_309,
+    "nvidia--Nemotron-H-56B-Base-8K": 56_324,
+    "openai--gpt-oss-120b": 116_829,
+    "zai-org--GLM-5": 743_911,
+    "zai-org--GLM-5.2": 743_377,
+}
+
+
+def folder() -> Path:
+    return tables_folder().parent / "model_configs"
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_those_of_transformers(name: str) -> None:
+    shape = load_model(str(folder() / f"{name}_config.json"))
+    assert shape.num_parameters / 1e6 == pytest.approx(PARAMETERS[name], rel=1e-3)
+
+
+def test_all_but_two_families_are_read() -> None:
+    refused = {}
+    files = [file for file in folder().glob("*_config.json") if "hf_quant" not in file.name]
+    for file in files:
+        try:
+            assert load_model(str(file)).quantization != "other"
+        except ProfileError as error:
+            refused[file.name] = str(error)
+    assert len(files) >= 89
+    assert all("DeepSeek-V4" in name or "Kimi-K3" in name for name in refused), refused
+
+
+def test_layers_of_nas_have_the_widths_that_were_searched_for() -> None:
+    shape = load_model(str(folder() / "nvidia--Llama-3_3-Nemotron-Super-49B-v1_config.json"))
+    assert shape.num_parameters == pytest.approx(49.87e9, rel=1e-3)  # its card: 49.9 billion
+    assert (shape.num_key_value_heads, sum(shape.layer_counts.values())) == (8, 49)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("moonshotai--Kimi-K2.5", "int4,attention=bfloat16,mlp=bfloat16"),
+        ("nvidia--Kimi-K2.5-NVFP4", "nvfp4,attention=bfloat16"),
+        ("nvidia--MiniMax-M3-NVFP4", "nvfp4,attention=fp8_block,mlp=fp8_block"),
+        ("nvidia--NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4", "nvfp4,attention=fp8"),
+        ("nvidia--Llama-3.1-70B-Instruct-FP8", "fp8"),
+        ("zai-org--GLM-5-FP8", "fp8_block"),
+        ("openai--gpt-oss-120b", "mxfp4"),
+    ],
+)
+def test_parts_are_stored_as_published(name: str, dtype: str) -> None:
+    assert load_model(str(folder() / f"{name}_config.json")).quantization == dtype
+
+
+def built(name: str, gpu: str, size: int) -> TableProfile:
+    path = str(folder() / f"{name}_config.json")
+    return TableProfile.of(TableOptions(path, gpu, dtype="auto", tensor_parallel_size=size))
+
+
+def test_sparse_attention_reads_what_its_indexer_chooses() -> None:
+    """Every layer has the chosen tokens, each fourth the scan; together they are as measured."""
+    made = built("zai-org--GLM-5.2-FP8", "h200", 8)
+    groups = made.profile.target.attention
+    assert sorted((each.num_layers, each.window) for each in groups if each.window) == [
+        (21, 2048), (57, 2048),
+    ]  # fmt: skip
+    (scan,) = (each for each in groups if each.window is None)
+    assert scan.num_layers == 21
+    assert scan.decode_us[-1][-1] > 2 * scan.decode_us[1][-1]  # of all tokens
+    assert made.profile.kv_bytes_per_token == 78 * 576 * 2 + 21 * 132
+
+
+def test_layers_with_a_state_take_as_long_at_any_context() -> None:
+    made = built("Qwen--Qwen3.5-35B-A3B", "h200", 1)
+    attention, states = made.profile.target.attention
+    assert (attention.num_layers, states.num_layers, states.window) == (10, 30, 1)
+    assert states.decode_us[0] == states.decode_us[1]
+    assert states.prompt.times_us[-1] / states.prompt.times_us[-2] == pytest.approx(2, rel=0.05)
+    assert made.profile.kv_bytes_per_token == 10 * 2 * 2 * 256 * 2
+    roofline = built("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h200", 1)
+    assert "layers with a state by roofline" in roofline.fields["provenance"]["source"]
+
+
+def test_experts_and_spans_that_nobody_measured_are_carried_over() -> None:
+    source = built("stepfun-ai--Step-3.7-Flash-FP8", "h200", 8).fields["provenance"]["source"]
+    assert "carried over from 4096 x" in source
+    assert "a window of 512 tokens as attention to all of so many" in source
