@@ -1,62 +1,27 @@
 """The shape of a model: what its layers are, how many weights it has, what its KV cache keeps."""
 
 from collections import Counter
-from typing import Literal, NamedTuple, Self, get_args
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
-from specsim.hardware.kv_groups import KINDS, STATE, Kind, KVLayers
-
-LayerType = Literal[
-    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "mamba", "none"
-]
-_STATES = ("linear_attention", "mamba")
-MlpType = Literal["dense", "sparse", "both", "none"]
-_DENSE: tuple[MlpType, ...] = ("dense",)
-_SPARSE: tuple[MlpType, ...] = ("sparse",)
-IndexerType = Literal["full", "shared", "none"]
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-_INDEX_BYTES = 4  # of the scale of an index key, beside its numbers of 8 bits
-_SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-_KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType)[:3], KINDS, strict=True))
-
-
-class AttentionWidth(NamedTuple):
-    """How wide the attention of a layer is."""
-
-    num_key_value_heads: int
-    head_dim: int
-    latent_dim: int = 0
-    """Numbers kept of a token for all heads together, in place of keys and values (MLA)."""
-    value_dim: int = 0
-    topk: int = 0
-    """Tokens that a token reads, which an indexer chooses; 0: all."""
-    index_dim: int = 0
-    """Numbers that the layer's own indexer keeps of a token; 0 where it takes another's choice."""
-
-    def per_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the key-value heads of each of some GPUs, which replicate them if too few."""
-        return -(-self.num_key_value_heads // tensor_parallel_size)
-
-
-class Layer(NamedTuple):
-    """What a layer consists of."""
-
-    kind: LayerType
-    mlp_width: int  # of a dense MLP; 0 without
-    has_experts: bool
-    indexer: IndexerType = "none"
-
-
-class LayerMatrix(NamedTuple):
-    """A matrix that every token is multiplied with in some layers, as each GPU has it."""
-
-    name: str
-    outputs: int
-    inputs: int
-    layers: int
-
+from specsim.hardware.kv_groups import STATE, KVLayers
+from specsim.hardware.layers import (
+    DENSE,
+    DTYPE_BYTES,
+    INDEX_BYTES,
+    KV_KINDS,
+    SPANS,
+    SPARSE,
+    STATES,
+    AttentionWidth,
+    IndexerType,
+    LayerMatrix,
+    LayerParts,
+    LayerType,
+    MlpType,
+)
 
 _MOST = 2**31  # of any size of a model
 
@@ -164,7 +129,7 @@ class ModelShape(Settings):
                     f"{self.num_hidden_layers}; name each"
                 )
         types = self.layer_types or ()
-        for kind, name in _SPANS.items():
+        for kind, name in SPANS.items():
             if kind in types and getattr(self, name) is None:
                 raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
         if self.state_layers and not self.state_numbers:
@@ -231,12 +196,12 @@ class ModelShape(Settings):
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size
 
     @property
-    def layers(self) -> tuple[Layer, ...]:
+    def layers(self) -> tuple[LayerParts, ...]:
         """Each layer; all else about them follows from these and from the widths."""
         count, first = self.num_hidden_layers, self.first_k_dense_replace
         usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
         dense = first if self.num_experts else count
-        mlps: tuple[MlpType, ...] = _DENSE * dense + _SPARSE * (count - dense)
+        mlps: tuple[MlpType, ...] = DENSE * dense + SPARSE * (count - dense)
         indexer: IndexerType = "full" if self.index_topk else "none"
         of_each = zip(
             self.layer_types or (usual,) * count,
@@ -246,7 +211,7 @@ class ModelShape(Settings):
             strict=True,
         )
         return tuple(
-            Layer(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
+            LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
             for kind, mlp, width, own in of_each
         )
 
@@ -268,7 +233,7 @@ class ModelShape(Settings):
     @property
     def state_layers(self) -> int:
         """How many layers have a state of fixed size in place of keys and values."""
-        return sum(each.kind in _STATES for each in self.layers)
+        return sum(each.kind in STATES for each in self.layers)
 
     @property
     def state_numbers(self) -> int:
@@ -283,7 +248,7 @@ class ModelShape(Settings):
 
     def state_bytes(self, tensor_parallel_size: int) -> float:
         """Return what a sequence's states take on each GPU, all layers, bytes."""
-        number = _DTYPE_BYTES[self.mamba_ssm_dtype or self.torch_dtype]
+        number = DTYPE_BYTES[self.mamba_ssm_dtype or self.torch_dtype]
         kept = max(0, self.linear_conv_kernel_dim - 1) * self.convolved * self.bytes_per_weight
         return self.state_layers * (self.state_numbers * number + kept) / tensor_parallel_size
 
@@ -389,12 +354,12 @@ class ModelShape(Settings):
     @property
     def layer_counts(self) -> Counter[LayerType]:
         """How many layers of each type keep keys and values, in order of first appearance."""
-        return Counter(each.kind for each in self.layers if each.kind in _KV_KINDS)
+        return Counter(each.kind for each in self.layers if each.kind in KV_KINDS)
 
     @property
     def attention_kinds(self) -> Counter[tuple[LayerType, AttentionWidth]]:
         """How many layers of each type are how wide."""
-        layers = [each for each in self.layers if each.kind in _KV_KINDS]
+        layers = [each for each in self.layers if each.kind in KV_KINDS]
         return Counter(
             (each.kind, self.attention_width(each.kind, each.indexer)) for each in layers
         )
@@ -410,7 +375,7 @@ class ModelShape(Settings):
     @property
     def bytes_per_weight(self) -> int:
         """Size of one number, of weights, activations and KV cache alike."""
-        return _DTYPE_BYTES[self.torch_dtype]
+        return DTYPE_BYTES[self.torch_dtype]
 
     @property
     def expert_bytes(self) -> int:
@@ -445,7 +410,7 @@ class ModelShape(Settings):
         first = (KVLayers(kind=STATE, layers=states),) if states else ()
         return first + tuple(
             KVLayers(
-                kind=_KV_KINDS[each],
+                kind=KV_KINDS[each],
                 layers=count,
                 window=self.sliding_window if each == "sliding_attention" else None,
                 chunk=self.attention_chunk_size if each == "chunked_attention" else None,
@@ -468,7 +433,7 @@ class ModelShape(Settings):
 
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         heads = width.num_key_value_heads
-        indexed = width.index_dim + _INDEX_BYTES if width.index_dim else 0
+        indexed = width.index_dim + INDEX_BYTES if width.index_dim else 0
         if width.latent_dim:
             return float(width.latent_dim * self.bytes_per_weight + indexed)
         numbers = heads * (width.head_dim + width.value_dim)
