@@ -109,6 +109,14 @@ def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
         find_traffic(str(path))
 
 
+def test_a_table_of_requests_is_traffic_and_it_is_said_how_it_was_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("arrival_time,prompt_len,output_len,user\n0,50,9,a\n2,60,8,b\n3,70,7,c\n")
+    traffic = find_traffic(str(path))
+    assert traffic.workload["arrivals"]["kind"] == "trace"
+    assert "arrival_time is the arrival; ignored: user" in traffic.note
+
+
 def names(question: Question, *policies: str) -> list[str]:
     return [option.name for option in offered(question, policies).options]
 

@@ -89,6 +89,20 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
                     "start_times": [10.0, 10.5, 11.0], "ttfts": [0.1, 0.0, 0.1]}),
         [0.0, 1.0], [5, 7], [2, 3], 1,
     ),
+    "columns": (
+        "arrival_time,prompt_len,output_len,user\n10.5,7,3,x\n9.5,5,2,y\n",
+        [0.0, 1.0], [5, 7], [2, 3], 0,
+    ),
+    "columns-lines": (
+        '{"arrival_time_ms": 500, "prompt_len": 5, "output_len": 2}\n'
+        '{"arrival_time_ms": 1500, "prompt_len": 7, "output_len": 3}\n',
+        [0.0, 1.0], [5, 7], [2, 3], 0,
+    ),
+    "columns-clock": (
+        "Request Time,inputTokens,Completion Tokens\n2026-01-01T00:00:00,5,2\n"
+        "2026-01-01 00:00:01.5Z,7,3\n",
+        [0.0, 1.5], [5, 7], [2, 3], 0,
+    ),
     "native": (
         '{"id": "a", "arrived_at": 1.0, "prompt_len": 3, "output_len": 2, "priority": -1}\n'
         '{"id": "b", "arrived_at": 1.5, "prompt_len": 4, "output_len": 1, "priority": 5}\n',
@@ -221,8 +235,24 @@ BAD = {
     ),
     "broken gzip": (gzip.compress(VIDUR * 99)[:15] + b"\xff" * 40, "neither text|breaks"),
     "text": (b'{"prompt": "a", "response": "b"}\n', "specsim tokens from-text"),
+    "two prompts": (
+        b"prompt_len,input_tokens,output_len\n1,2,3\n",
+        "prompt_len and input_tokens may both be the prompt length",
+    ),
+    "no time": (
+        b"arrival_time,prompt_len,output_len\nnoon,2,3\n",
+        "line 2: arrival_time = 'noon' is neither seconds nor a time",
+    ),
     "cut Parquet": (b"PAR1 and then nothing", "Parquet"),
 }  # fmt: skip
+
+
+def test_which_columns_were_taken_for_what_is_said(tmp_path: Path) -> None:
+    trace = read_trace(sample(tmp_path, "columns"))
+    assert trace.note == (
+        "prompt_len is the prompt length, output_len is the output length, arrival_time is the "
+        "arrival; ignored: user"
+    )
 
 
 @pytest.mark.parametrize("name", BAD)

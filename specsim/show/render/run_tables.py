@@ -63,6 +63,8 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if data["request_goodput"] is not None:
         rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
+        share = data["request_goodput"] / data["request_throughput"]
+        rows.insert(2, ("within the limits", f"{share:.2%}"))
     if "spec_decode_acceptance_rate" in data:
         rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
     if own["num_requeues"]:

@@ -85,8 +85,10 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
         raise ConfigError(f"--traffic {text}: is no kind of traffic and no file; {hint}")
     arrivals = {"kind": "trace", "path": str(path.resolve())}
     note = "lengths and gaps of the trace, stretched to the rate"
-    if read_trace(path).arrived_at is None:
+    trace = read_trace(path)
+    if trace.arrived_at is None:
         arrivals, note = {"kind": "poisson"}, "lengths of the trace, Poisson arrivals"
+    note += f" ({trace.note})" if trace.note else ""
     workload = {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path.resolve())}}
     if arrivals["kind"] == "trace":
         del workload["lengths"]

@@ -263,6 +263,7 @@ class Reader(Member):
 
 
 READERS = Family("workload.readers", Reader)
+_BY_NAMES = "columns"  # what reads files that no other format claims
 
 
 def read_trace(path: Path | str) -> Trace:
@@ -271,7 +272,8 @@ def read_trace(path: Path | str) -> Trace:
     A TraceError if the file is missing, empty, of no known format, or breaks its format's rules.
     """
     file = TraceFile(locate(Path(path)))
-    for kind in READERS.all_members():
+    kinds = sorted(READERS.all_members(), key=lambda kind: kind == _BY_NAMES)
+    for kind in kinds:
         reader = READERS.parse({"kind": kind})
         if reader.matches(file):
             return reader.read(file)
@@ -282,6 +284,6 @@ def read_trace(path: Path | str) -> Trace:
             "tokens from-text` makes a token trace of it"
         )
     raise TraceError(
-        f"{path}: no known format has these columns: {columns}; a native workload needs prompt_len "
-        "and output_len (`specsim list` shows all readers)"
+        f"{path}: no known format has these columns: {columns}; name the columns of a table "
+        "prompt_len, output_len and, if known, arrived_at (`specsim list` shows all readers)"
     )

@@ -12,7 +12,8 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.marks import MARK
 from specsim.core.request import UNRECORDED, PrefixIds
 from specsim.core.version import __version__
-from specsim.workload.readers import Reader, Row
+from specsim.workload.readers import Reader, Row, TraceFile
+from specsim.workload.readers.named_columns import is_arrival
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
@@ -32,6 +33,11 @@ class Native(Reader):
     kind: Literal["native"] = "native"
     containers = ("parquet", "jsonl")
     columns = frozenset({"prompt_len", "output_len"})
+
+    def matches(self, file: TraceFile) -> bool:
+        # Arrivals under another name are not to be ignored in silence.
+        others = [name for name in file.columns if name != "arrived_at" and is_arrival(name)]
+        return super().matches(file) and ("arrived_at" in file.columns or not others)
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
