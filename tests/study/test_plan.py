@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -306,6 +307,36 @@ def test_above_which_load_speculation_is_slower_is_said() -> None:
     steep = with_latencies(found, {8.0: 50.0, 16.0: 80.0, 32.0: 125.0}, 32.0)
     assert slower_from(flat, steep) == pytest.approx(22.63, abs=0.01)
     assert slower_from(flat, with_latencies(found, {8.0: 50.0, 32.0: 90.0}, 32.0)) is None
+
+
+def test_the_cliff_and_a_safe_load_are_said() -> None:
+    said = notes(plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice)
+    assert "Beyond: at 34.68 requests/s 50.0% of the requests are within." in said
+    assert any(text.startswith("Plan for at most 33.5 requests/s per server") for text in said)
+
+
+def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    name = plan.taken or ""
+    unknown = {**(plan.options[name].speculation or {}), "model": "YOUR-EAGLE3"}
+    options = {**plan.options, name: replace(plan.options[name], speculation=unknown)}
+    plan = replace(plan, options=options)
+    assert "replace YOUR-EAGLE3 in the files" in plan.warnings[0]
+    save_plan(plan, tmp_path)
+    command = ["sh", str(tmp_path / "serve.sh")]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (found.returncode, "replace YOUR-EAGLE3" in found.stderr) == (2, True)
+    deployment = next(yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text()))
+    [server] = deployment["spec"]["template"]["spec"]["containers"]
+    version = plan.options[name].experiment.engine.vllm_version
+    assert server["image"] == f"vllm/vllm-openai:v{version}.0"
+    probes = [server[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+    assert probes == [{"path": "/health", "port": 8000}] * 3
+    assert server["env"][0]["valueFrom"]["secretKeyRef"]["name"] == "hf-token"
+    known = {**unknown, "model": "someone/eagle3"}
+    options[name] = replace(options[name], speculation=known)
+    save_plan(replace(plan, options=options), tmp_path)
+    assert "exit 2" not in (tmp_path / "serve.sh").read_text()
 
 
 def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:

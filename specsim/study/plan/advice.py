@@ -50,6 +50,8 @@ class Choice(_Fields):
     cost_per_million_tokens: float | None = None  # of output, at the load that was asked
     capacity: float | None = None  # requests/s of one server
     capacity_interval: tuple[float, float] | None = None
+    beyond: tuple[float, float] | None = None
+    """The smallest load of one server that was not sustained, and the share within the limits."""
     spare: float | None = None  # share of the capacity that is left
     reached_ms: dict[str, float] = {}  # of each limit, its own percentile
     mean_latency_ms: float | None = None
@@ -127,6 +129,7 @@ def choice_of(
         why = f"{lowest.attainment:.0%} within the limits even at {lowest.load:.3g} requests/s"
         return Choice(**head, state="impossible", why=why)
     between = found.interval if is_searched else None
+    beyond = found.beyond_capacity
     return Choice(
         **head,
         state="searched" if is_searched else "estimated",
@@ -137,6 +140,7 @@ def choice_of(
         cost_per_million_tokens=found.cost_at_target,
         capacity=found.rate,
         capacity_interval=None if between is None else (between.low, between.high),
+        beyond=None if beyond is None else (beyond.load, beyond.attainment),
         spare=1.0 - probe.load / found.rate,
         reached_ms=probe.reached_ms,
         mean_latency_ms=probe.latencies_ms["mean_e2el_ms"],
@@ -337,6 +341,8 @@ def notes(advice: Advice) -> list[str]:
             f"One server takes up to {best.capacity:.4g} requests/s within the limits"
             f"{_between(best.capacity_interval)}; each gets {each:.4g}{_count(best)}."
         )
+    if best is not None:
+        found += _cliff(best)
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
     if advice.at_other_loads:
@@ -345,6 +351,21 @@ def notes(advice: Advice) -> list[str]:
         found.append("Estimated: by two short runs of each load, which may be 15 % off.")
     found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
+
+
+def _cliff(best: Choice) -> list[str]:
+    """Return how fast the limits are lost beyond the capacity, and up to where they are safe."""
+    said = []
+    if best.beyond is not None:
+        load, share = best.beyond
+        said.append(f"Beyond: at {load:.4g} requests/s {share:.1%} of the requests are within.")
+    if best.capacity_interval is not None:
+        low = best.capacity_interval[0]
+        said.append(
+            f"Plan for at most {low:.4g} requests/s per server: the lower end of the interval, a "
+            "risk of 2.5 % by sampling alone, without the errors of step times and acceptance."
+        )
+    return said
 
 
 def _refusal(choice: Choice) -> str:

@@ -185,7 +185,10 @@ class Plan:
             for text in self.left_out
             if not any(_is_of(c.gpu, text) for c in self._impossible())
         ]
+        missing = None if self.taken is None else self.options[self.taken].missing_name
+        fill_in = f"no name of the drafter's weights is known: replace {missing} in the files"
         return [
+            *([fill_in] if missing else []),
             *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
             *question.command.notes,
@@ -231,7 +234,8 @@ FILES = (
     "docker-compose.yaml", "kubernetes.yaml",
 )  # fmt: skip
 
-_IMAGES = {"vllm": "vllm/vllm-openai:latest", "sglang": "lmsysorg/sglang:latest"}
+# Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version.
+_IMAGES = {"vllm": "vllm/vllm-openai:v{}.0", "sglang": "lmsysorg/sglang:latest"}
 _PORT = 8000
 _GPUS_PER_MACHINE = 8
 _MARK = f"# specsim_version: {__version__}\n"
@@ -265,7 +269,7 @@ def _save_servers(
 ) -> None:
     size = option.hardware.gpus_per_replica
     values = {
-        "$image": _IMAGES[program],
+        "$image": _IMAGES[program].format(option.experiment.engine.vllm_version),
         "$start": "args" if program == "vllm" else "command",
         "$arguments": words[2:] if words[0] == "vllm" else words,  # after the image's entry point
         "$size": size,
@@ -274,8 +278,11 @@ def _save_servers(
     here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
     services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
-    _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts)
-    _write_yaml(folder / "kubernetes.yaml", _filled(_TEXTS["kubernetes"], values))
+    missing = option.missing_name
+    fill_in = f"; replace {missing} by the name of the drafter's weights" if missing else ""
+    _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
+    secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
+    _write_yaml(folder / "kubernetes.yaml", _filled(_TEXTS["kubernetes"], values), secret + fill_in)
 
 
 def commented(experiment: Experiment, about: str) -> str:
@@ -302,8 +309,9 @@ def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
             f"# {option.label} is no policy of the server's own; for a schedule that vLLM reads:\n"
             "# specsim tune experiment.yaml --emit vllm\n"
         )
-    if "YOUR-" in line:
-        head += "# YOUR-...: the name of the drafter's weights.\n"
+    if option.missing_name is not None:
+        said = f"serve.sh: replace {option.missing_name} by the name of the drafter's weights"
+        head += f"echo {shlex.quote(f'{said}, and delete this line')} >&2; exit 2\n"
     return f"{head}exec {line}\n"
 
 

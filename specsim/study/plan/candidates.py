@@ -30,6 +30,7 @@ LATER = ("static:k=1", "static:k=5", "goodput")
 _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
+_UNKNOWN = "YOUR-"  # begins what is to be replaced
 _REQUESTS = 2000
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
 
@@ -71,6 +72,12 @@ class Option:
     @property
     def is_off(self) -> bool:
         return self.label == "off"
+
+    @property
+    def missing_name(self) -> str | None:
+        """What stands for the name of a drafter's weights that is not known; else None."""
+        name = (self.speculation or {}).get("model")
+        return name if isinstance(name, str) and name.startswith(_UNKNOWN) else None
 
     @property
     def needs_a_policy(self) -> bool:
@@ -278,7 +285,7 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
         return drafts
     shape = f"{proposer.method}-{question.model}"
     name = load_model(shape).name if find_resource("profiles", f"{shape}.json") else ""
-    return {**drafts, "model": name if "/" in name else f"YOUR-{proposer.method.upper()}"}
+    return {**drafts, "model": name if "/" in name else f"{_UNKNOWN}{proposer.method.upper()}"}
 
 
 def first_option(question: Question) -> Option:
