@@ -56,7 +56,12 @@ class LayerLists:
             ):
                 continue
             return ["dense" if each == words[0] else "sparse" for each in self._listed(name, words)]
-        only = data.get("mlp_only_layers") or ()
+        only = data.get("mlp_only_layers") or []
+        if not isinstance(only, list):
+            raise ProfileError(
+                f"{self._source}: mlp_only_layers = {short(only)}: must be a list of layers; "
+                "correct it"
+            )
         first = self._count("first_k_dense_replace") if data.get("first_k_dense_replace") else 0
         if first >= num_layers:
             raise ProfileError(
@@ -96,9 +101,18 @@ class LayerLists:
 
     def _sizes(self) -> dict[str, Any]:
         """Return the widths of dense MLPs that a search chose for each layer (Nemotron NAS)."""
-        sizes = [self._ffn_size(block.get("ffn") or {}) for block in self._data["block_configs"]]
+        sizes = [self._ffn_size(block.get("ffn") or {}) for block in self._searched()]
         mlps = ["dense" if size else "none" for size in sizes]
         return {"intermediate_sizes": sizes, "mlp_layer_types": mlps}
+
+    def _searched(self) -> list[dict[str, Any]]:
+        blocks = self._data["block_configs"]
+        if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
+            raise ProfileError(
+                f"{self._source}: block_configs = {short(blocks)}: must be a list of mappings, one "
+                "for each layer; correct it"
+            )
+        return blocks
 
     def _ffn_size(self, ffn: dict[str, Any]) -> int:
         if ffn.get("no_op"):
@@ -114,7 +128,7 @@ class LayerLists:
         if self._type == "nemotron_h":
             return [kind for kind, _ in self._blocks()]
         if data.get("block_configs"):
-            return [self._of_block(each.get("attention") or {}) for each in data["block_configs"]]
+            return [self._of_block(each.get("attention") or {}) for each in self._searched()]
         if data.get("hybrid_layer_pattern"):
             words = ["full_attention", "sliding_attention"]
             return [words[each] for each in self._listed("hybrid_layer_pattern", (0, 1))]
@@ -135,7 +149,8 @@ class LayerLists:
                 "profile to measured steps instead"
             )
         if not types and data.get("linear_num_value_heads"):
-            every = data.get("full_attention_interval", 4)
+            name = "full_attention_interval"
+            every = self._count(name) if name in data else 4
             types = ["linear_attention"] * num_layers
             types[every - 1 :: every] = ["full_attention"] * (num_layers // every)
         return types or None
@@ -148,7 +163,7 @@ class LayerLists:
 
     def key_value_heads(self) -> int:
         """Return the key-value heads of layers that a search chose, which are all alike."""
-        attention = [each.get("attention") or {} for each in self._data["block_configs"]]
+        attention = [each.get("attention") or {} for each in self._searched()]
         groups = {each.get("n_heads_in_group") for each in attention if not each.get("no_op")}
         if len(groups) != 1 or not isinstance(group := groups.pop(), int) or group < 1:
             raise self._strange("block_configs", "layers with different numbers of key-value heads")

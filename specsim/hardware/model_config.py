@@ -47,6 +47,7 @@ _ONLY_EXPERTS = {
 }
 _SPANS = ("sliding_window", "attention_chunk_size")
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
+_MOST_LAYERS = 4096
 _STATE_FIELDS = {
     "linear_num_key_heads": "n_groups",
     "linear_num_value_heads": "mamba_num_heads",
@@ -203,6 +204,10 @@ class HuggingFaceConfig:
             raise ProfileError(
                 f"{self._source}: {name} = {value!r}: must be a whole number above 0; correct it"
             )
+        if name == "num_hidden_layers" and value > _MOST_LAYERS:
+            raise ProfileError(
+                f"{self._source}: {name} = {value}: must be at most {_MOST_LAYERS}; correct it"
+            )
         return value
 
     def _head_dim(self, counts: dict[str, int]) -> int:
@@ -264,6 +269,11 @@ class HuggingFaceConfig:
             names = ("index_topk", "index_n_heads", "index_head_dim")
             types = {"indexer_types": data["indexer_types"]} if "indexer_types" in data else {}
             return {**{name: self._count(name) for name in names}, **types}
+        if not isinstance(sparse, dict):
+            raise ProfileError(
+                f"{self._source}: sparse_attention_config = {short(sparse)}: must be a mapping; "
+                "correct it"
+            )
         if not sparse or not sparse.get("use_sparse_attention", True):
             return {}
         try:

@@ -263,6 +263,16 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({**QWEN_MOE, "moe_layer_freq": [{}] * 32}, "moe_layer_freq = .* a list of 0 or 1 for"),
         ({**QWEN_MOE, "decoder_sparse_step": [1]}, r"decoder_sparse_step = \[1\]: must be a whole"),
         ({**QWEN_MOE, "first_k_dense_replace": 32}, "first_k_dense_replace = 32: must be fewer th"),
+        ({**NAS, "block_configs": "x"}, "block_configs = 'x': must be a list of mappings"),
+        (
+            {"model_type": "minimax_m3", "sparse_attention_config": [1]},
+            "must be a mapping; correct",
+        ),
+        ({**QWEN_MOE, "mlp_only_layers": 3}, "mlp_only_layers = 3: must be a list of layers"),
+        (
+            {**QWEN_MOE, "num_hidden_layers": 10**12},
+            "num_hidden_layers = 10+: must be at most 4",
+        ),
         ({"compress_ratios": [0, 4]}, "attention to a compressed context"),
         ({"block_configs": [{}] * 32}, "layers of different shapes"),
         (
