@@ -24,7 +24,7 @@ import numpy as np
 from specsim.acceptance import Oracle
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
 from specsim.engine.order import ASK, OBSERVE, TRIM
-from specsim.engine.replica import Replica
+from specsim.engine.python_verbs import PythonVerbs
 from specsim.policies import (
     POLICIES,
     ModelView,
@@ -175,13 +175,13 @@ def in_engine(policy: str, method: str) -> list[float]:
         "policy": policy,
     }
     taken: list[list[float]] = []  # sequences, microseconds
-    wanted = Replica._python_verbs
+    wanted = PythonVerbs.handlers
 
-    def watched(self: Replica) -> dict[int, Any]:
+    def watched(self: PythonVerbs) -> dict[int, Any]:
         def timed(verb: int, handler: Any) -> Any:
             def run() -> None:
                 if verb == TRIM:
-                    taken.append([self.step.size, 0.0])
+                    taken.append([self.ledger.step.size, 0.0])
                 began = thread_time_ns()
                 handler()
                 taken[-1][1] += (thread_time_ns() - began) / 1e3
@@ -191,7 +191,7 @@ def in_engine(policy: str, method: str) -> list[float]:
         found = wanted(self)
         return found | {verb: timed(verb, found[verb]) for verb in (TRIM, ASK, OBSERVE)}
 
-    with patch.object(Replica, "_python_verbs", watched):
+    with patch.object(PythonVerbs, "handlers", watched):
         simulate(Experiment.parse(config, "benchmark"))
     return [spent for size, spent in taken if size > 0.98 * BATCH][WARM_UP:]
 

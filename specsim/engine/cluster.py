@@ -26,7 +26,12 @@ from specsim.routing.base import PromptView, ReplicaView, Router
 
 
 class EventClock(Environment):
-    """The event clock; events can be given the very instant at which they happen."""
+    """The event clock; events can be given the very instant at which they happen.
+
+    It alone writes to SimPy's private fields. `Environment.schedule`, `timeout` and `run` take
+    delays or make them of an instant, and now + (instant - now) need not be that instant: events
+    that belong together would fall apart, and others change places.
+    """
 
     @property
     def num_pending(self) -> int:
@@ -37,7 +42,6 @@ class EventClock(Environment):
         """Let an event happen at an instant, before the end of any step then if it is `first`."""
         event._ok = True
         event._value = None
-        # `schedule` takes a delay, and now + (instant - now) need not be that instant.
         heappush(self._queue, (instant, URGENT if first else NORMAL, next(self._eid), event))
         return event
 
@@ -68,7 +72,7 @@ class Cluster:
     """
 
     is_alone = True
-    """Whether no other cluster is on the same clock."""
+    """Whether all that happens to it is on the clock beforehand, and nobody else's on it."""
     has_notices = False
     """Whether news lie among replicas' arrivals, where columns cannot tell them from requests."""
 
@@ -89,7 +93,7 @@ class Cluster:
         self._router = router
         self._memory = router.start(seed)
         self._keeps_up = keeps_up
-        self._is_single = replicas == 1 and self.is_alone
+        self._runs_ahead = replicas == 1 and self.is_alone
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
         self._draining: set[int] = set()
@@ -113,7 +117,7 @@ class Cluster:
         replica = self._make_replica(number, self.clock.now)
         self._states.take_in(number, replica)
         if self._keeps_up:
-            run = self._run_ahead if self._is_single else self._run_event_by_event
+            run = self._run_ahead if self._runs_ahead else self._run_event_by_event
             self.clock.process(run(replica))
         return replica
 
@@ -124,6 +128,10 @@ class Cluster:
             if replica is not None and replica.is_up and number not in self._draining
         }
         return Roster(self._states, list(up.values()), list(up))
+
+    def number_of(self, request: Request) -> int:
+        """Return what a request is called to the router."""
+        return request.index
 
     def submit(self, request: Request) -> None:
         """Route a request, now."""
@@ -164,9 +172,9 @@ class Cluster:
             seen = self._looked_at(self.clock.now)
         if self.has_notices:
             seen = list(seen)
-        prompt = PromptView(request.index, self._requests)
+        prompt = PromptView(self.number_of(request), self._requests)
         chosen = self._router.choose(prompt, seen, self._memory)
-        return self._up[place_of(self._router, chosen, len(self._up))]
+        return self._up.replicas[place_of(self._router, chosen, len(self._up))]
 
     def _looked_at(self, now: float) -> Roster:
         """Return the replicas that are up, as they are now."""

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import InvariantError
-from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.table import (
     BLOCKS_READ,
     FINISHED,
@@ -197,9 +196,9 @@ class IntegrityCheck:
                 "waited"
             )
 
-    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+    def scheduled(self, step: StepView) -> None:
         """Check what the schedule left."""
-        table = replica.table
+        table = step.table
         self._check_at_work(table, float(step.record["scheduled_at"]))
         check_integrity(table, in_step=True)
         limits = table.limits
@@ -215,14 +214,13 @@ class IntegrityCheck:
             raise InvariantError(
                 f"batched tokens ({batched_tokens}) > max_num_scheduled_tokens ({most})"
             )
-        if replica.num_running > limits["max_num_running"][0]:
-            raise InvariantError(
-                f"running ({replica.num_running}) > max_num_seqs ({limits['max_num_running'][0]})"
-            )
+        running, most_run = int(table.state["num_running"][0]), int(limits["max_num_running"][0])
+        if running > most_run:
+            raise InvariantError(f"running ({running}) > max_num_seqs ({most_run})")
 
-    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+    def delivered(self, step: StepView) -> None:
         """Check what the update left."""
-        check_integrity(replica.table, in_step=False)
+        check_integrity(step.table, in_step=False)
         ended_at, scheduled_at = float(step.record["ended_at"]), float(step.record["scheduled_at"])
         if not self._last_end <= ended_at or not scheduled_at <= ended_at:
             raise InvariantError(
@@ -230,7 +228,7 @@ class IntegrityCheck:
                 f"({scheduled_at}) or the one before it ended ({self._last_end})"
             )
         self._last_end = ended_at
-        sequences = replica.table.sequences
+        sequences = step.table.sequences
         for row in step.rows[(step.of_sequences("status") == FINISHED) & (step["emitted_len"] > 0)]:
             sequence: Any = sequences[row]
             first = sequence["first_scheduled_at"]

@@ -7,17 +7,17 @@ and lasts as long as the slowest. A rank without work makes a dummy pass (vLLM 0
 dummy passes until ranks agree to stop is left out.
 """
 
+from collections.abc import Mapping
 from math import inf, nextafter
-from typing import Any
 
 from specsim.core.step import Pieces, StepLoad
-from specsim.engine.order import CHARGE_FORWARD, VERBS, WAITS
-from specsim.engine.replica import Replica
+from specsim.engine.order import CHARGE_FORWARD
+from specsim.engine.replica import Handler, Replica
 from specsim.profile import StepCosts
 
 
 class LockStep:
-    """The ranks of one server, which join it as they are made.
+    """The ranks of one server, which join it as their replicas are made.
 
     Args:
         dummy_len: Tokens of a dummy pass: one, and drafts where every step verifies some (vLLM
@@ -28,6 +28,12 @@ class LockStep:
         self._costs = costs
         self._dummy = StepLoad(0, dummy_len, 1, 0, Pieces([dummy_len], [0]))
         self.ranks: list[Rank] = []
+
+    def join(self, replica: Replica) -> Mapping[int, Handler]:
+        """Take a replica in; return the verb for which it waits for the others."""
+        rank = Rank(replica)
+        self.ranks.append(rank)
+        return {CHARGE_FORWARD: rank.arrive}
 
     @property
     def next_at(self) -> float:
@@ -67,28 +73,27 @@ class LockStep:
                 rank.gpu_free_at = begins_at + time
 
 
-class Rank(Replica):
+class Rank:
     """A replica whose forward passes are those of a `LockStep`, to which it comes and waits."""
 
-    def __init__(self, group: LockStep, *parts: Any) -> None:
-        super().__init__(*parts)
-        self._group = group
-        group.ranks.append(self)
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
         self.is_there = False
         """Whether it has a step that waits for the others."""
 
-    def _python_verbs(self) -> dict[int, Any]:
-        return {**super()._python_verbs(), CHARGE_FORWARD: self._charge_forward}
-
-    @property
-    def next_at(self) -> float:
-        """When any rank would go on by itself."""
-        return self._group.next_at
-
     @property
     def goes_on_at(self) -> float:
-        """When this rank would, if it need not wait for others."""
-        return super().next_at
+        """When it would go on if it need not wait for others."""
+        return self._replica.goes_on_at
+
+    @property
+    def now(self) -> float:
+        """Where its clock stands."""
+        return self._replica.now
+
+    @now.setter
+    def now(self, instant: float) -> None:
+        self._replica.now = instant
 
     @property
     def is_idle(self) -> bool:
@@ -96,55 +101,48 @@ class Rank(Replica):
 
         It has looked for requests when the last pass began; later ones wait for the pass after.
         """
-        is_empty = not (self.num_running or self._field("in_flight"))
+        ledger = self._replica.ledger
+        is_empty = not (ledger["num_running"] or ledger["in_flight"])
         return is_empty and not self.is_there and self.goes_on_at > self.now
-
-    def advance(self, until: float) -> None:
-        """Do whatever happens before an instant, with all other ranks."""
-        self._group.advance(until)
 
     def come(self, until: float) -> None:
         """Go on to the next forward pass, as far as that lies before an instant."""
         while not (self.is_there or self.is_idle) and self.goes_on_at < until:
-            self._go_on(nextafter(self.goes_on_at, inf))
+            self._replica.go_on(nextafter(self.goes_on_at, inf))
 
-    def _go_on(self, until: float) -> None:
-        self._until[0] = until
-        while (verb := self._run()) != WAITS:
-            if verb == CHARGE_FORWARD and self.step.record["batched_tokens"]:
-                self.is_there = True
-                return
-            self._handlers[verb]()
-            if verb < VERBS:
-                self._place[0] += 1
-        if self._wiring.announces_ends:
-            self._tell_ends()
+    def arrive(self) -> bool:
+        """Wait for the others with a step, unless that is empty."""
+        self.is_there = bool(self._replica.step.record["batched_tokens"])
+        if not self.is_there:
+            self._replica.verbs.charge_forward()
+        return self.is_there
 
     @property
     def load(self) -> StepLoad:
         """What it brings to the pass."""
-        step = self.step
+        step = self._replica.step
         return step.load._replace(pieces=step.pieces())
 
     @property
     def overhead_time(self) -> float:
         """The engine's own time before the pass where that is asynchronous, seconds."""
-        return self._costs.overhead_time(self.step.size) if self.is_async else 0.0
+        replica = self._replica
+        return replica.costs.overhead_time(replica.step.size) if replica.ledger.is_async else 0.0
 
     @property
     def gpu_free_at(self) -> float:
         """When its GPU ends what it has been given."""
-        return float(self.table.state["gpu_free_at"][0])
+        return float(self._replica.table.state["gpu_free_at"][0])
 
     @gpu_free_at.setter
     def gpu_free_at(self, instant: float) -> None:
-        self._set(gpu_free_at=instant)
+        self._replica.ledger.set(gpu_free_at=instant)
 
     def charge(self, time: float, begins_at: float) -> None:
         """Take the step's share of the pass, and go on by itself."""
-        step = self.step
+        step = self._replica.step
         step.record["target_time"] = time
-        step.record["overhead_time"] = self._costs.overhead_time(step.size)
+        step.record["overhead_time"] = self._replica.costs.overhead_time(step.size)
         self.gpu_free_at = begins_at
-        self._place[0] += 1
+        self._replica.done()
         self.is_there = False

@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.engine.cluster import Cluster, EventClock
-from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.replica import Replica
 from specsim.engine.table import LOAD_ENDED
 from specsim.engine.transfer import Link, OffloadConfig
@@ -24,15 +23,14 @@ class Offload:
         self, clock: EventClock, num_requests: int, config: OffloadConfig, token_bytes: float
     ) -> None:
         self._clock, self._token_bytes = clock, token_bytes
-        self._host_links: dict[PythonVerbs, Link] = defaultdict(lambda: Link(config))
+        self._host_links: dict[Replica, Link] = defaultdict(lambda: Link(config))
         disk = config.disk or config
-        self._disk_links: dict[PythonVerbs, Link] = defaultdict(lambda: Link(disk))
+        self._disk_links: dict[Replica, Link] = defaultdict(lambda: Link(disk))
         self.loads = np.zeros(num_requests, dtype=TIER_FIELDS)
         self.cluster: Cluster
 
-    def noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+    def noticed(self, replica: Replica, notices: NDArray[np.void]) -> None:
         """Begin the loads that a replica asks for; what is on disk comes through host memory."""
-        assert isinstance(replica, Replica)
         for notice in notices:
             # A replica that runs ahead asks later than the clock shows.
             request, now = int(notice["request"]), float(notice["at"])

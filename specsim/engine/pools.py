@@ -24,7 +24,6 @@ from specsim.core.request import Request
 from specsim.core.step import Ints
 from specsim.engine.cluster import Cluster, EventClock
 from specsim.engine.front import Front
-from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.replica import Replica
 from specsim.engine.table import BLOCKS_HELD, BLOCKS_READ, LOAD_ENDED, LOAD_FAILED
 from specsim.engine.transfer import Link, TransferConfig
@@ -138,9 +137,8 @@ class Pools:
             reaches_at = self._front.reaches_at(instant, request, sent.prompt_len)
             self._clock.call_at(reaches_at, partial(self._decode.submit, sent))
 
-    def noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+    def noticed(self, replica: Replica, notices: NDArray[np.void]) -> None:
         """Begin what replicas wait for."""
-        assert isinstance(replica, Replica)
         for notice in notices:
             request, place = int(notice["request"]), _Place(replica, int(notice["row"]))
             if notice["kind"] == BLOCKS_HELD:

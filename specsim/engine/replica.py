@@ -1,42 +1,20 @@
 """Replica: one engine, which goes on from one outside event to the next."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Pointers
 from specsim.core.step import Ints
-from specsim.engine.order import (
-    FULL,
-    GROW,
-    LAUNCHED,
-    REFUSED,
-    TAKE_IN,
-    VERBS,
-    WAITS,
-    advance,
-    drop,
-    order_of,
-)
-from specsim.engine.python_verbs import Wiring
-from specsim.engine.schedule import take_in
-from specsim.engine.setup import Setup, linked_rows, table_of, zeros
+from specsim.engine.ledger import Ledger
+from specsim.engine.order import FULL, GROW, LAUNCHED, VERBS, WAITS, drop, order_of
+from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.setup import Setup, Wiring, table_of, zeros
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import (
-    FREE,
-    NEVER,
-    NO_ROW,
-    REQUEST,
-    RUNNING,
-    TABLE_TYPES,
-    WAITING,
-    WITHDRAWN,
-)
-from specsim.engine.visible import VisibleReplica
+from specsim.engine.table import FREE, NEVER, NO_ROW, REQUEST, RUNNING, WAITING, WITHDRAWN, Table
+from specsim.engine.view import StepView
 from specsim.engine.waiting import begin
-from specsim.policies.base import PicksDrafter
 from specsim.profile import StepCosts
 
 Record = NDArray[np.void]
@@ -70,16 +48,39 @@ class Departure(NamedTuple):
     """Replicas that failed before they had looked at it."""
 
 
-class Replica(VisibleReplica):
+class Group(Protocol):
+    """Replicas that go on together (`specsim.engine.lock_step.LockStep`)."""
+
+    @property
+    def next_at(self) -> float:
+        """When any of them would go on by itself; infinite if all wait for requests."""
+
+    def advance(self, until: float) -> None:
+        """Do whatever happens before an instant."""
+
+    def join(self, replica: "Replica") -> Mapping[int, "Handler"]:
+        """Take a replica in; return the verbs that are done for it."""
+
+
+Handler = Callable[[], bool | None]
+"""A verb in Python; True: it waits for somebody, who says when it is done (`Replica.done`)."""
+
+
+class Replica:
     """One replica.
 
-    It has a clock of its own, which is ahead of the event clock by nothing that anybody outside
-    could tell: `advance` lets it do whatever happens before an instant. `verbs` is what whoever
-    drives it does by itself, by verb, in place of what is done here: a real model's forward pass,
-    say, which takes time on a real clock.
+    It has a clock of its own, which may be ahead of the event clock as long as nobody outside could
+    tell: `advance` lets it do whatever happens before an instant.
+
+    Args:
+        verbs: What whoever drives it does by itself, by verb, in place of what is done here: a real
+            model's forward pass, say, which takes time on a real clock.
+        group: What it goes on with.
+        on_notices: Told `specsim.engine.table.Notice`, before the ends of that time, of a replica
+            that `announces_ends`.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - it is what puts them together
         self,
         setup: Setup,
         costs: StepCosts,
@@ -87,48 +88,68 @@ class Replica(VisibleReplica):
         wiring: Wiring,
         start: float = 0.0,
         *,
-        verbs: Mapping[int, Callable[[], None]] | None = None,
+        verbs: Mapping[int, Handler] | None = None,
+        group: Group | None = None,
+        on_notices: "Callable[[Replica, NDArray[np.void]], None] | None" = None,
     ) -> None:
-        super().__init__(table_of(setup, costs, speculation, wiring), costs, speculation, wiring)
+        self.ledger = ledger = Ledger(table_of(setup, costs, speculation, wiring))
+        self.costs, self.facts = costs, wiring.facts
+        self.verbs = PythonVerbs(ledger, costs, speculation, wiring)
         self.is_up = True
         """Whether it has not failed."""
+        self._wiring, self._group, self._on_notices = wiring, group, on_notices
         self._num_told = 0
         """Requests in the buffer of results whose end has been told."""
-        self._set(now=start, next_at=start, gpu_free_at=start, origin=wiring.origin)
-        own = self._python_verbs()
-        own |= {FULL: self.flush, GROW: self._grow, REFUSED: self._refuse}
-        self._handlers = {**own, **(verbs or {})}
+        ledger.set(now=start, next_at=start, gpu_free_at=start, origin=wiring.origin)
+        self._handlers: dict[int, Handler] = {
+            **self.verbs.handlers(),
+            FULL: self.flush,
+            GROW: ledger.grow,
+            **(verbs or {}),
+            **(group.join(self) if group else {}),
+        }
         for verb in self._handlers:
             if verb < VERBS:
-                self.table.in_python[verb] = 1
-        order = order_of(setup.order, self.table, self._handlers)
-        self.table = self.table._replace(order=np.array(order))
-        self.table.limits["land_at"] = order.index(LAUNCHED) + 1
-        self._bind()
+                ledger.table.in_python[verb] = 1
+        order = order_of(setup.order, ledger.table, self._handlers)
+        ledger.table.limits["land_at"] = order.index(LAUNCHED) + 1
+        self._replace(order=np.array(order))
 
-    def _python_verbs(self) -> dict[int, Callable[[], None]]:
-        """Return what has to be done in Python, by verb."""
-        verbs = super()._python_verbs()
-        if isinstance(self.speculation.policy, PicksDrafter):
-            verbs[TAKE_IN] = self.take_in
-        return verbs
-
-    def _bind(self) -> None:
-        """Make the loop see the table as it is."""
-        pointers = Pointers(self.table, TABLE_TYPES)
-        self._run = advance.bind(pointers)
-        state = self.table.state
+    def _replace(self, **arrays: NDArray[Any]) -> None:
+        """Put other arrays in the place of some of the table's."""
+        self.ledger.replace(**arrays)
+        state, arrivals = self.table.state, self.table.arrivals
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
-        arrivals = self.table.arrivals
         names = ("at", "request", "row", "kind", "external_len")
         self._arrivals = tuple(arrivals[name] for name in names)
 
     def keep_state_in(self, state: Record) -> None:
         """Keep the state, shape (1,), where others can see it beside that of other replicas."""
         state[:] = self.table.state[:]
-        self.table = self.table._replace(state=state)  # type: ignore[arg-type]
-        self._bind()
+        self._replace(state=state)
+
+    @property
+    def table(self) -> Table:
+        """Everything about it, as it is now."""
+        return self.ledger.table
+
+    @property
+    def step(self) -> StepView:
+        """The step that the verbs are about."""
+        return self.ledger.step
+
+    @property
+    def num_running(self) -> int:
+        """Requests that run."""
+        return self.ledger["num_running"]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that have been submitted but do not run."""
+        ledger = self.ledger
+        waiting, unseen = ledger["num_waiting"] + ledger["num_loading"], ledger.unseen
+        return waiting + (int((unseen["kind"] == REQUEST).sum()) if len(unseen) else 0)
 
     @property
     def now(self) -> float:
@@ -138,25 +159,36 @@ class Replica(VisibleReplica):
     @now.setter
     def now(self, instant: float) -> None:
         """Set it, from a verb of one's own that has taken time."""
-        self._set(now=instant)
+        self.ledger.set(now=instant)
 
     @property
     def next_at(self) -> float:
-        """When it would go on by itself; infinite if it waits for requests."""
+        """When it would go on by itself, or its group; infinite if it waits for requests."""
+        return self.goes_on_at if self._group is None else self._group.next_at
+
+    @property
+    def goes_on_at(self) -> float:
+        """When it would go on if it need not wait for others."""
         return float(self._next_at[0])
 
     def advance(self, until: float) -> None:
         """Do whatever happens before an instant; requests that arrive then may be submitted."""
+        (self.go_on if self._group is None else self._group.advance)(until)
+
+    def go_on(self, until: float) -> None:
+        """Do it without its group, as far as that goes."""
         self._until[0] = until
-        while True:
-            verb = self._run()
-            if verb == WAITS:
-                break
-            self._handlers[verb]()
+        while (verb := self.ledger.run()) != WAITS:
+            if self._handlers[verb]():
+                return
             if verb < VERBS:
-                self._place[0] += 1
+                self.done()
         if self._wiring.announces_ends:
             self._tell_ends()
+
+    def done(self) -> None:
+        """Hear that a verb has been done that was waited for."""
+        self._place[0] += 1
 
     def finish(self) -> None:
         """Do all that is left, and hand over the results; nothing can be done afterwards."""
@@ -177,7 +209,7 @@ class Replica(VisibleReplica):
 
     def forget_external(self, request: int) -> None:
         """Let a request that waits compute its whole prompt: it cannot be loaded any more."""
-        sequences, arrivals = self.table.sequences, self._unseen()
+        sequences, arrivals = self.table.sequences, self.ledger.unseen
         is_mine = sequences["request"] == request
         # The row of an arrival from another replica is not in the queue yet.
         sequences["external_len"][is_mine & np.isin(sequences["status"], (FREE, WAITING))] = 0
@@ -187,21 +219,20 @@ class Replica(VisibleReplica):
         """Take in the requests of a whole run before it begins, in order of arrival."""
         arrivals: Any = zeros("arrivals", len(requests))
         arrivals["at"], arrivals["request"], arrivals["row"] = at, requests, NO_ROW
-        self.table = self.table._replace(arrivals=arrivals)
-        self._set(num_arrivals=len(requests))
-        self._bind()
-        self._set(next_at=self.next_arrival_at)
+        self._replace(arrivals=arrivals)
+        self.ledger.set(num_arrivals=len(requests))
+        self.ledger.set(next_at=self.next_arrival_at)
 
     def take_over(self, departure: Departure, at: float, external_len: int = 0) -> None:
         """Take in a request that was submitted to a replica that has failed."""
-        row = self._unused_row()
+        row = self.ledger.unused_row()
         sequences = self.table.sequences
         if departure.row is None:
-            begin(self._records(), row, departure.request, departure.arrived_at)
+            begin(self.ledger.records(), row, departure.request, departure.arrived_at)
             sequences["requeues"][row] = departure.requeues
         else:
             sequences[row] = departure.row
-            sequences["fate_at"][row] = self._wiring.facts.starts[departure.request]
+            sequences["fate_at"][row] = self.facts.starts[departure.request]
         sequences["external_len"][row] = external_len
         self._arrive(at, departure.request, row)
 
@@ -222,12 +253,11 @@ class Replica(VisibleReplica):
     def _make_room_for_arrivals(self, at: float) -> None:
         """Take in what arrived before, drop it from the buffer, and double that if need be."""
         self.advance(at)
-        unseen, size = self._unseen(), len(self.table.arrivals)
+        unseen, size = self.ledger.unseen, len(self.table.arrivals)
         arrivals: Any = zeros("arrivals", 2 * size if 2 * len(unseen) > size else size)
         arrivals[: len(unseen)] = unseen
-        self.table = self.table._replace(arrivals=arrivals)
-        self._set(first_arrival=0, num_arrivals=len(unseen))
-        self._bind()
+        self._replace(arrivals=arrivals)
+        self.ledger.set(first_arrival=0, num_arrivals=len(unseen))
 
     def fail(self) -> list[Departure]:
         """Stop for good, and return what had not ended: what ran, as admitted, then what waited.
@@ -238,12 +268,12 @@ class Replica(VisibleReplica):
         self.flush()
         sequences: Any = self.table.sequences
         running = self.table.running[: self.num_running].tolist()
-        loading = self.table.loading[: self._field("num_loading")].tolist()
+        loading = self.table.loading[: self.ledger["num_loading"]].tolist()
         rows = [*running, *loading, *self._waiting_rows()]
         for name, value in _AS_IN_A_QUEUE.items():
             sequences[name][rows] = value
         left = [self._departure(row) for row in rows]
-        for at, request, row, kind, _ in self._unseen().tolist():
+        for at, request, row, kind, _ in self.ledger.unseen.tolist():
             if kind != REQUEST:
                 continue
             new = Departure(request, at, requeues=1)
@@ -252,11 +282,11 @@ class Replica(VisibleReplica):
 
     def withdraw(self, request: int) -> bool:
         """Drop a request whose client has gone; False if it is not here, or has ended."""
-        unseen = self._unseen()
+        unseen = self.ledger.unseen
         for place in np.flatnonzero(unseen["request"] == request).tolist():
             if (row := int(unseen["row"][place])) != NO_ROW:
-                self.table.sequences["next_row"][row] = self._field("free_row")
-                self._set(free_row=row)
+                self.table.sequences["next_row"][row] = self.ledger["free_row"]
+                self.ledger.set(free_row=row)
             unseen[place:-1] = unseen[place + 1 :].copy()
             self._num_arrivals[0] -= 1
             return True
@@ -274,14 +304,14 @@ class Replica(VisibleReplica):
     def _waiting_rows(self) -> list[int]:
         """Return the rows that wait, the next one first."""
         sequences = self.table.sequences
-        facts = self._wiring.facts.rows
+        facts = self.facts.rows
         if self.table.limits["by_priority"][0]:
             rows = np.flatnonzero(sequences["status"] == WAITING)
             requests = sequences["request"][rows]
             ranks = facts["rank"][requests]
             order = (requests, ranks, sequences["arrived_at"][rows], facts["priority"][requests])
             return [int(row) for row in rows[np.lexsort(order)]]
-        rows_in_turn, row = [], self._field("queue_head")
+        rows_in_turn, row = [], self.ledger["queue_head"]
         while row != NO_ROW:
             rows_in_turn.append(row)
             row = int(sequences["next_row"][row])
@@ -289,83 +319,47 @@ class Replica(VisibleReplica):
 
     def slow_down(self, factor: float) -> None:
         """Let every step that is scheduled from now on take `factor` times as long; 1 ends it."""
-        self._set(slowness=factor)
+        self.ledger.set(slowness=factor)
 
     @property
     def has_unfinished(self) -> bool:
         """Whether any request runs, or waits and has been looked at."""
-        return bool(self.num_running or self._field("num_waiting") or self._field("num_loading"))
+        return bool(self.num_running or self.ledger["num_waiting"] or self.ledger["num_loading"])
 
     @property
     def next_arrival_at(self) -> float:
         """When the next request arrives that has not been looked at; infinite if there is none."""
-        unseen = self._unseen()
+        unseen = self.ledger.unseen
         return float(unseen["at"][0]) if len(unseen) else float("inf")
 
     def flush(self) -> None:
         """Hand over the results that lie in the buffers."""
         self._tell_ends()
         for name in ("steps", "requests", "gaps", "seconds"):
-            if num := self._field(f"{name}_len"):
+            if num := self.ledger[f"{name}_len"]:
                 rows = getattr(self.table, f"{name}_out")[:num]
                 getattr(self._wiring.records, f"add_{name}")(rows)
-        self._set(steps_len=0, requests_len=0, gaps_len=0, seconds_len=0)
+        self.ledger.set(steps_len=0, requests_len=0, gaps_len=0, seconds_len=0)
         self._num_told = 0
 
     def _tell_ends(self) -> None:
         """Tell whoever wants to know which requests have ended since the last time."""
         self._tell_notices()
-        num = self._field("requests_len")
+        num = self.ledger["requests_len"]
         if num == self._num_told:
             return
         ended = self.table.requests_out[self._num_told : num]
         self._num_told = num
-        self._set(unannounced=0)
+        self.ledger.set(unannounced=0)
         if self._wiring.on_end is not None:
             self._wiring.on_end(ended["request"], ended["ended_at"])
 
     def _tell_notices(self) -> None:
         """Tell whoever has to do something outside."""
-        num = self._field("num_notices")
+        num = self.ledger["num_notices"]
         if not num:
             return
         notices = self.table.notices[:num].copy()
-        self._set(num_notices=0, unannounced=0)
-        if self._wiring.on_notices is not None:
-            self._wiring.on_notices(self, notices)
-
-    def _unused_row(self) -> int:
-        row = self._field("free_row")
-        if row == NO_ROW:
-            self._grow()
-            row = self._field("free_row")
-        sequences = self.table.sequences
-        self._set(free_row=int(sequences["next_row"][row]))
-        return row
-
-    def _grow(self) -> None:
-        """Double the rows of sequences."""
-        sequences = self.table.sequences
-        size = len(sequences)
-        more: Any = np.concatenate([sequences[:], linked_rows(size, first=size)])
-        more["next_row"][-1] = self._field("free_row")
-        self._set(free_row=size)
-        queue = np.concatenate([self.table.queue, np.zeros(size, dtype=np.int64)])
-        self.table = self.table._replace(sequences=more, queue=queue)
-        self._bind()
-
-    def take_in(self) -> None:
-        """Queue the requests that have arrived by now, and choose who drafts for each."""
-        first = self._field("first_arrival")
-        while not take_in(self._records()):
-            self._grow()
-        arrivals, sequences = self._records().arrivals, self._records().sequences
-        for place in range(first, self._field("first_arrival")):
-            request, row = arrivals[place].request, arrivals[place].row
-            if arrivals[place].kind != REQUEST:
-                continue
-            prompt_len = int(sequences[row].prompt_len)
-            drafter = self.speculation.choose_drafter(int(request), prompt_len)
-            sequences[row].drafter = drafter
-            facts = self._wiring.facts
-            sequences[row].fate_at = facts.starts[request] + drafter * facts.num_outputs
+        self.ledger.set(num_notices=0, unannounced=0)
+        if self._on_notices is not None:
+            self._on_notices(self, notices)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 from specsim.core.step import Ints
-from specsim.engine.replica import Replica
+from specsim.engine.roster import VisibleReplica
 from specsim.routing.base import PromptView, ReplicaView
 
 MOST_ALIKE = 100_000
@@ -20,7 +20,7 @@ _NOTHING: Ints = np.zeros(0, dtype=np.int64)
 class Scraped:
     """A replica as it was when its metrics were last read; before that, an empty one."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: VisibleReplica) -> None:
         self._replica = replica
         self.num_running = 0
         self.num_waiting = 0
@@ -90,7 +90,7 @@ class Scrapes:
     def __init__(
         self,
         call_at: Callable[[float, Callable[[], None]], None],
-        read: Callable[[float], Sequence[Replica]],
+        read: Callable[[float], Sequence[VisibleReplica]],
         period: float,
         index_delay: float | None,
     ) -> None:
@@ -98,13 +98,13 @@ class Scrapes:
         self._read = read
         self._period = period
         self._index_delay = index_delay
-        self._views: dict[Replica, Scraped] = {}
+        self._views: dict[VisibleReplica, Scraped] = {}
         self._is_due = False
         self._num_alike = 0
         """Scrapes in a row that found what the one before had found."""
-        self._shown: tuple[Sequence[Replica], _Views] = ((), _Views())
+        self._shown: tuple[Sequence[VisibleReplica], _Views] = ((), _Views())
 
-    def views(self, replicas: Sequence[Replica], now: float) -> Sequence[ReplicaView]:
+    def views(self, replicas: Sequence[VisibleReplica], now: float) -> Sequence[ReplicaView]:
         """Return what is known of replicas, one of which is about to get a request."""
         if not self._is_due:
             self._schedule(now)

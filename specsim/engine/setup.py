@@ -1,21 +1,24 @@
 """Setup: what one replica is made of, before it has seen a request."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.policy_loops import Asking, no_view
 from specsim.core.step import Ints
+from specsim.engine.facts import Facts
 from specsim.engine.order import VERBS
-from specsim.engine.python_verbs import Wiring
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import ARRAY_TYPES, FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, Table
+from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts
 from specsim.profile.step_time import COSTS
+from specsim.results.deliveries import Deliveries
+from specsim.results.records import ReplicaRecords
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
 
@@ -169,6 +172,37 @@ class Setup:
         buckets["first"] = [mine[0] for mine in in_turn]
         buckets["last"] = [mine[-1] + 1 for mine in in_turn]
         return buckets
+
+
+class Observer(Protocol):
+    """Whoever watches a replica: invariant checks, the parity log."""
+
+    def scheduled(self, step: StepView) -> None:
+        """See a step that has just been scheduled."""
+
+    def delivered(self, step: StepView) -> None:
+        """See a step that has just come back."""
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a replica shares with the rest of the run, and whom it tells what."""
+
+    facts: Facts
+    records: ReplicaRecords
+    fates: NDArray[np.uint8] | None = None
+    """Of all drafters one after the other; None if they are asked of the draft source."""
+    offers: NDArray[np.uint8] | None = None
+    """What the proposer comes up with; None if it always offers what it is asked for."""
+    deliveries: Deliveries | None = None
+    observers: Sequence[Observer] = ()
+    on_end: Callable[[Ints, NDArray[np.float64]], None] | None = None
+    """Told the indices of requests that have ended, and when, some time afterwards; see
+    `announces_ends`."""
+    announces_ends: bool = False
+    """Whether the replica stops where requests end, so that others hear of it in time."""
+    origin: float = 0.0
+    """First arrival of the run, seconds."""
 
 
 def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: Wiring) -> Table:

@@ -14,7 +14,7 @@ from specsim.engine.table import FINISHED, Table
 class StepView:
     """The step at a place of the ring; views of the table, gone when the verb is done."""
 
-    __slots__ = ("_table", "entries", "record", "rows", "size")
+    __slots__ = ("entries", "record", "rows", "size", "table")
 
     def __init__(self, table: Table, place: int) -> None:
         steps: Any = table.steps
@@ -22,7 +22,7 @@ class StepView:
         self.size = int(self.record["num_requests"])
         self.entries: Any = table.entries[place, : self.size]
         self.rows: Ints = self.entries["row"]
-        self._table = table
+        self.table = table
 
     def __getitem__(self, name: str) -> Ints:
         """Return a column of the entries, a view."""
@@ -31,21 +31,21 @@ class StepView:
 
     def of_sequences(self, name: str) -> Ints:
         """Return a column of the sequences, a copy."""
-        column: Ints = self._table.sequences[name][self.rows]
+        column: Ints = self.table.sequences[name][self.rows]
         return column
 
     @property
     def view(self) -> View:
         """What was gathered for this verb."""
-        return self._table.seen
+        return self.table.seen
 
     def shown(self, name: str) -> int:
         """Return a field of `Shown` that was gathered for this verb."""
-        return int(self._table.seen.step[name][0])
+        return int(self.table.seen.step[name][0])
 
     def leave_out(self, chosen: NDArray[np.bool_]) -> None:
         """Note of which sequences the drafter serves no more."""
-        self._table.sequences["is_undrafted"][self.rows[chosen]] = 1
+        self.table.sequences["is_undrafted"][self.rows[chosen]] = 1
         marks = self.view.is_undrafted[: self.size]
         marks[chosen] = True
         self.view.step["num_undrafted"] = np.count_nonzero(marks)

@@ -19,12 +19,11 @@ from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
-from specsim.engine.lock_step import LockStep, Rank
+from specsim.engine.lock_step import LockStep
 from specsim.engine.offload import Offload
 from specsim.engine.pools import KVSize, PoolCluster, Pools, check_free
-from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
-from specsim.engine.setup import Setup
+from specsim.engine.setup import Setup, Wiring
 from specsim.engine.table import BLOCKS_HELD
 from specsim.hardware import load_model
 from specsim.results.deliveries import Deliveries
@@ -159,14 +158,15 @@ class PoolSystem:
         self, drafting: Drafting, wiring: Wiring, number: int, start: float
     ) -> Replica:
         server, draft_kv = self._servers.decode, self._servers.config.transfer.draft_kv
-        wiring = replace(wiring, on_notices=self.pools.noticed, announces_ends=True)
+        wiring = replace(wiring, announces_ends=True)
         speculation = drafting.start(number)
         if server.proposer is None or not server.proposer.has_prefill:
             draft_kv = "moved"  # it has no entries that could be missing
         if draft_kv != "moved":
             speculation.leaves_out = True
         setup = pooled_setup(server, holds_ended=False, draft_kv=draft_kv)
-        return Replica(setup, server.costs, speculation, wiring, start)
+        noticed = self.pools.noticed
+        return Replica(setup, server.costs, speculation, wiring, start, on_notices=noticed)
 
     def _prefill_replica(self, origin: float, number: int, start: float) -> Replica:
         server, drafting = self._servers.prefill, self._drafting
@@ -174,14 +174,14 @@ class PoolSystem:
             self.records[number],
             observers=[IntegrityCheck()] if self._check else [],
             on_end=self.pools.prefilled,
-            on_notices=self._prefill_noticed,
             announces_ends=True,
             origin=origin,
         )
         setup = pooled_setup(server, holds_ended=True)
-        return Replica(setup, server.costs, drafting.start(number), wiring, start)
+        speculation, noticed = drafting.start(number), self._prefill_noticed
+        return Replica(setup, server.costs, speculation, wiring, start, on_notices=noticed)
 
-    def _prefill_noticed(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+    def _prefill_noticed(self, replica: Replica, notices: NDArray[np.void]) -> None:
         """Pass on what replicas keep, and what they wait for from their host memory."""
         is_kept = notices["kind"] == BLOCKS_HELD
         self.pools.noticed(replica, notices[is_kept])
@@ -366,7 +366,6 @@ class Whole:
             deliveries=self.deliveries,
             observers=[IntegrityCheck(is_alone=self._group is None)] if self._check else [],
             on_end=self._ends.tell,
-            on_notices=None if self.offload is None else self.offload.noticed,
             announces_ends=self._keeps_up,
             origin=self._origin,
         )
@@ -375,8 +374,15 @@ class Whole:
         setup = deployment.setup
         if self._experiment.num_engines > _MANY:
             setup = replace(setup, num_results=setup.num_results // 8)
-        parts = (setup, deployment.costs, drafting.start(number), wiring, start)
-        return Replica(*parts) if self._group is None else Rank(self._group, *parts)
+        return Replica(
+            setup,
+            deployment.costs,
+            drafting.start(number),
+            wiring,
+            start,
+            group=self._group,
+            on_notices=None if self.offload is None else self.offload.noticed,
+        )
 
     def _drawn_think_times(self) -> list[float]:
         """Return how long a client waits before each request, seconds; nothing in an open loop."""

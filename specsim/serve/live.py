@@ -22,8 +22,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
-from specsim.engine.lock_step import LockStep, Rank
-from specsim.engine.python_verbs import PythonVerbs
+from specsim.engine.lock_step import LockStep
 from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED
 from specsim.engine.view import StepView
@@ -86,7 +85,7 @@ class LiveAnswer:
 class Watcher:
     """Whoever counts: the metrics, and the log. By default nothing is done."""
 
-    def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
+    def stepped(self, engine: int, step: StepView) -> None:
         """See a step that has come back."""
 
     def delivered(self, engine: int, answer: LiveAnswer, gap: float | None) -> None:
@@ -109,22 +108,24 @@ class _WallClock(EventClock):
         """Let what happens up to now happen, or as much of it as a moment suffices for."""
         until = monotonic() + SLICE
         while (due := self.peek()) <= now:
-            if monotonic() > until and due > self._now:
-                self._now += (due - self._now) / 2  # what comes now comes at no other's instant
+            if monotonic() > until and due > self.now:
+                # What comes now comes at no other's instant.
+                self.skip_to(self.now + (due - self.now) / 2)
                 return
             self.step()
-        self._now = max(self._now, now)
+        self.skip_to(max(self.now, now))
 
 
 class _UpToNow(Cluster):
-    """A cluster whose only replica does not run ahead of the clock either: more may come."""
+    """A cluster to which clients outside send."""
 
-    _run_ahead = Cluster._run_event_by_event
+    is_alone = False
     numbers: NDArray[np.int64]
     """Of the request in each slot, which is its index to replicas, but not to the router."""
 
-    def _chosen(self, request: Request) -> Replica | None:
-        return super()._chosen(replace(request, index=int(self.numbers[request.index])))
+    def number_of(self, request: Request) -> int:
+        """Return what a request is called to the router."""
+        return int(self.numbers[request.index])
 
 
 class _NoRecords(ReplicaRecords):
@@ -178,9 +179,9 @@ class Live:
     def _make_replica(self, number: int, start: float) -> Replica:
         slots = self.slots
         records = _NoRecords(self.deployment.max_draft_len, replica=number)
-        wiring = slots.wiring(records, observers=[_Deliveries(self, number)])
+        wiring = slots.wiring(records, observers=[Deliverer(self, number)])
         parts = (self.deployment.setup, self.deployment.costs, slots.start(number), wiring, start)
-        replica = Replica(*parts) if self._group is None else Rank(self._group, *parts)
+        replica = Replica(*parts, group=self._group)
         self.replicas[number] = replica
         return replica
 
@@ -284,7 +285,7 @@ class Live:
         if self._alarm is not None and instant < inf:
             self._alarm.set(self._origin + instant / self.speed)
 
-    def land(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
+    def land(self, engine: int, step: StepView) -> None:
         """Hand out what a step has delivered."""
         at = float(step.record["ended_at"])
         # The last to be admitted first: who waits for the first token is to have it in time.
@@ -302,9 +303,9 @@ class Live:
             answer.deliveries.append((at, emitted_len))
             if drafted:
                 answer.drafts.append((first, drafted, accepted))
-            is_ended = replica.table.sequences["status"][row] == FINISHED
+            is_ended = step.table.sequences["status"][row] == FINISHED
             if is_ended:
-                answer.row = replica.table.sequences[row : row + 1][0].copy()
+                answer.row = step.table.sequences[row : row + 1][0].copy()
                 self._forget(answer)
             if first:
                 self._outbox.append((answer, first, end))
@@ -315,7 +316,7 @@ class Live:
                 if is_ended:
                     watcher.ended(engine, answer)
         for watcher in self.watchers:
-            watcher.stepped(engine, replica, step)
+            watcher.stepped(engine, step)
 
     def _send(self) -> None:
         """Send some deliveries; between them the loop hears of new requests, and when they came."""
@@ -335,18 +336,18 @@ class Live:
 _COLUMNS = ("request", "row", "emitted_len", "verified_len", "accepted_len")
 
 
-class _Deliveries:
+class Deliverer:
     """Watches a replica, and tells what it delivers."""
 
     def __init__(self, live: Live, number: int) -> None:
         self._live, self._number = live, number
 
-    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+    def scheduled(self, step: StepView) -> None:
         """Nothing is to be told yet."""
 
-    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+    def delivered(self, step: StepView) -> None:
         """Hand out what the step has delivered."""
-        self._live.land(self._number, replica, step)
+        self._live.land(self._number, step)
 
 
 def _answer_lens(experiment: Experiment) -> Iterator[int]:

@@ -6,7 +6,6 @@ Times are simulated seconds, of the engine: what a client sees comes later by th
 from pathlib import Path
 from typing import Any
 
-from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.view import StepView
 from specsim.reality.run_writer import RequestRow, RunWriter
 from specsim.results.prometheus import EngineMetrics, page
@@ -25,7 +24,7 @@ class LiveMetrics(Watcher):
             for _ in range(live.experiment.num_engines)
         ]
 
-    def stepped(self, engine: int, replica: PythonVerbs, step: StepView) -> None:
+    def stepped(self, engine: int, step: StepView) -> None:
         """Count a step's tokens, its drafts, and what it has found in the cache."""
         mine, emitted = self._engines[engine], step["emitted_len"]
         has_emitted = emitted > 0
@@ -42,7 +41,7 @@ class LiveMetrics(Watcher):
             counters["spec_decode_num_accepted_tokens"] += int(taken.sum())
             for position in range(int(taken.max(initial=0))):
                 mine.positions[position] += int((taken > position).sum())
-        sequences: Any = replica.table.sequences
+        sequences: Any = step.table.sequences
         rows = step.rows[has_emitted]
         for these, names in (
             (rows[sequences["deliveries"][rows] == 1], ("prompt_tokens", "prompt_tokens_cached")),

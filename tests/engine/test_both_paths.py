@@ -26,7 +26,7 @@ from specsim.core import compiled
 from specsim.core.policy_loops import LoopMemory
 from specsim.core.step import BatchView, Ints
 from specsim.engine import order
-from specsim.engine.replica import Replica
+from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
 from specsim.policies import PicksDrafter, goodput
@@ -198,14 +198,14 @@ def as_they_are(profiles: dict[str, str]) -> Callable[[str], dict[str, Any]]:
 def verbs_seen(patch: pytest.MonkeyPatch) -> set[int]:
     """Return a set that fills with the verbs that replicas do in Python."""
     seen: set[int] = set()
-    wanted = Replica._python_verbs
+    wanted = PythonVerbs.handlers
 
-    def watched(self: Replica) -> dict[int, Callable[[], None]]:
+    def watched(self: PythonVerbs) -> dict[int, Callable[[], None]]:
         found = wanted(self)
         seen.update(verb for verb in found if verb < order.VERBS)
         return found
 
-    patch.setattr(Replica, "_python_verbs", watched)
+    patch.setattr(PythonVerbs, "handlers", watched)
     return seen
 
 

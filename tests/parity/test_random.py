@@ -20,7 +20,6 @@ from oracle import DoesNotEnd, random_scenarios
 from oracle import run_scenario as run_oracle
 
 from specsim.engine.config import EngineConfig
-from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.view import StepView
 from specsim.reality import parity
 from specsim.reality.parity import (
@@ -153,10 +152,10 @@ class FirstSteps(LogWriter):
         super().__init__(*args, **options)
         made.append(self)
 
-    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+    def scheduled(self, step: StepView) -> None:
         if len(self.steps) == STEPS:
             raise Enough
-        super().scheduled(replica, step)
+        super().scheduled(step)
 
 
 made: list[FirstSteps] = []

@@ -10,7 +10,7 @@ from conftest import ROOT, Run, tiny_config
 
 from specsim.core.errors import PluginError
 from specsim.engine import order
-from specsim.engine.replica import Replica
+from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.speculation import Speculation
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -53,15 +53,15 @@ def test_the_tutorials_two_ways_to_follow_are_the_same(
 ) -> None:  # fmt: skip
     (tmp_path / "learning_by_itself.py").write_text(block("learning.py"))
     seen: set[int] = set()
-    verbs = Replica._python_verbs
+    verbs = PythonVerbs.handlers
 
-    def watched(self: Replica) -> dict[int, Any]:
+    def watched(self: PythonVerbs) -> dict[int, Any]:
         found = verbs(self)
         seen.update(found)
         return found
 
     in_python = tables(tiny(policy="learning_by_itself:Follow"))
-    monkeypatch.setattr(Replica, "_python_verbs", watched)
+    monkeypatch.setattr(PythonVerbs, "handlers", watched)
     name = written("does_not_compile" if before else "compiles", before=before)
     assert tables(tiny(policy=name)) == in_python
     assert not seen & {order.TRIM, order.ASK, order.OBSERVE}

@@ -88,23 +88,23 @@ def test_a_client_sees_what_a_simulation_says(tmp_path: Path) -> None:
     pytest.fail(f"four times (seen, simulated) seconds differ: {pairs}")
 
 
-class Checked(live._Deliveries):
+class Checked(live.Deliverer):
     """Checks every invariant of the engine after every step, too."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self._check = IntegrityCheck()
 
-    def scheduled(self, replica: Any, step: Any) -> None:
-        self._check.scheduled(replica, step)
+    def scheduled(self, step: Any) -> None:
+        self._check.scheduled(step)
 
-    def delivered(self, replica: Any, step: Any) -> None:
-        self._check.delivered(replica, step)
-        super().delivered(replica, step)
+    def delivered(self, step: Any) -> None:
+        self._check.delivered(step)
+        super().delivered(step)
 
 
 def test_abuse_is_answered_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "_Deliveries", Checked)
+    monkeypatch.setattr(live, "Deliverer", Checked)
     bench = benchmark()
     with serving() as served:
         found = asyncio.run(bench.abused(served.ports[0], 700, 1))
@@ -205,11 +205,11 @@ def test_while_no_replica_is_up_requests_are_refused() -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_fault_of_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Faulty(live._Deliveries):
-        def delivered(self, replica: Any, step: Any) -> None:
+    class Faulty(live.Deliverer):
+        def delivered(self, step: Any) -> None:
             raise ZeroDivisionError
 
-    monkeypatch.setattr(live, "_Deliveries", Faulty)
+    monkeypatch.setattr(live, "Deliverer", Faulty)
     with serving() as served:
         status, found = served.ask("/v1/completions", ASKED)
         assert status == 503

@@ -28,9 +28,8 @@ from specsim.core.settings import Settings, load_mapping, validated
 from specsim.engine.config import EngineConfig
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
-from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
-from specsim.engine.setup import Setup
+from specsim.engine.setup import Setup, Wiring
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
 from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_version
@@ -300,10 +299,12 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         records=ReplicaRecords(max_draft_len),
         fates=fates,
         observers=[log, IntegrityCheck()] if check else [log],
-        on_notices=outside.begin,
         announces_ends=scenario.loads is not None,
     )
-    replica = Replica(outside.connected(setup), _Scripted.costs(scenario.cost), speculation, wiring)
+    costs = _Scripted.costs(scenario.cost)
+    replica = Replica(
+        outside.connected(setup), costs, speculation, wiring, on_notices=outside.begin
+    )
     outside.play(replica)
     replica.finish()
     return {
@@ -335,7 +336,7 @@ class _Outside:
         }
         return replace(setup, limits=limits)
 
-    def begin(self, replica: PythonVerbs, notices: NDArray[np.void]) -> None:
+    def begin(self, replica: Replica, notices: NDArray[np.void]) -> None:
         """Let loads end, and kept blocks be read, in due time."""
         assert self._loads is not None
         for notice in notices:

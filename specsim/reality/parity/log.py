@@ -12,8 +12,7 @@ from specsim.core.errors import TraceError
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping
 from specsim.engine.integrity import free_order
-from specsim.engine.python_verbs import PythonVerbs
-from specsim.engine.table import FINISHED, WAITING
+from specsim.engine.table import FINISHED, WAITING, Table
 from specsim.engine.view import StepView
 
 
@@ -39,7 +38,7 @@ class LogWriter:
         self._first_token: dict[int, int] = {}
         self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
 
-    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+    def scheduled(self, step: StepView) -> None:
         index, requests = int(step.record["index"]), step.requests.tolist()
         is_new, is_resumed = step["is_admitted"].tolist(), step["is_resumed"].tolist()
         starts, asked = step["start"].tolist(), step["asked_len"].tolist()
@@ -53,7 +52,7 @@ class LogWriter:
             step["scheduled_len"].tolist(),
             step["draft_len"].tolist(),
             starts,
-            self._num_blocks(replica, step),
+            self._num_blocks(step),
             strict=True,
         )
         skips = {"skip_drafts": True} if step.record["skips_drafts"] else {}
@@ -65,14 +64,14 @@ class LogWriter:
                 "sched": [list(row) for row in rows],
                 "new": list(map(self._id, compress(requests, is_new))),
                 "resumed": list(map(self._id, compress(requests, is_resumed))),
-                "preempted": self._preempted(replica, index),
-                "K": asked[0] if asked else replica.speculation.max_draft_len,
-                "s": self._state(replica),
+                "preempted": self._preempted(step.table, index),
+                "K": asked[0] if asked else int(step.table.limits["max_draft_len"][0]),
+                "s": self._state(step.table),
                 **skips,
             }
         )
 
-    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+    def delivered(self, step: StepView) -> None:
         ended_at = int(step.record["ended_at"])
         requests, emitted_lens = step.requests.tolist(), step["emitted_len"].tolist()
         rows = list(zip(requests, emitted_lens, step["accepted_len"].tolist(), strict=True))
@@ -86,7 +85,7 @@ class LogWriter:
         ]
         self.steps[int(step.record["index"])] |= {
             "t1": ended_at,
-            "u": self._state(replica),
+            "u": self._state(step.table),
             "out": [[self._id(r), emitted, accepted] for r, emitted, accepted in rows if emitted],
             "finished": [self._id(request) for request, _ in ended],
         }
@@ -94,13 +93,10 @@ class LogWriter:
             if emitted:
                 self._first_token.setdefault(request, ended_at)
         for request, row in ended:
-            self.ended[request] = self._request_row(replica, request, row, ended_at)
+            self.ended[request] = self._request_row(step.table, request, row, ended_at)
 
-    def _request_row(
-        self, replica: PythonVerbs, request: int, row: int, ended_at: int
-    ) -> dict[str, Any]:
-        sequences = replica.table.sequences
-        sequence: Any = sequences[row]
+    def _request_row(self, table: Table, request: int, row: int, ended_at: int) -> dict[str, Any]:
+        sequence: Any = table.sequences[row]
         cached = self._cached[request]
         return {
             "id": self._id(request),
@@ -118,29 +114,29 @@ class LogWriter:
     def _id(self, request: int) -> str:
         return self._requests[request].id
 
-    def _num_blocks(self, replica: PythonVerbs, step: StepView) -> list[int] | list[list[int]]:
+    def _num_blocks(self, step: StepView) -> list[int] | list[list[int]]:
         """Return how many blocks each sequence of a step holds, without those that are null."""
-        holdings, num_groups = replica.table.holdings, int(replica.table.limits["num_groups"][0])
+        holdings, num_groups = step.table.holdings, int(step.table.limits["num_groups"][0])
         slots = step.of_sequences("slot")[:, np.newaxis] + np.arange(num_groups)
         held = holdings["num_blocks"][slots] - holdings["null_blocks"][slots]
         if self._groups is None:
             return held[:, 0].tolist()  # type: ignore[no-any-return]
         return np.add.reduceat(held, self._groups, axis=1).tolist()  # type: ignore[no-any-return]
 
-    def _preempted(self, replica: PythonVerbs, index: int) -> list[str]:
+    def _preempted(self, table: Table, index: int) -> list[str]:
         """Return who was preempted in a step, in that order."""
-        sequences = replica.table.sequences
+        sequences = table.sequences
         is_mine = (sequences["status"] == WAITING) & (sequences["preempted_in"] == index)
         mine = sequences[is_mine]
         in_turn = mine["request"][np.argsort(mine["preempted_as"])]
         return [self._id(request) for request in in_turn.tolist()]
 
     @staticmethod
-    def _state(replica: PythonVerbs) -> list[int]:
-        free = free_order(replica.table)
+    def _state(table: Table) -> list[int]:
+        free = free_order(table)
         crc = crc32(",".join(map(str, free)).encode())
-        num_waiting = int(sum(replica.table.state[n][0] for n in ("num_waiting", "num_loading")))
-        return [replica.num_running, num_waiting, len(free), crc]
+        num_waiting = int(sum(table.state[n][0] for n in ("num_waiting", "num_loading")))
+        return [int(table.state["num_running"][0]), num_waiting, len(free), crc]
 
 
 @dataclass(frozen=True)

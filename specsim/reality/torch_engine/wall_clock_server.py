@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from specsim.core.errors import InvariantError
 from specsim.core.request import Request
 from specsim.engine.order import CHARGE_DRAFTS, CHARGE_FORWARD, TAKE_IN, VERIFY, WAIT
-from specsim.engine.python_verbs import PythonVerbs, Wiring
 from specsim.engine.replica import Replica
+from specsim.engine.setup import Wiring
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
 from specsim.reality.calibration.torch_plan import Served
@@ -111,7 +111,7 @@ class WallClockServer:
         self._wait_until(replica.now)  # the next arrival, where there is nothing to do before
         replica.now = now = self._now()
         if replica.next_arrival_at <= now:
-            replica.take_in()
+            replica.verbs.take_in()
         if replica.has_unfinished:
             self._see_speed(now)
         replica.now = self._now()
@@ -162,14 +162,14 @@ class WallClockServer:
 
     # As an observer it writes down what has been served.
 
-    def scheduled(self, replica: PythonVerbs, step: StepView) -> None:
+    def scheduled(self, step: StepView) -> None:
         """See a step that the server has just run itself."""
 
-    def delivered(self, replica: PythonVerbs, step: StepView) -> None:
+    def delivered(self, step: StepView) -> None:
         """Write down a step that has come back, and the requests that it ended."""
         if not step.size:
             return
-        sequences: Any = replica.table.sequences
+        sequences: Any = step.table.sequences
         for row in step.rows[step.of_sequences("status") == FINISHED].tolist():
             self._note_request(sequences[row])
         self._note_step(step)
