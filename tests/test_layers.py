@@ -1,6 +1,7 @@
 """Which module may import which; the rows are those of the design, lowest first."""
 
 import ast
+import re
 from collections import Counter
 from collections.abc import Container
 from graphlib import TopologicalSorter
@@ -13,7 +14,7 @@ import pytest
 
 from specsim.autoscaling import AUTOSCALING
 from specsim.core.families import Family
-from specsim.policies import POLICIES
+from specsim.policies import POLICIES, Policy
 from specsim.routing import ROUTING
 
 FAMILY: dict[str, Family[Any]] = {
@@ -113,6 +114,23 @@ def test_the_engine_knows_no_member(family: str) -> None:
         assert not names & shown, f"{path.name} names {names & shown}"
         text = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
         assert not text & (members.keys() - {"off", "static", "schedule", "random"})
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_private_stays_in_its_room(path: Path) -> None:
+    own = path.relative_to(ROOT).with_suffix("").parts[0]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specsim."):
+            _, unit, *rest = str(node.module).split(".")
+            private = [name for name in rest if name.startswith("_")]
+            assert unit == own or not private, f"imports {node.module}"
+            names = [alias.name for alias in node.names if re.match("_[a-z]", alias.name, re.I)]
+            assert not names, f"imports {names} of {node.module}"
+
+
+def test_a_policy_has_few_members() -> None:
+    members = {name for name in vars(Policy) if not name.startswith(("_", "model_"))}
+    assert len(members | set(Policy.__annotations__)) <= 15
 
 
 def test_no_name_is_used_twice() -> None:

@@ -33,7 +33,7 @@ def loop_on(arrays: type, *rooms: str) -> Callable[[Callable[[Any], int]], Loop]
 
     def loop(function: Callable[[Any], int]) -> Loop:
         module = function.__module__
-        name = f"{module.split('.')[1]}-{module.rpartition('.')[2].strip('_')}"
+        name = f"{module.split('.')[1]}-{module.rpartition('.')[2]}"
         return Loop(function, types_of(arrays), name=name, rooms=(module, __name__, *rooms))
 
     return loop

@@ -100,8 +100,8 @@ class Family(Generic[M]):
 
     @cached_property
     def _file_names(self) -> list[str]:
-        names = (info.name for info in iter_modules([str(self._folder)]))
-        return [name for name in names if not name.startswith("_") and name != "base"]
+        modules = (each.name for each in iter_modules([str(self._folder)]) if not each.ispkg)
+        return [name for name in modules if not name.startswith("_") and name != "base"]
 
     def _members_in(self, file_name: str) -> list[type[M]]:
         module = import_module(f"specsim.{self.name}.{file_name}")

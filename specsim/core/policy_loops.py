@@ -162,7 +162,7 @@ class Loops:
         self.memory = memory
         types = {"seen": VIEW_TYPES, "memory": types_of(memory)}
         module = decide.__module__
-        name = f"policies-{module.rpartition('.')[2].strip('_')}"
+        name = f"policies-{module.rpartition('.')[2]}"
         rooms = (module, __name__, "specsim.core.desk", *_PRICED, *rooms)
         self.loops = {
             verb: Loop(_of_both(function), types, name=name, rooms=rooms)
@@ -187,7 +187,7 @@ class Loops:
                 loop.may_compile = True
 
 
-_PRICED = ("specsim.latency._form", "specsim.profile.step_time")
+_PRICED = ("specsim.latency.form", "specsim.profile.step_time")
 
 
 def _of_both(function: Act) -> Callable[[Any], int]:

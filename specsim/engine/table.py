@@ -341,7 +341,7 @@ class Table(NamedTuple):
     level_steps: NDArray[np.float32]  # the confidence of each level
     lens_by_size: NDArray[np.int64]
     """Draft length by the number of sequences of a step; empty where a policy in Python decides."""
-    target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency._form`)
+    target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency.form`)
     drafter: NDArray[np.float64]
     costs: NDArray[np.float64]  # what else a step costs (`specsim.profile.step_time.COSTS`)
     rows: NDArray[np.int64]  # scratch: sequences that draft a first token, a second and so on

@@ -3,8 +3,8 @@
 from typing import Annotated
 
 from specsim.core.families import Family
-from specsim.latency._form import COEFFICIENTS
 from specsim.latency.base import LatencyModel
+from specsim.latency.form import COEFFICIENTS
 
 __all__ = ["COEFFICIENTS", "LATENCY", "LatencyModel", "NestedLatency"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from specsim.core.errors import ProfileError
 from specsim.core.families import Member
 from specsim.core.step import StepLoad
-from specsim.latency._form import Form, forward_time
+from specsim.latency.form import Form, forward_time
 
 
 class LatencyModel(Member):

@@ -11,7 +11,9 @@ from specsim.core.compiled import as_records
 from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
-from specsim.latency._form import (
+from specsim.latency.base import LatencyModel
+from specsim.latency.cuda_graph import default_capture_sizes
+from specsim.latency.form import (
     COMPOSED,
     GROUP_LEN,
     HEAD_LEN,
@@ -19,8 +21,6 @@ from specsim.latency._form import (
     Form,
     composed_time,
 )
-from specsim.latency.base import LatencyModel
-from specsim.latency.cuda_graph import default_capture_sizes
 
 _ENTRY = np.dtype(
     [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]
@@ -258,7 +258,7 @@ def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 class _TimeTables:
-    """Tables one after the other, as `specsim.latency._form` looks them up."""
+    """Tables one after the other, as `specsim.latency.form` looks them up."""
 
     def __init__(self, start: int) -> None:
         self._start = start

@@ -10,8 +10,8 @@ from pydantic import Field, PositiveInt, model_validator
 
 from specsim.core.step import StepLoad
 from specsim.latency import NestedLatency
-from specsim.latency._form import COMPOSED, STAIRCASE, Form
 from specsim.latency.base import LatencyModel, one_by_one
+from specsim.latency.form import COMPOSED, STAIRCASE, Form
 
 
 def default_capture_sizes(max_num_seqs: int) -> tuple[int, ...]:

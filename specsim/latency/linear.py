@@ -6,8 +6,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
-from specsim.latency._form import COEFFICIENTS, Form
 from specsim.latency.base import LatencyModel
+from specsim.latency.form import COEFFICIENTS, Form
 
 
 class Coefficients(Settings):

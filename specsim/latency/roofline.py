@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import ProfileError
 from specsim.hardware import GpuSpec, ModelShape, load_gpu, load_model
-from specsim.latency._form import ROOFLINE, Form
 from specsim.latency.base import LatencyModel
+from specsim.latency.form import ROOFLINE, Form
 
 
 class Operator(NamedTuple):
@@ -282,7 +282,7 @@ class _Matrix(NamedTuple):
 
 
 class _Terms(NamedTuple):
-    """What `specsim.latency._form` adds up, seconds."""
+    """What `specsim.latency.form` adds up, seconds."""
 
     fixed: float
     exchanged: float  # of all-reduces, per token

@@ -6,8 +6,8 @@ import numpy as np
 from pydantic import Field, NonNegativeInt, PositiveFloat, model_validator
 
 from specsim.core.settings import Settings
-from specsim.latency._form import TABLE, Form
 from specsim.latency.base import LatencyModel
+from specsim.latency.form import TABLE, Form
 
 
 class TimeTable(Settings):

@@ -2,7 +2,6 @@
 
 from specsim.core.families import Family
 from specsim.core.policy_loops import Loops, View, row_of
-from specsim.policies._times import quick_step_time, quick_step_times
 from specsim.policies.base import (
     BySize,
     DraftsTrees,
@@ -17,6 +16,7 @@ from specsim.policies.base import (
     ServerView,
     check_proposer,
 )
+from specsim.policies.parts.times import quick_step_time, quick_step_times
 
 __all__ = [
     "POLICIES", "BySize", "DraftsTrees", "KnowsModel", "LoopPolicy", "Loops", "ModelView",

@@ -7,8 +7,8 @@ import numpy as np
 
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView
-from specsim.policies._budget import best_spending, largest
 from specsim.policies.base import Policy, ServerView
+from specsim.policies.parts.budget import best_spending, largest
 
 
 class Stale(NamedTuple):

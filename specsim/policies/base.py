@@ -18,7 +18,7 @@ from specsim.acceptance.base import Oracle, Rates
 from specsim.core.families import Member
 from specsim.core.policy_loops import LoopMemory, Loops
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
-from specsim.policies._times import pricing_of
+from specsim.policies.parts.times import pricing_of
 from specsim.proposers.base import Proposer
 
 

@@ -19,9 +19,9 @@ from specsim.core.desk import (
     part_sum,
 )
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.policies._budget import best_lens
-from specsim.policies._times import Lens
 from specsim.policies.base import Policy, ServerView
+from specsim.policies.parts.budget import best_lens
+from specsim.policies.parts.times import Lens
 
 Gains = NDArray[np.float64]
 

@@ -9,8 +9,13 @@ from pydantic import Field
 
 from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
 from specsim.policies.base import PicksDrafter, ServerView
+from specsim.policies.parts.estimate import (
+    AlphaPerRequest,
+    EstimatesAlpha,
+    Estimating,
+    best_windows,
+)
 
 
 @dataclass(slots=True)

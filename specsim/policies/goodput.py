@@ -10,8 +10,10 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Ints
 from specsim.core.policy_loops import Loops, Pricing, View, row_of
 from specsim.core.step import BatchView, StepLoad, StepOutcome
-from specsim.policies._budget import best_common_len, best_lens, emitted_of
-from specsim.policies._estimate import (
+from specsim.policies.base import LoopPolicy, PicksPrefix, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.budget import best_common_len, best_lens, emitted_of
+from specsim.policies.parts.estimate import (
     AlphaPerRequest,
     WindowState,
     alpha_of,
@@ -20,7 +22,7 @@ from specsim.policies._estimate import (
     note_trials,
     renew_alpha,
 )
-from specsim.policies._trials import (
+from specsim.policies.parts.trials import (
     BEGUN,
     FIRST_WAIT,
     KEPT,
@@ -41,7 +43,6 @@ from specsim.policies._trials import (
     weigh,
     weight_of,
 )
-from specsim.policies.base import LoopPolicy, PicksPrefix, ServerView
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 # One length for all, in the engine's loop
@@ -226,7 +227,7 @@ class Goodput(LoopPolicy, PicksPrefix):
         decide=decide,
         observe=observe,
         drop=drop,
-        rooms=("specsim.policies._estimate", "specsim.policies._trials"),
+        rooms=ROOMS,
     )
 
     def start(self, server: ServerView) -> Any:

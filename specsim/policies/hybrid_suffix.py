@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies._estimate import PRIOR_TRIALS, expected_len
 from specsim.policies.base import PicksSource, ServerView
+from specsim.policies.parts.estimate import PRIOR_TRIALS, expected_len
 
 
 @dataclass(slots=True)

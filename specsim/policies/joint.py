@@ -11,8 +11,19 @@ from pydantic import Field
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, PerRequest
 from specsim.core.policy_loops import LoopMemory, Loops, View, row_of
-from specsim.policies._estimate import Fading, alpha_of_all, fade, survive
-from specsim.policies._exchange import (
+from specsim.policies.base import LoopPolicy, ServerView
+from specsim.policies.draft_goodput import (
+    DEPTHS,
+    KINDS,
+    LEN_KINDS,
+    bins_of,
+    calibrating_desk,
+    gains_of,
+    tally,
+)
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, survive
+from specsim.policies.parts.exchange import (
     Trade,
     ask_python,
     best_of,
@@ -26,8 +37,8 @@ from specsim.policies._exchange import (
     value_of,
     weigh_choices,
 )
-from specsim.policies._joint_memory import JOINING_ROOMS, Joining, JointState, no_lives
-from specsim.policies._prospects import (
+from specsim.policies.parts.joint_memory import Joining, JointState, no_lives
+from specsim.policies.parts.prospects import (
     LEVELS,
     foresee,
     note_firsts,
@@ -35,18 +46,8 @@ from specsim.policies._prospects import (
     take_in,
     worth_of_next,
 )
-from specsim.policies._spending import spent_time
-from specsim.policies._upkeep import LOSS, note_gains, settle_served, share_of
-from specsim.policies.base import LoopPolicy, ServerView
-from specsim.policies.draft_goodput import (
-    DEPTHS,
-    KINDS,
-    LEN_KINDS,
-    bins_of,
-    calibrating_desk,
-    gains_of,
-    tally,
-)
+from specsim.policies.parts.spending import spent_time
+from specsim.policies.parts.upkeep import LOSS, note_gains, settle_served, share_of
 
 _PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
 _SAMPLE = 32  # drafts of a step that are looked at for the prospects
@@ -399,7 +400,7 @@ class Joint(LoopPolicy):
         verify=verify,
         drop=drop,
         observe=observe,
-        rooms=JOINING_ROOMS,
+        rooms=(*ROOMS, "specsim.policies.draft_goodput"),
     )
     window: int = Field(default=50, ge=1)
     """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""

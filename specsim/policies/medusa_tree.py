@@ -13,8 +13,8 @@ from pydantic import Field, model_validator
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.desk import FloatRows, Floats, IntRows, Ints, LocalDesk, loop_on, part_sum
 from specsim.core.step import BatchView, StepOutcome, Tree
-from specsim.policies._estimate import PRIOR_TRIALS
 from specsim.policies.base import DraftsTrees, ServerView
+from specsim.policies.parts.estimate import PRIOR_TRIALS
 
 
 @dataclass(slots=True)

@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
-from specsim.policies._exchange import (
-    TRADE_ROOMS,
+from specsim.policies.base import KnowsModel, OraclePolicy, Policy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.exchange import (
     Trade,
     best_of,
     known_rate,
@@ -25,7 +26,6 @@ from specsim.policies._exchange import (
     trade_desk,
     weigh_choices,
 )
-from specsim.policies.base import KnowsModel, OraclePolicy, Policy, ServerView
 
 
 @final
@@ -82,7 +82,7 @@ _CHOICES = 33  # of how much of many drafts is verified
 _KNOWN, _FOUND, _GUESSED, _TRIMS, _LEARNS = range(5)  # what to do; first, what gains are of
 
 
-@loop_on(Trade, *TRADE_ROOMS)
+@loop_on(Trade, *ROOMS)
 def weigh(desk: Trade) -> int:
     """Do what is to be done; return a length for every sequence; -1: these are in `lens`."""
     verb = desk.sizes[3]

@@ -7,8 +7,13 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies._estimate import AlphaPerRequest, EstimatesAlpha, Estimating, best_windows
 from specsim.policies.base import ServerView
+from specsim.policies.parts.estimate import (
+    AlphaPerRequest,
+    EstimatesAlpha,
+    Estimating,
+    best_windows,
+)
 
 
 @dataclass(slots=True)

@@ -19,8 +19,8 @@ from specsim.core.resources import find_resource, following, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import LATENCY
-from specsim.latency._form import Form
 from specsim.latency.base import LatencyModel
+from specsim.latency.form import Form
 from specsim.profile.step_time import (
     BASES,
     COSTS,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from specsim.core.compiled import inner, run
 from specsim.core.desk import Floats, Ints
 from specsim.core.policy_loops import Pricing
-from specsim.latency._form import forward_time
+from specsim.latency.form import forward_time
 
 COSTS = (
     "overhead_step",

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from specsim.core.compiled import as_records
 from specsim.core.step import StepLoad
 from specsim.policies import ServerView, quick_step_times
-from specsim.policies._budget import best_common_len, best_lens
-from specsim.policies._estimate import expected_len
-from specsim.policies._exchange import put_loads, spend_on_found, trade_desk
+from specsim.policies.parts.budget import best_common_len, best_lens
+from specsim.policies.parts.estimate import expected_len
+from specsim.policies.parts.exchange import put_loads, spend_on_found, trade_desk
 from specsim.profile import StepCosts, load_profile
 
 StepTime = Callable[[StepLoad, Any], float]

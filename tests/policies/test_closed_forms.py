@@ -12,8 +12,8 @@ from conftest import tiny_config
 from deliveries import every_delivery
 from scipy.stats import norm
 
-from specsim.policies._estimate import expected_len
 from specsim.policies.medusa_tree import TreeLens
+from specsim.policies.parts.estimate import expected_len
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 

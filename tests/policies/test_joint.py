@@ -14,10 +14,10 @@ from specsim.core.compiled import as_records
 from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
 from specsim.policies import POLICIES, KnowsModel, Policy
-from specsim.policies._exchange import known_rate, note_step, put_outcome, trade_desk
-from specsim.policies._joint_memory import no_lives
-from specsim.policies._prospects import LEVELS, foresee, note_firsts, prospects, take_in
-from specsim.policies._upkeep import admit, share_of
+from specsim.policies.parts.exchange import known_rate, note_step, put_outcome, trade_desk
+from specsim.policies.parts.joint_memory import no_lives
+from specsim.policies.parts.prospects import LEVELS, foresee, note_firsts, prospects, take_in
+from specsim.policies.parts.upkeep import admit, share_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

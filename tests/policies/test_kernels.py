@@ -9,8 +9,8 @@ import pytest
 
 from specsim.core.step import StepLoad
 from specsim.policies import quick_step_times
-from specsim.policies._budget import best_spending, largest
-from specsim.policies._times import StepTimes
+from specsim.policies.parts.budget import best_spending, largest
+from specsim.policies.parts.times import StepTimes
 from specsim.profile import StepCosts, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate

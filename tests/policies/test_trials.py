@@ -9,7 +9,7 @@ import pytest
 from driving import batch, outcome, started
 
 from specsim.core.step import StepLoad
-from specsim.policies._trials import FIRST_WAIT, LONGEST_WAIT, TRIAL_TOKENS
+from specsim.policies.parts.trials import FIRST_WAIT, LONGEST_WAIT, TRIAL_TOKENS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary

@@ -5,9 +5,8 @@ from typing import NamedTuple
 from specsim.core.compiled import inner
 from specsim.core.desk import Floats, Ints, loop_on
 from specsim.latency import COEFFICIENTS
+from specsim.policies.parts import ROOMS
 from specsim.profile.step_time import BASIS, PASS, step_time_of
-
-_ROOMS = ("specsim.latency._form", "specsim.profile.step_time")
 
 
 class Spending(NamedTuple):
@@ -80,7 +79,7 @@ def _add_drafts(desk: Spending) -> None:
                 rows[place] += 1 if counts[row] > place else 0
 
 
-@loop_on(Spending, *_ROOMS)
+@loop_on(Spending, *ROOMS)
 def time_steps(desk: Spending) -> int:
     """Work out what steps take that batch so many tokens each."""
     _add_drafts(desk)
@@ -89,7 +88,7 @@ def time_steps(desk: Spending) -> int:
     return 0
 
 
-@loop_on(Spending, *_ROOMS)
+@loop_on(Spending, *ROOMS)
 def time_lens(desk: Spending) -> int:
     """Work out what a step takes that verifies 0, 1, ... drafts of every sequence."""
     num = desk.load[2]
@@ -252,7 +251,7 @@ def _best_budget(desk: Spending) -> int:
     return best
 
 
-@loop_on(Spending, *_ROOMS)
+@loop_on(Spending, *ROOMS)
 def find_least(desk: Spending) -> int:
     """Find the smallest of the so many largest gains, at least one; `found`'s second number."""
     num, left = _deal_out(desk, _ALL), desk.sizes[3]
@@ -288,14 +287,14 @@ def _take_largest(desk: Spending) -> None:
             left -= 1
 
 
-@loop_on(Spending, *_ROOMS)
+@loop_on(Spending, *ROOMS)
 def best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
     _add_drafts(desk)
     return _best_budget(desk)
 
 
-@loop_on(Spending, *_ROOMS)
+@loop_on(Spending, *ROOMS)
 def take_largest(desk: Spending) -> int:
     """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
     _take_largest(desk)

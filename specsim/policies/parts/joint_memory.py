@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Rows
 from specsim.core.desk import Flags, FloatRows, Floats, Ints
 from specsim.core.policy_loops import row_of
-from specsim.policies._estimate import Fading
-from specsim.policies._exchange import TRADE_ROOMS, Trade
-from specsim.policies._prospects import Seen
 from specsim.policies.draft_goodput import Calibrating
+from specsim.policies.parts.estimate import Fading
+from specsim.policies.parts.exchange import Trade
+from specsim.policies.parts.prospects import Seen
 
 NEW, SERVED, LET_GO = range(3)
 """What is in `Joining.states`."""
@@ -100,14 +100,3 @@ class Joining(NamedTuple):
     let_go: Flags
     state: Rows[JointState]
     lives: Rows[Lives]
-
-
-_IN_POLICIES = (
-    "_joint_memory",
-    "_upkeep",
-    "_estimate",
-    "_prospects",
-    "draft_goodput",
-)
-JOINING_ROOMS = (*TRADE_ROOMS, *(f"specsim.policies.{room}" for room in _IN_POLICIES))
-"""Modules whose functions a loop on a `Joining` calls."""

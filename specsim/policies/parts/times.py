@@ -11,7 +11,7 @@ from specsim.core.desk import Desk
 from specsim.core.policy_loops import Pricing
 from specsim.core.step import Ints, StepLoad
 from specsim.latency import COEFFICIENTS
-from specsim.policies._spending import (
+from specsim.policies.parts.spending import (
     BUCKETS,
     Spending,
     best_budget,

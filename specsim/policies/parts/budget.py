@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, LocalDesk
 from specsim.core.step import Ints, StepLoad
-from specsim.policies._estimate import best_len
-from specsim.policies._spending import Spending
-from specsim.policies._times import Lens, StepTimes, TimesOf, spending_desk
 from specsim.policies.base import ServerView
+from specsim.policies.parts.estimate import best_len
+from specsim.policies.parts.spending import Spending
+from specsim.policies.parts.times import Lens, StepTimes, TimesOf, spending_desk
 
 _DESK = spending_desk(LocalDesk)  # for times that Python works out
 

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
 from specsim.core.step import BatchView, Ints, StepLoad, StepOutcome
-from specsim.policies._estimate import Alphas, EstimatesAlpha, Estimating
 from specsim.policies.base import ServerView
+from specsim.policies.parts.estimate import Alphas, EstimatesAlpha, Estimating
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200
 """Steps without drafts after which the drafter is tried again; doubled by each trial in vain."""

@@ -6,8 +6,8 @@ reading them costs is borne by all steps that gain from it.
 """
 
 from specsim.core.compiled import inner
-from specsim.policies._exchange import Trade, set_times
-from specsim.policies._joint_memory import (
+from specsim.policies.parts.exchange import Trade, set_times
+from specsim.policies.parts.joint_memory import (
     LET_GO,
     NEW,
     PRIOR_REQUESTS,
@@ -16,7 +16,7 @@ from specsim.policies._joint_memory import (
     Joining,
     Lives,
 )
-from specsim.policies._prospects import age
+from specsim.policies.parts.prospects import age
 
 _KEPT = 0.999  # share of what is known of requests that a step leaves
 _PRIOR_GAIN = 0.05  # share of a step that a drafter is expected to gain

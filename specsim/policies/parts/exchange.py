@@ -8,18 +8,10 @@ from specsim.core.compiled import Hook, Loop, Rows, as_records, inner, run
 from specsim.core.desk import Desk, Floats, Ints
 from specsim.core.policy_loops import row_of
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.policies._spending import Spending, spend_best, spent_time
-from specsim.policies._times import StepTimes, spending_desk
 from specsim.policies.base import ServerView
+from specsim.policies.parts.spending import Spending, spend_best, spent_time
+from specsim.policies.parts.times import StepTimes, spending_desk
 from specsim.profile.step_time import plain_time_of, step_time_of
-
-TRADE_ROOMS = (
-    __name__,
-    "specsim.policies._spending",
-    "specsim.latency._form",
-    "specsim.profile.step_time",
-)
-"""Modules whose functions a loop on a `Trade` calls."""
 
 
 class Rate(Protocol):
