@@ -14,7 +14,7 @@ from typing import Annotated, Any, Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import HOOK, Hook, Loop, Pointers, inner, types_of
+from specsim.core.compiled import HOOK, Hook, Loop, Pointers, types_of
 from specsim.core.step import StepOutcome
 
 Ints = Annotated[NDArray[np.int64], 1]
@@ -171,24 +171,3 @@ class Desk(Generic[Arrays]):
 
 class LocalDesk(Desk[Arrays], local):
     """A desk of which every thread has its own; what lasts there is only read."""
-
-
-@inner
-def part_sum(table: FloatRows, row: int, first: int, size: int) -> float:
-    """Add up part of a row as numpy does up to 128: by eights, these in pairs, then the rest."""
-    end = first + size - size % 8
-    a, b, c, d = 0.0, 0.0, 0.0, 0.0
-    e, f, g, h = 0.0, 0.0, 0.0, 0.0
-    for index in range(first, end, 8):
-        a += table[row, index]
-        b += table[row, index + 1]
-        c += table[row, index + 2]
-        d += table[row, index + 3]
-        e += table[row, index + 4]
-        f += table[row, index + 5]
-        g += table[row, index + 6]
-        h += table[row, index + 7]
-    total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    for index in range(end, first + size):
-        total += table[row, index]
-    return total

@@ -48,7 +48,7 @@ class Departure(NamedTuple):
     """Replicas that failed before they had looked at it."""
 
 
-class Group(Protocol):
+class Companions(Protocol):
     """Replicas that go on together (`specsim.engine.lock_step.LockStep`)."""
 
     @property
@@ -89,7 +89,7 @@ class Replica:
         start: float = 0.0,
         *,
         verbs: Mapping[int, Handler] | None = None,
-        group: Group | None = None,
+        group: Companions | None = None,
         on_notices: "Callable[[Replica, NDArray[np.void]], None] | None" = None,
     ) -> None:
         self.ledger = ledger = Ledger(table_of(setup, costs, speculation, wiring))

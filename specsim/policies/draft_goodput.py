@@ -16,7 +16,6 @@ from specsim.core.desk import (
     PerRequest,
     ShortRows,
     loop_on,
-    part_sum,
 )
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.policies.base import Policy, ServerView
@@ -72,8 +71,10 @@ def _observe_rates(desk: Calibrating) -> None:
     num_levels = len(rates) // num_kinds
     for level in range(num_levels):
         first = level * num_kinds
-        accepted = part_sum(counts, 0, first, num_kinds)
-        trials = part_sum(counts, 1, first, num_kinds)
+        accepted, trials = 0.0, 0.0
+        for kind in range(num_kinds):
+            accepted += counts[0, first + kind]
+            trials += counts[1, first + kind]
         alike = (accepted + weight * ((level + 0.5) / num_levels)) / (trials + weight)
         for kind in range(num_kinds):
             trials = counts[1, first + kind] + weight

@@ -1,17 +1,17 @@
 """Trees of candidates, their widths chosen by goodput."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from itertools import count, product
-from typing import Any, ClassVar, Literal, NamedTuple, Self, final
+from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
-from specsim.core.desk import FloatRows, Floats, IntRows, Ints, LocalDesk, loop_on, part_sum
 from specsim.core.step import BatchView, StepOutcome, Tree
 from specsim.policies.base import DraftsTrees, ServerView
 from specsim.policies.parts.estimate import PRIOR_TRIALS
@@ -146,87 +146,13 @@ def _complete_widths(tree: Tree, nodes: int) -> tuple[int, ...]:
     return tree.complete_widths(nodes)
 
 
-class Grouping(NamedTuple):
-    """Drafts of a step, of which many are alike."""
-
-    shapes: Ints
-    """Number of each one's tree."""
-    draft_lens: Ints
-    accepted_lens: Ints
-    keys: Ints
-    """Of each kind of draft, as they come; filled in."""
-    found: Ints
-    """The place of the first of each kind; filled in."""
-    times: Ints
-    """How often it occurs; filled in."""
-    sizes: Ints
-    """Number of drafts."""
-
-
-@loop_on(Grouping)
-def group(desk: Grouping) -> int:
-    """Count how often each kind of draft occurs; return how many there are. They should be few."""
-    keys, found, times = desk.keys, desk.found, desk.times
-    num_found = 0
-    for index in range(desk.sizes[0]):
-        key = desk.shapes[index] << 32 | desk.draft_lens[index] << 16 | desk.accepted_lens[index]
-        place = 0
-        while place < num_found and keys[place] != key:
-            place += 1
-        if place == num_found:
-            keys[place] = key
-            found[place] = index
-            times[place] = 0
-            num_found += 1
-        times[place] += 1
-    return num_found
-
-
-_DESK = LocalDesk(Grouping, group)
-
-
 def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
     """Yield each (tree, nodes, accepted length) of a step, as they come, and how often it did."""
-    trees, num = outcome.trees or [], len(outcome.draft_lens)
-    desk = _DESK.fit(num)
-    desk.shapes[:num] = 0
-    if trees and trees.count(trees[0]) < len(trees):  # rare: few sequences join between steps
-        places = {tree: place for place, tree in enumerate(dict.fromkeys(trees))}
-        desk.shapes[:num] = [places[tree] for tree in trees]
-    desk.draft_lens[:num] = outcome.draft_lens
-    desk.accepted_lens[:num] = outcome.accepted_lens
-    desk.sizes[0] = num
-    num_kinds = _DESK.runs[0]()
-    found, times = desk.found[:num_kinds].tolist(), desk.times[:num_kinds].tolist()
-    for first, key, often in zip(found, desk.keys[:num_kinds].tolist(), times, strict=True):
-        yield trees[first], key >> 16 & 0xFFFF, key & 0xFFFF, often
-
-
-class Branching(NamedTuple):
-    """Trees, and how likely one of so many candidates is accepted."""
-
-    widths: IntRows
-    """Shape (trees, heads): candidates per head; 0 where a tree has ended."""
-    rates: Floats
-    """By the number of candidates."""
-    reached: FloatRows
-    """Shape (1, heads): of one tree."""
-    emitted: Floats
-    """Of each tree; filled in."""
-
-
-@loop_on(Branching)
-def tree_lens(desk: Branching) -> int:
-    """Work out what each tree emits on average, bonus token included."""
-    widths, reached = desk.widths, desk.reached
-    num_heads = widths.shape[1]
-    for tree in range(widths.shape[0]):
-        chance = 1.0
-        for head in range(num_heads):
-            chance *= desk.rates[widths[tree, head]]
-            reached[0, head] = chance
-        desk.emitted[tree] = 1.0 + part_sum(reached, 0, 0, num_heads)
-    return 0
+    trees = outcome.trees or []
+    columns = map(id, trees), outcome.draft_lens.tolist(), outcome.accepted_lens.tolist()
+    by_id = {id(tree): tree for tree in trees}  # to compare trees would take longer
+    for (tree, nodes, accepted_len), times in Counter(zip(*columns, strict=True)).items():
+        yield by_id[tree], nodes, accepted_len, times
 
 
 class TreeLens:
@@ -241,15 +167,11 @@ class TreeLens:
     """
 
     def __init__(self, widths: NDArray[np.int64]) -> None:
-        num_trees, num_heads = widths.shape
+        self._widths = widths
         self._numbers = np.arange(widths.max(initial=0) + 1)
-        self._desk = Branching(
-            widths, np.zeros(len(self._numbers)), np.zeros((1, num_heads)), np.zeros(num_trees)
-        )
-        self._run = tree_lens.bind(self._desk)
 
     def __call__(self, alpha: float) -> NDArray[np.float64]:
-        """Return them, given P(a candidate is accepted | its parent was); until asked again."""
-        self._desk.rates[:] = 1.0 - (1.0 - alpha) ** self._numbers
-        self._run()
-        return self._desk.emitted
+        """Return them, given P(a candidate is accepted | its parent was)."""
+        rates = 1.0 - (1.0 - alpha) ** self._numbers
+        reached: NDArray[np.float64] = np.cumprod(rates[self._widths], axis=1).sum(axis=1)
+        return 1.0 + reached

@@ -251,24 +251,6 @@ def _best_budget(desk: Spending) -> int:
     return best
 
 
-@loop_on(Spending, *ROOMS)
-def find_least(desk: Spending) -> int:
-    """Find the smallest of the so many largest gains, at least one; `found`'s second number."""
-    num, left = _deal_out(desk, _ALL), desk.sizes[3]
-    bucket = 0
-    while desk.ends[bucket] < left:
-        left -= desk.ends[bucket]
-        bucket += 1
-    size = 0
-    for index in range(num):
-        if desk.places[index] == bucket:
-            desk.falling[size] = desk.kept[index]
-            size += 1
-    _sort(desk.falling, size)
-    desk.found[1] = desk.falling[left - 1]
-    return 0
-
-
 @inner
 def _take_largest(desk: Spending) -> None:
     """Add each sequence's share of so many largest gains, the least of them given, to `counts`."""

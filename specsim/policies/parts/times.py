@@ -15,7 +15,6 @@ from specsim.policies.parts.spending import (
     BUCKETS,
     Spending,
     best_budget,
-    find_least,
     take_largest,
     time_lens,
     time_steps,
@@ -38,7 +37,7 @@ def spending_desk(
     """Return a desk to spend gains on, with what steps cost, if loops are to compute it."""
     return kind(
         Spending,
-        *(best_budget, take_largest, find_least, time_steps, time_lens),
+        *(best_budget, take_largest, time_steps, time_lens),
         target=target,
         drafter=_NO_FORM if drafter is None else drafter,
         costs=costs,
@@ -84,7 +83,7 @@ class StepTimes:
         desk.rows[:num_lens] = num
         desk.load[:] = (load.context_tokens, num, num, 0, 0, 0)
         desk.sizes[1] = num_lens
-        self.desk.runs[4]()
+        self.desk.runs[3]()
         times: list[float] = desk.times[:num_lens].tolist()
         return times
 
@@ -96,14 +95,14 @@ class StepTimes:
         desk = self.fit(num, load, draft_lens)
         desk.places[:num] = batched_tokens
         desk.sizes[1] = num
-        self.desk.runs[3]()
+        self.desk.runs[2]()
         return desk.times[:num].copy()
 
     def of_one(self, load: StepLoad, draft_lens: Lens) -> float:
         """Return the seconds of one step."""
         desk = self.fit(1, load, draft_lens)
         desk.places[0], desk.sizes[1] = load.batched_tokens, 1
-        self.desk.runs[3]()
+        self.desk.runs[2]()
         return float(desk.times[0])
 
 
