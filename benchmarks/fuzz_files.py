@@ -74,8 +74,8 @@ def _fit_quickly() -> None:
     from specsim.reality import acceptance_fit  # noqa: PLC0415
     from specsim.reality.acceptance_fit import fits  # noqa: PLC0415
 
-    acceptance_fit._POSITIONS = fits._POSITIONS = 2000
-    fits._MAX_TRIALS = 5
+    acceptance_fit.POSITIONS = fits.POSITIONS = 2000
+    fits.MAX_TRIALS = 5
 
 
 def _search_quickly() -> None:
@@ -90,8 +90,8 @@ def _plan_quickly() -> None:
     from specsim.study import plan  # noqa: PLC0415
     from specsim.study.plan import candidates  # noqa: PLC0415
 
-    plan._REQUESTS = candidates._REQUESTS = 40
-    plan._REPLICATIONS, plan._LONGEST = 2, 100
+    plan.REQUESTS = candidates._REQUESTS = 40
+    plan._REPLICATIONS, plan.LONGEST = 2, 100
 
 
 def a_case_of_files(kind: str, rng: random.Random, experiment: dict[str, Any]) -> list[str]:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from graphlib import TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
@@ -38,6 +38,15 @@ ROOT = Path(__file__).parents[1] / "specsim"
 SCRIPTS = sorted(
     path for name in ("benchmarks", "experiments") for path in (ROOT.parent / name).rglob("*.py")
 )
+TESTS = sorted(
+    path
+    for path in (ROOT.parent / "tests").rglob("*.py")
+    if not path.name.startswith("record")  # which drive vLLM's scheduler
+)
+OWN = {  # what is defined in tests themselves, and what tuples have
+    *("_asdict", "_fields", "_make", "_replace"),
+    *(name for path in TESTS for name in re.findall(r"(?:self\.|def )(_\w+)", path.read_text())),
+}
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -126,6 +135,24 @@ def test_what_is_private_stays_in_its_room(path: Path) -> None:
             assert unit == own or not private, f"imports {node.module}"
             names = [alias.name for alias in node.names if re.match("_[a-z]", alias.name, re.I)]
             assert not names, f"imports {names} of {node.module}"
+
+
+def private_names(path: Path) -> Iterator[str]:
+    """Yield what a test takes from modules of specsim that is their own affair."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specsim"):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Attribute) and node.attr not in OWN:
+            yield f".{node.attr}"
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("specsim."):
+            yield str(node.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("setattr"):
+            yield from ("." + ast.unparse(name).strip("'") for name in node.args[1:2])
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT.parent)))
+def test_tests_take_nothing_private(path: Path) -> None:
+    assert not [name for name in private_names(path) if re.search(r"\._[a-zA-Z]", name)]
 
 
 def test_a_policy_has_few_members() -> None:

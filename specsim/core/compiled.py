@@ -231,7 +231,7 @@ class Loop:
     @property
     def is_compiled(self) -> bool:
         """Whether it is machine code where it is bound."""
-        return self.may_compile and _address(self) is not None
+        return self.may_compile and address_of(self) is not None
 
     def bind(self, arrays: Any) -> "Bound":
         """Return what runs the loop once over some arrays, compiled if that can be had."""
@@ -244,7 +244,7 @@ class Bound(Hook):
 
     def __init__(self, loop: Loop, pointers: Pointers) -> None:
         self._loop, self._pointers = loop, pointers
-        address = _address(loop) if loop.may_compile else None
+        address = address_of(loop) if loop.may_compile else None
         self.is_compiled = address is not None
         if address is None:
             argument = pointers.records()
@@ -291,7 +291,7 @@ def as_records(value: Any) -> Any:
 
 
 @cache
-def _address(loop: Loop) -> int | None:
+def address_of(loop: Loop) -> int | None:
     """Return where the machine code of a loop lies in this process; None if there is none."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None

@@ -270,7 +270,7 @@ def _compiled(source: Source) -> bytes:
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
     try:
         process = subprocess.Popen(
-            _command(source.module), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+            command(source.module), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
         )
     except OSError as error:
         raise FailedError(f"no process can be started to compile it ({error})") from error
@@ -291,7 +291,8 @@ def _compiled(source: Source) -> bytes:
     return code
 
 
-def _command(module: str) -> list[str]:
+def command(module: str) -> list[str]:
+    """Return what compiles a module in a process of its own."""
     # -P: not from the working directory first, where another checkout may lie.
     return [sys.executable, "-P", "-m", "specsim.core.compiler", module]
 

@@ -100,8 +100,8 @@ class Kernels(LatencyModel):
     def _check_tables(self) -> Self:
         self._check_exchange()
         try:
-            tables, experts = self._tables, self._experts
-            assert self._attention
+            tables, experts = self.tables, self._experts
+            assert self.attention
         except ProfileError as error:
             raise ValueError(str(error)) from error
         if experts is not None:
@@ -166,11 +166,11 @@ class Kernels(LatencyModel):
     @cached_property
     def _experts(self) -> Grid | None:
         """Where every GPU holds whole experts they are those of one GPU alone."""
-        if self._tables.moe is None and self._tables.has_mlp:
+        if self.tables.moe is None and self.tables.has_mlp:
             return None
         size = 1 if self.enable_expert_parallel else self._num_gpus
         folder = shard_folder(self.path, size)
-        found = self._tables.moe if folder == self.folder else moe_grid(folder)
+        found = self.tables.moe if folder == self.folder else moe_grid(folder)
         if found is None:
             whole = "whole experts" if size == 1 else f"experts sliced over {size} GPUs"
             raise ProfileError(f"{folder}: has no moe.csv with {whole}; measure them there")
@@ -188,11 +188,11 @@ class Kernels(LatencyModel):
         return table.time(message_bytes, gpus)
 
     @cached_property
-    def _tables(self) -> KernelTables:
+    def tables(self) -> KernelTables:
         return KernelTables(self.folder)
 
     @cached_property
-    def _attention(self) -> Attention:
+    def attention(self) -> Attention:
         return Attention(self.folder, applies_skew=self.applies_skew)
 
     @cached_property
@@ -220,7 +220,7 @@ class Kernels(LatencyModel):
 
         In each layer the slowest is waited for, and experts serve the tokens of all.
         """
-        attention = [self._attention_time(load) for load in loads]
+        attention = [self.attention_time(load) for load in loads]
         tokens = [load.batched_tokens for load in loads]
         sequences = [load.num_requests for load in loads]
         return self._time(tokens, sequences, attention)
@@ -235,7 +235,7 @@ class Kernels(LatencyModel):
             skewed: By how much attention takes longer than that because the lengths differ; 1 if
                 they do not.
         """
-        attention = skewed * self._attention.time(chunk, kv_prefill, decodes, kv_decode, kv_decode)
+        attention = skewed * self.attention.time(chunk, kv_prefill, decodes, kv_decode, kv_decode)
         ranks = self.data_parallel_size
         tokens, sequences = int(chunk + decodes), int(decodes + (chunk > 0))
         return self._time([tokens] * ranks, [sequences] * ranks, [attention] * ranks)
@@ -248,13 +248,13 @@ class Kernels(LatencyModel):
 
     def _own_time(self, tokens: int, sequences: int, attention: float) -> float:
         """Return what a rank takes for what it does not share with others, microseconds."""
-        layer = self._tables.per_layer(tokens) + attention
+        layer = self.tables.per_layer(tokens) + attention
         if self.tensor_parallel_size > 1:
             size, all_reduces = self.tensor_parallel_size, 2 if self.data_parallel_size == 1 else 1
             layer += all_reduces * self._exchange_time(
                 "all_reduce", tokens * self._token_bytes, size
             )
-        once = self._tables.once(tokens) + self._tables.per_sequence(sequences)
+        once = self.tables.once(tokens) + self.tables.per_sequence(sequences)
         return self.num_layers * layer + once
 
     def _experts_time(self, tokens: list[int], sequences: int) -> float:
@@ -269,7 +269,7 @@ class Kernels(LatencyModel):
         """
         assert self._experts is not None
         gpus, total = self._num_gpus, sum(tokens)
-        activated = self._activated_experts(total, sequences)
+        activated = self.activated_experts(total, sequences)
         if self.enable_expert_parallel and gpus > 1:
             activated = min(activated, self.expert_imbalance * activated / gpus)
         time = self._experts(total, activated)
@@ -286,18 +286,18 @@ class Kernels(LatencyModel):
             time += self._exchange_time("reduce_scatter", exchanged * token_bytes, gpus)
         return time
 
-    def _attention_time(self, load: StepLoad) -> float:
+    def attention_time(self, load: StepLoad) -> float:
         if load.pieces is not None:
-            return self._attention.time_of(load.pieces)
+            return self.attention.time_of(load.pieces)
         size, mean = load.num_requests, load.context_tokens / load.num_requests
         chunk = load.prefill_tokens
         if not chunk and load.batched_tokens > 16 * size:  # no decode has that many drafts
             chunk = load.batched_tokens
         if not chunk:
             mean += load.batched_tokens / size
-            return self._attention.time(0, 0.0, size, mean, mean)
+            return self.attention.time(0, 0.0, size, mean, mean)
         decodes = min(size - 1, load.batched_tokens - chunk)
-        return self._attention.time(chunk, mean, decodes, mean, mean)
+        return self.attention.time(chunk, mean, decodes, mean, mean)
 
     def _zeros_time(self, tokens: int) -> float:
         """Return what writing zeros for other GPUs' experts takes, in both products; us."""
@@ -307,7 +307,7 @@ class Kernels(LatencyModel):
         others = (1 - 1 / self._num_gpus) * self.experts_per_token * tokens
         return others * self.zero_writes.bytes_per_expert / (self.zero_writes.gb_per_s * 1e3)
 
-    def _activated_experts(self, tokens: int, sequences: int) -> float:
+    def activated_experts(self, tokens: int, sequences: int) -> float:
         """Return how many different experts are chosen, expected.
 
         A sequence's first token chooses at random, and each token after it keeps a share of the

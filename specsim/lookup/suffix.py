@@ -33,8 +33,8 @@ _REQUEST_TYPES, _REMOVAL_TYPES = types_of(RequestArrays), types_of(Removal)
 _GROWTH = 1.2  # little slack: nodes are most of the memory, and realloc moves them cheaply
 _SLOTS_PER_NODE = 1.4
 _CURSOR_BYTES = 136  # of a sequence that has ended, with what Python needs for an array
-_FIRST_TOKENS = 1024  # room in the global tree at first
-_MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers are int32
+FIRST_TOKENS = 1024  # room in the global tree at first
+MAX_TOKENS = 2**30  # of one tree; at most two nodes each, so that all numbers are int32
 
 
 class SuffixTree:
@@ -51,9 +51,9 @@ class SuffixTree:
         self._table = np.zeros(int(_SLOTS_PER_NODE * num_nodes), dtype=np.int32)
         # Row 0 of nodes is the root, and means "none", as that of groups does.
         self._nodes[0] = 0
-        self._spare = np.array([1, 0, 0, 1, 0], dtype=np.int64)
+        self.spare = np.array([1, 0, 0, 1, 0], dtype=np.int64)
         # All arrays grow in place, so this stays as it is.
-        self._arrays = Arrays(self._nodes, self._table, self._groups, self._pool, self._spare)
+        self._arrays = Arrays(self._nodes, self._table, self._groups, self._pool, self.spare)
         self.pointers = Pointers(self._arrays, _TREE_TYPES)
         """What loops see of it."""
 
@@ -100,17 +100,17 @@ class SuffixTree:
     def _make_room(self, num_tokens: int) -> None:
         gone = int(self._cursors[0][0]) if self._cursors else self._used
         needed = self._used + num_tokens
-        if needed > len(self._pool) and (2 * gone >= self._used or needed > _MAX_TOKENS):
+        if needed > len(self._pool) and (2 * gone >= self._used or needed > MAX_TOKENS):
             self._move_text(gone)
             needed -= gone
-        if needed > _MAX_TOKENS:
+        if needed > MAX_TOKENS:
             raise CapacityError(
                 f"the suffix tree holds {self._used} tokens and has no room for {num_tokens} more "
-                f"(at most {_MAX_TOKENS}); lower suffix_decoding_max_cached_requests"
+                f"(at most {MAX_TOKENS}); lower suffix_decoding_max_cached_requests"
             )
         old = len(self._pool)
         if needed > old:
-            size = min(max(needed, int(_GROWTH * old)), _MAX_TOKENS)
+            size = min(max(needed, int(_GROWTH * old)), MAX_TOKENS)
             self._pool.resize(size, refcheck=False)
             self._pool[old:] = UNKNOWN
             self.pointers.update()
@@ -120,7 +120,7 @@ class SuffixTree:
         left = self._used - gone
         self._pool[:left] = self._pool[gone : self._used]
         self._pool[left : self._used] = UNKNOWN
-        self._nodes[1 : self._spare[0], 3] -= gone
+        self._nodes[1 : self.spare[0], 3] -= gone
         for cursor in self._cursors:
             cursor[0] -= gone
         self._used = left
@@ -180,8 +180,8 @@ class SuffixLookup(Lookup):
         self._no_tree = SuffixTree(max_depth, 0)
         self._no_cursor = np.zeros(CURSOR_FIELDS + max_depth, dtype=np.int64)
         self._no_cursor[0] = REMOVED
-        self._answers = SuffixTree(max_depth, _FIRST_TOKENS) if self._has_global else self._no_tree
-        self._active: dict[int, _Active] = {}
+        self.answers = SuffixTree(max_depth, FIRST_TOKENS) if self._has_global else self._no_tree
+        self.active: dict[int, _Active] = {}
         self._local_bytes = 0
         with np.errstate(over="ignore"):
             lens = np.arange(max_depth, dtype=np.float32) * np.float32(max_spec_factor)
@@ -210,13 +210,13 @@ class SuffixLookup(Lookup):
             cursor = tree.start(len(token_ids))
             self._local_bytes += tree.memory_bytes
         if self._has_global:
-            if self._answers.num_sequences == self._max_cached:
-                self._answers.remove_oldest()
-            answer_cursor = self._answers.start(text.output_len)
+            if self.answers.num_sequences == self._max_cached:
+                self.answers.remove_oldest()
+            answer_cursor = self.answers.start(text.output_len)
         lens = np.array([text.prompt_len, text.prompt_len], dtype=np.int64)
         arrays = RequestArrays(
             tree.pointers,
-            self._answers.pointers,
+            self.answers.pointers,
             cursor,
             answer_cursor,
             token_ids,
@@ -225,12 +225,12 @@ class SuffixLookup(Lookup):
         )
         pointers = Pointers(arrays, _REQUEST_TYPES)
         active = _Active(lens, tree, answer_cursor, learn.bind(pointers), draft.bind(pointers))
-        self._active[request] = active
+        self.active[request] = active
         self._learn(active)
 
     def reveal(self, request: int, known_len: int) -> None:
         """Append to both trees."""
-        active = self._active[request]
+        active = self.active[request]
         active.lens[1] = known_len
         self._learn(active)
 
@@ -239,11 +239,11 @@ class SuffixLookup(Lookup):
             if full == LOCAL:
                 self._local_bytes += active.tree.grow()
             else:
-                self._answers.grow()
+                self.answers.grow()
 
     def draft(self, request: int, max_len: int) -> Draft:
         """Return the draft of the largest score; the local tree wins ties, then longer matches."""
-        make, scratch = self._active[request].draft, self._scratch
+        make, scratch = self.active[request].draft, self._scratch
         scratch.asked[0] = max_len = min(max_len, self._most)
         if max_len > scratch.drafts.shape[1]:
             scratch.drafts.resize((4, max_len), refcheck=False)
@@ -263,13 +263,13 @@ class SuffixLookup(Lookup):
 
     def end(self, request: int) -> None:
         """Forget the local tree; the answer stays in the global one until its turn comes."""
-        active = self._active.pop(request)
+        active = self.active.pop(request)
         if self._has_local:
             self._local_bytes -= active.tree.memory_bytes
         if self._has_global:
-            self._answers.close(active.answer_cursor)
+            self.answers.close(active.answer_cursor)
 
     @property
     def memory_bytes(self) -> int:
         """All trees with their text."""
-        return self._answers.memory_bytes + self._local_bytes
+        return self.answers.memory_bytes + self._local_bytes

@@ -15,8 +15,8 @@ from typing import Any
 
 STALL = 0.02  # seconds; what is taken in smaller pieces makes a machine slow, which probes see
 _PAID_BACK = 0.9  # share of the time that passes; the rest of a stall is taken out of later steps
-_STAT = Path("/proc/stat")
-_IS_LINUX = _STAT.exists()
+STAT = Path("/proc/stat")
+IS_LINUX = STAT.exists()
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 _LIBC: Any = ctypes.CDLL(None, use_errno=True)
 _MONOTONIC, _NONBLOCK, _ABSOLUTE = 1, 0o4000, 1  # of timerfd
@@ -36,10 +36,10 @@ class MachineClock(Clock):
         self._seen = time.monotonic()
         self._stood_still = 0.0
         self._owed = 0.0
-        self._cpu, self._stolen = _stolen()
+        self._cpu, self._stolen = stolen_seconds()
 
     def now(self) -> float:
-        cpu, stolen = _stolen()
+        cpu, stolen = stolen_seconds()
         instant = time.monotonic()
         # On which of the two it was, if it has moved meanwhile, is not known.
         newly = max(
@@ -57,17 +57,17 @@ class MachineClock(Clock):
 
     def resume(self, at: float) -> None:
         """Go on from an instant of before, by this clock, as if nothing had happened since."""
-        self._cpu, self._stolen = _stolen()
+        self._cpu, self._stolen = stolen_seconds()
         self._seen = time.monotonic()
         self._stood_still = self._seen - at
 
 
-def _stolen() -> tuple[int, dict[int, float]]:
+def stolen_seconds() -> tuple[int, dict[int, float]]:
     """Return the CPU that this runs on, and of each for how long it has been taken away."""
-    if not _IS_LINUX:
+    if not IS_LINUX:
         return 0, {}
     found = {}
-    for line in _STAT.read_bytes().splitlines()[1:]:
+    for line in STAT.read_bytes().splitlines()[1:]:
         fields = line.split()
         if not fields[0].startswith(b"cpu"):
             break

@@ -32,7 +32,7 @@ class ArrayFile:
         """Write an array; return where it begins, bytes. A ConfigError if that fails."""
         start = self._size
         try:
-            self._write(rows)
+            self.write(rows)
         except OSError as error:
             raise ConfigError(
                 f"{tempfile.gettempdir()}: {self._what} not fit there: "
@@ -41,7 +41,7 @@ class ArrayFile:
             ) from error
         return start
 
-    def _write(self, rows: NDArray[Any]) -> None:
+    def write(self, rows: NDArray[Any]) -> None:
         if self._file is None:
             self._file = file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - lives as long
             weakref.finalize(self, file.close)

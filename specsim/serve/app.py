@@ -147,7 +147,7 @@ class Service:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         at = self.live.now
         body = await self._asked(CompletionBody, request)
-        self._check_count(len(body.prompt) * (body.n or 1))
+        self.check_count(len(body.prompt) * (body.n or 1))
         prompts, echoes = [], []
         async for given in self._turns.each(body.prompt):
             is_text = isinstance(given, str)
@@ -231,7 +231,7 @@ class Service:
         max_tokens: int | None,
         echoes: list[str],
     ) -> web.StreamResponse:
-        self._check(body, prompts, max_tokens)
+        self.check(body, prompts, max_tokens)
         inputs = [ids.astype(np.int64, copy=False) for ids in prompts]
         lens, n = [len(ids) for ids in prompts], body.n or 1
         options: dict[str, Any] = {"is_chat": isinstance(body, ChatBody), "n": n, "echoes": echoes}
@@ -304,7 +304,7 @@ class Service:
         if reply.done.result() is None:
             self.metrics.answered([answer.sent_len for answer in reply.answers])
 
-    def _check(
+    def check(
         self, body: CompletionBody | ChatBody, prompts: list[Ids], max_tokens: int | None
     ) -> None:
         """Refuse what cannot be served, now or ever."""
@@ -320,7 +320,7 @@ class Service:
             raise Refusal(503, "the server is shutting down")
         if not self.live.is_up:
             raise Refusal(503, "no replica is up")
-        self._check_count(len(prompts) * (body.n or 1))
+        self.check_count(len(prompts) * (body.n or 1))
 
     def _check_len(self, prompt_len: int, max_tokens: int | None) -> None:
         if prompt_len + (max_tokens or 1) > self._max_model_len:
@@ -332,7 +332,7 @@ class Service:
                 "max_tokens",
             )
 
-    def _check_count(self, asked: int) -> None:
+    def check_count(self, asked: int) -> None:
         """Refuse more answers than there is room for, ever or now."""
         slots = self.live.slots
         if asked > len(slots.requests):

@@ -163,7 +163,7 @@ class Loads:
         if isinstance(arrivals, ClosedLoop):
             return float(arrivals.concurrency)
         rate = getattr(arrivals, "rate", None)
-        return self._recorded_rate if rate is None else float(rate) * self._turns
+        return self._recorded_rate if rate is None else float(rate) * self.turns
 
     @property
     def _recorded_rate(self) -> float:
@@ -214,7 +214,7 @@ class Loads:
         own = self.experiment.workload.arrivals
         count = count if self.is_closed else max(count, ceil(load * self._least_time))
         changes: dict[str, object] = (
-            {"concurrency": int(load)} if self.is_closed else {"rate": load / self._turns}
+            {"concurrency": int(load)} if self.is_closed else {"rate": load / self.turns}
         )
         if isinstance(own, TraceReplay):
             changes["time_scale"] = 1.0
@@ -247,7 +247,7 @@ class Loads:
         return is_replayed or self._lengths.num_rows is not None
 
     @cached_property
-    def _turns(self) -> float:
+    def turns(self) -> float:
         return 1.0 if self._is_recorded else self._lengths.mean_turns
 
     @cached_property

@@ -33,7 +33,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
-_LONGEST = 10.0  # seconds that a world of a fraction of a second may take
+LONGEST = 10.0  # seconds that a world of a fraction of a second may take
 _AGAIN = 0.01  # seconds after which a policy that goes on all the same is stopped again
 _TABLES = load_mapping(Path(__file__).with_name("worlds.yaml"), ConfigError)
 _METHODS, _LOADS = _TABLES["methods"], _TABLES["loads"]
@@ -121,7 +121,7 @@ def _method(policy: Policy) -> dict[str, Any]:
     for fields in _METHODS:
         spec = {**fields, "num_speculative_tokens": 5}
         try:
-            with blamed(), _time_limit(policy):
+            with blamed(), time_limit(policy):
                 check_proposer(policy, PROPOSERS.parse(spec))
         except ValueError as refusal:
             refusals.append(str(refusal))
@@ -155,7 +155,7 @@ def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[W
 def _takes(policy: Policy, length: int) -> bool:
     """Tell whether a policy can be used where drafts have this length at most."""
     try:
-        with _time_limit(policy):
+        with time_limit(policy):
             policy.max_draft_len(length)
     except _EndlessError:
         raise
@@ -180,7 +180,7 @@ def _world(method: dict[str, Any], load: str, server: str, mode: str) -> dict[st
 
 def _problems(world: World, policy: Policy) -> Iterator[str]:
     try:
-        with _time_limit(policy):
+        with time_limit(policy):
             experiment = Experiment.parse(world.config, "world")
             requests = _with_tokens(experiment) if policy.uses_tokens else None
             # Loops run as Python first, which finds what machine code would write to other places.
@@ -237,7 +237,7 @@ class _Alarm(BaseException):
 
 
 @contextmanager
-def _time_limit(policy: Policy) -> Iterator[None]:
+def time_limit(policy: Policy) -> Iterator[None]:
     """Raise an _EndlessError in whatever line of Python runs when a world takes too long."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGALRM"):
         yield
@@ -257,11 +257,11 @@ def _time_limit(policy: Policy) -> Iterator[None]:
         raise _Alarm
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, _LONGEST, _LONGEST)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST, LONGEST)
     try:
         yield
     except _Alarm:
-        text = f"{name_of(policy)}: a world was not done after {_LONGEST:g} s{where[0]}"
+        text = f"{name_of(policy)}: a world was not done after {LONGEST:g} s{where[0]}"
         raise _EndlessError(text) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

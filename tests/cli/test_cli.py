@@ -276,9 +276,9 @@ def write_tokens(path: Path, count: int = 12) -> None:
 
 @pytest.fixture
 def quick_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "_POSITIONS", 3000)
-    monkeypatch.setattr(fits, "_MAX_TRIALS", 10)
-    monkeypatch.setattr(acceptance_fit, "_POSITIONS", 10_000)
+    monkeypatch.setattr(fits, "POSITIONS", 3000)
+    monkeypatch.setattr(fits, "MAX_TRIALS", 10)
+    monkeypatch.setattr(acceptance_fit, "POSITIONS", 10_000)
 
 
 def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
@@ -486,7 +486,7 @@ def test_a_broken_invariant_is_found_by_check(
     cli: Run, experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An engine that forgets to free the blocks of ended sequences.
-    monkeypatch.setattr("specsim.core.compiled._address", lambda loop: None)
+    monkeypatch.setattr("specsim.core.compiled.address_of", lambda loop: None)
     monkeypatch.setattr("specsim.engine.deliver.release", lambda table, row: None)
     code, _, err = cli("run", experiment(), "--check")
     assert code == 2

@@ -134,7 +134,7 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, list[str]]:
 
 def compilers(text: str) -> str:
     """Return a program's beginning after which the compiler is another command."""
-    return f"import specsim.core.machine_code as c; c._command = lambda module: {text}\n"
+    return f"import specsim.core.machine_code as c; c.command = lambda module: {text}\n"
 
 
 def test_the_cache_serves_the_next_run(filled: Path) -> None:

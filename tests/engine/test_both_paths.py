@@ -268,12 +268,12 @@ def weighed(engine: str, profiles: dict[str, str]) -> Iterator[Case]:
 
 def policies_are_not_compiled(patch: pytest.MonkeyPatch) -> None:
     """Have the engine's machine code call policies that are loops as Python."""
-    address = compiled._address
+    address = compiled.address_of
 
     def of_engine(loop: compiled.Loop) -> int | None:
         return None if loop.name.startswith("policies") else address(loop)
 
-    patch.setattr(compiled, "_address", of_engine)
+    patch.setattr(compiled, "address_of", of_engine)
 
 
 def policies_are_asked_in_python(patch: pytest.MonkeyPatch) -> None:

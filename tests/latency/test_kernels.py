@@ -66,7 +66,7 @@ def test_a_mixed_step_interpolates_in_all_four_axes(folder: Path) -> None:
 
 def test_two_prompts_in_one_step_do_as_much_work_as_each_alone(folder: Path) -> None:
     model = Kernels(path=folder, num_layers=1)
-    together = model._attention.time_of(Pieces([512, 512], [2048, 2048]))
+    together = model.attention.time_of(Pieces([512, 512], [2048, 2048]))
     # One chunk of 1024 with kv_prefill so that 1024 kv + 1024^2 / 2 is twice one prompt's work.
     kv = (2 * 512 * (2048 + 256) - 512 * 1024) / 1024
     assert together == pytest.approx(attention_us(1024, kv, 0, 0))
@@ -74,7 +74,7 @@ def test_two_prompts_in_one_step_do_as_much_work_as_each_alone(folder: Path) -> 
 
 def test_drafts_are_read_in_the_tile_of_their_sequence(folder: Path) -> None:
     model = Kernels(path=folder, num_layers=1)
-    assert model._attention.time_of(Pieces([4] * 8, [100] * 8)) == pytest.approx(
+    assert model.attention.time_of(Pieces([4] * 8, [100] * 8)) == pytest.approx(
         attention_us(0, 0, 8, 104)
     )
 
@@ -89,8 +89,8 @@ def test_sums_alone_give_the_time_of_equal_sequences(folder: Path) -> None:
 
 def test_tokens_beyond_the_tables_go_on_with_their_slope(folder: Path) -> None:
     model = Kernels(path=folder, num_layers=1)
-    assert model._tables.per_layer(4096) == pytest.approx(8 * (2 + 409.6))
-    assert model._attention.time(0, 0, 128, 8192, 8192) == pytest.approx(
+    assert model.tables.per_layer(4096) == pytest.approx(8 * (2 + 409.6))
+    assert model.attention.time(0, 0, 128, 8192, 8192) == pytest.approx(
         attention_us(0, 0, 128, 8192), rel=1e-9
     )
 
@@ -101,7 +101,7 @@ def test_gaps_of_the_grid_are_filled(folder: Path) -> None:
     kept = [line for line in lines if not line.startswith(missing)]
     assert len(kept) == len(lines) - 3
     (folder / "attention.csv").write_text("\n".join(kept))
-    attention = Kernels(path=folder, num_layers=1)._attention
+    attention = Kernels(path=folder, num_layers=1).attention
     for point in ((128, 512, 8, 512), (1024, 4096, 64, 4096), (0, 0, 64, 4096)):
         assert attention.time(*point, point[-1]) == pytest.approx(attention_us(*point), rel=1e-6)
 
@@ -119,7 +119,7 @@ def add_skew(folder: Path) -> None:
 
 def test_unequal_lengths_take_a_share_of_the_way_to_the_longest(folder: Path) -> None:
     add_skew(folder)
-    attention = Kernels(path=folder, num_layers=1)._attention
+    attention = Kernels(path=folder, num_layers=1).attention
     mean, longest = attention_us(0, 0, 2, 200), attention_us(0, 0, 2, 300)
     assert attention.time_of(Pieces([1, 1], [99, 299])) == pytest.approx(
         mean + 0.25 * (longest - mean)
@@ -129,7 +129,7 @@ def test_unequal_lengths_take_a_share_of_the_way_to_the_longest(folder: Path) ->
 def test_the_share_depends_on_how_far_the_longest_is_above_the_mean(folder: Path) -> None:
     """Between the two measured: one third, and two thirds of the longest."""
     add_skew(folder)
-    attention = Kernels(path=folder, num_layers=1)._attention
+    attention = Kernels(path=folder, num_layers=1).attention
     for kv_max, share in ((210, 0.25), (300, 0.25), (400, 0.15), (600, 0.05), (2000, 0.05)):
         mean, longest = attention_us(0, 0, 2, 200), attention_us(0, 0, 2, kv_max)
         expected = mean + share * (longest - mean)
@@ -150,7 +150,7 @@ def test_the_folder_says_whether_skew_was_profiled(
 ) -> None:
     add_skew(folder)
     (folder / "meta.yaml").write_text(meta)
-    attention = Kernels(path=folder, num_layers=1, **fields)._attention
+    attention = Kernels(path=folder, num_layers=1, **fields).attention
     unequal = attention.time_of(Pieces([1, 1], [99, 299]))
     assert (unequal > attention_us(0, 0, 2, 200) + 1e-9) is applies
 
@@ -194,13 +194,13 @@ def test_tokens_of_a_draft_touch_fewer_different_experts(folder: Path) -> None:
     """By hand: two experts of four, one each; two tokens touch 1.75, or 1.5 if half is shared."""
     two = {"num_experts": 4, "experts_per_token": 1}
     apart = experts(folder).model_copy(update={**two, "shared_draft_experts": 0.0})
-    assert apart._activated_experts(2, 2) == pytest.approx(1.75)
-    assert apart._activated_experts(2, 1) == pytest.approx(1.75)
+    assert apart.activated_experts(2, 2) == pytest.approx(1.75)
+    assert apart.activated_experts(2, 1) == pytest.approx(1.75)
     alike = apart.model_copy(update={"shared_draft_experts": 1.0})
-    assert alike._activated_experts(2, 1) == pytest.approx(1.0)
-    assert alike._activated_experts(2, 2) == pytest.approx(1.75)
+    assert alike.activated_experts(2, 1) == pytest.approx(1.0)
+    assert alike.activated_experts(2, 2) == pytest.approx(1.75)
     half = apart.model_copy(update={"shared_draft_experts": 0.5})
-    assert half._activated_experts(2, 1) == pytest.approx(4 * (1 - 0.75**1.5))
+    assert half.activated_experts(2, 1) == pytest.approx(4 * (1 - 0.75**1.5))
     load = step([3] * 4, [99] * 4)
     assert experts(folder, shared_draft_experts=1.0).forward_time(load) < experts(
         folder, shared_draft_experts=0.0
@@ -223,7 +223,7 @@ def test_each_of_two_ranks_reads_half_of_the_experts_that_all_tokens_choose(fold
 def test_the_slowest_rank_is_waited_for_and_imbalance_costs(folder: Path) -> None:
     model = experts(folder, data_parallel_size=2, enable_expert_parallel=True)
     short, long = step([1] * 4, [99] * 4), step([1] * 4, [3999] * 4)
-    attention = [model._attention_time(load) for load in (short, long)]
+    attention = [model.attention_time(load) for load in (short, long)]
     gap = model.lock_step_time([short, long]) - model.lock_step_time([short, short])
     assert gap == pytest.approx(3 * (attention[1] - attention[0]) * 1e-6)
     assert model.lock_step_time([short, long]) == model.lock_step_time([long, short])

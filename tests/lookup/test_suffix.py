@@ -46,7 +46,7 @@ def drafts(lookup: Lookup, play: Play) -> Iterator[Draft]:
 @settings(max_examples=300)
 def test_drafts_what_the_reference_drafts(play: Play) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "_FIRST_TOKENS", 2)  # so that text and nodes grow and move
+        patch.setattr(suffix, "FIRST_TOKENS", 2)  # so that text and nodes grow and move
         lookup = SuffixLookup(**play.options)
     assert list(drafts(lookup, play)) == list(drafts(SuffixReference(**play.options), play))
 
@@ -60,15 +60,15 @@ def test_text_moves_when_places_run_out(play: Play) -> None:
     longest = max(len(ids) - prompt_len for ids, prompt_len in play.texts)
     most = max(len(ids) for ids, _ in play.texts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(suffix, "_FIRST_TOKENS", 2)
-        patch.setattr(suffix, "_MAX_TOKENS", max(6, 2 * (longest + 1), most + 1))
+        patch.setattr(suffix, "FIRST_TOKENS", 2)
+        patch.setattr(suffix, "MAX_TOKENS", max(6, 2 * (longest + 1), most + 1))
         got = list(drafts(SuffixLookup(**play.options), play))
     assert got == list(drafts(SuffixReference(**play.options), play))
 
 
 def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suffix, "_FIRST_TOKENS", 2)
-    monkeypatch.setattr(suffix, "_MAX_TOKENS", 40)
+    monkeypatch.setattr(suffix, "FIRST_TOKENS", 2)
+    monkeypatch.setattr(suffix, "MAX_TOKENS", 40)
     lookup = SuffixLookup(**ALWAYS)
     lookup.start(0, text([1] * 30, 10))
     with pytest.raises(CapacityError, match="max_cached_requests"):
@@ -143,7 +143,7 @@ def test_repetition_takes_no_nodes() -> None:
     for known_len in range(2, 8193):
         lookup.reveal(0, known_len)
     assert set(lookup.draft(0, 200).token_ids) == {3}
-    assert lookup._answers._spare[0] <= 2 * 64
+    assert lookup.answers.spare[0] <= 2 * 64
 
 
 def test_memory_is_that_of_the_arrays() -> None:
@@ -153,11 +153,11 @@ def test_memory_is_that_of_the_arrays() -> None:
     for request in range(3):
         lookup.start(request, Text(rng.integers(0, 9, 5000, dtype=np.int32), 2500))
         lookup.reveal(request, 5000)
-    trees = [active.tree for active in lookup._active.values()] + [lookup._answers]
+    trees = [active.tree for active in lookup.active.values()] + [lookup.answers]
     assert lookup.memory_bytes == sum(tree.memory_bytes for tree in trees)
     for request in range(3):
         lookup.end(request)
-    assert empty < lookup.memory_bytes == lookup._answers.memory_bytes
+    assert empty < lookup.memory_bytes == lookup.answers.memory_bytes
 
 
 def test_read_only_text_of_another_type_is_taken() -> None:

@@ -105,7 +105,7 @@ def test_decisions_are_the_same_without_a_compiler(
     engine = experiment.engine.model_copy(update={"async_scheduling": False})
     experiment = experiment.replace(engine=engine)
     compiled = Summary(simulate(experiment)).tables
-    monkeypatch.setattr("specsim.core.compiled._address", lambda loop: None)
+    monkeypatch.setattr("specsim.core.compiled.address_of", lambda loop: None)
     plain = Summary(simulate(experiment)).tables
     assert plain.steps.tobytes() == compiled.steps.tobytes()
     assert plain.requests.tobytes() == compiled.requests.tobytes()

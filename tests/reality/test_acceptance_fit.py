@@ -69,8 +69,8 @@ def made_by(model: dict[str, Any], count: int = 300, output_len: int = 200) -> D
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "_POSITIONS", 1)  # the requests of the data, once
-    monkeypatch.setattr(fits, "_MAX_TRIALS", 120)
+    monkeypatch.setattr(fits, "POSITIONS", 1)  # the requests of the data, once
+    monkeypatch.setattr(fits, "MAX_TRIALS", 120)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_simulation_recovers_two_regimes(quick: None) -> None:
 
 
 def test_simulation_recovers_the_layers(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fits, "_MAX_TRIALS", 60)
+    monkeypatch.setattr(fits, "MAX_TRIALS", 60)
     model = {
         "kind": "layered",
         "rates": (0.7, 0.6, 0.5, 0.5),
@@ -135,7 +135,7 @@ def test_the_loss_of_a_simulation_forgets_what_was_tried_before(
         losses.extend(map(loss, (one, other, other + steps, one, other, one)))
         return one
 
-    monkeypatch.setattr(fits, "_closest", instead_of_a_search)
+    monkeypatch.setattr(fits, "closest", instead_of_a_search)
     fitted = FITS[kind](data)
     assert losses[0] == losses[3] == losses[5] != losses[1] == losses[4]
     found = Twin(data, 1, "fit").decode(fitted)

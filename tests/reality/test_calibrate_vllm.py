@@ -122,7 +122,7 @@ def calibrated(
     has_draft: bool = True,
     draft_lens: tuple[int, ...] = (1,),
 ) -> Calibration:
-    monkeypatch.setattr(vllm_subject, "_DRAFT_LENS", draft_lens)
+    monkeypatch.setattr(vllm_subject, "DRAFT_LENS", draft_lens)
     monkeypatch.setattr(vllm_subject, "record_runs", fake.record_runs)
     draft = model(folder / "draft", num_hidden_layers=1) if has_draft else None
     plan = replace(plan_for("cpu"), loads=tuple(Load(n, s, 2.0) for n, s in SHARES.items()))

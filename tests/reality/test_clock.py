@@ -15,7 +15,9 @@ from specsim.reality.clock import Clock, MachineClock
 def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Its true time, the CPU that all runs on, and what has been taken away of both."""
     state = SimpleNamespace(now=100.0, cpu=0, stolen=0.0, other=500.0)
-    monkeypatch.setattr(module, "_stolen", lambda: (state.cpu, {0: state.stolen, 1: state.other}))
+    monkeypatch.setattr(
+        module, "stolen_seconds", lambda: (state.cpu, {0: state.stolen, 1: state.other})
+    )
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: state.now))
     return state
 
@@ -77,15 +79,15 @@ def test_on_this_machine_it_keeps_up_with_the_plain_one() -> None:
     start, from_ = clock.now(), plain.now()
     time.sleep(0.05)
     assert 0 <= clock.now() - start <= plain.now() - from_ + 1e-3
-    assert all(seconds >= 0 for seconds in module._stolen()[1].values())
+    assert all(seconds >= 0 for seconds in module.stolen_seconds()[1].values())
 
 
 def test_where_nothing_is_counted_nothing_is_taken_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_STAT", tmp_path / "stat")
+    monkeypatch.setattr(module, "STAT", tmp_path / "stat")
     (tmp_path / "stat").write_text("cpu  1 2 3 4 5 6 7 8 9 10\n")
-    assert module._stolen()[1] == {}
+    assert module.stolen_seconds()[1] == {}
     assert MachineClock().now() > 0
-    monkeypatch.setattr(module, "_IS_LINUX", False)
-    assert module._stolen() == (0, {})
+    monkeypatch.setattr(module, "IS_LINUX", False)
+    assert module.stolen_seconds() == (0, {})

@@ -28,8 +28,8 @@ from specsim.reality.observe.client import (
     Server,
     StreamedAnswer,
     TooMuchError,
-    _read,
     parse_metrics,
+    read_answer,
 )
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
@@ -474,7 +474,7 @@ def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
         content = Endless()
 
     with pytest.raises(TooMuchError, match=message):
-        asyncio.run(_read(Response(), StreamedAnswer(0.0), 5))
+        asyncio.run(read_answer(Response(), StreamedAnswer(0.0), 5))
 
 
 ENDED = "vllm:request_success_total"

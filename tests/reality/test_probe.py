@@ -25,7 +25,7 @@ def test_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
         sleep(0.4)
         return 0.001
 
-    monkeypatch.setattr(probe, "_work", work)
+    monkeypatch.setattr(probe, "work", work)
     at, seconds = probe.run()
     assert seconds == 0.001
     assert clock.now() - at < 0.3
@@ -36,7 +36,7 @@ def test_it_is_done_again_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None
     usual = probe.every / 10
     assert 0 < usual < 1
     took, waited = [3 * usual + 0.021, usual + 5.0, 3 * usual + 0.019], []
-    monkeypatch.setattr(probe, "_work", lambda: took.pop(0))
+    monkeypatch.setattr(probe, "work", lambda: took.pop(0))
     monkeypatch.setattr(module, "sleep", waited.append)
     assert probe.run()[1] == 3 * usual + 0.019
     assert (took, len(waited)) == ([], 2)
@@ -44,7 +44,7 @@ def test_it_is_done_again_after_a_stall(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_machine_that_stays_slow_is_believed_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     probe = Probe(MachineClock(), SHAPE, torch.float32)
-    monkeypatch.setattr(probe, "_work", lambda: 9.0)
+    monkeypatch.setattr(probe, "work", lambda: 9.0)
     monkeypatch.setattr(module, "sleep", lambda seconds: None)
     assert probe.run()[1] == 9.0
 

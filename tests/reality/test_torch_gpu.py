@@ -79,7 +79,7 @@ def flash(
 
 @pytest.fixture
 def with_flash(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attention, "_flash", flash)
+    monkeypatch.setattr(attention, "flash", flash)
 
 
 def some_spans() -> list[Span]:
@@ -143,10 +143,10 @@ def wrong_for(span_len: int) -> Any:
 def test_a_kernel_that_is_wrong_is_not_used(
     kernel: Any, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_flash", kernel)
+    monkeypatch.setattr(attention, "flash", kernel)
     cache = torch.ones(2, 3, 700, 2, 16)
     each = partial(attend_each, mask=causal_mask(700, 2, cache))
-    found = attention._disagreement(attend_flash, each, cache, 4)
+    found = attention.disagreement(attend_flash, each, cache, 4)
     assert (found is None) if words is None else (words in str(found))
     assert not cache.any()
 
@@ -189,7 +189,7 @@ def recording(engine: TorchEngine, seconds: tuple[float, float] = FASTER) -> Tor
         (engine.target, engine.limits.target_shapes),
         (engine.draft, engine.limits.draft_shapes),
     ):
-        model._attend = attend_flash
+        model.attend = attend_flash
         model.record(shapes, again, Countdown(*seconds))
     calls.clear()
     return engine
@@ -266,8 +266,8 @@ def test_a_pass_that_cannot_be_recorded_ends_it(
     caplog: pytest.LogCaptureFixture, with_flash: None
 ) -> None:
     engine = make_engine()
-    engine.target._attend = attend_flash
-    said = engine._record(broken)
+    engine.target.attend = attend_flash
+    said = engine.record(broken)
     assert "no kernel for this GPU" in caplog.text
     assert said["recorded_passes"].startswith("0 of 54 shapes")
 
@@ -275,7 +275,7 @@ def test_a_pass_that_cannot_be_recorded_ends_it(
 def test_sequences_read_one_by_one_are_not_recorded() -> None:
     engine = make_engine()
     assert not engine.target.can_be_recorded
-    engine._record(again)
+    engine.record(again)
     assert engine.target.recordings.num_kept == 0
 
 

@@ -24,10 +24,10 @@ from specsim.reality.validation import (
     with_lengths,
 )
 from specsim.reality.validation.table_replay import (
-    _in_blocks,
-    _is_same_gpu,
     check_same,
     compose_row,
+    in_blocks,
+    is_same_gpu,
     simulate_row,
 )
 from specsim.run.deployment import Deployment
@@ -355,10 +355,10 @@ def test_tokens_of_kv_cache_are_blocks_of_the_models_groups(tmp_path: Path) -> N
              "600000 tokens", "concurrency": "4"}  # fmt: skip
     (run,) = read_table(made_up(tmp_path / "t.csv", {**BASE, **NONE, **given, "model": ""}))
     row = compose_row(run)
-    held = Deployment.of(_in_blocks(row, profile), profile).kv_capacity(10240)
+    held = Deployment.of(in_blocks(row, profile), profile).kv_capacity(10240)
     assert held == pytest.approx(600_000, rel=1e-4)
     plain = load_profile(PROFILE)
-    assert _in_blocks(row, plain).engine.num_gpu_blocks == 600_000 // 16
+    assert in_blocks(row, plain).engine.num_gpu_blocks == 600_000 // 16
 
 
 def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
@@ -507,7 +507,7 @@ def test_weights_of_32_bits_are_no_16(tmp_path: Path) -> None:
     ],
 )
 def test_cards_of_one_name_are_told_apart(cell: str, name: str, are_same: bool) -> None:
-    assert _is_same_gpu(cell, name) == are_same
+    assert is_same_gpu(cell, name) == are_same
 
 
 def test_a_profile_without_the_drafter_names_the_row(tmp_path: Path) -> None:

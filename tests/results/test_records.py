@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specsim.results.array_file.ArrayFile._write", fail)
+    monkeypatch.setattr("specsim.results.array_file.ArrayFile.write", fail)
     log = StepLog(1, max_in_memory=2)
     with pytest.raises(ConfigError, match="No space left on device; set TMPDIR"):
         log.add(0, steps(3))

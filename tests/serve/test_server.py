@@ -93,13 +93,13 @@ class Checked(live.Deliverer):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._check = IntegrityCheck()
+        self.check = IntegrityCheck()
 
     def scheduled(self, step: Any) -> None:
-        self._check.scheduled(step)
+        self.check.scheduled(step)
 
     def delivered(self, step: Any) -> None:
-        self._check.delivered(step)
+        self.check.delivered(step)
         super().delivered(step)
 
 
@@ -243,8 +243,8 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         status, found = served.ask("/v1/completions", {**ASKED, "n": 5})
         assert status == 400
         assert "at most 4 may be unfinished" in found["error"]["message"]
-        served.call(lambda: setattr(served.services[0], "_check", lambda *given: None))
-        served.call(lambda: setattr(served.services[0], "_check_count", lambda asked: None))
+        served.call(lambda: setattr(served.services[0], "check", lambda *given: None))
+        served.call(lambda: setattr(served.services[0], "check_count", lambda asked: None))
         assert served.ask("/v1/completions", {**ASKED, "n": 5})[0] == 503  # they came together
         assert served.events("/v1/completions", {**ASKED, "n": 5})[0]["error"]["code"] == 503
         assert served.live.slots.num_free == 4

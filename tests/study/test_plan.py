@@ -405,8 +405,8 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
 
 
 def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specsim.study.plan._REQUESTS", 500)
-    monkeypatch.setattr("specsim.study.plan._LONGEST", 2000)
+    monkeypatch.setattr("specsim.study.plan.REQUESTS", 500)
+    monkeypatch.setattr("specsim.study.plan.LONGEST", 2000)
     question = asked(f"Qwen/Qwen3-8B --max-num-seqs 16 {EAGLE}", qps=10.0, traffic="math")
     one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
     assert one == two
@@ -443,7 +443,7 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
     assert loads.own == pytest.approx(5.0, rel=0.01)
     (trial,) = loads.trials(Off(), 5.0, 100)
     assert trial.experiment.workload.num_requests > 300  # five times as long as a session thinks
-    assert trial.experiment.workload.arrivals.rate == pytest.approx(5.0 / loads._turns)
+    assert trial.experiment.workload.arrivals.rate == pytest.approx(5.0 / loads.turns)
     with pytest.raises(ConfigError, match="hold no batch at a size"):
         loads.check_batches()
     scaled = experiment.replace(autoscaling="target_queue:target=1,max_replicas=2")

@@ -96,14 +96,14 @@ def test_a_policy_is_not_blamed_for_drafts_shorter_than_its_own() -> None:
 
 
 def test_compiling_is_not_held_against_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy_check, "_LONGEST", 0.02)
+    monkeypatch.setattr(policy_check, "LONGEST", 0.02)
     compiler: dict[str, Any] = {"__name__": machine_code.__name__, "sleep": sleep}
     exec("def compile_all():\n    sleep(0.1)", compiler)
-    with policy_check._time_limit(POLICIES.parse("off")):
+    with policy_check.time_limit(POLICIES.parse("off")):
         compiler["compile_all"]()
     with (
         pytest.raises(PluginError, match=r"a world was not done after 0\.02 s"),
-        policy_check._time_limit(POLICIES.parse("off")),
+        policy_check.time_limit(POLICIES.parse("off")),
     ):
         sleep(1)
 
@@ -172,7 +172,7 @@ CAUGHT = "while True:\n        try: 1 // 0\n        except: pass"
 def test_a_loop_without_end_is_one_line(
     method: str, loop: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(policy_check, "_LONGEST", 3.0)
+    monkeypatch.setattr(policy_check, "LONGEST", 3.0)
     body = f"def {method}(self, *given):\n    {loop}\n"
     body = body if method == "draft_lens" else DRAFTS + body
     code, out, err = _check(cli, tmp_path, body)

@@ -14,7 +14,7 @@ from specsim.core.settings import nearest
 from specsim.reality.acceptance_fit.fits import FITS, WINDOW, Decoded, Distances, Twin, decode
 from specsim.workload.readers import read_trace
 
-_POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes
+POSITIONS = 1_000_000  # output positions simulated to measure a model: its own noise vanishes
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def fit_acceptance(
             f"no kind '{chosen_kind}' to fit; {nearest(str(chosen_kind), list(FITS))}"
         )
     fitted, held_out = _decoded_halves(records, draft_len, split_seed)
-    twin = Twin(held_out, _POSITIONS, "measure")
+    twin = Twin(held_out, POSITIONS, "measure")
     candidates = {}
     for kind, fit in FITS.items():
         model = fit(fitted)

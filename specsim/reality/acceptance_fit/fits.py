@@ -222,8 +222,8 @@ def _cdf_differences(
 Vector = NDArray[np.float64]
 
 _NODES = (np.arange(200) + 0.5) / 200  # quantiles over which Beta is integrated
-_POSITIONS = 60_000  # output positions per trial: errors far below those of the data
-_MAX_TRIALS = 250  # per start
+POSITIONS = 60_000  # output positions per trial: errors far below those of the data
+MAX_TRIALS = 250  # per start
 _MAX_ROUNDS = 6  # per trial of `layered`: replays to match its rates, fewer if they agree before
 
 
@@ -289,11 +289,11 @@ def fit_beta_position(data: Decoded) -> BetaPosition:
 
 def fit_markov(data: Decoded) -> Markov:
     """Return the closest chain of two regimes."""
-    twin = Twin(data, _POSITIONS, "fit")
+    twin = Twin(data, POSITIONS, "fit")
     middle = logit(np.clip(fit_bernoulli(data).alpha, 0.05, 0.95))
     starts = [(0.0, middle - 1.5, middle + 1.5, np.log(length)) for length in (3.0, 20.0)]
     steps = (0.7, 0.7, 0.7, 0.7)
-    x = _closest(lambda x: discrepancy(twin.decode(_markov(x)), data), starts, steps)
+    x = closest(lambda x: discrepancy(twin.decode(_markov(x)), data), starts, steps)
     return _markov(x)
 
 
@@ -311,13 +311,13 @@ def _markov(x: Vector) -> Markov:
 
 def fit_layered(data: Decoded) -> Layered:
     """Return the closest layered model, whose rates agree with those of the data."""
-    twin = Twin(data, _POSITIONS, "fit")
+    twin = Twin(data, POSITIONS, "fit")
     starts = [
         (np.log(own), np.log(short), np.log(2.0), np.log(long), np.log(20.0), 0.1)
         for own, short, long in ((0.5, 0.7, 0.4), (0.4, 0.3, 1.2))
     ]
     steps = (0.7, 0.7, 0.7, 0.7, 0.7, 0.2)
-    x = _closest(lambda x: _matched(x, twin, data)[1], starts, steps)
+    x = closest(lambda x: _matched(x, twin, data)[1], starts, steps)
     return _matched(x, twin, data)[0]
 
 
@@ -361,7 +361,7 @@ def _mean_len(log_excess: float, shortest: int) -> float:
     return _rounded(shortest + float(np.exp(np.clip(log_excess, -5, 5))))
 
 
-def _closest(
+def closest(
     loss: Callable[[Vector], float], starts: Sequence[tuple[float, ...]], steps: tuple[float, ...]
 ) -> Vector:
     """Return the best point that Nelder and Mead's method finds from any of the starts."""
@@ -371,7 +371,7 @@ def _closest(
             start,
             method="Nelder-Mead",
             options={
-                "maxfev": _MAX_TRIALS,
+                "maxfev": MAX_TRIALS,
                 "xatol": 1e-2,
                 "fatol": 1e-6,
                 "initial_simplex": np.vstack([start, np.array(start) + np.diag(steps)]),

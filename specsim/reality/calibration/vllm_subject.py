@@ -38,7 +38,7 @@ ORDER = (
 fitted to, one of either load."""
 FITTED = tuple(name for name in ORDER if name.startswith("fit"))
 COMPARED = tuple(name for name in ORDER if name not in FITTED)
-_DRAFT_LENS = (1, 3, 5)
+DRAFT_LENS = (1, 3, 5)
 _CACHE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"  # GiB
 _TIMEOUT = 1800.0  # seconds of one engine at least, starting and compiling included
 
@@ -198,7 +198,7 @@ class VllmSubject:
                     f"--draft-model {draft}: vocab_size = {vocab_size}, but {model} has "
                     f"{shape.vocab_size}; give a draft model with the same tokens"
                 )
-            kinds = [VllmSpeculation.draft_model(draft, length) for length in _DRAFT_LENS]
+            kinds = [VllmSpeculation.draft_model(draft, length) for length in DRAFT_LENS]
         is_dummy = not all(
             any(any(folder.glob(pattern)) for pattern in ("*.safetensors", "*.bin", "*.pt"))
             for folder in (model, draft or model)

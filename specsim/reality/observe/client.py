@@ -289,7 +289,7 @@ class Client:
                     said = _message(await read_page(response))
                     answer.error = one_line(f"HTTP {response.status}: {said}")
                 else:
-                    await _read(response, answer, output_len)
+                    await read_answer(response, answer, output_len)
         except asyncio.CancelledError:  # by an interrupt: what has come is still wanted
             answer.error = INTERRUPTED
         except TimeoutError:
@@ -308,7 +308,7 @@ class Client:
         return answer
 
 
-async def _read(
+async def read_answer(
     response: aiohttp.ClientResponse, answer: StreamedAnswer, output_len: int | None
 ) -> None:
     """Read server-sent events to the end of the stream; what ends before the last is an error.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-_flash = torch.ops.aten._flash_attention_forward
+flash = torch.ops.aten._flash_attention_forward
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def attend_flash(queries: Tensor, cache: Tensor, batch: Batch) -> Tensor:
     """
     keys, values = cache.flatten(1, 2)
     # The last token of a span sees all its keys: causal masks are aligned to the end.
-    attended: Tensor = _flash(
+    attended: Tensor = flash(
         queries,
         keys,
         values,
@@ -174,14 +174,14 @@ def choose_attention(cache: Tensor, num_heads: int) -> Attend:
     each = partial(attend_each, mask=causal_mask(slot_len, num_heads // kv_heads, cache))
     if cache.device.type == "cpu":
         return each
-    problem = _disagreement(attend_flash, each, cache, num_heads)
+    problem = disagreement(attend_flash, each, cache, num_heads)
     if problem is None:
         return attend_flash
     log.warning("FlashAttention is not used on %s (%s): slower", cache.device, problem)
     return each
 
 
-def _disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> str | None:
+def disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> str | None:
     """Let two attend to the same, step by step of every kind. Say what is wrong, if anything."""
     slots, slot_len, _, width = cache.shape[1:]
     cache.normal_()

@@ -95,9 +95,9 @@ class TorchEngine:
         self.target = Llama(shape, weights, **room)
         self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
         self._timing = Timing.of(device, shape, dtype)
-        self._recorded = self._record(cuda_graphs(device)) if device.type == "cuda" else {}
+        self._recorded = self.record(cuda_graphs(device)) if device.type == "cuda" else {}
 
-    def _record(self, record: Record) -> dict[str, str]:
+    def record(self, record: Record) -> dict[str, str]:
         """Record passes of both models; say how many are used, for `description`."""
         models = ((self.target, self.limits.target_shapes), (self.draft, self.limits.draft_shapes))
         try:

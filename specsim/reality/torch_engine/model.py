@@ -147,14 +147,14 @@ class Llama:
             self._caches = [
                 torch.zeros(size, device=self.device, dtype=dtype) for _ in weights.layers
             ]
-        self._attend = choose_attention(self._caches[0], shape.num_attention_heads)
+        self.attend = choose_attention(self._caches[0], shape.num_attention_heads)
         self._turns = _rotations(shape.head_dim, slot_len).to(self.device)
         self.recordings = Recordings(self._successors, slot_len, num_slots, self.device)
 
     @property
     def can_be_recorded(self) -> bool:
         """Whether all that a pass depends on is on the device."""
-        return self._attend is attend_flash
+        return self.attend is attend_flash
 
     def record(self, shapes: Sequence[PassShape], record: Record, timer: Timer) -> None:
         with torch.inference_mode():
@@ -208,7 +208,7 @@ class Llama:
         rows = cache.view(2, -1, kv_heads, shape.head_dim)
         rows[0].index_copy_(0, batch.cache_rows, keys)
         rows[1].index_copy_(0, batch.cache_rows, qkv[:, heads + kv_heads :])
-        attended = self._attend(queries, cache, batch)
+        attended = self.attend(queries, cache, batch)
         return functional.linear(attended.reshape(len(hidden), -1), layer.out)
 
 

@@ -46,7 +46,7 @@ class Probe:
         weights = random_weights(layers, Recipe(_LAYERS), torch.device("cpu"), dtype)
         self._model = Llama(layers, weights, num_slots=1, slot_len=_CONTEXT + 1)
         self._span = Span(0, _CONTEXT, np.zeros(1, np.int64), range(0))
-        self._usual = sorted(self._work() for _ in range(_CALLS))[_CALLS // 2]
+        self._usual = sorted(self.work() for _ in range(_CALLS))[_CALLS // 2]
 
     @property
     def every(self) -> float:
@@ -57,7 +57,7 @@ class Probe:
         """Do it, some times again if the CPU was taken away; return when and for how long, s."""
         at = self._clock.now()
         for _ in range(_TRIES):
-            seconds = self._work()
+            seconds = self.work()
             is_stalled = seconds >= _SLOW * self._usual + STALL
             if is_stalled:
                 sleep(STALL)  # until that has been counted
@@ -66,7 +66,7 @@ class Probe:
                 break
         return at, seconds
 
-    def _work(self) -> float:
+    def work(self) -> float:
         started_at = perf_counter()
         self._model.next_tokens([self._span])
         return perf_counter() - started_at

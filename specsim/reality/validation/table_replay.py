@@ -229,7 +229,7 @@ def predict(
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     """Return what a simulation of a row measures, under the names of the table."""
     try:
-        experiment = _in_blocks(row, profile)
+        experiment = in_blocks(row, profile)
 
         def tables_of(trace: Trace) -> RunTables:
             return summarized(experiment, requests=list(trace.requests()), profile=profile).tables
@@ -275,7 +275,7 @@ def _medians(draws: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: median(each[name] for each in draws) for name in draws[0]}
 
 
-def _in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
+def in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
     """Return the experiment with the blocks that hold the tokens, of layers in several groups."""
     if row.kv_tokens is None:
         return row.experiment
@@ -328,7 +328,7 @@ def _counters(tables: Sequence[RunTables]) -> dict[str, float]:
 def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     """Raise a ProfileError unless all runs are of the profile's model, GPU and number of GPUs."""
     model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
-    own = (("model", model, _is_same_model), ("gpu", profile.gpu, _is_same_gpu))
+    own = (("model", model, _is_same_model), ("gpu", profile.gpu, is_same_gpu))
     for run in runs:
         for column, name, is_same in own:
             cell = run.cells.get(column, "")
@@ -398,7 +398,7 @@ def _is_same_model(cell: str, name: str) -> bool:
     return one in other or other in one
 
 
-def _is_same_gpu(cell: str, name: str) -> bool:
+def is_same_gpu(cell: str, name: str) -> bool:
     """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'.
 
     But an H100 or H200 with NVL or PCIe is another than one without.

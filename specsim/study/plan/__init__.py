@@ -22,7 +22,7 @@ _SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
 _OTHER_K = 1.3  # the same, also of another draft length than the first that is tried
 _MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
-_TOLERANCE, _REPLICATIONS, _REQUESTS, _LONGEST = 0.04, 5, 4000, 32_000
+_TOLERANCE, _REPLICATIONS, REQUESTS, LONGEST = 0.04, 5, 4000, 32_000
 
 
 @dataclass
@@ -153,8 +153,8 @@ def _refined(
         goal_of(question),
         tolerance=_TOLERANCE,
         replications=_REPLICATIONS,
-        num_requests=_REQUESTS,
-        max_requests=_LONGEST,
+        num_requests=REQUESTS,
+        max_requests=LONGEST,
         shares=(1.0, 0.75, 0.5),
     )
     contenders = [option.contender(goal) for option in options]
