@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import log
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,7 @@ DEVIATIONS: Mapping[str, float] = {
     "engine_steps": 0.02,
 }
 """What is fitted: the logarithm of predicted over measured, and by how much it may be off."""
+_ALIKE = 1.25  # ratio of mean contexts, up to which runs may be repetitions of one load
 _STEP = 0.5  # of finite differences, standard deviations: some 4 to 8 % of a factor
 ROUNDS = 2
 _MOST_STEPS = 6
@@ -41,20 +43,38 @@ _TINY = 1e-9  # between two bounds
 
 @dataclass(frozen=True)
 class LeftOut:
-    """How far loads are off by the start, and by what all the other loads together say."""
+    """How far each load is off by the start, and by what all the other loads together say.
 
-    loads: int  # repetitions together
-    before: float
-    """Mean size of the errors, as a share of `DEVIATIONS`, by the start."""
-    after: float
+    Mean sizes of errors, as a share of `DEVIATIONS`; repetitions are one load.
+    """
+
+    before: tuple[float, ...]
+    after: tuple[float, ...]
+
+    @property
+    def num_worse(self) -> int:
+        """How many loads are no better by the others than by the start."""
+        return sum(new >= old for old, new in zip(self.before, self.after, strict=True))
 
     @property
     def is_better(self) -> bool:
-        return self.after < self.before
+        """Whether none is worse: where one is, the form is wrong, and not a number in it."""
+        return not self.num_worse
 
     def __str__(self) -> str:
-        size, more = abs(1 - self.after / self.before), "less" if self.is_better else "more"
-        return f"what all loads but one say is {size:.0%} {more} off on that one than as built"
+        if self.is_better:
+            share = 1 - sum(self.after) / sum(self.before)
+            return f"what all loads but one say is {share:.0%} less off on that one than as built"
+        return (
+            f"what all loads but one say is no better on that one than as built, of "
+            f"{len(self.before)} loads for {self.num_worse}"
+        )
+
+
+def _load_of(run: MeasuredRun) -> tuple[object, ...]:
+    """Return what repetitions of a run have in common; lengths and acceptance differ a little."""
+    context = round(log(run.mean_context, _ALIKE))
+    return (run.cells.get("dataset", ""), context, run.load, run.method, run.num_speculative_tokens)
 
 
 class Problem:
@@ -131,9 +151,10 @@ class Problem:
     @property
     def loads(self) -> list[int]:
         """Number of the load that each error is of; repetitions are of one load."""
-        keys = self._replayer.keys
-        runs = zip(self._replayer.runs, keys, strict=True)
-        told = [(run, keys.index(key)) for run, key in runs]
+        loads = [_load_of(run) for run in self._replayer.runs]
+        told = [
+            (run, loads.index(load)) for run, load in zip(self._replayer.runs, loads, strict=True)
+        ]
         return [n for metric in self._metrics for run, n in told if measured_of(run, metric)]
 
     def _weigh(self) -> Values:
@@ -198,9 +219,9 @@ def left_out(problem: Problem, found: Solution, is_free: Flags) -> LeftOut | Non
         step = np.linalg.lstsq(slopes, -np.concatenate([errors[rest], found.places]))[0]
         places = np.clip(found.places + step * is_free, problem.lowest, problem.highest)
         there = problem.errors(places)[~rest]
-        sizes.append([np.abs(starting[~rest]).mean(), np.abs(there).mean()])
-    before, after = np.mean(sizes, axis=0).tolist()
-    return LeftOut(count, before, after)
+        sizes.append((float(np.abs(starting[~rest]).mean()), float(np.abs(there).mean())))
+    before, after = zip(*sizes, strict=True)
+    return LeftOut(before, after)
 
 
 def _least_squares(problem: Problem, places: Values, spread: float, is_free: Flags) -> Values:
