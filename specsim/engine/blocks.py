@@ -124,6 +124,16 @@ def publish_block(table: Table, number: int, key: int) -> None:
 
 
 @inner
+def mark_alike(table: Table, key: int, step: int) -> None:
+    """Note of all blocks with a key the step in which it was published, counted from 1."""
+    number = int(table.chains[_place(table, key)])
+    while number != NO_BLOCK:
+        if table.blocks[number].key == key:
+            table.blocks[number].published_in = step
+        number = table.blocks[number].next_alike
+
+
+@inner
 def _forget(table: Table, number: int) -> None:
     """Take a block out of the index."""
     block = table.blocks[number]

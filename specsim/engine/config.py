@@ -17,6 +17,7 @@ from specsim.hardware.kv_groups import (
     STATE,
     KVLayers,
     KVLayout,
+    StateBlocks,
     as_full_attention,
     kv_layout,
     one_group,
@@ -185,6 +186,7 @@ class EngineConfig(Settings):
             "passes_on": rules.passes_on,
             "publishes_outputs": rules.publishes_outputs and proposer is not None,
             "keeps_below_junction": rules.keeps_below_junction,
+            "claims_states": rules.claims_states,
             "skips_drafts": skips,
         }
 
@@ -208,7 +210,9 @@ class EngineConfig(Settings):
         """Return the KV cache groups; a single one where `kv_groups` is None."""
         if self.kv_groups is None:
             return one_group(self.block_size)
-        states = 1 + (proposer.num_speculative_tokens or 0 if proposer else 0)
+        whole_len = None if self.enable_prefix_caching else self.max_model_len
+        num_spare = proposer.num_speculative_tokens if proposer else 0
+        states = StateBlocks(whole_len or self.block_size, num_spare)
         return kv_layout(self.kv_layers(self.kv_groups, proposer), self.block_size, states)
 
     def resolved(
@@ -277,10 +281,10 @@ class EngineConfig(Settings):
             )
         if not isinstance(kept_len, int) or kept_len == 0:
             return
-        if not any(group.kind == SLIDING for group in layout.groups):
+        if not any(group.kind in (SLIDING, STATE) for group in layout.groups):
             raise ConfigError(
                 f"engine.prefix_cache_retention_interval = {kept_len}: no layer has a sliding "
-                "window; leave it out"
+                "window or a state; leave it out"
             )
         if kept_len % size:
             raise ConfigError(

@@ -17,6 +17,8 @@ class Limits(Protocol):
     num_blocks: int
     num_groups: int
     has_windows: int  # whether blocks of a sequence that runs may be given back
+    state_block_size: int
+    """Tokens after which a state is kept for others, where prefills stop; 0 if none is kept."""
     common_block_size: int  # tokens after which blocks of all groups end
     blocks_per_common: int  # blocks of all groups that hold so many tokens
     hash_block_size: int  # tokens after which the identity of a prefix is computed
@@ -28,6 +30,7 @@ class Limits(Protocol):
     passes_on: int  # these are of `specsim.engine.versions.Rules`
     publishes_outputs: int
     keeps_below_junction: int
+    claims_states: int
     skips_drafts: int  # `NOT_SKIPPED`, `SKIPPED` or `IDLE`
     drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
     retention_len: int

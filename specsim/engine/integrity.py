@@ -76,7 +76,7 @@ def _blocks_of(table: Table, row: int) -> list[int]:
     for slot in range(first, first + int(table.limits["num_groups"][0])):
         holding: Any = table.holdings[slot]
         held += table.tables[slot, holding["null_blocks"] : holding["num_blocks"]].tolist()
-    return held
+    return [block for block in held if block != NO_BLOCK]  # states leave gaps
 
 
 def _check_loading(table: Table, holding: list[int]) -> None:

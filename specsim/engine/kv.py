@@ -5,12 +5,14 @@ Sources: vLLM 0.32.0 ``v1/core/kv_cache_manager.py allocate_slots`` and
 
 A sequence holds blocks in every group of layers, all from one pool. In a group with a window the
 leading entries of its table become null as they leave the window; they still count as positions.
+A group of states holds the one that is read and the one that is written, and some for drafts behind
+it; all other entries are null.
 """
 
 from specsim.core.compiled import inner
 from specsim.engine.blocks import hold, release_block, take_block
 from specsim.engine.prefix import publish
-from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, SLIDING, Group, Table
+from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, SLIDING, STATE, Group, Table
 
 
 @inner
@@ -21,8 +23,7 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
     """
     limits = table.limits[0]
     end_len = cached_len + scheduled_len
-    reach = min(end_len + limits.lookahead_len, limits.max_model_len)
-    if not _begin_holding(table, row, cached_len, reach, 0):
+    if not _begin_holding(table, row, cached_len, end_len, limits.lookahead_len, 0):
         return False
     if limits.enable_prefix_caching:
         publish(table, row, end_len)
@@ -62,7 +63,7 @@ def load_blocks(table: Table, row: int, cached_len: int, loaded_len: int) -> boo
     It cannot be preempted while it loads, and so leaves what others need that are in their prefill.
     Returns whether the blocks were there.
     """
-    return _begin_holding(table, row, cached_len, loaded_len, _reserved_blocks(table))
+    return _begin_holding(table, row, cached_len, loaded_len, 0, _reserved_blocks(table))
 
 
 @inner
@@ -101,12 +102,15 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
 
 
 @inner
-def _begin_holding(table: Table, row: int, cached_len: int, reach: int, reserved: int) -> bool:
-    """Give a sequence a slot, the blocks of its hit and those up to `reach`; False, and nothing.
+def _begin_holding(
+    table: Table, row: int, cached_len: int, end_len: int, lookahead_len: int, reserved: int
+) -> bool:
+    """Give a sequence a slot, the blocks of its hit and those up to `end_len`; False, and nothing.
 
     `reserved` blocks are to be left over, unless the whole prompt is asked for.
     """
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    reach = min(end_len + lookahead_len, limits.max_model_len)
     known_len = min(sequence.known_len, limits.max_model_len)
     unavailable = limits.watermark_blocks if state.num_running else 0
     whole = needed = 0
@@ -114,6 +118,13 @@ def _begin_holding(table: Table, row: int, cached_len: int, reach: int, reserved
         group = table.groups[number]
         num_hits = cached_len // group.block_size
         unavailable += _count_unheld(table, number, num_hits)
+        if group.kind == STATE:
+            if num_hits and _is_being_computed(table, number, num_hits):
+                return False
+            group.wanted_blocks = _blocks_for(end_len, group.block_size) + group.num_spare
+            needed += 1 + group.num_spare
+            whole += 1 + group.num_spare
+            continue
         # It gives blocks back as they leave the window, and so never needs more at once.
         most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
         whole += max(0, most - num_hits)
@@ -130,7 +141,16 @@ def _begin_holding(table: Table, row: int, cached_len: int, reach: int, reserved
     _take(table, row)
     if limits.enable_prefix_caching:
         sequence.next_publish_len = cached_len + limits.hash_block_size
+        if limits.claims_states:  # whenever it computes
+            sequence.next_publish_len = 0
     return True
+
+
+@inner
+def _is_being_computed(table: Table, number: int, num_hits: int) -> bool:
+    """Return whether the state of a hit is one that the step itself makes."""
+    block = table.blocks[table.hits[number, num_hits - 1]]
+    return bool(block.published_in == table.steps[table.state[0].current].index + 1)
 
 
 @inner
@@ -152,6 +172,8 @@ def _hold_hits(table: Table, slot: int, number: int, cached_len: int) -> None:
     holding.num_blocks = num_hits
     holding.null_blocks = 0
     holding.published_blocks = num_hits
+    holding.has_taken = 0
+    holding.last_state = -1
     for place in range(num_hits):
         block = table.hits[number, place]
         table.tables[slot, place] = block
@@ -174,7 +196,14 @@ def extend(table: Table, row: int, end_len: int) -> bool:
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
     needed = 0
     for number in range(limits.num_groups):
-        group, held = table.groups[number], table.holdings[sequence.slot + number].num_blocks
+        group, holding = table.groups[number], table.holdings[sequence.slot + number]
+        held = holding.num_blocks
+        if group.kind == STATE:
+            wanted = _blocks_for(end_len, group.block_size) + group.num_spare
+            group.wanted_blocks = max(held, wanted)
+            most = 1 if holding.has_taken else 1 + group.num_spare
+            needed += min(group.wanted_blocks - held, most)
+            continue
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
         needed += group.wanted_blocks - held
     if needed > table.state[0].num_free:
@@ -196,16 +225,43 @@ def _leave_windows(table: Table, row: int) -> None:
         group = table.groups[number]
         if group.kind == FULL:
             continue
+        if group.kind == STATE:
+            _leave_states(table, sequence.slot + number, group.block_size, settled_len)
+            continue
         left_len = settled_len // group.span_len * group.span_len
         if group.kind == SLIDING:
             left_len = max(0, settled_len - group.span_len + 1)
         holding = table.holdings[sequence.slot + number]
         left = min(left_len // group.block_size, holding.num_blocks)
-        if left > holding.null_blocks:
-            _give_back(table, sequence.slot + number, holding.null_blocks, left)
-            for place in range(holding.null_blocks, left):
-                table.tables[sequence.slot + number, place] = NO_BLOCK
-            holding.null_blocks = left
+        _leave_leading(table, sequence.slot + number, left)
+
+
+@inner
+def _leave_leading(table: Table, slot: int, left: int) -> None:
+    """Give back the leading blocks of a holding, up to a place."""
+    holding = table.holdings[slot]
+    if left > holding.null_blocks:
+        _give_back(table, slot, holding.null_blocks, left)
+        for place in range(holding.null_blocks, left):
+            table.tables[slot, place] = NO_BLOCK
+        holding.null_blocks = left
+
+
+@inner
+def _leave_states(table: Table, slot: int, block_size: int, settled_len: int) -> None:
+    """Give back the states that no later one begins from (vLLM `MambaManager`).
+
+    That from which the one before was computed has been read by then, wherever it lies.
+    """
+    holding = table.holdings[slot]
+    left = max(0, settled_len - 1) // block_size
+    _leave_leading(table, slot, min(left, holding.num_blocks))
+    last = holding.last_state
+    if 0 <= last < _blocks_for(settled_len, block_size) - 1:
+        block = table.tables[slot, last]
+        if block != NO_BLOCK:
+            release_block(table, block)
+            table.tables[slot, last] = NO_BLOCK
 
 
 @inner
@@ -233,7 +289,7 @@ def release(table: Table, row: int) -> None:
 
 @inner
 def _give_back(table: Table, slot: int, first: int, end: int) -> None:
-    """Release the blocks of a holding from one place to before another; none of them is null.
+    """Release the blocks of a holding from one place to before another.
 
     Published blocks go to the end of the free queue, the last one first; unpublished ones to its
     front, so that the last one is the next to be used.
@@ -256,6 +312,11 @@ def _take(table: Table, row: int) -> None:
     capacity_len = NEVER
     for number in range(limits.num_groups):
         group, holding = table.groups[number], table.holdings[sequence.slot + number]
+        if group.kind == STATE:
+            _take_states(table, sequence.slot + number, group.wanted_blocks, group.num_spare)
+            if limits.state_block_size:  # every step may give one back
+                capacity_len = 0
+            continue
         for place in range(holding.num_blocks, group.wanted_blocks):
             table.tables[sequence.slot + number, place] = take_block(table)
         holding.num_blocks = group.wanted_blocks
@@ -264,6 +325,33 @@ def _take(table: Table, row: int) -> None:
             left_len = _next_leave_len(group, holding.null_blocks)
             capacity_len = min(capacity_len, left_len + limits.lookahead_len)
     sequence.capacity_len = capacity_len
+
+
+@inner
+def _take_states(table: Table, slot: int, wanted: int, num_spare: int) -> None:
+    """Give a holding of states the block that the step writes; those for drafts lie behind it.
+
+    The latter are not read, and so move along.
+    """
+    holding = table.holdings[slot]
+    held = holding.num_blocks
+    if wanted > held:
+        if holding.has_taken:
+            holding.last_state = held - 1 - num_spare
+        elif held:
+            holding.last_state = held - 1
+        end = max(held, wanted - num_spare - 1)
+        for place in range(held, end):
+            table.tables[slot, place] = NO_BLOCK
+        if holding.has_taken:
+            for place in range(held - num_spare, min(held, wanted - num_spare - 1)):
+                table.tables[slot, end] = table.tables[slot, place]
+                table.tables[slot, place] = NO_BLOCK
+                end += 1
+        for place in range(end, wanted):
+            table.tables[slot, place] = take_block(table)
+        holding.num_blocks = wanted
+    holding.has_taken = 1
 
 
 @inner

@@ -6,14 +6,14 @@ of their behaviour.
 
 A hit is of one length in all groups. Full attention needs every block of it, a sliding window the
 last ones, chunked local attention those of the chunk that goes on; what is not needed is the null
-block. So that windows do not fill the cache with what hardly anybody will look for, a sliding
-group publishes little: the last blocks before a prompt's end, and before a *junction*, where
-another request was seen to part from what the other groups hold.
+block. Of a state it needs that at its end. So that these do not fill the cache with what hardly
+anybody will look for, such a group publishes little: the last blocks before a prompt's end, and
+before a *junction*, where another request was seen to part from what the other groups hold.
 """
 
 from specsim.core.compiled import inlined, inner
-from specsim.engine.blocks import cached_block, prefix_key, publish_block
-from specsim.engine.table import CHUNKED, FULL, NO_BLOCK, NO_KEY, SLIDING, Table
+from specsim.engine.blocks import cached_block, mark_alike, prefix_key, publish_block
+from specsim.engine.table import CHUNKED, FULL, NO_BLOCK, NO_KEY, SLIDING, STATE, Table
 from specsim.engine.tiers import store
 
 
@@ -78,6 +78,8 @@ def _found_prefix(table: Table, row: int, number: int, most_len: int, drops: int
     most = most_len // group.block_size
     if group.kind == SLIDING:
         return _found_window(table, row, number, most, drops)
+    if group.kind == STATE:
+        return _found_state(table, row, number, most)
     num = 0
     if group.kind == CHUNKED:
         num = most_len // group.span_len * group.span_len // group.block_size
@@ -120,6 +122,19 @@ def _found_window(table: Table, row: int, number: int, most: int, drops: int) ->
 
 
 @inner
+def _found_state(table: Table, row: int, number: int, most: int) -> int:
+    """Return the longest prefix after which a bucket has the state, tokens."""
+    bucket, common = table.buckets[number], table.limits[0].common_block_size
+    block_size = table.groups[bucket.first].block_size
+    for place in range(most - 1, -1, -1):
+        length = (place + 1) * block_size
+        if length % common == 0 and _found_block(table, row, bucket.first, bucket.last, place):
+            _leave_null(table, bucket.first, bucket.last, place)
+            return length
+    return 0
+
+
+@inner
 def _found_block(table: Table, row: int, first: int, last: int, place: int) -> bool:
     """Return whether groups side by side all have a block of a sequence; note where it is."""
     request = table.sequences[row].request
@@ -155,7 +170,7 @@ def publish(table: Table, row: int, end_len: int) -> None:
         return
     hashed_len = min(known_len, sequence.known_len - limits.hash_lookahead_len)
     num_hashes = hashed_len // size
-    sequence.next_publish_len = (num_hashes + 1) * size
+    sequence.next_publish_len = 0 if limits.claims_states else (num_hashes + 1) * size
     if limits.num_groups == 1:
         _publish_in(table, row, 0, num_hashes)
         return
@@ -166,6 +181,8 @@ def publish(table: Table, row: int, end_len: int) -> None:
             # A lookup that drops a block looks one further.
             publish_len = min(known_len, whole_len + group.block_size)
         _publish_in(table, row, number, publish_len // group.block_size)
+        if limits.claims_states and group.kind == STATE:
+            _claim_state(table, row, number, publish_len)
         if group.hashes > 1 and group.drops and group.kind == FULL:
             _publish_tail(table, row, number, publish_len)
 
@@ -180,9 +197,27 @@ def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
         if block != NO_BLOCK and (group.period == 1 or _is_kept(table, row, number, place)):
             key = prefix_key(table, sequence.request, number, (place + 1) * group.hashes - 1)
             publish_block(table, block, key)
+            if group.kind == STATE:
+                mark_alike(table, key, table.steps[table.state[0].current].index + 1)
             if table.limits[0].num_tiers:
                 store(table, key)
     holding.published_blocks = max(holding.published_blocks, full_blocks)
+
+
+@inner
+def _claim_state(table: Table, row: int, number: int, publish_len: int) -> None:
+    """Count the last state that a prompt leaves to others as made in this step, if it is there.
+
+    vLLM 0.32: `MambaManager._cache_partial_tail_block`.
+    """
+    sequence, size = table.sequences[row], table.groups[number].block_size
+    last = (sequence.prompt_len - 1) // size
+    if table.limits[0].drops_last_hit:
+        last = sequence.prompt_len // size - 1
+    if last > 0 and publish_len == last * size:
+        block = table.blocks[table.tables[sequence.slot + number, last - 1]]
+        if block.key != NO_KEY:
+            mark_alike(table, block.key, table.steps[table.state[0].current].index + 1)
 
 
 @inner

@@ -136,6 +136,8 @@ def _schedule_running(table: Table) -> None:
         scheduled_len = known_len + sequence.draft_len - computed_len
         scheduled_len = min(scheduled_len, step.piece_limit, step.tokens_left)
         scheduled_len = min(scheduled_len, step.inputs_left - slots, last_len - computed_len)
+        if limits.state_block_size:
+            scheduled_len = _to_state(table, row, computed_len, scheduled_len)
         if scheduled_len <= 0:
             continue
         end_len = computed_len + scheduled_len
@@ -187,6 +189,11 @@ def _schedule_waiting(table: Table) -> None:
         missing_len = table.sequences[row].known_len - cached_len
         is_first = not (num_running_scheduled or cached_len)
         scheduled_len = _first_piece(table, missing_len, cached_len, is_first)
+        if limits.state_block_size:
+            piece_len = _to_state(table, row, cached_len, scheduled_len)
+            if scheduled_len > missing_len and piece_len != scheduled_len:
+                piece_len = min(piece_len, 1)  # without dummy drafts, rather than with some
+            scheduled_len = piece_len
         if scheduled_len == 0 or not admit_blocks(table, row, cached_len, scheduled_len):
             return
         _admit(table, row, cached_len, scheduled_len)
@@ -258,6 +265,40 @@ def _first_piece(table: Table, missing_len: int, cached_len: int, is_first: bool
     if piece_len > budget and not limits.enable_chunked_prefill:
         return 0
     return min(piece_len, budget)
+
+
+@inner
+def _to_state(table: Table, row: int, start: int, piece_len: int) -> int:
+    """Return how much of a piece of a prefill ends where its state is to be kept; 0: none of it.
+
+    vLLM: `_mamba_block_aligned_split`. States are kept where steps end, so they end where blocks
+    do, where the last block that a later hit may have does, and where others were seen to part.
+    """
+    limits, sequence = table.limits[0], table.sequences[row]
+    known_len, size = sequence.known_len, limits.state_block_size
+    prefill_len = max(sequence.prompt_len, known_len - 1)
+    if start >= prefill_len:
+        return piece_len
+    end = start + piece_len
+    if end < prefill_len:
+        most = limits.max_num_scheduled_tokens
+        if limits.long_prefill_token_threshold:
+            most = min(most, limits.long_prefill_token_threshold)
+        if end // size * size > start or size <= most:
+            end = end // size * size
+    last = (known_len - 1) // size * size
+    if limits.drops_last_hit:  # of what is cached, the last block is dropped
+        last = known_len // size * size - size
+    part = sequence.junction_len
+    part = start + (part - start) // size * size if start < part < end else 0
+    stop = end
+    if start % size:
+        stop = min(stop, (start // size + 1) * size)
+    if start < last:
+        stop = min(stop, last)
+    if start < part:
+        stop = min(stop, part)
+    return max(stop - start, 0)
 
 
 @inner

@@ -12,7 +12,17 @@ from specsim.core.step import Ints
 from specsim.engine.facts import Facts
 from specsim.engine.order import VERBS
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import ARRAY_TYPES, FULL, NEVER, NO_BLOCK, NO_KEY, NO_ROW, SLIDING, Table
+from specsim.engine.table import (
+    ARRAY_TYPES,
+    CHUNKED,
+    NEVER,
+    NO_BLOCK,
+    NO_KEY,
+    NO_ROW,
+    SLIDING,
+    STATE,
+    Table,
+)
 from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts
@@ -105,6 +115,10 @@ class Setup:
         limits["prefill_first"] = self.order == "prefill_first"
         limits["num_groups"] = len(self.kv.groups)
         limits["has_windows"] = self.kv.has_windows
+        if self.limits["enable_prefix_caching"]:
+            sizes = (each.block_size for each in self.kv.groups if each.kind == KINDS[STATE])
+            limits["state_block_size"] = size = next(sizes, 0)
+            limits["claims_states"] *= size > 0
         limits["common_block_size"] = common = self.kv.common_block_size
         limits["blocks_per_common"] = sum(common // each.block_size for each in self.kv.groups)
         limits["hash_block_size"] = self.kv.hash_block_size
@@ -118,7 +132,7 @@ class Setup:
         reach = min(
             limits["max_model_len"], longest_len + drafts_len + limits.get("lookahead_len", 0)
         )
-        return -(-reach // min(group.block_size for group in self.kv.groups))
+        return max(-(-reach // group.block_size) + group.num_spare for group in self.kv.groups)
 
     def _groups(self, depth: int) -> NDArray[Any]:
         """Return what each group needs and keeps; `depth` steps may be in flight."""
@@ -131,13 +145,15 @@ class Setup:
             row["block_size"] = group.block_size
             row["hashes"] = group.block_size // self.kv.hash_block_size
             row["most_admitted"] = NEVER
-            if kind != FULL:
+            row["num_spare"] = group.num_spare
+            if kind in (SLIDING, CHUNKED):
                 row["most_admitted"] = group.most_blocks(limits["max_model_len"], in_flight_tokens)
             in_last = group.has_last_layer or not limits.get("drops_in_last")
             row["drops"] = drops = bool(limits.get("drops_last_hit")) and in_last
             row["period"] = 1
-            if kind == SLIDING:
-                row["tail_blocks"] = tail = -(-(group.span_len - 1) // group.block_size) + drops
+            if kind in (SLIDING, STATE):
+                span_len = group.span_len - 1 if kind == SLIDING else group.block_size
+                row["tail_blocks"] = tail = -(-span_len // group.block_size) + drops
                 kept_len = limits.get("retention_len", 0)
                 period = (size if kept_len < 0 else kept_len) // group.block_size
                 keeps_all = period > 0 and tail >= period

@@ -32,7 +32,7 @@ NO_BLOCK = 0
 NO_KEY = 1 << 62
 """Key of a block whose content is not published."""
 
-FULL, SLIDING, CHUNKED = range(3)
+FULL, SLIDING, CHUNKED, STATE = range(4)
 """Kinds of groups, as in `specsim.hardware.kv_groups.KINDS`."""
 
 FREE, WAITING, RUNNING, FINISHED, LOADING, LOADED, WITHDRAWN = range(7)
@@ -210,12 +210,14 @@ class Block(Protocol):
     and prefixes are cached."""
     next_alike: int
     """The next one, by time of publication, whose key has the same place in the index."""
+    published_in: int
+    """Number of the step in which a state with its key was last published."""
 
 
 class Group(Protocol):
     """Layers that share a block table (vLLM: KV cache group); see `specsim.hardware.kv_groups`."""
 
-    kind: int  # one of `FULL`, `SLIDING` and `CHUNKED`
+    kind: int  # one of `FULL`, `SLIDING`, `CHUNKED` and `STATE`
     span_len: int  # window or chunk
     block_size: int
     hashes: int  # identities of prefixes that are computed per block
@@ -224,6 +226,7 @@ class Group(Protocol):
     tail_blocks: int  # blocks that a sliding window needs of a prefix, the one dropped included
     wanted_blocks: int  # scratch: blocks that a sequence is to hold after an allocation
     period: int  # blocks after which such a tail is kept; 1 if all are, 0 if none
+    num_spare: int  # of a state: blocks for those after each draft, which lie behind it
 
 
 class Bucket(Protocol):
@@ -257,6 +260,8 @@ class Holding(Protocol):
     num_blocks: int  # those that have left the window included
     null_blocks: int  # those that have left it, the leading ones
     published_blocks: int  # those that were published, or might have been
+    has_taken: int  # of a state: whether it has blocks that are not those of its hit
+    last_state: int  # of a state: the place of the one before; -1 if there is none
 
 
 class State(Protocol):
@@ -361,7 +366,14 @@ class Table(NamedTuple):
 
 _SHORT: dict[type, tuple[str, ...]] = {
     Fact: ("prompt_len", "output_len", "max_tokens", "priority", "rank", "num_keys"),
-    Block: ("holders", "is_undrafted", "next_free", "previous_free", "next_alike"),
+    Block: (
+        "holders",
+        "is_undrafted",
+        "next_free",
+        "previous_free",
+        "next_alike",
+        "published_in",
+    ),
 }
 """Fields of four bytes, not eight, of what there is much of."""
 

@@ -25,12 +25,18 @@ class Rules(NamedTuple):
     keeps_below_junction: bool
     """Where hits drop their last block, a sliding window keeps what lies before the block below a
     junction, too."""
+    claims_states: bool
+    """While a request computes what follows the last state that its prompt leaves to others, each
+    of its steps counts as making that state anew, so that nobody is admitted who hits it."""
     skips_drafts: bool
     """In a step after which nobody can use drafts, an EAGLE or MTP head makes none: it only reads
     (``v1/worker/gpu/model_runner.py``; a draft model makes them nevertheless)."""
 
 
-RULES = {"0.32": Rules(*[False] * 5), "0.33": Rules(*[True] * 5)}
+RULES = {
+    "0.32": Rules(False, False, False, False, True, False),
+    "0.33": Rules(True, True, True, True, False, True),
+}
 
 
 def minor_version(given: Any) -> Any:

@@ -3,7 +3,7 @@
 A model whose layers do not all attend alike (gpt-oss, Gemma, Llama 4) needs the KV entries of the
 whole sequence in some of them and those of a window in others. vLLM's hybrid KV cache manager puts
 layers of one kind into groups of about as many layers each, so that one pool of equal blocks serves
-all of them.
+all of them. Layers that keep a state (delta nets, Mamba) put one of them into a block.
 
 Source of the rules: vLLM 0.32.0 ``v1/core/kv_cache_utils.py get_kv_cache_groups`` and
 ``v1/kv_cache_interface.py``, re-implemented from a description of their behaviour.
@@ -13,18 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, lcm
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
 
-Kind = Literal["full_attention", "sliding_window", "chunked_local_attention"]
-KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "chunked_local_attention")
-FULL, SLIDING, CHUNKED = KINDS
-STATE: Literal["state"] = "state"
-"""Of layers that keep a state of each sequence in place of keys and values: delta nets, Mamba."""
-_WHOLE = 1 << 24  # tokens of a state's block: more than any sequence has
+Kind = Literal["full_attention", "sliding_window", "chunked_local_attention", "state"]
+KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "chunked_local_attention", "state")
+FULL, SLIDING, CHUNKED, STATE = KINDS
 
 _BYTES_PER_TOKEN = 4096.0  # any number would do where none is given: only ratios count then
 _MUCH_LARGER = 1.5  # vLLM's heuristic for how much of a block may be left unused
@@ -33,7 +30,7 @@ Count = Annotated[int, Field(gt=0, le=2**31)]
 
 
 class KVLayers(Settings):
-    """A run of attention layers that are alike."""
+    """A run of layers that are alike: of attention, or of those that keep a state instead."""
 
     kind: Literal["full_attention", "sliding_window", "chunked_local_attention", "state"]
     layers: Annotated[int, Field(gt=0, le=4096)]
@@ -42,8 +39,8 @@ class KVLayers(Settings):
     chunk: Count | None = None
     """Of chunked local attention: tokens of a chunk; a token attends to those of its own."""
     bytes_per_token: Annotated[float, Field(gt=0)] | None = None
-    """Key and value of one token in one layer, on one GPU; by default those of the model. Of a
-    state nothing: it takes a block, and each draft token another."""
+    """Key and value of one token in one layer, on one GPU; by default those of the model. Of layers
+    with a state: a block's share of it, which vLLM pads to that of attention."""
 
     @model_validator(mode="after")
     def _check_span(self) -> Self:
@@ -63,6 +60,16 @@ class KVLayers(Settings):
         return self.window or self.chunk or 0
 
 
+class StateBlocks(NamedTuple):
+    """How vLLM keeps states, one to a block (``mamba_cache_mode``)."""
+
+    block_size: int
+    """Tokens after which a state is kept: of a block with prefix caching (``align``), else
+    max_model_len, so that there is one (``none``)."""
+    num_spare: int
+    """Further blocks of a sequence, for the states after each of its drafts."""
+
+
 @dataclass(frozen=True)
 class KVGroup:
     """Layers that share a block table (vLLM: KV cache group)."""
@@ -74,6 +81,7 @@ class KVGroup:
     bucket: int  # number of what is alike: groups of one bucket hold the same prefixes
     has_last_layer: bool = True
     """Whether the bucket holds the layer that was registered last, which is a drafter's, if any."""
+    num_spare: int = 0  # see `StateBlocks`
 
     def most_blocks(self, length: int, in_flight_tokens: int) -> int:
         """Return how many blocks a sequence of a length is reckoned to hold when it is admitted.
@@ -88,6 +96,8 @@ class KVGroup:
         if self.kind == SLIDING:
             held_len = min(self.span_len - 1 + in_flight_tokens, length)
             return -(-held_len // self.block_size) + 1
+        if self.kind == STATE:  # the one that is read and the one that is written
+            return min(2, -(-length // self.block_size)) + self.num_spare
         if self.kind == CHUNKED:
             return -(-min(self.span_len + in_flight_tokens, length) // self.block_size)
         return -(-length // self.block_size)
@@ -168,7 +178,9 @@ def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
     )
 
 
-def kv_layout(layers: Sequence[KVLayers], block_size: int, state_blocks: int = 1) -> KVLayout:
+def kv_layout(
+    layers: Sequence[KVLayers], block_size: int, states: StateBlocks | None = None
+) -> KVLayout:
     """Return the groups that vLLM forms.
 
     A group of states is here one of full attention whose blocks no sequence fills; there are as
@@ -177,27 +189,25 @@ def kv_layout(layers: Sequence[KVLayers], block_size: int, state_blocks: int = 1
     Args:
         layers: In the order in which the model registers them; a drafter's come last.
         block_size: As configured, tokens.
-        state_blocks: States of a sequence in each layer that has one.
+        states: By default as with prefix caching and no drafts.
     """
-    kept = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers if each.kind != STATE]
-    widths = [
-        max(kept) if each.kind == STATE else each.bytes_per_token or _BYTES_PER_TOKEN
-        for each in layers
-    ]
+    states = states or StateBlocks(block_size, 0)
+    widths = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers]
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         first, count = layers[0], sum(each.layers for each in layers)
         total = sum(each.layers * width for each, width in zip(layers, widths, strict=True))
-        assert first.kind != STATE
-        group = KVGroup(first.kind, first.span_len, block_size, count, 0)
+        own = states if first.kind == STATE else StateBlocks(block_size, 0)
+        group = KVGroup(
+            first.kind, first.span_len, own.block_size, count, 0, num_spare=own.num_spare
+        )
         return KVLayout((group,), block_size * total)
     widest = max(widths)
     counts: dict[tuple[Kind, int, int, float], int] = {}
     for each, width in zip(layers, widths, strict=True):
         # A narrower layer gets blocks of more tokens; where that does not come out even, padding.
         ratio = int(widest / width) if widest % width == 0 else 1
-        tokens = _WHOLE if each.kind == STATE else block_size * ratio
-        kind = FULL if each.kind == STATE else each.kind
-        last = (kind, each.span_len, tokens, width)
+        own_size = states.block_size if each.kind == STATE else block_size * ratio
+        last = (each.kind, each.span_len, own_size, width)
         counts[last] = counts.get(last, 0) + each.layers
     size = _layers_per_group(list(counts.values()))
     groups = []
@@ -205,8 +215,8 @@ def kv_layout(layers: Sequence[KVLayers], block_size: int, state_blocks: int = 1
         parts = -(-count // size)
         for part in range(parts):
             num_layers = len(range(part, count, parts))
-            copies = state_blocks if alike[2] == _WHOLE else 1
-            groups += [KVGroup(*alike[:3], num_layers, bucket, alike == last)] * copies
+            num_spare = states.num_spare if alike[0] == STATE else 0
+            groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last, num_spare))
     return KVLayout(tuple(groups), size * widest * block_size)
 
 

@@ -292,7 +292,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         proposer=proposer,
         proposer_memory=proposer.start(requests, luck, max_draft_len) if proposer else None,
     )
-    log = LogWriter(requests, None if scenario.engine.kv_groups is None else setup.kv.starts)
+    log = LogWriter(requests, has_groups=scenario.engine.kv_groups is not None)
     outside = _Outside(scenario)
     wiring = Wiring(
         facts=facts,

@@ -12,7 +12,7 @@ from specsim.core.errors import TraceError
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping
 from specsim.engine.integrity import free_order
-from specsim.engine.table import FINISHED, WAITING, Table
+from specsim.engine.table import FINISHED, NO_BLOCK, WAITING, Table
 from specsim.engine.view import StepView
 
 
@@ -29,11 +29,11 @@ def load_log(path: Path) -> dict[str, Any]:
 class LogWriter:
     """Writes what happens in the format of the recordings (its fields are explained there)."""
 
-    def __init__(self, requests: list[Request], groups: list[int] | None = None) -> None:
+    def __init__(self, requests: list[Request], *, has_groups: bool = False) -> None:
         self.steps: list[dict[str, Any]] = []
         self.ended: dict[int, dict[str, Any]] = {}
         self._requests = requests
-        self._groups = groups  # where each begins; None: blocks are not told group by group
+        self._has_groups = has_groups  # whether blocks are told of each KV cache group, in a list
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
         self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
@@ -118,10 +118,11 @@ class LogWriter:
         """Return how many blocks each sequence of a step holds, without those that are null."""
         holdings, num_groups = step.table.holdings, int(step.table.limits["num_groups"][0])
         slots = step.of_sequences("slot")[:, np.newaxis] + np.arange(num_groups)
-        held = holdings["num_blocks"][slots] - holdings["null_blocks"][slots]
-        if self._groups is None:
-            return held[:, 0].tolist()  # type: ignore[no-any-return]
-        return np.add.reduceat(held, self._groups, axis=1).tolist()  # type: ignore[no-any-return]
+        places = np.arange(step.table.tables.shape[1])
+        is_held = places < holdings["num_blocks"][slots][..., np.newaxis]
+        held = (is_held & (step.table.tables[slots] != NO_BLOCK)).sum(axis=-1)
+        numbers: list[Any] = (held if self._has_groups else held[:, 0]).tolist()
+        return numbers
 
     def _preempted(self, table: Table, index: int) -> list[str]:
         """Return who was preempted in a step, in that order."""
