@@ -105,6 +105,8 @@ def _group_layers(rng: Random, engine: dict[str, Any]) -> None:
         kinds.append({"kind": "sliding_window", "window": window, "layers": rng.choice([1, 2, 4])})
     if rng.random() < 0.2:
         kinds.append({"kind": "chunked_local_attention", "chunk": rng.choice([4, 16]), "layers": 1})
+    elif rng.random() < 0.4:
+        kinds[1:] = [{"kind": "state", "layers": rng.choice([1, 2, 6])}, *kinds[2:]]
     rng.shuffle(kinds)
     engine["kv_groups"] = kinds
     if "num_gpu_blocks" in engine:

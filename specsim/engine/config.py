@@ -13,6 +13,7 @@ from specsim.engine.transfer import OffloadConfig
 from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion
 from specsim.hardware.kv_groups import (
     CHUNKED,
+    FULL,
     SLIDING,
     STATE,
     KVLayers,
@@ -135,10 +136,10 @@ class EngineConfig(Settings):
                 raise ValueError(
                     "long_prefill_token_threshold: prefill_first (vLLM V0) runs prompts whole"
                 )
-            if any(layers.span_len for layers in self.kv_groups or ()):
+            if any(layers.kind != FULL for layers in self.kv_groups or ()):
                 raise ValueError(
                     "kv_groups: prefill_first (vLLM V0) keeps all tokens in every layer; leave "
-                    "windows and chunks out"
+                    "windows, chunks and states out"
                 )
         elif self.speculative_config and self.speculative_config.disable_mqa_scorer:
             raise ValueError(

@@ -52,7 +52,8 @@ def _common_prefix(table: Table, row: int, known_len: int) -> int:
                 current = min(current, bucket.found_len)
                 continue
             drops = group.drops and not bucket.has_dropped
-            reach = min(current + group.block_size, hashed_len) if drops else current
+            looks_further = drops and group.kind != STATE
+            reach = min(current + group.block_size, hashed_len) if looks_further else current
             found_len = _found_prefix(table, row, number, reach, drops)
             if drops:
                 bucket.has_dropped = 1
@@ -242,7 +243,7 @@ def _publish_tail(table: Table, row: int, number: int, publish_len: int) -> None
 def _is_kept(table: Table, row: int, number: int, place: int) -> bool:
     """Return whether a sliding group publishes a full block: a later hit might end behind it."""
     limits, sequence, group = table.limits[0], table.sequences[row], table.groups[number]
-    period, shift = group.period, group.drops
+    period, shift = group.period, group.shift
     if period and place >= shift and (place - shift) % period >= period - group.tail_blocks:
         return True
     if limits.retention_len < 0:
@@ -268,7 +269,7 @@ def _is_before_junction(table: Table, row: int, number: int, place: int) -> bool
     junction_len, group = table.sequences[row].junction_len, table.groups[number]
     if _is_before(table, number, place, junction_len):
         return True
-    if not (table.limits[0].keeps_below_junction and group.drops):
+    if not (table.limits[0].keeps_below_junction and group.shift):
         return False
     return _is_before(table, number, place, junction_len - group.block_size)
 
@@ -277,5 +278,5 @@ def _is_before_junction(table: Table, row: int, number: int, place: int) -> bool
 def _is_before(table: Table, number: int, place: int, length: int) -> bool:
     """Return whether a window that begins anew at a length needs a block of the prefix."""
     group = table.groups[number]
-    end = _whole_len(table, length) // group.block_size + group.drops
+    end = _whole_len(table, length) // group.block_size + group.shift
     return bool(end - group.tail_blocks <= place < end)

@@ -153,7 +153,8 @@ class Setup:
             row["period"] = 1
             if kind in (SLIDING, STATE):
                 span_len = group.span_len - 1 if kind == SLIDING else group.block_size
-                row["tail_blocks"] = tail = -(-span_len // group.block_size) + drops
+                row["shift"] = shift = drops and kind == SLIDING
+                row["tail_blocks"] = tail = -(-span_len // group.block_size) + shift
                 kept_len = limits.get("retention_len", 0)
                 period = (size if kept_len < 0 else kept_len) // group.block_size
                 keeps_all = period > 0 and tail >= period

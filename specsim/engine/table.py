@@ -223,6 +223,7 @@ class Group(Protocol):
     hashes: int  # identities of prefixes that are computed per block
     most_admitted: int  # blocks that an admission reckons with at most
     drops: int  # whether the last block of a hit is recomputed
+    shift: int  # blocks that are dropped of what a window needs; a state needs itself
     tail_blocks: int  # blocks that a sliding window needs of a prefix, the one dropped included
     wanted_blocks: int  # scratch: blocks that a sequence is to hold after an allocation
     period: int  # blocks after which such a tail is kept; 1 if all are, 0 if none

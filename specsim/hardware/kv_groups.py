@@ -17,6 +17,7 @@ from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
+from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings
 
 Kind = Literal["full_attention", "sliding_window", "chunked_local_attention", "state"]
@@ -39,8 +40,8 @@ class KVLayers(Settings):
     chunk: Count | None = None
     """Of chunked local attention: tokens of a chunk; a token attends to those of its own."""
     bytes_per_token: Annotated[float, Field(gt=0)] | None = None
-    """Key and value of one token in one layer, on one GPU; by default those of the model. Of layers
-    with a state: a block's share of it, which vLLM pads to that of attention."""
+    """Key and value of one token in one layer, on one GPU; by default those of the model. Layers
+    with a state have none: vLLM pads a state to a block of attention."""
 
     @model_validator(mode="after")
     def _check_span(self) -> Self:
@@ -52,6 +53,10 @@ class KVLayers(Settings):
                     f"{name} is {'given' if is_given else 'missing'}: layers of kind '{kind}', "
                     f"and no others, have one, and these are of kind '{self.kind}'; {rule}"
                 )
+        if self.kind == STATE and self.bytes_per_token is not None:
+            raise ValueError(
+                "bytes_per_token: layers of kind 'state' have one state to a block; leave it out"
+            )
         return self
 
     @property
@@ -166,8 +171,14 @@ def one_group(block_size: int) -> KVLayout:
 def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
     """Return layers as vLLM takes them where its hybrid manager is off.
 
-    If they differ, all keep all tokens (``unify_hybrid_kv_cache_specs``).
+    If they differ, all keep all tokens (``unify_hybrid_kv_cache_specs``). A ConfigError if some
+    keep a state instead.
     """
+    if any(each.kind == STATE for each in layers):
+        raise ConfigError(
+            "engine.disable_hybrid_kv_cache_manager: layers with a state have no KV entries to "
+            "keep; leave it out"
+        )
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         return tuple(layers)
     return tuple(
@@ -192,7 +203,12 @@ def kv_layout(
         states: By default as with prefix caching and no drafts.
     """
     states = states or StateBlocks(block_size, 0)
-    widths = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers]
+    attention = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers if each.kind != STATE]
+    widest = max(attention, default=_BYTES_PER_TOKEN)
+    widths = [
+        widest if each.kind == STATE else each.bytes_per_token or _BYTES_PER_TOKEN
+        for each in layers
+    ]
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         first, count = layers[0], sum(each.layers for each in layers)
         total = sum(each.layers * width for each, width in zip(layers, widths, strict=True))
@@ -201,7 +217,6 @@ def kv_layout(
             first.kind, first.span_len, own.block_size, count, 0, num_spare=own.num_spare
         )
         return KVLayout((group,), block_size * total)
-    widest = max(widths)
     counts: dict[tuple[Kind, int, int, float], int] = {}
     for each, width in zip(layers, widths, strict=True):
         # A narrower layer gets blocks of more tokens; where that does not come out even, padding.

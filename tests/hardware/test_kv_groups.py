@@ -267,12 +267,12 @@ def test_groups_can_be_given(deployed: Deployed) -> None:
                 "scheduler": "prefill_first",
                 "kv_groups": [{"kind": "sliding_window", "window": 8, "layers": 2}],
             },
-            "kv_groups: prefill_first .* leave windows and chunks out",
+            "kv_groups: prefill_first .* leave windows, chunks and states out",
         ),
         ({"prefix_cache_retention_interval": 24}, "= 24 must be a multiple of 16"),
         (
             {"prefix_cache_retention_interval": 64, "disable_hybrid_kv_cache_manager": True},
-            "= 64: no layer has a sliding window; leave it out",
+            "= 64: no layer has a sliding window or a state; leave it out",
         ),
         (
             {

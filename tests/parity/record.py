@@ -10,8 +10,9 @@ have only the scenario in common::
 
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
 second ``groups-SEED``, with several KV cache groups, the third ``stops-SEED``, with answers that
-end by a stop token, the last the log of one scenario. The scripted randomness, the virtual clock
-and the format of the log are those of ``specsim parity``.
+end by a stop token, the last the log of one scenario. ``states`` makes ``states-SEED``, with layers
+that keep a state. The scripted randomness, the virtual clock and the format of the log are those of
+``specsim parity``.
 """
 
 import atexit
@@ -26,7 +27,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from to_record import Needs, random_groups_scenario, random_scenario, random_stops_scenario
+import vllm
+from to_record import (
+    Needs,
+    random_groups_scenario,
+    random_scenario,
+    random_states_scenario,
+    random_stops_scenario,
+)
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
@@ -51,6 +59,7 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheSpec,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
@@ -122,6 +131,7 @@ def speculative_config(spec: dict[str, Any], model: str, target: ModelConfig) ->
 def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
     """The layers as vLLM's model runner would report them; one of full attention by default."""
     specs: dict[str, KVCacheSpec] = {}
+    widths = [run.get("bytes_per_token", 4096) for run in engine.get("kv_groups") or ()]
     for run in engine.get("kv_groups") or [{"kind": "full_attention", "layers": 1}]:
         shape = {
             "block_size": engine["block_size"],
@@ -132,6 +142,15 @@ def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
         for _ in range(run["layers"]):
             if run["kind"] == "sliding_window":
                 spec = SlidingWindowSpec(**shape, sliding_window=run["window"])
+            elif run["kind"] == "state":  # of a page of attention, which vLLM pads it to
+                keeps = engine["enable_prefix_caching"]
+                spec = MambaSpec(
+                    block_size=engine["block_size" if keeps else "max_model_len"],
+                    shapes=((engine["block_size"] * max(widths) // 4,),),
+                    dtypes=(torch.float32,),
+                    mamba_cache_mode="align" if keeps else "none",
+                    num_speculative_blocks=(engine["spec"] or {"k": 0})["k"],
+                )
             elif run["kind"] == "chunked_local_attention":
                 spec = ChunkedLocalAttentionSpec(**shape, attention_chunk_size=run["chunk"])
             else:
@@ -165,6 +184,9 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         limits["max_num_active_seqs"] = engine["max_num_active_seqs"]
     size = engine["block_size"]
     cache = CacheConfig(block_size=size, enable_prefix_caching=engine["enable_prefix_caching"])
+    kinds = [run["kind"] for run in engine.get("kv_groups") or ()]
+    if "state" in kinds and engine["enable_prefix_caching"]:
+        cache.mamba_cache_mode = "align"
     spec = engine["spec"]
     config = VllmConfig(
         model_config=target,
@@ -176,7 +198,6 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     if spec and spec["method"] in ("eagle", "mtp"):
         config.speculative_config.method = spec["method"]  # all that the scheduler looks at
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
-    kinds = [run["kind"] for run in engine.get("kv_groups") or ()]
     drops = spec is not None and spec["method"] in ("eagle", "mtp")
     # What VllmConfig decides by the model's config.json, which here is another's.
     config.scheduler_config.disable_hybrid_kv_cache_manager = (
@@ -191,7 +212,7 @@ def needs_of(engine: dict[str, Any]) -> Needs:
     specs = [group.kv_cache_spec for group in get_kv_cache_groups(config, layer_specs(engine))]
     return Needs(
         math.lcm(*(spec.block_size for spec in specs)),
-        any(isinstance(spec, SlidingWindowSpec) for spec in specs),
+        any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in specs),
         sum(spec.max_memory_usage_bytes(config) // spec.page_size_bytes for spec in specs),
     )
 
@@ -429,6 +450,8 @@ class Driver:
             row: dict[str, Any] = {"kind": "full_attention"}
             if isinstance(spec, SlidingWindowSpec):
                 row = {"kind": "sliding_window", "window": spec.sliding_window}
+            elif isinstance(spec, MambaSpec):
+                row = {"kind": "state"}
             elif isinstance(spec, ChunkedLocalAttentionSpec):
                 row = {"kind": "chunked_local_attention", "chunk": spec.attention_chunk_size}
             row |= {"block_size": spec.block_size, "layers": len(group.layer_names)}
@@ -443,7 +466,7 @@ class Driver:
         (self.run_async if self.engine["async_scheduling"] else self.run_sync)()
         return {
             "scenario": self.scenario["name"],
-            "vllm_version": "0.32.0",
+            "vllm_version": vllm.__version__,
             **({"derived": {"kv_groups": self.groups()}} if self.engine.get("kv_groups") else {}),
             "requests": list(self.ended.values()),
             "steps": self.steps,
@@ -465,8 +488,9 @@ def main() -> None:
     kind = seeds[2] if seeds[2:] else ""
     Path(target).mkdir(parents=True, exist_ok=True)
     for seed in range(*map(int, seeds[:2])):
-        if kind == "groups":
-            scenario = random_groups_scenario(seed, needs_of)
+        if kind in ("groups", "states"):
+            draw = random_groups_scenario if kind == "groups" else random_states_scenario
+            scenario = draw(seed, needs_of)
         else:
             scenario = (random_stops_scenario if kind == "stops" else random_scenario)(seed)
         path = Path(target) / f"{scenario['name']}.scenario.json"

@@ -11,7 +11,7 @@ class Needs(NamedTuple):
     common_block_size: int
     """Tokens after which blocks of all groups end."""
     has_windows: bool
-    """Whether any group has a sliding window."""
+    """Whether any group has a sliding window, or keeps states."""
     num_blocks: int
     """That one request of max_model_len may need."""
 
@@ -100,8 +100,32 @@ def random_groups_scenario(
 ) -> dict[str, Any]:
     """The same with layers that attend differently, under pools that are hardly enough."""
     scenario, draw = random_scenario(seed), random.Random(f"groups {seed}")
-    engine = scenario["engine"]
-    layers = random_layers(draw)
+    scenario |= {"name": f"groups-{seed}", "kind": "random groups"}
+    return _with_layers(scenario, random_layers(draw), draw, needs_of)
+
+
+def random_states_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with layers that keep a state, and a third of them windows beside."""
+    scenario, draw = random_scenario(seed), random.Random(f"states {seed}")
+    scenario |= {"name": f"states-{seed}", "kind": "random states"}
+    usual = draw.choice([1, 2, 4])
+    layers = [{"kind": "state", "layers": draw.choice([1, 2, 3]) * usual}]
+    layers.append({"kind": "full_attention", "layers": usual})
+    if draw.random() < 0.35:
+        window = draw.choice([2, 5, 8, 17, 33])
+        layers.append({"kind": "sliding_window", "window": window, "layers": usual})
+    return _with_layers(scenario, layers, draw, needs_of)
+
+
+def _with_layers(
+    scenario: dict[str, Any],
+    layers: list[dict[str, Any]],
+    draw: random.Random,
+    needs_of: Callable[[dict[str, Any]], Needs],
+) -> dict[str, Any]:
+    engine, has_states = scenario["engine"], layers[0]["kind"] == "state"
     engine["kv_groups"] = layers
     engine["enable_prefix_caching"] = draw.random() < 0.75
     engine["max_model_len"] = length = draw.choice([64, 100, 200, 256])
@@ -115,7 +139,8 @@ def random_groups_scenario(
     if spec and spec["method"] == "eagle" and draw.random() < 0.4:
         spec["method"] = "mtp"
     if spec and spec["method"] != "ngram" and draw.random() < 0.6:
-        layers.append(dict(draw.choice(layers), layers=draw.choice([1, 1, 2])))
+        mine = draw.choice(layers[has_states:])  # drafters keep no state
+        layers.append(dict(mine, layers=draw.choice([1, 1, 2])))
     kinds = {run["kind"] for run in layers}
     if "chunked_local_attention" in kinds:
         if spec and spec["method"] in ("eagle", "mtp"):
@@ -137,7 +162,7 @@ def random_groups_scenario(
     requests.sort(key=lambda row: row["arrival_ns"])
     for number, row in enumerate(requests):
         row["id"] = f"r{number:02d}"
-    return {**scenario, "name": f"groups-{seed}", "kind": "random groups", "requests": requests}
+    return {**scenario, "requests": requests}
 
 
 def random_layers(draw: random.Random) -> list[dict[str, Any]]:
