@@ -110,11 +110,6 @@ class EngineConfig(Settings):
         kinds = {each.kind for each in self.kv_groups or ()}
         if kinds == {STATE}:
             raise ValueError("kv_groups: all layers keep a state; name one that attends, too")
-        if STATE in kinds and self.enable_prefix_caching:
-            raise ValueError(
-                "kv_groups: states at the ends of blocks (vLLM's mamba_cache_mode align) are not "
-                "simulated; set enable_prefix_caching to false"
-            )
         return self
 
     @model_validator(mode="after")

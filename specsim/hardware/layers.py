@@ -15,7 +15,7 @@ IndexerType = Literal["full", "shared", "none"]
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INDEX_BYTES = 4  # of the scale of an index key, beside its numbers of 8 bits
 SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType)[:3], KINDS, strict=True))
+KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType)[:3], KINDS[:3], strict=True))
 
 
 class AttentionWidth(NamedTuple):

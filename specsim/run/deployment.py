@@ -229,19 +229,14 @@ def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
 
 
 def _of_states(engine: EngineConfig, profile: Profile, model: ModelShape) -> EngineConfig:
-    """Return the engine as vLLM sets it up for a model with states: without a prefix cache.
+    """Return the engine as vLLM sets it up for a model with states.
 
-    That is its default for them; a block has as many tokens as take the memory of a state.
+    A block has as many tokens as take the memory of a state.
     """
     if not model.state_layers:
         return engine
-    if engine.kv_offload is not None:
-        raise ConfigError(
-            f"engine.kv_offload: {profile.model} has layers with a state, and no prefix cache that "
-            "could be offloaded; leave it out"
-        )
     size = least_block_size(profile, model, engine.block_size)
-    return engine.model_copy(update={"block_size": size, "enable_prefix_caching": False})
+    return engine.model_copy(update={"block_size": size})
 
 
 def _kv_layers(

@@ -1,6 +1,6 @@
 """Record what the real vLLM scheduler does with random scenarios.
 
-Needs vLLM 0.32.0 (a CPU build will do; no model is run) and nothing of specsim, so that the two
+Needs vLLM 0.32.0 or 0.33.0 (a CPU build will do; no model is run) and nothing of specsim, so that the two
 have only the scenario in common::
 
     python tests/parity/record.py tests/parity/recorded 0 40
@@ -47,7 +47,6 @@ from vllm.config import (
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
-    get_kv_cache_groups,
     get_request_block_hasher,
     init_none_hash,
     resolve_kv_cache_block_sizes,
@@ -65,6 +64,11 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
+
+try:  # 0.33
+    from vllm.v1.core.kv_cache_planning import get_kv_cache_groups
+except ImportError:
+    from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4

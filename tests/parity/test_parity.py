@@ -30,10 +30,6 @@ SCENARIOS = [
     for folder in (OWN, SHARED, SHARED_GROUPS, SHARED_STATES)
     for path in sorted([*folder.glob("*.scenario.json"), *folder.glob("*.scenario.json.gz")])
 ]
-WITH_STATES = [
-    path for path in sorted(SHARED_STATES.glob("*.scenario.json.gz")) if "_align_" not in path.name
-]
-"""Without a prefix cache: with one, states at the ends of blocks are not simulated."""
 NEWER = data_folder().parent / "parity-vllm-0.33"
 """What vLLM 0.33.0 made of the shared scenarios."""
 IN_NEWER = [
@@ -50,18 +46,6 @@ def test_every_field_of_every_step_agrees(path: Path) -> None:
     ours = json.loads(json.dumps(run_scenario(load_scenario(path))))
     difference = compare_logs(ours, load_log(log))
     assert difference is None, str(difference)
-
-
-@pytest.mark.parametrize("path", WITH_STATES, ids=lambda path: path.name.split(".")[0])
-def test_states_take_a_block_each_in_both_versions(path: Path, tmp_path: Path) -> None:
-    written = tmp_path / path.name.removesuffix(".gz")
-    written.write_bytes(gzip.decompress(path.read_bytes()))
-    name = path.name.replace(".scenario.", ".log.")
-    for log in (path.with_name(name), NEWER / name):
-        theirs = load_log(log)
-        ours = run_scenario(as_in_log(load_scenario(written), theirs, log))
-        difference = compare_logs(json.loads(json.dumps(ours)), theirs)
-        assert difference is None, f"{log}: {difference}"
 
 
 @pytest.mark.parametrize(
