@@ -1,7 +1,7 @@
 """Record what the real vLLM scheduler does with random scenarios.
 
-Needs vLLM 0.32.0 or 0.33.0 (a CPU build will do; no model is run) and nothing of specsim, so that the two
-have only the scenario in common::
+Needs vLLM 0.32.0 or 0.33.0 (a CPU build will do; no model is run) and nothing of specsim, so that
+the two have only the scenario in common::
 
     python tests/parity/record.py tests/parity/recorded 0 40
     python tests/parity/record.py tests/parity/recorded 0 12 groups
