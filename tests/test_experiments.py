@@ -418,7 +418,7 @@ def test_turbospec_at_fixed_acceptance() -> None:
             assert str(row["speed_up"]) == fixed[place]
         else:
             others = [float(fixed[*place[:2], config]) for config in adaptation.CONFIGS[:-1]]
-            assert row["speed_up"] > 0.98 * max(others)
+            assert row["speed_up"] > 0.96 * max(others)  # 3 % below at 0.7, as its README says
     assert adaptation.memory()[0]["of_memory_in_use"] < 0.04
 
 

@@ -94,9 +94,9 @@ def _late(old: Any, front: Front, sent_at: float, index: int, prompt_len: int) -
     return instant
 
 
-def _watched(old: Any, check: IntegrityCheck, replica: Any, step: Any) -> None:
-    old(check, replica, step)
-    replica.slow_down(2.0)
+def _watched(old: Any, check: IntegrityCheck, step: Any) -> None:
+    old(check, step)
+    step.table.state["slowness"] = 2.0
 
 
 def _more(old: Any, overhead: Overhead, **fields: Any) -> Overhead:

@@ -54,6 +54,10 @@ def draw_world(rng: Random) -> World:
     if profile["target"]["kind"] == "composed":  # for so many ranks
         names = ("data_parallel_size", "enable_expert_parallel")
         profile["target"] |= {name: engine[name] for name in names if name in engine}
+    if not is_v0 and rng.random() < 0.4:
+        engine["vllm_version"] = "0.33"
+        if "speculative_config" in engine and rng.random() < 0.3:
+            engine["speculative_config"]["disable_lookahead_block_hashes"] = True
     return {
         "config": config,
         "profile": profile,

@@ -93,6 +93,7 @@ def _composed(rng: Random, unit: float) -> dict[str, Any]:
         "head": {"at": [1, 16, 128], "times_us": [0.05 * micro, 0.06 * micro, 0.1 * micro]},
         "attention": rng.choice([[attention], [attention, windowed]]),
         "verify_factor": rng.choice([1.0, 1.4]),
+        "decodes_at_least_us": rng.choice([0.0, 0.0, 0.9 * micro]),
     }
 
 

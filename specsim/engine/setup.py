@@ -115,7 +115,7 @@ class Setup:
         limits["prefill_first"] = self.order == "prefill_first"
         limits["num_groups"] = len(self.kv.groups)
         limits["has_windows"] = self.kv.has_windows
-        if self.limits["enable_prefix_caching"]:
+        if self.limits.get("enable_prefix_caching"):
             sizes = (each.block_size for each in self.kv.groups if each.kind == KINDS[STATE])
             limits["state_block_size"] = size = next(sizes, 0)
             limits["claims_states"] *= size > 0

@@ -91,9 +91,9 @@ def break_down(folder: Path) -> Breakdown:
     """
     steps = load_steps(folder)
     written = config_hash(load_mapping(folder / "config.yaml", ConfigError))
+    experiment = Experiment.load(folder / "config.yaml")
     names = "config.yaml and steps.parquet"
     check_same_run(folder, names, written, steps.provenance["config_hash"])
-    experiment = Experiment.load(folder / "config.yaml")
     deployment = Deployment.of(experiment)
     return Breakdown(
         time=time_use(steps, experiment.num_engines),

@@ -32,9 +32,10 @@ def load_folder(path: Path) -> tuple[ResultsFolder, Experiment]:
             "run --out` wrote, or one of the folders that `specsim compare --out` made"
         )
     run = ResultsFolder(path)
+    experiment = Experiment.load(path / "config.yaml")
     names = "config.yaml and summary.json"
     check_same_run(path, names, config_hash(run.config), run.own["config_hash"])
-    return run, Experiment.load(path / "config.yaml")
+    return run, experiment
 
 
 def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
