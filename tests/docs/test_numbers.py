@@ -37,7 +37,7 @@ def percent(share: float) -> str:
 
 def test_the_demo() -> None:
     found = found_by("demo/comparison.json")
-    both = [{**each, **each["summaries"][0]} for each in found.values()]
+    both = [{**each, **each["summaries"][0]} for each in found.values() if isinstance(each, dict)]
     shown = {
         "TTFT mean, ms": [f"{each['mean_ttft_ms']:.2f}" for each in both],
         "TPOT mean, ms": [f"{each['mean_tpot_ms']:.2f}" for each in both],
