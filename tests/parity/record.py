@@ -255,7 +255,11 @@ class Driver:
         self.hasher = None
         if self.engine["enable_prefix_caching"]:
             init_none_hash(sha256)
-            self.hasher = get_request_block_hasher(self.scheduler.hash_block_size, sha256)
+            further = getattr(self.scheduler, "num_hash_lookahead_tokens", None)  # 0.33
+            options = {} if further is None else {"num_hash_lookahead_tokens": further}
+            self.hasher = get_request_block_hasher(
+                self.scheduler.hash_block_size, sha256, **options
+            )
         self.clock = self.next_row = 0
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, Any]] = []
