@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from specsim.api import Experiment, Summary, simulate
 from specsim.core.errors import ProfileError
 from specsim.hardware import load_model
 from specsim.profile.from_tables import TableProfile
@@ -113,6 +114,26 @@ def test_layers_with_a_state_take_as_long_at_any_context() -> None:
     assert made.profile.kv_bytes_per_token == 10 * 2 * 2 * 256 * 2
     roofline = built("nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "h200", 1)
     assert "layers with a state by roofline" in roofline.fields["provenance"]["source"]
+
+
+def test_later_turns_of_a_model_with_states_begin_where_the_last_one_ended() -> None:
+    """Full blocks of attention are hit, and the state behind them (vLLM: align, by default)."""
+    turns = {"kind": "sessions", "turns": 4, "first_prompt": 3000, "new_input": 400, "output": 200}
+    fields = {
+        "workload": {
+            "arrivals": {"kind": "closed_loop", "concurrency": 2},
+            "lengths": turns,
+            "num_requests": 24,
+        },
+        "profile": "made of tables",
+    }
+    profile = built("Qwen--Qwen3.5-27B", "h200", 1).profile
+    run = Summary(simulate(Experiment.parse(fields, "states"), profile=profile, check=True))
+    engine = run.run.deployment.engine
+    assert (engine.enable_prefix_caching, engine.block_size) == (True, 784)
+    hits = run.tables.requests["cached_len"]
+    assert (hits % engine.block_size == 0).all()
+    assert hits.sum() > 0.5 * run.tables.requests["prompt_len"].sum()
 
 
 def test_experts_and_spans_that_nobody_measured_are_carried_over() -> None:
