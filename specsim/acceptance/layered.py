@@ -1,7 +1,7 @@
 """Acceptance that changes along the output: regimes in turn, and luck in layers."""
 
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from math import asin, pi
 from typing import Annotated, Literal, final
 
@@ -205,13 +205,7 @@ class Layered(DrawnAcceptance):
         nodes, weights = np.polynomial.hermite_e.hermegauss(_NODES)
         fresh = np.append(0.0, weights / weights.sum())
         levels, num_layers = self._levels(max_draft_len), len(layers)
-
-        def along(values: NDArray[np.float64], layer: int) -> NDArray[np.float64]:
-            """Return values of shape (..., states) with an axis for each layer."""
-            lead = values.shape[:-1] or (1,)
-            shape = [*lead, *(1 for _ in range(num_layers))]
-            shape[1 + layer] = values.shape[-1]
-            return values.reshape(shape)
+        along = partial(_along, num_layers=num_layers)
 
         def rates(
             indices: NDArray[np.int64], positions: NDArray[np.int64]
@@ -258,3 +252,10 @@ def _log_positions(counts: list[int]) -> NDArray[np.float64]:
     """Return ln(q / 100) for every position of every request."""
     logs = np.log(np.arange(1, max(counts) + 1) / REFERENCE_POSITION)
     return np.concatenate([logs[:count] for count in counts])
+
+
+def _along(values: NDArray[np.float64], layer: int, num_layers: int) -> NDArray[np.float64]:
+    """Return values of shape (..., states) with an axis for each layer."""
+    shape = [*(values.shape[:-1] or (1,)), *[1] * num_layers]
+    shape[1 + layer] = values.shape[-1]
+    return values.reshape(shape)
