@@ -13,7 +13,7 @@ def a_class(rng: random.Random) -> list[str]:
     name = f"fuzzed_{rng.randrange(10**12)}"
     family, base, given = rng.choice(
         (
-            ("policy", "specsim.policies.base:Policy", "policies"),
+            ("policy", "specsim.decisions.policy:Policy", "policies"),
             ("routing", "specsim.routing.base:Router", "routing"),
             ("acceptance", "specsim.acceptance.base:Acceptance", "acceptance"),
             ("autoscaling", "specsim.autoscaling.base:Autoscaler", "autoscaling"),

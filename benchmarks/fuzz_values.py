@@ -166,7 +166,7 @@ ROWS: dict[str, bytes] = {
     b'"prompt_token_ids":[1,2,3],"output_token_ids":[4,5]}\n',
     "f.json": b'{"input_lens":[3,4],"output_lens":[1,2],"start_times":[0.0,1.0]}',
 }
-POLICY = """from specsim.policies.base import Policy
+POLICY = """from specsim.decisions.policy import Policy
 import numpy as np
 class P(Policy):
     kind: str = "p"

@@ -14,9 +14,9 @@ from specsim.autoscaling.base import Autoscaler
 from specsim.core.blame import held_to, is_shipped, is_whole, name_of
 from specsim.core.errors import PluginError
 from specsim.core.step import Ints, Tree
+from specsim.decisions.policy import DraftsTrees, Policy
 from specsim.engine.asking import MOST_EMPTY_STEPS
 from specsim.engine.view import StepView
-from specsim.policies.base import DraftsTrees, Policy
 from specsim.routing.base import Router
 
 

@@ -160,7 +160,7 @@ def _drop(table: Table) -> int:
 
 
 _ROOMS = (
-    *("specsim.engine", "specsim.latency", "specsim.core.policy_loops"),
+    *("specsim.engine", "specsim.latency", "specsim.decisions.loops"),
     *("specsim.core.draft_luck", "specsim.profile.step_time"),
 )
 advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)

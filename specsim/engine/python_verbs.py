@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from specsim.decisions.policy import PicksDrafter
 from specsim.engine.cost import read_prefixes
 from specsim.engine.draft import offer
 from specsim.engine.engine_limits import IDLE
@@ -30,7 +31,6 @@ from specsim.engine.schedule import take_in
 from specsim.engine.setup import Wiring
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FINISHED, REQUEST
-from specsim.policies.base import PicksDrafter
 from specsim.profile import StepCosts
 
 

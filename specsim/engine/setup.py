@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.policy_loops import Asking, no_view
 from specsim.core.step import Ints
+from specsim.decisions.loops import Asking, no_view
 from specsim.engine.facts import Facts
 from specsim.engine.order import VERBS
 from specsim.engine.speculation import Speculation

@@ -14,13 +14,10 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import Hook
 from specsim.core.draft_luck import CONFIDENCES
-from specsim.core.policy_loops import LoopMemory, View
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
-from specsim.engine.answers import Answers, answers_of
-from specsim.engine.sources import DraftSource, drafter_loads
-from specsim.engine.view import StepView
-from specsim.policies.base import (
+from specsim.decisions.loops import LoopMemory, View
+from specsim.decisions.policy import (
     BySize,
     DraftsTrees,
     LoopPolicy,
@@ -29,6 +26,9 @@ from specsim.policies.base import (
     PicksSource,
     Policy,
 )
+from specsim.engine.answers import Answers, answers_of
+from specsim.engine.sources import DraftSource, drafter_loads
+from specsim.engine.view import StepView
 from specsim.proposers.base import Proposer, offers_by_table
 
 _NO_CONFIDENCES: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import Rows, Types, element_of, record_of, types_of
-from specsim.core.policy_loops import Asking, View
+from specsim.decisions.loops import Asking, View
 from specsim.engine.engine_limits import Limits
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
 from specsim.results.step_log import STEP_FIELDS

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.policy_loops import View
 from specsim.core.step import Ints, Pieces, StepLoad
+from specsim.decisions.loops import View
 from specsim.engine.table import FINISHED, Table
 
 

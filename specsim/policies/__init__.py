@@ -1,8 +1,8 @@
 """Policies: how many tokens to draft, decided anew at every step."""
 
 from specsim.core.families import Family
-from specsim.core.policy_loops import Loops, View, row_of
-from specsim.policies.base import (
+from specsim.decisions.loops import Loops, View, row_of
+from specsim.decisions.policy import (
     BySize,
     DraftsTrees,
     KnowsModel,

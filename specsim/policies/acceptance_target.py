@@ -7,7 +7,7 @@ from typing import Literal, final
 from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 from specsim.policies.parts.budget import best_spending, largest
 
 

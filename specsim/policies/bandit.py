@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from specsim.core.desk import Ints, LocalDesk, Singles, loop_on
 from specsim.core.step import BatchView, DraftView
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 class Stated(NamedTuple):

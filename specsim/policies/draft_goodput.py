@@ -18,7 +18,7 @@ from specsim.core.desk import (
     loop_on,
 )
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 from specsim.policies.parts.budget import best_lens
 from specsim.policies.parts.times import Lens
 

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies.base import PicksDrafter, ServerView
+from specsim.decisions.policy import PicksDrafter, ServerView
 from specsim.policies.parts.estimate import (
     AlphaPerRequest,
     EstimatesAlpha,

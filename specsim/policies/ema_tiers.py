@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 @dataclass(slots=True)

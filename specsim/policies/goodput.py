@@ -8,9 +8,9 @@ from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Ints
-from specsim.core.policy_loops import Loops, Pricing, View, row_of
 from specsim.core.step import BatchView, StepLoad, StepOutcome
-from specsim.policies.base import LoopPolicy, PicksPrefix, ServerView
+from specsim.decisions.loops import Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, PicksPrefix, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.budget import best_common_len, best_lens, emitted_of
 from specsim.policies.parts.estimate import (
@@ -43,7 +43,7 @@ from specsim.policies.parts.trials import (
     weigh,
     weight_of,
 )
-from specsim.profile.step_time import priced, priced_plain, put_load
+from specsim.profile.step_time import Pricing, priced, priced_plain, put_load
 
 # One length for all, in the engine's loop
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import PicksSource, ServerView
+from specsim.decisions.policy import PicksSource, ServerView
 from specsim.policies.parts.estimate import PRIOR_TRIALS, expected_len
 
 

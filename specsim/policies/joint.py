@@ -10,8 +10,8 @@ from pydantic import Field
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, PerRequest
-from specsim.core.policy_loops import LoopMemory, Loops, View, row_of
-from specsim.policies.base import LoopPolicy, ServerView
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.draft_goodput import (
     DEPTHS,
     KINDS,

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.core.step import BatchView, StepOutcome, Tree
-from specsim.policies.base import DraftsTrees, ServerView
+from specsim.decisions.policy import DraftsTrees, ServerView
 from specsim.policies.parts.estimate import PRIOR_TRIALS
 
 

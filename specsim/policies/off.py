@@ -3,7 +3,7 @@
 from typing import Any, Literal, final
 
 from specsim.core.step import BatchView
-from specsim.policies.base import Policy
+from specsim.decisions.policy import Policy
 
 
 @final

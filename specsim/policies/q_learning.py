@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 class Learning(NamedTuple):

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
-from specsim.policies.base import KnowsModel, OraclePolicy, Policy, ServerView
+from specsim.decisions.policy import KnowsModel, OraclePolicy, Policy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.exchange import (
     Trade,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.step import BatchView
-from specsim.policies.base import BySize, ServerView
+from specsim.decisions.policy import BySize, ServerView
 
 
 @final

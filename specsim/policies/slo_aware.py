@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.core.desk import Desk, Floats, Ints, PerRequest, loop_on
 from specsim.core.step import BatchView
-from specsim.policies.base import ServerView
+from specsim.decisions.policy import ServerView
 from specsim.policies.parts.budget import best_common_len, best_lens
 from specsim.policies.parts.estimate import AlphaPerRequest, expected_len
 from specsim.policies.parts.trials import Weighing, WeighsDrafter, gives_up

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.core.desk import Ints, PerRequest
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints
-from specsim.policies.base import ServerView
+from specsim.decisions.policy import ServerView
 from specsim.policies.parts.budget import best_common_len
 from specsim.policies.parts.estimate import AlphaWindow, expected_len
 from specsim.policies.parts.trials import Weighing, WeighsDrafter, gives_up

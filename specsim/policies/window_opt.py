@@ -7,7 +7,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.policies.base import ServerView
+from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import (
     AlphaPerRequest,
     EstimatesAlpha,

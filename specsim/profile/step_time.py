@@ -5,11 +5,10 @@ T = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's 
 
 from collections.abc import Callable
 from math import nan
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from specsim.core.compiled import inner, run
+from specsim.core.compiled import Hook, inner, run
 from specsim.core.desk import Floats, Ints
-from specsim.core.policy_loops import Pricing
 from specsim.latency.form import forward_time
 
 COSTS = (
@@ -109,48 +108,47 @@ def step_time(
     return total
 
 
-class Charged(Protocol):
-    """Arrays among which there are these."""
+class Pricing(NamedTuple):
+    """What steps take: numbers for this module, or Python to be asked."""
 
-    @property
-    def target(self) -> Floats:
-        """Form of the target's forward pass."""
+    target: Floats
+    """Form of the target's forward pass."""
+    drafter: Floats
+    """Form of the drafter's."""
+    costs: Floats
+    """What else a step costs, in the order of `COSTS`."""
+    load: Ints
+    """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
+    longest draft that it makes, and tokens of all that it makes."""
+    rows: Ints
+    """Sequences that draft a first token, a second and so on."""
+    times: Floats
+    """Scratch: of steps, by the length of their drafts."""
+    asked: Ints
+    """Whether Python is to be asked; of a step: its batched tokens, and whether no drafter runs."""
+    answer: Floats
+    ask: Hook
 
-    @property
-    def drafter(self) -> Floats:
-        """Form of the drafter's."""
 
-    @property
-    def costs(self) -> Floats:
-        """What else a step costs, in the order of `COSTS`."""
-
-    @property
-    def load(self) -> Ints:
-        """Context, batched tokens without drafts, sequences and prefill tokens of a step.
-
-        Then the longest draft that it makes, and tokens of all that it makes.
-        """
-
-    @property
-    def rows(self) -> Ints:
-        """Sequences that draft a first token, a second and so on."""
+PRICING_SIZES = {"costs": len(COSTS), "load": 6, "rows": 256, "asked": 3, "answer": 1}
+"""How many numbers fields of `Pricing` have, for a `Desk`."""
 
 
 @inner
-def plain_time_of(desk: Charged, batched_tokens: int) -> float:
+def plain_time_of(pricing: Pricing, batched_tokens: int) -> float:
     """Return what a step of so many tokens takes where no drafter runs, seconds."""
-    load = desk.load
-    time: float = forward_time(desk.target, load[0], batched_tokens, load[2], load[3])
-    return time + overhead_time(desk.costs, load[2])
+    load = pricing.load
+    time: float = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
+    return time + overhead_time(pricing.costs, load[2])
 
 
 @inner
-def step_time_of(desk: Charged, batched_tokens: int, longest: int) -> float:
+def step_time_of(pricing: Pricing, batched_tokens: int, longest: int) -> float:
     """Return what a step of so many tokens takes that drafts so long, seconds."""
-    load = desk.load
-    target_time = forward_time(desk.target, load[0], batched_tokens, load[2], load[3])
+    load, costs, rows = pricing.load, pricing.costs, pricing.rows
+    target_time = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
     made = DraftLoad(load[0], batched_tokens, load[2], load[3], longest, load[5])
-    time: float = step_time(desk.costs, desk.drafter, forward_time, made, desk.rows, target_time)
+    time: float = step_time(costs, pricing.drafter, forward_time, made, rows, target_time)
     return time
 
 

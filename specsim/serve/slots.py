@@ -21,8 +21,8 @@ from specsim.core.blame import is_shipped
 from specsim.core.desk import PerRequest
 from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import ConfigError
-from specsim.core.policy_loops import LoopMemory
 from specsim.core.request import Request
+from specsim.decisions.loops import LoopMemory
 from specsim.engine.facts import Facts
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import ARRAY_TYPES

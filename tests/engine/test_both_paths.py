@@ -23,8 +23,8 @@ from digest_cases import (
 from digests import run
 
 from specsim.core import compiled
-from specsim.core.policy_loops import LoopMemory
 from specsim.core.step import BatchView, Ints
+from specsim.decisions.loops import LoopMemory
 from specsim.engine import order
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.speculation import Speculation

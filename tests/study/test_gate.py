@@ -456,7 +456,7 @@ def test_a_run_that_crashes_is_told_in_every_file(
     cli: Run, suite: Callable[..., Path], tmp_path: Path
 ) -> None:
     (tmp_path / "gate_crash.py").write_text(
-        "from specsim.policies.base import Policy\n\n\nclass Crash(Policy):\n"
+        "from specsim.decisions.policy import Policy\n\n\nclass Crash(Policy):\n"
         "    kind: str = 'crash'\n\n    def draft_lens(self, batch, memory):\n"
         "        return 1 // 0\n"
     )

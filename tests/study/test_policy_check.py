@@ -20,7 +20,7 @@ from specsim.study.policy_check import worlds_of
 
 SOURCE = """import numpy as np
 
-from specsim.policies.base import Policy
+from specsim.decisions.policy import Policy
 
 
 class Mine(Policy):

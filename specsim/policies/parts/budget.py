@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, LocalDesk
 from specsim.core.step import Ints, StepLoad
-from specsim.policies.base import ServerView
+from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import best_len
 from specsim.policies.parts.spending import Spending
 from specsim.policies.parts.times import Lens, StepTimes, TimesOf, spending_desk

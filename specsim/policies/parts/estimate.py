@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Flags, FloatRows, Floats, Ints, LocalDesk, PerRequest, loop_on
 from specsim.core.step import BatchView, StepOutcome
-from specsim.policies.base import Policy, ServerView
+from specsim.decisions.policy import Policy, ServerView
 
 
 @inner

@@ -6,11 +6,11 @@ import numpy as np
 
 from specsim.core.compiled import Hook, Loop, Rows, as_records, inner, run
 from specsim.core.desk import Desk, Floats, Ints
-from specsim.core.policy_loops import row_of
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.policies.base import ServerView
+from specsim.decisions.loops import row_of
+from specsim.decisions.policy import ServerView
 from specsim.policies.parts.spending import Spending, spend_best, spent_time
-from specsim.policies.parts.times import StepTimes, spending_desk
+from specsim.policies.parts.times import spending_desk
 from specsim.profile.step_time import plain_time_of, step_time_of
 
 
@@ -115,12 +115,12 @@ def ask_python(desk: Trade, most: int, drafted: int) -> None:
 @inner
 def _set_load(desk: Spending, load: Ints, longest: int) -> None:
     """Put down a step and the length of all drafts that it makes."""
-    numbers = desk.load
+    numbers, rows = desk.pricing.load, desk.pricing.rows
     for place in range(4):
         numbers[place] = load[place]
     numbers[4], numbers[5] = longest, longest * load[2]
     for place in range(longest):
-        desk.rows[place] = load[2]
+        rows[place] = load[2]
     desk.extra[0] = desk.extra[1] = 0.0
     desk.sizes[5] = 0
 
@@ -128,7 +128,7 @@ def _set_load(desk: Spending, load: Ints, longest: int) -> None:
 @inner
 def _time(desk: Trade, load: Ints, longest: int) -> float:
     _set_load(desk.spending, load, longest)
-    return step_time_of(desk.spending, load[1], longest)
+    return step_time_of(desk.spending.pricing, load[1], longest)
 
 
 @inner
@@ -138,13 +138,13 @@ def set_times(desk: Trade, longest: int) -> None:
     if desk.limits[0].times_given:
         return
     times.running = _time(desk, desk.running, 0)
-    times.running_plain = plain_time_of(spending, desk.running[1])
+    times.running_plain = plain_time_of(spending.pricing, desk.running[1])
     times.last = _time(desk, desk.running, longest)
     if longest:
         times.first = _time(desk, desk.running, 1)
     if desk.decodes[2]:
         times.next = _time(desk, desk.decodes, 0)
-        times.next_plain = plain_time_of(spending, desk.decodes[1])
+        times.next_plain = plain_time_of(spending.pricing, desk.decodes[1])
 
 
 @inner
@@ -292,11 +292,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
         window: Steps after which one has faded to 1/e.
         loops: On it.
     """
-    times, spending = server.step_times, spending_desk()
-    is_known = isinstance(times, StepTimes) and server.plain_time is not None
-    if isinstance(times, StepTimes):
-        known = times.desk.fit(1)
-        spending = spending_desk(Desk, known.target, known.drafter, known.costs)
+    is_known = server.pricing is not None and server.plain_time is not None
 
     def answer() -> None:
         desk = made.arrays
@@ -305,7 +301,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
     made: Desk[Trade] = Desk(
         Trade,
         *loops,
-        spending=spending,
+        spending=spending_desk(Desk, server.pricing),
         exchange=row_of(Rate, keep=1.0 - 1.0 / window),
         limits=row_of(
             Bounds,

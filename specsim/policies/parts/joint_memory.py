@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import Rows
 from specsim.core.desk import Flags, FloatRows, Floats, Ints
-from specsim.core.policy_loops import row_of
+from specsim.decisions.loops import row_of
 from specsim.policies.draft_goodput import Calibrating
 from specsim.policies.parts.estimate import Fading
 from specsim.policies.parts.exchange import Trade

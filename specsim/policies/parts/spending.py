@@ -1,12 +1,12 @@
 """What steps take, and how many of the largest gains make goodput highest: the loops."""
 
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Floats, Ints, loop_on
 from specsim.latency import COEFFICIENTS
 from specsim.policies.parts import ROOMS
-from specsim.profile.step_time import BASIS, PASS, step_time_of
+from specsim.profile.step_time import BASIS, PASS, Pricing, step_time_of
 
 
 class Spending(NamedTuple):
@@ -36,31 +36,22 @@ class Spending(NamedTuple):
     sizes: Ints
     """Gains, times, sequences, gains to be taken; whether the times are given; how many `counts`
     say what is drafted."""
-    target: Floats
-    """Form of the target's forward pass."""
-    drafter: Floats
-    """Form of the drafter's."""
-    costs: Floats
-    """What else a step costs, in the order of `specsim.profile.step_time.COSTS`."""
-    load: Ints
-    """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
-    longest draft that it makes, and tokens of all that it makes."""
-    rows: Ints
-    """Sequences that draft a first token, a second and so on."""
+    pricing: Annotated[Any, Pricing]
+    """What steps take."""
 
 
 @inner
 def _has_line(desk: Spending) -> bool:
     """Return whether a step's time rises with its tokens along a line, the drafter's included."""
-    return bool(desk.target[0] == COEFFICIENTS and desk.drafter[0] == COEFFICIENTS)
+    return bool(desk.pricing.target[0] == COEFFICIENTS and desk.pricing.drafter[0] == COEFFICIENTS)
 
 
 @inner
 def _draw_line(desk: Spending, size: int) -> None:
     """Work out what steps take of 0, 1, ... tokens more, which lies on a line."""
-    tokens, longest, times = desk.load[1], desk.load[4], desk.times
-    first = step_time_of(desk, tokens, longest)
-    rise = (step_time_of(desk, tokens + size, longest) - first) / size
+    tokens, longest, times = desk.pricing.load[1], desk.pricing.load[4], desk.times
+    first = step_time_of(desk.pricing, tokens, longest)
+    rise = (step_time_of(desk.pricing, tokens + size, longest) - first) / size
     for index in range(size):
         times[index] = first + index * rise
 
@@ -68,11 +59,11 @@ def _draw_line(desk: Spending, size: int) -> None:
 @inner
 def _add_drafts(desk: Spending) -> None:
     """Work out what a step drafts altogether, if it was said what each sequence does."""
-    load, rows, counts, num = desk.load, desk.rows, desk.counts, desk.sizes[5]
+    load, rows, counts, num = desk.pricing.load, desk.pricing.rows, desk.counts, desk.sizes[5]
     for row in range(num):
         load[4] = max(load[4], counts[row])
         load[5] += counts[row]
-    if num and desk.costs[BASIS] == PASS:
+    if num and desk.pricing.costs[BASIS] == PASS:
         for place in range(load[4]):
             rows[place] = 0
             for row in range(num):
@@ -84,17 +75,17 @@ def time_steps(desk: Spending) -> int:
     """Work out what steps take that batch so many tokens each."""
     _add_drafts(desk)
     for index in range(desk.sizes[1]):
-        desk.times[index] = step_time_of(desk, desk.places[index], desk.load[4])
+        desk.times[index] = step_time_of(desk.pricing, desk.places[index], desk.pricing.load[4])
     return 0
 
 
 @loop_on(Spending, *ROOMS)
 def time_lens(desk: Spending) -> int:
     """Work out what a step takes that verifies 0, 1, ... drafts of every sequence."""
-    num = desk.load[2]
+    num = desk.pricing.load[2]
     for k in range(desk.sizes[1]):
-        desk.load[5] = k * num
-        desk.times[k] = step_time_of(desk, num * (1 + k), k)
+        desk.pricing.load[5] = k * num
+        desk.times[k] = step_time_of(desk.pricing, num * (1 + k), k)
     return 0
 
 
@@ -104,7 +95,7 @@ def spent_time(desk: Spending, spent: int) -> float:
     if desk.sizes[4]:
         time = desk.times[spent]
     else:
-        time = step_time_of(desk, desk.load[1] + spent, desk.load[4])
+        time = step_time_of(desk.pricing, desk.pricing.load[1] + spent, desk.pricing.load[4])
     total: float = time + (desk.extra[0] + desk.extra[1] * spent)
     return total
 
@@ -125,11 +116,11 @@ def _worthless(desk: Spending) -> float:
     is at least what nothing spent yields, or all that is worth it by that. The margins are far
     wider than what rounding does to sums of gains.
     """
-    target, last = desk.target, desk.sizes[1] - 1
+    target, last = desk.pricing.target, desk.sizes[1] - 1
     is_given = desk.sizes[4]
     if is_given or not _has_line(desk):
         return _ALL
-    gamma = target[5] if desk.load[3] else target[2]
+    gamma = target[5] if desk.pricing.load[3] else target[2]
     share = 0.999 * gamma - 1e-9 * spent_time(desk, last)
     emitted: float = desk.found[0]
     worth: float = desk.found[3]
@@ -222,15 +213,15 @@ def _best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found, extra = desk.falling, desk.times, desk.found, desk.extra
-    emitted_before, tokens, is_given = found[0], desk.load[1], desk.sizes[4]
-    longest = desk.load[4]
+    emitted_before, tokens, is_given = found[0], desk.pricing.load[1], desk.sizes[4]
+    longest = desk.pricing.load[4]
     worth = found[3]
     gained = 0.0
     best = 0
     best_rate = -1e300
     if not is_given and not _has_line(desk):
         for budget in range(num + 1):
-            times[budget] = step_time_of(desk, tokens + budget, longest)
+            times[budget] = step_time_of(desk.pricing, tokens + budget, longest)
     elif not is_given:
         _draw_line(desk, num + 1)
     for budget in range(num + 1):
@@ -247,7 +238,7 @@ def _best_budget(desk: Spending) -> int:
     found[0] = best_rate
     found[1] = falling[best - 1] if best else 2.0
     if not is_given:
-        found[2] = emitted_before / step_time_of(desk, tokens, 0)
+        found[2] = emitted_before / step_time_of(desk.pricing, tokens, 0)
     return best
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
 from specsim.core.step import BatchView, Ints, StepLoad, StepOutcome
-from specsim.policies.base import ServerView
+from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import Alphas, EstimatesAlpha, Estimating
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200

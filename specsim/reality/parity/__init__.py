@@ -25,6 +25,7 @@ from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash, indexed_hashes
 from specsim.core.settings import Settings, load_mapping, validated
+from specsim.decisions.policy import Policy, ServerView
 from specsim.engine.config import EngineConfig
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
@@ -36,7 +37,6 @@ from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_v
 from specsim.hardware import KVLayers
 from specsim.latency.base import LatencyModel
 from specsim.latency.form import COEFFICIENTS, Form
-from specsim.policies.base import Policy, ServerView
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static

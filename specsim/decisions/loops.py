@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Bound, Hook, Loop, Pointers, Rows, inner, record_of, types_of
 from specsim.core.desk import Desk, Flags, Floats, Ints
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
+from specsim.profile.step_time import Pricing
 
 
 class Shown(Protocol):
@@ -48,28 +49,6 @@ class Shown(Protocol):
     may_drop: int  # said: whether `drop` is to be asked in steps that read no prompts, too
     may_stop: int  # said: whether `stop` is to be asked
     stop_len: int  # said by `stop`: tokens after which all drafts end
-
-
-class Pricing(NamedTuple):
-    """What steps take: numbers for `specsim.profile.step_time`, or Python to be asked."""
-
-    target: Floats
-    """Form of the target's forward pass."""
-    drafter: Floats
-    """Form of the drafter's."""
-    costs: Floats
-    """What else a step costs, in the order of `specsim.profile.step_time.COSTS`."""
-    load: Ints
-    """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
-    longest draft that it makes, and tokens of all that it makes."""
-    rows: Ints
-    """Sequences that draft a first token, a second and so on."""
-    times: Floats
-    """Scratch: of steps, by the length of their drafts."""
-    asked: Ints
-    """Whether Python is to be asked; of a step: its batched tokens, and whether no drafter runs."""
-    answer: Floats
-    ask: Hook
 
 
 class View(NamedTuple):

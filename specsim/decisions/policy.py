@@ -15,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance.base import Oracle, Rates
+from specsim.core.compiled import Hook
+from specsim.core.desk import Desk
 from specsim.core.families import Member
-from specsim.core.policy_loops import LoopMemory, Loops
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
-from specsim.policies.parts.times import pricing_of
+from specsim.decisions.loops import LoopMemory, Loops
+from specsim.profile.step_time import PRICING_SIZES, Pricing
 from specsim.proposers.base import Proposer
 
 
@@ -65,6 +67,11 @@ class ServerView:
     the target reads; None: that is not known."""
     has_confidences: bool = True
     """Whether the drafter knows how sure it is of a token."""
+
+    @property
+    def pricing(self) -> Desk[Pricing] | None:
+        """What steps take as numbers, if loops can work it out from them."""
+        return getattr(self.step_times, "pricing", None)
 
 
 class Policy(Member):
@@ -232,6 +239,25 @@ class OraclePolicy(Policy):
     needs_sync: ClassVar[bool] = True
 
 
+def _pricing_of(server: ServerView) -> Desk[Pricing]:
+    """Return what steps take as loops see it: by numbers, or by asking Python."""
+    if server.pricing is not None and server.plain_time is not None:
+        return server.pricing
+
+    def ask() -> None:
+        pricing = desk.arrays
+        load = StepLoad(int(pricing.load[0]), int(pricing.asked[1]), *pricing.load[2:4].tolist())
+        if pricing.asked[2] and server.plain_time is not None:
+            pricing.answer[0] = server.plain_time(load)
+        else:
+            drafted = 0 if pricing.asked[2] else int(pricing.load[4])
+            pricing.answer[0] = server.step_time(load, drafted)
+
+    given: dict[str, Any] = {**PRICING_SIZES, "asked": np.array([1, 0, 0]), "ask": Hook(ask)}
+    desk: Desk[Pricing] = Desk(Pricing, **given)
+    return desk
+
+
 class LoopPolicy(Policy):
     """Base of the policies that are loops: functions over arrays, which the engine's loop calls.
 
@@ -250,8 +276,7 @@ class LoopPolicy(Policy):
 
     def remember(self, server: ServerView, **fields: Any) -> LoopMemory:
         """Return a memory with such fields: arrays, `PerRequest`, sizes, `Desk`."""
-        pricing = pricing_of(server.step_times, server.step_time, server.plain_time)
-        return LoopMemory(self.loops, self._call, server, pricing, **fields)
+        return LoopMemory(self.loops, self._call, server, _pricing_of(server), **fields)
 
     def _call(self, loop: Callable[[], int]) -> None:
         """Run a loop that is Python; whoever looks for whom to blame finds `self` here."""
