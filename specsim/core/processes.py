@@ -30,6 +30,9 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
     """
 
     def __init__(self, workers: int) -> None:
+        """Raise a ConfigError unless `workers` is a whole number of at least 1."""
+        if not isinstance(workers, int) or workers < 1:
+            raise ConfigError(f"workers = {workers!r} must be a whole number of at least 1")
         self._workers = workers
         self._pool: _Pool | None = None
 

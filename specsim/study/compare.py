@@ -155,6 +155,17 @@ def parse_policies(texts: list[str]) -> dict[str, Policy]:
     return policies
 
 
+def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, Policy]:
+    """Return policies, or short forms of some, by label; a ConfigError if one is wrong."""
+    if not isinstance(policies, Mapping):
+        return parse_policies([policies] if isinstance(policies, str) else list(policies))
+    found = {}
+    for label, policy in policies.items():
+        with validated(f"policies: {label}", ConfigError):
+            found[label] = policy if isinstance(policy, Policy) else POLICIES.parse(policy)
+    return found
+
+
 def chosen_policies(policies: Sequence[str] | None, own: Policy) -> dict[str, Policy]:
     """Return the policies by label: those asked for, else the experiment's own."""
     if policies:
@@ -166,7 +177,7 @@ def chosen_policies(policies: Sequence[str] | None, own: Policy) -> dict[str, Po
 
 def compare(
     experiment: Experiment,
-    policies: Mapping[str, Policy] | Sequence[str],
+    policies: Mapping[str, Policy | str] | Sequence[str],
     *,
     replications: int,
     workers: int = 1,
@@ -180,11 +191,10 @@ def compare(
     Args:
         experiment: Its policy is replaced; replication i runs with seed ``experiment.seed +
             i``. If a policy needs synchronous scheduling, all of them run with it.
-        policies: In short form, or by label; ``off``, the baseline, must be among the latter.
+        policies: In short form, or by label; ``off``, the baseline, must be among the labels.
         folder: Where to save the results of replication 0, one folder per policy.
     """
-    if not isinstance(policies, Mapping):
-        policies = parse_policies([policies] if isinstance(policies, str) else list(policies))
+    policies = labelled(policies)
     if "off" not in policies:
         raise ConfigError("policies: 'off', which speed-ups are over, is missing; add it")
     experiment, notes = on_one_engine(experiment, policies)

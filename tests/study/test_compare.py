@@ -150,11 +150,18 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
     assert [each.label for each in found.results] == ["off", "static:k=2"]
     given = compare(tiny(), parse_policies(["static:k=2"]), replications=1)
     assert given.to_dict() == found.to_dict()
+    mixed = compare(tiny(), {"off": "off", "two": "static:k=2"}, replications=1)
+    assert [each.latencies for each in mixed.results] == [each.latencies for each in given.results]
     assert len(compare(tiny(), "off", replications=1).results) == 1
     with pytest.raises(ConfigError, match="'off', which speed-ups are over, is missing"):
         compare(tiny(), {"a": Off()}, replications=1)
     with pytest.raises(ConfigError, match="--policies off: replications = 0 must be at least 1"):
         compare(tiny(), ["off"], replications=0)
+    with pytest.raises(ConfigError, match="policies: off: no kind 'nope'"):
+        compare(tiny(), {"off": "nope"}, replications=1)
+    for workers in (0, -1, 2.5):
+        with pytest.raises(ConfigError, match=f"workers = {workers} must be a whole number"):
+            compare(tiny(), ["off"], replications=1, workers=workers)  # type: ignore[arg-type]
 
 
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:
