@@ -66,7 +66,10 @@ class ServerView:
     """Seconds that a step of this load takes where no drafter runs, not even to keep up with what
     the target reads; None: that is not known."""
     has_confidences: bool = True
-    """Whether the drafter knows how sure it is of a token."""
+    """Whether it is known in time how sure the drafter is of a token."""
+    drafts_alike: bool = False
+    """Whether the engine drafts equally many tokens for all sequences, as vLLM does where it
+    schedules asynchronously."""
 
     @property
     def pricing(self) -> Desk[Pricing] | None:
@@ -85,13 +88,15 @@ class Policy(Member):
 
     # What it needs
 
-    needs_sync: ClassVar[bool] = False
-    """Whether it must see the outcome of a step before the next is scheduled."""
+    needs_sync: ClassVar[Literal[False, True, "by default"]] = False
+    """Whether it must see the outcome of a step before the next is scheduled. "by default": it
+    decides best so; where ``engine.async_scheduling`` is set, it learns outcomes a step late, and
+    is shown no confidences."""
     uses_tokens: ClassVar[bool] = False
     """Whether it wants to see token ids, which the workload must then have."""
     uses_confidences: ClassVar[Literal[False, True, "if known"]] = False
-    """Whether it wants to know how sure the drafter was of each token; such a policy, too, needs
-    synchronous scheduling. "if known": it can do without."""
+    """Whether it wants to know how sure the drafter was of each token, which nobody does who
+    schedules asynchronously. "if known": it can do without."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
         """Return the longest draft that it will ever ask for, in tokens.
@@ -317,6 +322,11 @@ class LoopPolicy(Policy):
 
 
 _LOOP_OF = {"stop_len": "stop", "verify_lens": "verify", "drops": "drop", "observe": "observe"}
+
+
+def has_async_form(policy: Policy) -> bool:
+    """Return whether a policy can decide where steps are scheduled asynchronously."""
+    return policy.needs_sync is not True and policy.uses_confidences is not True
 
 
 def check_proposer(policy: Policy, proposer: Proposer) -> None:

@@ -53,6 +53,8 @@ class Speculation:
     """From ``proposer.start``; None if it always offers what it is asked for."""
     numbers: Ints | None = None
     """What requests are called to the policy, by index, where an index is used again."""
+    knows_confidences: bool = True
+    """Whether it is known in time how sure the drafter is of its tokens."""
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
@@ -63,8 +65,10 @@ class Speculation:
         self.drops = policy.overrides(Policy.drops)
         self.leaves_out = has_prefill and self.drops
         """Whether there may be sequences that are never drafted for."""
-        self.sees_confidences = policy.uses_confidences and (
-            self.proposer is None or self.proposer.has_confidence
+        self.sees_confidences = (
+            self.knows_confidences
+            and policy.uses_confidences
+            and (self.proposer is None or self.proposer.has_confidence)
         )
         looks_up = self.proposer is not None and not self.proposer.is_model
         self.shows_drafts = (

@@ -38,6 +38,7 @@ from specsim.policies.parts.exchange import (
     weigh_choices,
 )
 from specsim.policies.parts.joint_memory import Joining, JointState, no_lives
+from specsim.policies.parts.prices import learn_prices, note_asked, restate
 from specsim.policies.parts.prospects import (
     LEVELS,
     foresee,
@@ -61,16 +62,16 @@ _RECENT = 0.9  # share of a request's trials that the next draft leaves
 @inner
 def _propose(desk: Joining) -> int:
     """Return what is worth drafting for every sequence; -1: that is in `trade.lens`."""
-    if not desk.state[0].has_confidences:
-        return _by_past(desk)
     if desk.state[0].has_found:
         return _of_found(desk)
-    return _by_prospects(desk)
+    if desk.state[0].has_confidences or desk.state[0].drafts_alike:
+        return _for_all(desk)
+    return _by_past(desk)
 
 
 @inner
-def _by_prospects(desk: Joining) -> int:
-    """Return a length for all, by what survives of drafts as a rule."""
+def _for_all(desk: Joining) -> int:
+    """Return a length for all, by what survives of drafts as a rule, or did of the last ones."""
     trade, state, values = desk.trade, desk.state[0], desk.trade.values
     longest, num = set_prices(trade), trade.decodes[2]
     state.may_stop = 0
@@ -106,7 +107,8 @@ def _by_prospects(desk: Joining) -> int:
         state.probes_left -= 1
         return least
     length = _explored(state, best, least, (values[0] - values[least]) / worth)
-    if best and trade.limits[0].by_model and not trade.limits[0].one_cost:
+    stops = state.has_confidences and trade.limits[0].by_model and not trade.limits[0].one_cost
+    if best and stops:
         state.may_stop, length = length, longest
     return length
 
@@ -115,6 +117,9 @@ def _by_prospects(desk: Joining) -> int:
 def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
     """Weigh what all that decode may draft, or those of them that the drafter serves."""
     seen, num = desk.seen, 0
+    if not desk.state[0].has_confidences:
+        _weigh_past(desk, is_served, longest, rate)
+        return
     for row in range(desk.state[0].num_rows):
         if not desk.in_prefill[row] and not (is_served and desk.is_undrafted[row]):
             seen.classes[num] = desk.kinds[desk.requests[row]]
@@ -123,6 +128,23 @@ def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
     foresee(seen)
     desk.trade.sizes[0] = LEVELS
     weigh_choices(desk.trade, longest, rate)
+
+
+@inner
+def _weigh_past(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
+    """Do that by what was accepted of each so far; nothing is trimmed afterwards."""
+    trade, fading, num = desk.trade, desk.fading, desk.state[0].num_rows
+    fading.sizes[0], fading.sizes[1] = num, longest
+    survive(fading, alpha_of_all(fading.totals, desk.state[0].prior))
+    tokens, gained = 0.0, 0.0
+    for place in range(longest):
+        for row in range(num):
+            if not desk.in_prefill[row] and not (is_served and desk.is_undrafted[row]):
+                tokens += 1.0
+                gained += desk.gains[place * num + row]
+        trade.tokens[place], trade.gained[place] = tokens, gained
+    trade.sizes[0] = 1
+    weigh_choices(trade, longest, rate)
 
 
 @inner
@@ -263,12 +285,15 @@ def _learn(desk: Joining) -> int:
     """Note what came of what was stated, and what the step took."""
     num, drafted = desk.state[0].num_rows, 0
     desk.state[0].steps_since_new += 1
+    learn_prices(desk.trade)
     note_step(desk.trade)
     for row in range(num):
         drafted = max(drafted, desk.draft_lens[row])
     desk.fading.sizes[0] = desk.calibrating.sizes[0] = num
     if not desk.state[0].has_confidences:
         fade(desk.fading)
+        for row in range(num):
+            desk.state[0].num_seen += desk.draft_lens[row] > 0
     elif drafted:
         tally(desk.calibrating)
         _add_fates(desk)
@@ -327,6 +352,9 @@ def decide(view: View, desk: Joining) -> None:
         trade.limits[0].free_slots = step.free_slots
         ask_python(trade, min(step.num_rows * step.max_draft_len, step.free_slots), 0)
         length = _propose(desk)
+        _note_asked(view, desk, length)
+    else:
+        note_asked(trade, 0, 0, False)
     for row in range(step.num_rows if length >= 0 else 0):
         view.lens[row] = length
     step.may_stop, step.may_drop = (
@@ -335,10 +363,21 @@ def decide(view: View, desk: Joining) -> None:
     )
 
 
+@inner
+def _note_asked(view: View, desk: Joining, length: int) -> None:
+    """Note what is asked for: a length for all, or each its own."""
+    longest, tokens = max(length, 0), 0
+    for row in range(view.step[0].num_rows if length < 0 else 0):
+        longest = max(longest, view.lens[row])
+        tokens += view.lens[row]
+    note_asked(desk.trade, longest, tokens, not desk.state[0].has_undrafted)
+
+
 def stop(view: View, desk: Joining) -> None:
     """Settle after how many tokens the drafter stops."""
     desk.state[0].width = view.step[0].width
     view.step[0].stop_len = _stop(desk)
+    restate(desk.trade, min(view.step[0].stop_len, view.step[0].width))
 
 
 def verify(view: View, desk: Joining) -> None:
@@ -378,6 +417,7 @@ def observe(view: View, desk: Joining) -> None:
     ask_python(trade, -1, 0)
     outcome[0], outcome[1] = step.num_rows, step.output_tokens
     outcome[2] = step.target_time + step.draft_time + step.overhead_time
+    outcome[3] = step.draft_time
     _learn(desk)
 
 
@@ -392,7 +432,7 @@ class Joint(LoopPolicy):
 
     kind: Literal["joint"] = "joint"
     uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[bool] = True
+    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
     loops: ClassVar[Loops] = Loops(
         Joining,
         decide=decide,
@@ -413,7 +453,11 @@ class Joint(LoopPolicy):
         """Return the prior, and a drafter that is taken at its word."""
         longest = max(server.max_draft_len, 1)
         state = row_of(
-            JointState, prior=self.prior, probe=-1, has_confidences=server.has_confidences
+            JointState,
+            prior=self.prior,
+            probe=-1,
+            has_confidences=server.has_confidences,
+            drafts_alike=server.drafts_alike,
         )
         fading = Desk(
             Fading,

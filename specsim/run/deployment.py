@@ -94,6 +94,12 @@ class Deployment:
         )
 
     @property
+    def knows_confidences(self) -> bool:
+        """Whether it is known in time how sure the drafter is of its tokens."""
+        has_any = self.proposer is None or self.proposer.has_confidence
+        return has_any and not self.is_async
+
+    @property
     def is_lock_step(self) -> bool:
         """Whether data-parallel ranks make every forward pass together, as they share experts."""
         ranks = self.engine.data_parallel_size or 1

@@ -80,9 +80,10 @@ class Drafting:
                 model.known_rates(requests, luck, deployment.max_draft_len),
                 known_share(acceptance.confidence_concentration, model.state_share),
             )
+        knows_confidences = deployment.knows_confidences
         if isinstance(policy, DraftsTrees):
             self._draft_luck = self._tree_luck(acceptance, proposer)
-        elif policy.uses_confidences and proposer.has_confidence and not self._verifies_tokens:
+        elif policy.uses_confidences and knows_confidences and not self._verifies_tokens:
             self._draft_luck = self._confidence_luck(tables[0])
         if not self._verifies_tokens:
             self._proposer_memory = self._offered(requests)
@@ -174,6 +175,7 @@ class Drafting:
             requests=self._requests,
             proposer=deployment.proposer,
             proposer_memory=self._proposer_memory,
+            knows_confidences=deployment.knows_confidences,
         )
 
     def _server(self, replica: int, survival_lens: NDArray[np.uint8]) -> ServerView:
@@ -201,7 +203,8 @@ class Drafting:
             tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
             drafts_at_one_cost=costs.drafts_at_one_cost,
             plain_time=lambda load: plain_time(load, 0),
-            has_confidences=deployment.proposer is None or deployment.proposer.has_confidence,
+            has_confidences=deployment.knows_confidences,
+            drafts_alike=deployment.is_async,
         )
 
     def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:

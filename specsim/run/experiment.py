@@ -32,6 +32,7 @@ from specsim.policies import (
     PicksSource,
     Policy,
     check_proposer,
+    has_async_form,
 )
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
@@ -161,7 +162,7 @@ class Experiment(Settings):
                 "engine.speculative_config.num_speculative_tokens_per_batch_size is not used by "
                 f"policy '{policy.kind}'; remove one of them"
             )
-        if (policy.needs_sync or policy.uses_confidences) and self.engine.async_scheduling:
+        if not has_async_form(policy) and self.engine.async_scheduling:
             raise ValueError(
                 f"policy '{policy.kind}' must see each step's outcome before the next; set "
                 "engine.async_scheduling to false or leave it out"

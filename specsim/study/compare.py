@@ -18,7 +18,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.core.settings import validated
-from specsim.policies import POLICIES, Policy
+from specsim.policies import POLICIES, Policy, has_async_form
 from specsim.policies.off import Off
 from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment
@@ -220,7 +220,12 @@ def on_one_engine(
 
     That is without asynchronous scheduling if one of them needs to see each step's outcome.
     """
-    needing = [label for label, policy in policies.items() if policy.needs_sync]
+    is_async = experiment.engine.async_scheduling
+    needing = [
+        label
+        for label, policy in policies.items()
+        if policy.needs_sync and not (is_async and has_async_form(policy))
+    ]
     if not needing:
         return experiment, []
     would_be_async = any(

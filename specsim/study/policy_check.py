@@ -27,7 +27,7 @@ from specsim.core.errors import ConfigError, InvariantError, PluginError, Specsi
 from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping
-from specsim.policies import LoopPolicy, Policy, check_proposer
+from specsim.policies import LoopPolicy, Policy, check_proposer, has_async_form
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -132,8 +132,7 @@ def _method(policy: Policy) -> dict[str, Any]:
 
 def worlds_of(policy: Policy, config: Any, method: dict[str, Any]) -> Iterator[World]:
     """Yield the worlds of a policy."""
-    needs_sync = policy.needs_sync or policy.uses_confidences
-    can_async = not needs_sync and PROPOSERS.parse(method).supports_async
+    can_async = has_async_form(policy) and PROPOSERS.parse(method).supports_async
     modes = [name for name in _MODES if name == "sync" or can_async]
     base = {**_BASE, "policy": config}
     base["profile"] = _TABLES["profiles"].get(method["method"], base["profile"])

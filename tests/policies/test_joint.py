@@ -142,6 +142,42 @@ def test_a_drafter_that_was_given_up_is_tried_again(
     assert after(0.15, "joint") < 1.005 * after(0.15, "off")
 
 
+def test_asynchronously_all_sequences_draft_alike_and_most_of_the_gain_is_kept() -> None:
+    engine = {
+        "async_scheduling": True,
+        "speculative_config": {"method": "draft_model", "num_speculative_tokens": 7},
+    }
+    config = {
+        "workload": {"arrivals": {"kind": "poisson", "rate": 2.0}, "lengths": UNIFORM,
+                     "num_requests": 60},
+        "engine": engine,
+        "acceptance": {"kind": "beta", "a": 2.0, "b": 1.0},
+        "profile": "a100/llama-7b",
+        "policy": "joint",
+    }  # fmt: skip
+    result = simulate(Experiment.parse(config, "joint"), keeps_steps=True)
+    steps = result.replicas[0].steps
+    assert (steps["asked_draft_len"] == np.rint(steps["asked_draft_len"])).all()
+    assert steps["asked_draft_len"].max() > 1
+    best = latency("static:k=3", 2.0, 0.7, engine=engine)
+    assert latency("joint", 2.0, 0.7, engine=engine) < 1.01 * best
+
+
+@pytest.mark.parametrize("times", [0.5, 1.0, 2.0])
+def test_what_drafts_really_take_is_learned(times: float) -> None:
+    """Drafting takes so many times as long as was said, and all else half more."""
+    policy, memory = started("joint", 5, lambda load, lens: 1.0 + 0.1 * np.max(lens),
+                             plain_time=lambda load: 1.0)  # fmt: skip
+    for _ in range(200):
+        [k] = policy.draft_lens(batch(0), memory)
+        drafting = 0.1 * k * times
+        came = outcome([k], [k], load=StepLoad(1, 1), target_time=1.5, draft_time=drafting)
+        policy.observe(came, memory)
+    learned = memory.desk.arrays.trade.learned[0]
+    assert learned["target"] == pytest.approx(1.5, rel=0.03)
+    assert learned["drafting"] == pytest.approx(times / 1.5, rel=0.06)
+
+
 class DropsTooFew(Policy):
     """Names nobody, in an array of the wrong length."""
 

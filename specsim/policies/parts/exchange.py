@@ -13,6 +13,8 @@ from specsim.policies.parts.spending import Spending, spend_best, spent_time
 from specsim.policies.parts.times import spending_desk
 from specsim.profile.step_time import plain_time_of, step_time_of
 
+_TRUST = 4.0  # steps that the profile counts for at first
+
 
 class Rate(Protocol):
     """What the last steps emitted in what time: sums over them, fading."""
@@ -47,6 +49,19 @@ class Taken(Protocol):
     next_plain: float
 
 
+class Learned(Protocol):
+    """What steps take, over what the profile says."""
+
+    target: float  # those without a drafter
+    drafting: float  # what a drafter adds, over the same of such steps
+    target_ratios: float  # sums over steps, fading, and
+    target_steps: float  # of how many
+    drafting_ratios: float
+    drafting_steps: float
+    asked: int  # steps that have asked for drafts, of which `stated` tells,
+    answered: int  # and those of which it has shown what the drafts took
+
+
 class Trade(NamedTuple):
     """What steps take, what a second is worth, and what comes of each choice."""
 
@@ -56,6 +71,9 @@ class Trade(NamedTuple):
     """Of a step that is to be trimmed."""
     spending: Annotated[Any, Spending]
     exchange: Rows[Rate]
+    learned: Rows[Learned]
+    stated: Floats
+    """What drafting takes in the last steps by the profile, seconds, in a ring; 0: not compared."""
     limits: Rows[Bounds]
     running: Ints
     """Of the step that is running: context, batched tokens, sequences and prefill tokens;"""
@@ -75,7 +93,8 @@ class Trade(NamedTuple):
     sizes: Ints
     """Choices; sequences, and tokens of the longest draft, that gains are of."""
     outcome: Floats
-    """Of a step that has ended: sequences that emitted tokens, these, and seconds."""
+    """Of a step that has ended: sequences that emitted tokens, these, seconds in all, and those
+    that it took to make its drafts."""
     wanted: Ints
     """For Python that works out what steps take: tokens that the step `decodes` verifies at most,
     or -1, and the drafts that it then makes."""
@@ -110,10 +129,21 @@ def ask_python(desk: Trade, most: int, drafted: int) -> None:
     if desk.limits[0].times_given:
         desk.wanted[0], desk.wanted[1] = most, drafted
         run(desk.ask)
+        _correct(desk)
 
 
 @inner
-def _set_load(desk: Spending, load: Ints, longest: int) -> None:
+def _correct(desk: Trade) -> None:
+    """Charge what a drafter adds as it was found to be."""
+    times, factor = desk.times[0], desk.learned[0].drafting
+    times.running += (factor - 1.0) * (times.running - times.running_plain)
+    times.first += (factor - 1.0) * (times.first - times.running_plain)
+    times.last += (factor - 1.0) * (times.last - times.running_plain)
+    times.next += (factor - 1.0) * (times.next - times.next_plain)
+
+
+@inner
+def set_load(desk: Spending, load: Ints, longest: int) -> None:
     """Put down a step and the length of all drafts that it makes."""
     numbers, rows = desk.pricing.load, desk.pricing.rows
     for place in range(4):
@@ -127,7 +157,7 @@ def _set_load(desk: Spending, load: Ints, longest: int) -> None:
 
 @inner
 def _time(desk: Trade, load: Ints, longest: int) -> float:
-    _set_load(desk.spending, load, longest)
+    set_load(desk.spending, load, longest)
     return step_time_of(desk.spending.pricing, load[1], longest)
 
 
@@ -140,18 +170,20 @@ def set_times(desk: Trade, longest: int) -> None:
     times.running = _time(desk, desk.running, 0)
     times.running_plain = plain_time_of(spending.pricing, desk.running[1])
     times.last = _time(desk, desk.running, longest)
-    if longest:
-        times.first = _time(desk, desk.running, 1)
+    times.first = _time(desk, desk.running, 1) if longest else times.last
+    times.next = times.next_plain = 0.0
     if desk.decodes[2]:
         times.next = _time(desk, desk.decodes, 0)
         times.next_plain = plain_time_of(spending.pricing, desk.decodes[1])
+    _correct(desk)
 
 
 @inner
 def note_step(desk: Trade) -> None:
-    """Take in the outcome of the step `running`."""
+    """Take in the outcome of the step `running`, its time as if the profile were right."""
     exchange, load, times = desk.exchange[0], desk.running, desk.times[0]
     num, tokens, time = desk.outcome[0], desk.outcome[1], desk.outcome[2]
+    time /= desk.learned[0].target
     if not num or load[1] <= load[3]:
         return
     least = 0.0
@@ -191,19 +223,21 @@ def set_prices(desk: Trade) -> int:
 def weigh_choices(desk: Trade, longest: int, rate: float) -> None:
     """Work out what the best choice of each length is worth; nothing verified is one of them.
 
-    Where a longer draft costs no more, it is no worse, and shorter ones are not worth a look.
+    Where a longer draft costs no more, it is no worse if it can be trimmed: there are several
+    choices; shorter ones are not worth a look then.
     """
     values, choices, num = desk.values, desk.sizes[0], desk.decodes[2]
-    _set_load(desk.spending, desk.decodes, 0)
+    set_load(desk.spending, desk.decodes, 0)
     desk.spending.sizes[4] = desk.limits[0].times_given
-    none = spent_time(desk.spending, 0)
+    none = desk.times[0].next
+    wrong = none - spent_time(desk.spending, 0)
     values[0] = value_of(num, none, rate)
     for place in range(longest):
         values[1 + place] = -np.inf
-        if desk.limits[0].one_cost and place < longest - 1:
+        if desk.limits[0].one_cost and choices > 1 and place < longest - 1:
             continue
-        drafting = desk.drafting[1 + place]
-        values[1 + place] = value_of(num, none + drafting, rate)
+        drafting = desk.drafting[1 + place] + wrong
+        values[1 + place] = value_of(num, none - wrong + drafting, rate)
         for index in range(place * choices, (place + 1) * choices):
             time = spent_time(desk.spending, round(desk.tokens[index])) + drafting
             value = value_of(num + desk.gained[index], time, rate)
@@ -237,7 +271,7 @@ def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
 
     Nothing of it is trimmed afterwards. Return what it is worth.
     """
-    _set_load(desk.spending, desk.decodes, 0)
+    set_load(desk.spending, desk.decodes, 0)
     extra = desk.spending.extra
     extra[0] = desk.drafting[limit]
     if not desk.limits[0].by_model:  # pays for what it drafts, which is what is verified
@@ -263,7 +297,7 @@ def spend_on_drafts(desk: Trade, rate: float) -> None:
         desk.decodes[1] -= desk.draft_lens[row]
         longest = max(longest, desk.draft_lens[row])
     # The drafts of the next step will take about as long, which matters to goodput.
-    _set_load(desk.spending, desk.decodes, 0 if rate else longest)
+    set_load(desk.spending, desk.decodes, 0 if rate else longest)
     _spend(desk, desk.sizes[2], desk.sizes[1] * desk.sizes[2], rate)
     for row in range(desk.sizes[1]):
         desk.lens[row] = min(desk.spending.counts[row], desk.draft_lens[row])
@@ -303,6 +337,14 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
         *loops,
         spending=spending_desk(Desk, server.pricing),
         exchange=row_of(Rate, keep=1.0 - 1.0 / window),
+        learned=row_of(
+            Learned,
+            **dict.fromkeys(("target", "drafting"), 1.0),
+            **dict.fromkeys(("target_ratios", "target_steps"), _TRUST),
+            **dict.fromkeys(("drafting_ratios", "drafting_steps"), _TRUST),
+            answered=-server.drafts_alike,
+        ),
+        stated=np.zeros(8),
         limits=row_of(
             Bounds,
             max_len=server.max_draft_len,
@@ -373,3 +415,4 @@ def put_outcome(desk: Trade, server: ServerView, outcome: StepOutcome) -> None:
     put_loads(desk, server, load, StepLoad(load.context_tokens, tokens, load.num_requests))
     numbers[0], numbers[1] = len(outcome.requests), outcome.output_tokens
     numbers[2] = outcome.target_time + outcome.draft_time + outcome.overhead_time
+    numbers[3] = outcome.draft_time

@@ -27,6 +27,7 @@ class JointState(Protocol):
     num_rows: int  # sequences that the verb is about
     width: int  # tokens of the longest draft that is shown
     has_confidences: int  # whether the drafter knows how sure it is
+    drafts_alike: int  # whether all sequences draft equally many tokens
     has_found: int  # whether a lookup shows what it has found
     has_undrafted: int  # whether some sequences are left out
     has_seen_drafts: int
