@@ -20,8 +20,7 @@ from specsim.core.request import Request
 from specsim.engine.answers import place_of
 from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
-from specsim.engine.roster import Roster, States
-from specsim.engine.scrape import Scrapes
+from specsim.engine.roster import Roster, Scrapes, States
 from specsim.routing.base import PromptView, ReplicaView, Router
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from specsim.core.settings import Settings
-from specsim.engine.lanes import Lanes
+from specsim.engine.front import Lanes
 from specsim.hardware import GIB
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
-from specsim.hardware.layer_lists import LayerLists
+from specsim.hardware.layers import LayerLists
 from specsim.hardware.quantization import precision
 
 # Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.

@@ -12,10 +12,10 @@ from specsim.core.columns import find_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
-from specsim.hardware.collectives import Collective, Operation, of_operation
-from specsim.latency._grids import Grid
+from specsim.hardware.specs import Collective, Operation, of_operation
 from specsim.latency._kernel_tables import (
     Attention,
+    Grid,
     KernelTables,
     moe_grid,
     shard_folder,

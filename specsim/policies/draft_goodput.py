@@ -104,7 +104,7 @@ def gains_of(desk: Calibrating) -> None:
                 bins[request, place] = bin_
             else:
                 bin_ = bins[request, place]
-            lowest = min(lowest, rates[bin_])  # without a jump that could not be foretold
+            lowest = min(lowest, rates[bin_])  # branch-free
             gains[place * num + row] = lowest if place < draft_len else 0.0
 
 

@@ -13,9 +13,8 @@ import pytest
 import yaml
 from conftest import Run, tiny_config
 
-from specsim.core.atomic import new_file, new_folder
+from specsim.core.atomic import is_marked, new_file, new_folder
 from specsim.core.errors import ConfigError
-from specsim.core.marks import is_marked
 from specsim.core.version import __version__
 
 COMPARE = ("compare", "e.yaml", "--policies", "static:k=1", "--replications", 1, "--workers", 1)

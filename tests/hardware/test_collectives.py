@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from specsim.hardware import load_gpu
-from specsim.hardware.collectives import Collective, of_operation
+from specsim.hardware.specs import Collective, of_operation
 
 TABLE: dict[str, Any] = {
     "operation": "all_reduce",

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from specsim.results.steady import warm_up_len, warm_up_of
+from specsim.results.stability import warm_up_len, warm_up_of
 
 Floats = NDArray[np.float64]
 

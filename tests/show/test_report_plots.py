@@ -10,7 +10,7 @@ import pytest
 from conftest import Run
 from reporting import whole_sweep
 
-from specsim.core.marks import is_marked
+from specsim.core.atomic import is_marked
 from specsim.show.charts.study_plots import plot_study
 from specsim.show.report import load_study
 from specsim.show.study import (

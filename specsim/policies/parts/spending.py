@@ -158,7 +158,7 @@ def _deal_out(desk: Spending, least: float) -> int:
     num = 0
     for index in range(desk.sizes[0]):
         value = gains[index]
-        is_kept = 1 if value > least else 0  # without a jump that could not be foretold
+        is_kept = 1 if value > least else 0  # branch-free
         bucket = int(max(min((1.0 - value) * scale, last), 0.0))
         kept[num] = value
         places[num] = bucket

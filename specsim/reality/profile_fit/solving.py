@@ -31,8 +31,10 @@ _ALIKE = 1.25  # ratio of mean contexts, up to which runs may be repetitions of 
 _STEP = 0.5  # of finite differences, standard deviations: some 4 to 8 % of a factor
 ROUNDS = 2
 _MOST_STEPS = 6
-_LEAST_SPREAD = 1.7  # as a share of `DEVIATIONS`: as many parameters as cells can always agree,
-# and so much were rows off that were not fitted (root mean square, median of nine servers)
+_LEAST_SPREAD = 1.7
+"""Least spread of errors that is assumed, as a share of `DEVIATIONS`: with as many parameters as
+cells a fit leaves no errors. Rows that were not fitted were off by that much (root mean square,
+median of nine servers)."""
 _ONE_TIME = frozenset({"output_tok_s", f"{OF_TOKENS}_mean_ms", "e2e_mean_ms"})
 """What tells the same of a closed loop, and so counts together as one."""
 _LONGEST_STEP = 1.5  # standard deviations

@@ -18,9 +18,8 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.atomic import new_file
+from specsim.core.atomic import PICTURE_MARK, new_file
 from specsim.core.errors import ConfigError
-from specsim.core.marks import PICTURE_MARK
 from specsim.show import read_web
 
 Spec = dict[str, Any]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.show.cell_statistics import known_measures, told_cells
-from specsim.show.charts import Rows, Spec, closer_look, of_study, print_colour, save
+from specsim.show.charts import Rows, Spec, of_study, print_colour, save
 from specsim.show.charts.sketch import DrawnMeasure, Sketch
 from specsim.show.study import COST, MEASURES, Measure, Study
 from specsim.study.capacity.findings import lower_front
@@ -98,14 +98,14 @@ class _Plots:
         return bool(cell["mean"][self.measures.index(attainment)] >= wanted)
 
     def cdf(self) -> Spec:
-        return self.draw(closer_look.cdf(self.sketch), self.closer, self.closer_title)
+        return self.draw(of_study.cdf(self.sketch), self.closer, self.closer_title)
 
     def timeline(self) -> Spec:
-        return self.draw(closer_look.timeline(self.sketch), self.closer, self.closer_title)
+        return self.draw(of_study.timeline(self.sketch), self.closer, self.closer_title)
 
     def breakdown(self) -> Spec:
         kept = [cell for cell in self.closer if cell["parts"]]
-        return self.draw(closer_look.breakdown(self.sketch), kept, self.closer_title)
+        return self.draw(of_study.breakdown(self.sketch), kept, self.closer_title)
 
 
 def _same_load(plots: _Plots) -> str | None:

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from specsim.core.atomic import MARK
 from specsim.core.errors import ConfigError
-from specsim.core.marks import MARK
 from specsim.core.settings import as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block

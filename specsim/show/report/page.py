@@ -19,7 +19,7 @@ from specsim.show.cell_statistics import (
     all_cells,
     known_measures,
 )
-from specsim.show.charts import SCHEMA, Spec, closer_look, of_study, theme, vega
+from specsim.show.charts import SCHEMA, Spec, of_study, theme, vega
 from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
 from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
 
@@ -115,9 +115,9 @@ def _charts(study: Study, measures: Sequence[Measure]) -> dict[str, Spec]:
         "over-load": of_study.over_load(sketch, shown),
         "speed-up": of_study.speed_up(sketch, shown),
         "crossover": of_study.crossover(sketch, shown),
-        "cdf": closer_look.cdf(sketch),
-        "timeline": closer_look.timeline(sketch),
-        "breakdown": closer_look.breakdown(sketch),
+        "cdf": of_study.cdf(sketch),
+        "timeline": of_study.timeline(sketch),
+        "breakdown": of_study.breakdown(sketch),
         **({} if cost is None else {"cost": of_study.cost(sketch, shown, cost)}),
         **({} if study.capacity is None else {"capacity": of_study.capacity(sketch)}),
     }

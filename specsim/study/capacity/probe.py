@@ -13,8 +13,7 @@ from specsim.core.step import StepLoad
 from specsim.profile import Profile
 from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
-from specsim.results.stability import Balance, Stability, together
-from specsim.results.steady import arrival_order, warm_up_of
+from specsim.results.stability import Balance, Stability, arrival_order, together, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment

@@ -7,9 +7,8 @@ from typing import Any, Literal, final
 
 import numpy as np
 
-from specsim.core.atomic import new_file
+from specsim.core.atomic import MARK, new_file
 from specsim.core.errors import ConfigError, TraceError
-from specsim.core.marks import MARK
 from specsim.core.request import UNRECORDED, PrefixIds
 from specsim.core.version import __version__
 from specsim.workload.readers import Reader, Row, TraceFile
