@@ -14,6 +14,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
+from specsim.decisions.loops import LoopMemory
 from specsim.latency.base import LatencyModel
 from specsim.policies import LoopPolicy, Loops, OraclePolicy, Policy, ServerView, View, row_of
 from specsim.profile import Profile, load_profile
@@ -28,8 +29,8 @@ from specsim.workload.trace import Trace
 
 __all__ = [
     "Acceptance", "BatchView", "DraftView", "Experiment", "Floats", "Ints", "LatencyModel",
-    "LoopPolicy", "Loops", "OraclePolicy", "PerRequest", "Policy", "Profile", "Request", "Rows",
-    "Run", "ServerView", "StepLoad", "StepOutcome", "Summary", "Trace", "Tree", "View", "capacity",
-    "compare", "gate", "inner", "load_profile", "parse_policies", "plan", "read_trace", "row_of",
-    "simulate", "sweep", "tune",
+    "LoopMemory", "LoopPolicy", "Loops", "OraclePolicy", "PerRequest", "Policy", "Profile",
+    "Request", "Rows", "Run", "ServerView", "StepLoad", "StepOutcome", "Summary", "Trace", "Tree",
+    "View", "capacity", "compare", "gate", "inner", "load_profile", "parse_policies", "plan",
+    "read_trace", "row_of", "simulate", "sweep", "tune",
 ]  # fmt: skip

@@ -9,10 +9,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import nan
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Generic, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 from specsim.acceptance.base import Oracle, Rates
 from specsim.core.compiled import Hook
@@ -22,6 +23,8 @@ from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome,
 from specsim.decisions.loops import LoopMemory, Loops
 from specsim.profile.step_time import PRICING_SIZES, Pricing
 from specsim.proposers.base import Proposer
+
+Memory = TypeVar("Memory", default=Any)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +80,19 @@ class ServerView:
         return getattr(self.step_times, "pricing", None)
 
 
-class Policy(Member):
+class Policy(Member, Generic[Memory]):
     """Decides, at every step, how many tokens to draft for each sequence.
 
     A policy itself never changes. One that remembers returns its memory from `start`, and the
-    engine hands it back at every call as `memory`, so that no run leaks into the next.
+    engine hands it back at every call as `memory`, so that no run leaks into the next. What is in
+    the brackets of its base, `Policy[MyMemory]`, is for type checkers alone; without a `start` of
+    its own a policy is a `Policy[ServerView]`.
     """
 
     kind: str
+
+    def __class_getitem__(cls, memory: Any) -> type[Self]:  # pydantic would make a class of each
+        return cls
 
     # What it needs
 
@@ -115,14 +123,14 @@ class Policy(Member):
 
     # What it remembers
 
-    def start(self, server: ServerView) -> Any:
+    def start(self, server: ServerView) -> Memory:
         """Return a fresh memory for one replica of one run."""
-        return server
+        return cast(Memory, server)
 
     # How much is drafted
 
     @abstractmethod
-    def draft_lens(self, batch: BatchView, memory: Any) -> int | Ints | list[int] | Tree:
+    def draft_lens(self, batch: BatchView, memory: Memory) -> int | Ints | list[int] | Tree:
         """Return how many tokens to draft at the end of a step, to be verified in the next.
 
         Called once a step, after scheduling, where vLLM decides it
@@ -133,7 +141,7 @@ class Policy(Member):
             (`DraftsTrees`) one shape for all of them.
         """
 
-    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Any) -> int | Ints | None:
+    def stop_len(self, batch: BatchView, drafts: DraftView, memory: Memory) -> int | Ints | None:
         """Return after how many tokens the drafter stops, for all or for each; None: it does not.
 
         Called after `draft_lens` of a policy that `uses_confidences`, if the drafter knows any.
@@ -144,7 +152,7 @@ class Policy(Member):
 
     # What is verified of it, and whom the drafter serves
 
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Any) -> Ints | list[int]:
+    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: Memory) -> Ints | list[int]:
         """Return how many drafts of each sequence to verify in a step; the rest is dropped.
 
         Called after scheduling and before the forward pass, which gets shorter by what is
@@ -153,7 +161,7 @@ class Policy(Member):
         """
         return drafts.draft_lens
 
-    def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
+    def drops(self, batch: BatchView, memory: Memory) -> NDArray[np.bool_] | None:
         """Return which sequences of a step the drafter lets go of for good, shape (batch.size,).
 
         It reads nothing of theirs from this step on, not even of a prompt that begins in it, and
@@ -162,17 +170,17 @@ class Policy(Member):
         """
         return None
 
-    def drops_now(self, memory: Any) -> bool:
+    def drops_now(self, memory: Memory) -> bool:
         """Return whether `drops` may name anyone in any other step."""
         return True
 
     # What it learns
 
-    def alpha_estimate(self, memory: Any) -> float:
+    def alpha_estimate(self, memory: Memory) -> float:
         """Return the alpha that it believes in, for timelines; NaN if it has no estimate."""
         return nan
 
-    def observe(self, outcome: StepOutcome, memory: Any) -> None:
+    def observe(self, outcome: StepOutcome, memory: Memory) -> None:
         """Learn from a step that has ended: change the memory in place."""
 
     def overrides(self, method: Callable[..., Any]) -> bool:
@@ -180,11 +188,11 @@ class Policy(Member):
         return getattr(type(self), method.__name__) is not method
 
 
-class BySize(Policy):
+class BySize(Policy[Memory]):
     """Base of the policies whose draft length depends on nothing but the size of the step."""
 
     @abstractmethod
-    def lens_by_size(self, largest: int, memory: Any) -> NDArray[np.int64] | None:
+    def lens_by_size(self, largest: int, memory: Memory) -> NDArray[np.int64] | None:
         """Return the draft length by the number of sequences of a step.
 
         The engine looks it up, in an array of shape (largest + 1,), instead of calling
@@ -192,24 +200,24 @@ class BySize(Policy):
         """
 
 
-class DraftsTrees(Policy):
+class DraftsTrees(Policy[Memory]):
     """Base of the policies that ask for trees, which only a proposer that drafts them can serve."""
 
 
-class PicksDrafter(Policy):
+class PicksDrafter(Policy[Memory]):
     """Base of the policies that give each request one of several drafters."""
 
     @abstractmethod
-    def choose_drafter(self, request: int, prompt_len: int, memory: Any) -> int:
+    def choose_drafter(self, request: int, prompt_len: int, memory: Memory) -> int:
         """Return which of ``speculative_config.models`` drafts for a request that arrives."""
 
 
-class PicksSource(Policy):
+class PicksSource(Policy[Memory]):
     """Base of those that decide between a lookup and the drafter that stands behind it."""
 
     @abstractmethod
     def uses_lookup(
-        self, scores: NDArray[np.float64], memory: Any
+        self, scores: NDArray[np.float64], memory: Memory
     ) -> NDArray[np.bool_] | list[bool]:
         """Return whether each of the lookup's drafts of a step is used; else the fallback drafts.
 
@@ -217,7 +225,7 @@ class PicksSource(Policy):
         """
 
 
-class PicksPrefix(Policy):
+class PicksPrefix(Policy[Memory]):
     """Base of the policies that may leave running sequences out of a step."""
 
     @property
@@ -226,7 +234,7 @@ class PicksPrefix(Policy):
         return True
 
     @abstractmethod
-    def prefix_size(self, known_lens: Ints, memory: Any) -> int:
+    def prefix_size(self, known_lens: Ints, memory: Memory) -> int:
         """Return how many of the running sequences the next step holds at most, first come first.
 
         Those behind wait, with their KV blocks (SmartSpec, algorithm 2, line 2). `known_lens` are
@@ -234,11 +242,11 @@ class PicksPrefix(Policy):
         """
 
 
-class KnowsModel(Policy):
+class KnowsModel(Policy[Memory]):
     """Base of bounds that are told the acceptance model and its state, as no server could be."""
 
 
-class OraclePolicy(Policy):
+class OraclePolicy(Policy[Memory]):
     """Base of the policies that know the future; their names contain "oracle"."""
 
     needs_sync: ClassVar[bool] = True
@@ -263,7 +271,7 @@ def _pricing_of(server: ServerView) -> Desk[Pricing]:
     return desk
 
 
-class LoopPolicy(Policy):
+class LoopPolicy(Policy[LoopMemory]):
     """Base of the policies that are loops: functions over arrays, which the engine's loop calls.
 
     Everything that it decides is one of its `loops`; `start` returns what `remember` makes of the

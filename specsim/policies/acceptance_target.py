@@ -19,7 +19,7 @@ class _Memory:
 
 
 @final
-class AcceptanceTarget(Policy):
+class AcceptanceTarget(Policy[_Memory]):
     """One k for all: up while more of the drafts is accepted than wanted, down while less.
 
     The rule that users ask engines for (TensorRT-LLM ``acceptance_rate_threshold``; the

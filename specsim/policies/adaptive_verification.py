@@ -63,7 +63,7 @@ class _Memory:
 
 
 @final
-class AdaptiveVerification(Policy):
+class AdaptiveVerification(Policy[_Memory]):
     """Draft the longest length, verify the B drafts of highest survival S = product of confidences.
 
     B = argmax (n + sum of the B largest S) / (draft cost + verify cost at B drafts). The engine has

@@ -24,7 +24,7 @@ class _Memory:
 
 
 @final
-class Bandit(Policy):
+class Bandit(Policy[_Memory]):
     """One k per step, each of 0..V an arm; the reward is the goodput of the step per sequence.
 
     "BanditSpec", Hou et al. (2025), arXiv 2505.15141: UCB1 (optimism in the face of uncertainty)

@@ -47,7 +47,7 @@ _DESK = LocalDesk(Stated, cut_to_size)
 
 
 @final
-class Confidence(Policy):
+class Confidence(Policy[ServerView]):
     """Each request drafts until the drafter's confidence in a token falls to the threshold.
 
     Then the verification length v of highest goodput is chosen for the batch: the expected number

@@ -219,7 +219,7 @@ class _Memory:
 
 
 @final
-class DraftGoodput(Policy):
+class DraftGoodput(Policy[_Memory]):
     """Draft and verify the tokens that raise goodput most, by what the drafter says of each.
 
     The drafter states a probability for every token. Their products along a draft, S_ij, estimate

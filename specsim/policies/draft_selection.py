@@ -29,7 +29,7 @@ class _Memory(Estimating[AlphaPerRequest]):
 
 
 @final
-class DraftSelection(EstimatesAlpha, PicksDrafter):
+class DraftSelection(EstimatesAlpha[_Memory], PicksDrafter[_Memory]):
     """Predict alpha of each draft model from the prompt; take the larger where it is faster.
 
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 5. The first

@@ -35,7 +35,7 @@ class _Memory:
 
 
 @final
-class EmaTiers(Policy):
+class EmaTiers(Policy[_Memory]):
     """Tiers of k by batch size; the smoothed accepted length moves between them, with hysteresis.
 
     SGLang's adaptive speculation (``srt/speculative/adaptive_spec_params.py`` and

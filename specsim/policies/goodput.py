@@ -260,7 +260,7 @@ class Goodput(LoopPolicy, PicksPrefix):
 
 
 @final
-class GoodputExact(WeighsDrafter):
+class GoodputExact(WeighsDrafter[_ByRequest]):
     """The k_1..k_n that maximise sum_i l(alpha_i, k_i) / T(N_context, n + sum_i k_i, max_i k_i).
 
     SmartSpec (Liu et al. 2024, section 5) shies away from lengths per request, whose enumeration

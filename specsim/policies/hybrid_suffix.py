@@ -28,7 +28,7 @@ class HybridMemory:
 
 
 @final
-class HybridSuffix(PicksSource):
+class HybridSuffix(PicksSource[HybridMemory]):
     """Use the suffix tree's draft if its SCORE exceeds tau, else let the fallback draft.
 
     SCORE is the sum of the estimated survival probabilities of the draft's tokens: the number of

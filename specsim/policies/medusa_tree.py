@@ -32,7 +32,7 @@ class _Memory:
 
 
 @final
-class MedusaTree(DraftsTrees):
+class MedusaTree(DraftsTrees[_Memory]):
     """Top-k_h candidates of each head h, all linked; goodput picks k_1..k_H, or they are fixed.
 
     Liu et al. (2024), "SmartSpec", sections 4.4 and 7.2.2, after Cai et al. (2024), "Medusa". A

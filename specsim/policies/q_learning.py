@@ -79,7 +79,7 @@ class _Memory:
 
 
 @final
-class QLearning(Policy):
+class QLearning(Policy[_Memory]):
     """State: a request's previous draft length. Action: its next. Reward: the share accepted.
 
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.2 and

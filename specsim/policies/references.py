@@ -29,7 +29,7 @@ from specsim.policies.parts.exchange import (
 
 
 @final
-class Random(Policy):
+class Random(Policy[ServerView]):
     """Guess each accepted length at random and draft just that; goodput plays no part.
 
     The lower reference of Liu et al. (2024), "SmartSpec", section 7.2.1, fig. 14.
@@ -43,7 +43,7 @@ class Random(Policy):
 
 
 @final
-class OracleGoodput(OraclePolicy):
+class OracleGoodput(OraclePolicy[ServerView]):
     """Per sequence, the draft length that maximises the goodput of its verification.
 
     With accepted lengths known, a draft is never longer than what survives of it and is still
@@ -121,7 +121,7 @@ class _Knowing:
 
 
 @final
-class Bayes(KnowsModel):
+class Bayes(KnowsModel[_Knowing]):
     """The bound of a server that knows the acceptance model and its state, but not the luck.
 
     It draws on all that the past of a request can tell: its own acceptance and the regime that its

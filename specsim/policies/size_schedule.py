@@ -12,7 +12,7 @@ from specsim.decisions.policy import BySize, ServerView
 
 
 @final
-class Schedule(BySize):
+class Schedule(BySize[tuple[list[int], list[int]]]):
     """k by the number of sequences scheduled in the step, prefills included.
 
     vLLM's ``num_speculative_tokens_per_batch_size`` (0.32.0 ``v1/spec_decode/dynamic/utils.py``):

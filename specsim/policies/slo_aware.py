@@ -67,7 +67,7 @@ class _Memory(Weighing[AlphaPerRequest]):
 
 
 @final
-class SloAware(WeighsDrafter):
+class SloAware(WeighsDrafter[_Memory]):
     """Drafts first for requests that would miss their TPOT limit, then where goodput gains most.
 
     Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs

@@ -16,7 +16,7 @@ def _some(given: Any) -> Any:
 
 
 @final
-class Static(Policy):
+class Static(Policy[ServerView]):
     """Draft k tokens for every sequence in every step: a server started with that k.
 
     Leviathan, Kalman, Matias (2023), "Fast Inference from Transformers via Speculative Decoding".

@@ -19,7 +19,7 @@ class _Memory:
 
 
 @final
-class StepController(Policy):
+class StepController(Policy[_Memory]):
     """Per request: any rejection takes one token off its draft, full acceptance adds one.
 
     A saturating counter as in branch prediction, blind to cost. A draft of length 0 has nothing to
@@ -60,7 +60,7 @@ class _Seen(_Memory):
 
 
 @final
-class CachedStepController(Policy):
+class CachedStepController(Policy[_Seen]):
     """Per request: longer drafts while the answer repeats tokens that it has seen before.
 
     A cache of tokens, seeded with the prompt, takes in every token of the answer. The draft grows

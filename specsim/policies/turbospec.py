@@ -23,7 +23,7 @@ class _Memory(Weighing[AlphaWindow]):
 
 
 @final
-class TurboSpec(WeighsDrafter):
+class TurboSpec(WeighsDrafter[_Memory]):
     """Proposed length and verification length by goodput, each where it is free to move.
 
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model

@@ -25,7 +25,7 @@ class _Memory(Estimating[AlphaPerRequest]):
 
 
 @final
-class WindowOpt(EstimatesAlpha):
+class WindowOpt(EstimatesAlpha[_Memory]):
     """Per request, the k that maximises l(alpha, k) / (k a + b), all three observed online.
 
     alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a

@@ -277,14 +277,17 @@ class Estimating(Generic[Alphas]):
     alphas: Alphas
 
 
-class EstimatesAlpha(Policy):
+Estimator = TypeVar("Estimator", bound=Estimating[Any])
+
+
+class EstimatesAlpha(Policy[Estimator]):
     """Base of the policies with such a memory."""
 
-    def observe(self, outcome: StepOutcome, memory: Any) -> None:
+    def observe(self, outcome: StepOutcome, memory: Estimator) -> None:
         """Learn from what was accepted."""
         memory.alphas.add(outcome)
 
-    def alpha_estimate(self, memory: Any) -> float:
+    def alpha_estimate(self, memory: Estimator) -> float:
         """Return the rate of all requests together."""
         alpha: float = memory.alphas.alpha
         return alpha

@@ -1,7 +1,7 @@
 """Whether a drafter is worth having, and when to try again one that was not."""
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -258,19 +258,22 @@ class Weighing(Estimating[Alphas]):
         self.trials = DrafterTrials(self.server, self.window)
 
 
-class WeighsDrafter(EstimatesAlpha):
+Weigher = TypeVar("Weigher", bound=Weighing[Any])
+
+
+class WeighsDrafter(EstimatesAlpha[Weigher]):
     """Base of policies with such a memory; `draft_lens` leaves it to `DrafterTrials.settle`."""
 
-    def observe(self, outcome: StepOutcome, memory: Any) -> None:
+    def observe(self, outcome: StepOutcome, memory: Weigher) -> None:
         """Learn from what was accepted."""
         super().observe(outcome, memory)
         memory.trials.observe(outcome)
 
-    def drops_now(self, memory: Any) -> bool:
+    def drops_now(self, memory: Weigher) -> bool:
         """Return whether the drafter is given up."""
         return gives_up(memory.trials)
 
-    def drops(self, batch: BatchView, memory: Any) -> NDArray[np.bool_] | None:
+    def drops(self, batch: BatchView, memory: Weigher) -> NDArray[np.bool_] | None:
         """Return whom the drafter leaves alone."""
         left_out: NDArray[np.bool_] | None = memory.trials.drops(batch)
         return left_out
