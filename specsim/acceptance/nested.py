@@ -47,7 +47,11 @@ class AcceptanceFile(Settings):
 
     acceptance: Annotated[Acceptance, ACCEPTANCE]
     provenance: FitProvenance
-    validation: FitValidation
+    validation: FitValidation | None = None
+    """None where no requests were recorded."""
+    accepted_lens: tuple[float, ...] | None = None
+    """What it was fitted to then: the mean tokens of a step, the bonus token included, that were
+    measured with drafts of 1, 2, ... tokens."""
 
 
 @final

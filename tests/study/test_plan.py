@@ -94,6 +94,21 @@ def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
     assert "fitted to data set" in rag
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "said"),
+    [
+        ("kimi-k2.5", "eagle3", "kimi-k2.5/eagle3/speed-bench-coding, fitted to data set speed-"),
+        ("/models/DeepSeek-V4-Pro/config.json", "mtp", "deepseek-v4-pro/mtp/speed-bench-coding, "),
+        ("deepseek-v3", "mtp", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model "),
+        ("kimi-k2.5", "ngram", "llama-3.1-8b/ngram/sharegpt, fitted to model llama-3.1-8b"),
+    ],
+)
+def test_a_preset_of_the_models_own_drafter_comes_before_any_other(
+    model: str, method: str, said: str
+) -> None:
+    assert find_traffic("chat").acceptance_for(method, model)[1].startswith(f"preset {said}")
+
+
 def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
     trace = find_traffic("traces/summarisation.parquet")
     assert trace.dataset == "cnn_dailymail"

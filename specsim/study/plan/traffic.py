@@ -44,15 +44,22 @@ class Traffic:
         if self.acceptance is not None:
             return self.acceptance, "as given"
         drafter = NAMES["drafters"].get(method, "eagle")
-        names = [name for name in preset_names() if name.split("/")[1] == drafter]
-        own = [name for name in names if name.startswith(f"{model}/")]
-        name = next(n for n in own or names if n.endswith(f"/{_PRESETS[self.dataset]}"))
-        fitted = name.split("/")[0]
-        other = [f"drafts of {drafter}"] if drafter != method else []
-        other += [f"model {fitted}"] if fitted != model else []
+        called = Path(model).parent.name.lower() if model.endswith(".json") else model
+        wanted = _PRESETS[self.dataset]
+
+        def nearness(name: str) -> tuple[int, bool, bool]:
+            fitted, fitted_drafter, dataset = name.split("/")
+            is_own = f"{called}-".startswith(f"{fitted}-")
+            return len(fitted) * is_own, dataset == wanted, fitted_drafter == method
+
+        fitting = [name for name in preset_names() if name.split("/")[1] in (method, drafter)]
+        name = max(fitting, key=nearness)
+        fitted, fitted_drafter, dataset = name.split("/")
+        other = [f"drafts of {fitted_drafter}"] if fitted_drafter != method else []
+        other += [f"model {fitted}"] if not nearness(name)[0] else []
         lengths = self.workload.get("lengths") or {}
-        is_own = (lengths.get("kind"), lengths.get("name")) == ("dataset", self.dataset)
-        other += [] if is_own else [f"data set {self.dataset}"]
+        is_own = lengths.get("kind") == "dataset" and _PRESETS.get(lengths["name"]) == dataset
+        other += [] if is_own else [f"data set {dataset}"]
         said = f"preset {name}" + (f", fitted to {' and '.join(other)}" if other else "")
         return {"kind": "preset", "name": name}, said
 
