@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-fast matrix test-extras test-vllm lint reference bench fuzz gpu docs experiments clean
+.PHONY: demo test test-fast matrix test-extras test-vllm follow lint reference bench fuzz gpu docs experiments clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim demo --out results/demo
@@ -30,6 +30,12 @@ test-vllm: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 0 tests/vllm tests/serve/test_clients.py
 	rm -rf results/vllm
 	$(BIN)/python tests/vllm/run.py --out results/vllm
+
+# What another version of vLLM schedules differently (CONTRIBUTING.md): make follow VERSION=0.34.0, some 10 minutes.
+follow: export SPECSIM_VLLM_PYTHON ?= $(CURDIR)/.venv-vllm/bin/python
+follow: $(VENV)/.installed-dev
+	test -x "$(SPECSIM_VLLM_PYTHON)" || tests/vllm/install.sh .venv-vllm
+	$(BIN)/python tests/parity/follow.py $(VERSION)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

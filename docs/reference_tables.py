@@ -29,6 +29,7 @@ from pydantic_core import PydanticUndefined
 from specsim.cli import app
 from specsim.core.families import Family, Member
 from specsim.core.request import Request
+from specsim.engine.versions import RULES, Rules
 from specsim.hardware import GpuSpec, ModelShape
 from specsim.profile import Profile
 from specsim.results.meanings import grouped, meanings
@@ -92,13 +93,28 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     """Return the string under each field of a model and of its base classes."""
     texts: dict[str, str] = {}
     for each in reversed([base for base in model.__mro__ if issubclass(base, BaseModel)][:-1]):
-        if each is BaseModel:
-            continue
-        body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0].body
-        for field, below in pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
-                texts[field.target.id] = ast.literal_eval(below.value)
+        if each is not BaseModel:
+            texts |= own_texts(each)
     return texts
+
+
+def own_texts(kind: type) -> dict[str, str]:
+    """Return the string under each field of a class."""
+    texts: dict[str, str] = {}
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body
+    for field, below in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(below, ast.Expr):
+            texts[field.target.id] = ast.literal_eval(below.value)
+    return texts
+
+
+def versions() -> str:
+    """Return which versions of vLLM have which rules."""
+    rows = [
+        [f"`{name}`", one_line(text), *("yes" if getattr(r, name) else "" for r in RULES.values())]
+        for name, text in own_texts(Rules).items()
+    ]
+    return table(["rule", "meaning", *RULES], rows)
 
 
 def type_text(annotation: Any, metadata: Iterable[Any] = (), base: str = "") -> str:
@@ -355,6 +371,7 @@ CONTENTS: dict[str, Callable[[], str]] = {
     **{page.removesuffix(".md"): partial(families, page) for page in PAGES.values()},
     "files": lambda: tree(Sweep, Suite, Profile, GpuSpec, ModelShape),
     "results": results,
+    "versions": versions,
 }
 
 _MARKER = re.compile(r"<!-- generated: ([\w-]+) -->\n")

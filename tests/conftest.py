@@ -51,7 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def load_script(path: Path) -> ModuleType:
-    """Return a script of experiments/ as a module."""
+    """Return a script as a module."""
     spec = importlib.util.spec_from_file_location(f"of_{path.parent.name.replace('-', '_')}", path)
     assert spec is not None
     assert spec.loader is not None

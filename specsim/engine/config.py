@@ -10,7 +10,7 @@ from specsim.core.settings import Settings
 from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
-from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion
+from specsim.engine.versions import DEFAULT_VERSION, NO_LIMITS, RULES, SINCE, VllmVersion
 from specsim.hardware.kv_groups import (
     CHUNKED,
     FULL,
@@ -79,7 +79,8 @@ class EngineConfig(Settings):
         Annotated[int, Field(ge=0, le=2**31)] | Literal["dense"] | None
     ) = None
     """Tokens after which the prefix of a sliding window is kept for later requests, besides where
-    prompts end; by default 0, only there. ``dense``: wherever a hit may end (vLLM: null)."""
+    prompts end; by default 0, only there. ``dense``: wherever a hit may end (vLLM: null, which was
+    the default until 0.28)."""
     enable_chunked_prefill: bool = True
     async_scheduling: bool | None = None
     """By default on, unless the drafting method or the scheduler rules it out."""
@@ -113,6 +114,22 @@ class EngineConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _check_version(self) -> Self:
+        for name, version in SINCE.items():
+            if self.vllm_version < version and getattr(self, name):
+                raise ValueError(
+                    f"{name}: vLLM has it since {version}, not in vllm_version "
+                    f"{self.vllm_version}; leave it out"
+                )
+        proposer, rules = self.speculative_config, RULES[self.vllm_version]
+        if proposer and proposer.disable_lookahead_block_hashes and not rules.hashes_look_ahead:
+            raise ValueError(
+                "speculative_config.disable_lookahead_block_hashes: there are none in vLLM "
+                f"{self.vllm_version}; set vllm_version to 0.33 or leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.scheduler == "prefill_first":
             if self.vllm_version != DEFAULT_VERSION:  # which recorded experiments name
@@ -142,12 +159,6 @@ class EngineConfig(Settings):
                 "prefill_first or leave it out"
             )
         proposer = self.speculative_config
-        rules = RULES[self.vllm_version]
-        if proposer and proposer.disable_lookahead_block_hashes and not rules.hashes_look_ahead:
-            raise ValueError(
-                "speculative_config.disable_lookahead_block_hashes: there are none in vLLM "
-                f"{self.vllm_version}; set vllm_version to 0.33 or leave it out"
-            )
         if self.async_scheduling and proposer is not None and not proposer.supports_async:
             raise ValueError(
                 f"async_scheduling: vLLM does not combine it with method '{proposer.method}'; "
@@ -177,12 +188,13 @@ class EngineConfig(Settings):
             (IDLE if drops else SKIPPED) if rules.skips_drafts and lookahead_len else NOT_SKIPPED
         )
         return {
+            **{name: rule for name, rule in rules._asdict().items() if name not in NO_LIMITS},
             "drops_last_hit": drops and not looks_ahead,
             "hash_lookahead_len": int(looks_ahead),  # such a drafter reads one token ahead
-            "passes_on": rules.passes_on,
+            "drops_in_last": rules.drops_in_last
+            and proposer is not None
+            and proposer.drops_in_last_group,
             "publishes_outputs": rules.publishes_outputs and proposer is not None,
-            "keeps_below_junction": rules.keeps_below_junction,
-            "claims_states": rules.claims_states,
             "skips_drafts": skips,
         }
 
@@ -327,6 +339,8 @@ class EngineConfig(Settings):
         assert self.max_model_len is not None
         assert self.num_gpu_blocks is not None
         is_v0, interval = self.scheduler == "prefill_first", self.prefix_cache_retention_interval
+        if interval is None:
+            interval = 0 if RULES[self.vllm_version].keeps_few_prefixes else "dense"
         lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
         limits = {
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens
@@ -337,8 +351,7 @@ class EngineConfig(Settings):
             "num_blocks": self.num_gpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
             **self._version_limits(proposer, lookahead_len),
-            "drops_in_last": proposer is not None and proposer.drops_in_last_group,
-            "retention_len": -1 if interval == "dense" else interval or 0,
+            "retention_len": -1 if interval == "dense" else interval,
             "watermark_blocks": self.watermark * self.num_gpu_blocks,
             "reserve_full_prompt": self.scheduler_reserve_full_isl or is_v0,
             "by_priority": self.scheduling_policy == "priority",

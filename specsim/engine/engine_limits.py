@@ -31,6 +31,13 @@ class Limits(Protocol):
     publishes_outputs: int
     keeps_below_junction: int
     claims_states: int
+    looks_to_end: int
+    leaves_state_early: int
+    lone_runs_whole: int
+    keeps_dropped: int
+    leaves_past_gaps: int
+    pads_after_hits: int
+    pads_with_sample: int
     skips_drafts: int  # `NOT_SKIPPED`, `SKIPPED` or `IDLE`
     drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
     retention_len: int

@@ -254,14 +254,28 @@ def _leave_states(table: Table, slot: int, block_size: int, settled_len: int) ->
     That from which the one before was computed has been read by then, wherever it lies.
     """
     holding = table.holdings[slot]
-    left = max(0, settled_len - 1) // block_size
-    _leave_leading(table, slot, min(left, holding.num_blocks))
+    left = min(max(0, settled_len - 1) // block_size, holding.num_blocks)
+    if table.limits[0].leaves_past_gaps:
+        _leave_leading(table, slot, left)
+    else:
+        _leave_up_to_gap(table, slot, left)
     last = holding.last_state
     if 0 <= last < _blocks_for(settled_len, block_size) - 1:
         block = table.tables[slot, last]
         if block != NO_BLOCK:
             release_block(table, block)
             table.tables[slot, last] = NO_BLOCK
+
+
+@inner
+def _leave_up_to_gap(table: Table, slot: int, left: int) -> None:
+    """Give back the blocks right before a place, as far as there is no null block among them."""
+    first = left
+    while first > 0 and table.tables[slot, first - 1] != NO_BLOCK:
+        first -= 1
+    _give_back(table, slot, first, left)
+    for place in range(first, left):
+        table.tables[slot, place] = NO_BLOCK
 
 
 @inner

@@ -40,6 +40,7 @@ def _common_prefix(table: Table, row: int, known_len: int) -> int:
     """
     limits, buckets = table.limits[0], table.buckets
     hashed_len = known_len // limits.hash_block_size * limits.hash_block_size
+    hashed_len = min(hashed_len, known_len - 1 + limits.looks_to_end)
     for number in range(len(buckets)):
         buckets[number].found_len = -1
         buckets[number].has_dropped = 0
@@ -251,7 +252,7 @@ def _is_kept(table: Table, row: int, number: int, place: int) -> bool:
     if sequence.junction_len and _is_before_junction(table, row, number, place):
         return True
     prompt_len = sequence.prompt_len
-    if not limits.drops_last_hit:
+    if not (limits.drops_last_hit and limits.keeps_dropped):
         return _is_before(table, number, place, prompt_len - 1)
     # A hit that drops a block ends one unit earlier: of the same prompt, or of a longer one.
     before = limits.common_block_size

@@ -104,7 +104,7 @@ def _piece_limit(table: Table) -> int:
     """Return the longest piece that any sequence may get (vLLM: long prefill threshold)."""
     limits, state = table.limits[0], table.state[0]
     eligible = state.num_running + state.num_waiting + state.num_loading
-    if eligible <= 1:
+    if eligible <= 1 and limits.lone_runs_whole:
         return NEVER
     if limits.long_prefill_token_threshold_adaptive:
         share = limits.max_num_batched_tokens // eligible
@@ -187,8 +187,7 @@ def _schedule_waiting(table: Table) -> None:
             begin_load(table, row, cached_len, external_len)
             continue
         missing_len = table.sequences[row].known_len - cached_len
-        is_first = not (num_running_scheduled or cached_len)
-        scheduled_len = _first_piece(table, missing_len, cached_len, is_first)
+        scheduled_len = _first_piece(table, missing_len, cached_len, num_running_scheduled > 0)
         if limits.state_block_size:
             piece_len = _to_state(table, row, cached_len, scheduled_len)
             if scheduled_len > missing_len and piece_len != scheduled_len:
@@ -237,8 +236,8 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
         publish(table, row, sequence.computed_len)
     computed_len = min(sequence.computed_len, sequence.known_len - 1)
     sequence.computed_len = computed_len
-    is_first = not (num_running_scheduled or computed_len)
-    scheduled_len = _first_piece(table, sequence.known_len - computed_len, computed_len, is_first)
+    missing_len = sequence.known_len - computed_len
+    scheduled_len = _first_piece(table, missing_len, computed_len, num_running_scheduled > 0)
     if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
     _admit(table, row, computed_len, scheduled_len)
@@ -246,7 +245,7 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
 
 
 @inner
-def _first_piece(table: Table, missing_len: int, cached_len: int, is_first: bool) -> int:
+def _first_piece(table: Table, missing_len: int, cached_len: int, joins: bool) -> int:
     """Return how many tokens the next admission may compute; 0 if it has to wait."""
     limits = table.limits[0]
     step = table.steps[table.state[0].current]
@@ -256,11 +255,12 @@ def _first_piece(table: Table, missing_len: int, cached_len: int, is_first: bool
         limits.pads_admissions
         and missing_len == 1
         and not step.has_chunk
-        and not is_first
-        and cached_len + padded_len + 1 <= limits.max_model_len
+        and (joins or (cached_len and limits.pads_after_hits))
     ):
         # Keeps the batch uniform for the CUDA graph; vLLM rather waits than admits unpadded.
-        return padded_len if padded_len <= budget else 0
+        has_room = cached_len + padded_len + limits.pads_with_sample <= limits.max_model_len
+        if has_room or not limits.pads_with_sample:
+            return padded_len if has_room and padded_len <= budget else 0
     piece_len = min(missing_len, step.piece_limit)
     if piece_len > budget and not limits.enable_chunked_prefill:
         return 0
@@ -286,7 +286,7 @@ def _to_state(table: Table, row: int, start: int, piece_len: int) -> int:
             most = min(most, limits.long_prefill_token_threshold)
         if end // size * size > start or size <= most:
             end = end // size * size
-    last = (known_len - 1) // size * size
+    last = (known_len - 1 if limits.leaves_state_early else known_len) // size * size
     if limits.drops_last_hit:  # of what is cached, the last block is dropped
         last = known_len // size * size - size
     part = sequence.junction_len

@@ -1,7 +1,7 @@
 """Versions of vLLM: what their schedulers do differently, and from which one on.
 
 Whatever differs between them is a field of `Rules`; the engine asks for it by name, and nothing
-else knows of versions. Sources: vLLM 0.32.0 and 0.33.0 ``v1/core/`` and ``v1/core/sched/``.
+else knows of versions. Sources: vLLM 0.28.0 to 0.33.0 ``v1/core/`` and ``v1/core/sched/``.
 """
 
 from typing import Annotated, Any, Literal, NamedTuple
@@ -12,6 +12,33 @@ from pydantic import BeforeValidator
 class Rules(NamedTuple):
     """What schedulers of some versions do, and of others not."""
 
+    pads_with_sample: bool
+    """An admission of one token is padded with dummy drafts only where a position is left for the
+    token that it will sample; before, one that drafts would not fit behind waited."""
+    keeps_few_prefixes: bool
+    """By default, sliding windows and states keep what they need where prompts end; before,
+    wherever a hit may end (``prefix_cache_retention_interval``)."""
+    pads_after_hits: bool
+    """One with a cached prefix is padded, too, where no running request is in the step."""
+    keeps_dropped: bool
+    """Where hits drop their last block, a sliding window keeps what lies before the block before
+    the end of a prompt, where such hits end; before, what lies before the end itself."""
+    leaves_past_gaps: bool
+    """All states that no later one begins from are given back; before, those between which and the
+    newest of them there is none missing."""
+    lone_runs_whole: bool
+    """The long-prefill threshold does not hold for a request that is alone in the engine."""
+    drops_in_last: bool
+    """With MTP, only KV cache groups with layers like the last drop the last block of a hit."""
+    looks_to_end: bool
+    """Of several KV cache groups, those that drop their last block look for it up to the end of
+    what is known; before, up to one token less."""
+    leaves_state_early: bool
+    """Of a prompt that ends right behind a block, the last state that it leaves to others is that
+    one block before, which the same prompt can hit; before, that at the end, which it cannot."""
+    claims_states: bool
+    """While a request computes what follows the last state that its prompt leaves to others, each
+    of its steps counts as making that state anew, so that nobody is admitted who hits it."""
     hashes_look_ahead: bool
     """With EAGLE and MTP the identity of a block covers the token after it, which the drafter has
     read, so that the last block of a hit is good; before, it was dropped. KV connectors keep that
@@ -25,25 +52,47 @@ class Rules(NamedTuple):
     keeps_below_junction: bool
     """Where hits drop their last block, a sliding window keeps what lies before the block below a
     junction, too."""
-    claims_states: bool
-    """While a request computes what follows the last state that its prompt leaves to others, each
-    of its steps counts as making that state anew, so that nobody is admitted who hits it."""
     skips_drafts: bool
     """In a step after which nobody can use drafts, an EAGLE or MTP head makes none: it only reads
     (``v1/worker/gpu/model_runner.py``; a draft model makes them nevertheless)."""
 
 
+NO_LIMITS = ("keeps_few_prefixes", "hashes_look_ahead")
+"""Rules that decide what other limits are."""
+
+_0_28 = Rules(*[False] * len(Rules._fields))
+_0_29 = _0_28._replace(pads_with_sample=True, keeps_few_prefixes=True)
+_0_30 = _0_29._replace(pads_after_hits=True, keeps_dropped=True, leaves_past_gaps=True)
+_0_31 = _0_30._replace(lone_runs_whole=True, drops_in_last=True)
+_0_32 = _0_31._replace(looks_to_end=True, leaves_state_early=True, claims_states=True)
+_0_33 = _0_32._replace(
+    hashes_look_ahead=True,
+    passes_on=True,
+    publishes_outputs=True,
+    keeps_below_junction=True,
+    claims_states=False,
+    skips_drafts=True,
+)
 RULES = {
-    "0.32": Rules(False, False, False, False, True, False),
-    "0.33": Rules(True, True, True, True, False, True),
+    "0.28": _0_28,
+    "0.29": _0_29,
+    "0.30": _0_30,
+    "0.31": _0_31,
+    "0.32": _0_32,
+    "0.33": _0_33,
 }
+SINCE = {"max_num_active_seqs": "0.31", "long_prefill_token_threshold_adaptive": "0.31"}
+"""From which version on vLLM has a setting."""
 
 
 def minor_version(given: Any) -> Any:
-    """Return 0.33 for 0.33.0, or for the number that YAML makes of it, as text."""
-    text = str(given) if isinstance(given, str | float) and not isinstance(given, bool) else given
-    return ".".join(text.split(".")[:2]) if isinstance(text, str) else given
+    """Return 0.33 for 0.33.0 as text, and 0.30 for 0.3, which YAML makes of it."""
+    if isinstance(given, float) and given == round(given, 2):
+        return f"{given:.2f}"
+    return ".".join(given.split(".")[:2]) if isinstance(given, str) else given
 
 
-VllmVersion = Annotated[Literal["0.32", "0.33"], BeforeValidator(minor_version)]
+VllmVersion = Annotated[
+    Literal["0.28", "0.29", "0.30", "0.31", "0.32", "0.33"], BeforeValidator(minor_version)
+]
 DEFAULT_VERSION: VllmVersion = "0.32"

@@ -1,4 +1,4 @@
-"""What the schedulers of vLLM 0.32 and 0.33 do differently, each rule by hand."""
+"""What the schedulers of the versions of vLLM do differently, rules by hand."""
 
 from typing import Any
 
@@ -97,6 +97,21 @@ def test_blocks_of_what_has_just_ended_are_published(version: str, cached: int) 
     assert log["requests"][1]["cached"] == cached
 
 
+@pytest.mark.parametrize(("version", "pieces"), [("0.30", [8, 8, 4]), ("0.31", [20])])
+def test_a_request_that_is_alone_is_not_cut(version: str, pieces: list[int]) -> None:
+    rows = [prompt(*range(20), max_tokens=1)]
+    log = log_of(version, rows, long_prefill_token_threshold=8)
+    assert [step["sched"][0][1] for step in log["steps"]] == pieces
+
+
+@pytest.mark.parametrize(("version", "kept_len"), [("0.28", -1), ("0.29", 0)])
+def test_what_sliding_windows_keep_by_default(version: str, kept_len: int) -> None:
+    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64}
+    engine = EngineConfig(vllm_version=version, num_gpu_blocks=64, **limits)
+    setup = engine.setup(None, 0, is_dynamic=False, is_async=False)
+    assert setup.limits["retention_len"] == kept_len
+
+
 def scripted_outputs(count: int) -> list[int]:
     """Return the first tokens that request 0 says in a scenario with seed 1."""
     return [1_000_000 + int(each) % 2**30 for each in indexed_hashes(1, 3, [0], [count])]
@@ -137,15 +152,26 @@ def test_a_head_whose_drafts_nobody_can_use_reads_and_drafts_nothing() -> None:
     assert 0 < newer < older
 
 
-@pytest.mark.parametrize("version", [0.33, "0.33.0", "0.33"])
-def test_a_version_may_be_a_number_or_have_a_patch(version: object) -> None:
-    assert EngineConfig.model_validate({"vllm_version": version}).vllm_version == "0.33"
+@pytest.mark.parametrize(
+    ("given", "version"), [(0.33, "0.33"), ("0.33.0", "0.33"), ("0.33", "0.33"), (0.3, "0.30")]
+)
+def test_a_version_may_be_a_number_or_have_a_patch(given: object, version: str) -> None:
+    assert EngineConfig.model_validate({"vllm_version": given}).vllm_version == version
+
+
+def test_a_version_is_no_number_of_three_decimals() -> None:
+    with pytest.raises(ConfigError), validated("x.yaml", ConfigError):
+        EngineConfig.model_validate({"vllm_version": 0.331})
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vllm_version": "0.29"}, "vllm_version = '0.29': should be '0.32' or '0.33'"),
+        ({"vllm_version": "0.27"}, "vllm_version = '0.27': should be '0.28', '0.29', "),
+        (
+            {"vllm_version": "0.30", "max_num_active_seqs": 4},
+            "max_num_active_seqs: vLLM has it since 0.31, not in vllm_version 0.30",
+        ),
         ({"vllm_version": "0.33", "scheduler": "prefill_first"}, "vllm_version = 0.33: "),
         (
             {

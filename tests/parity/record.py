@@ -1,28 +1,30 @@
 """Record what the real vLLM scheduler does with random scenarios.
 
-Needs vLLM 0.32.0 or 0.33.0 (a CPU build will do; no model is run) and nothing of specsim, so that
+Needs vLLM 0.28 to 0.33 (a CPU build will do; no model is run) and nothing of specsim, so that
 the two have only the scenario in common::
 
     python tests/parity/record.py tests/parity/recorded 0 40
-    python tests/parity/record.py tests/parity/recorded 0 12 groups
-    python tests/parity/record.py tests/parity/recorded 0 12 stops
+    python tests/parity/record.py tests/parity/recorded 0 12 groups stops states
     python tests/parity/record.py tests/parity/recorded/worked.scenario.json
 
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
-second ``groups-SEED``, with several KV cache groups, the third ``stops-SEED``, with answers that
-end by a stop token, the last the log of one scenario. ``states`` makes ``states-SEED``, with layers
-that keep a state. The scripted randomness, the virtual clock and the format of the log are those of
-``specsim parity``.
+second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
+stop token, and ``states-SEED``, with layers that keep a state; the last writes the log of one
+scenario, or of all that lie in a folder. The scripted randomness, the virtual clock and the format
+of the log are those of ``specsim parity``.
 """
 
 import atexit
 import json
 import math
+import os
 import shutil
 import sys
 import tempfile
 import zlib
 from collections import deque
+from dataclasses import fields
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +72,17 @@ try:  # 0.33
 except ImportError:
     from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 
+LACKING = {
+    name: off
+    for name, off in (
+        ("max_num_active_seqs", None),
+        ("long_prefill_token_threshold_adaptive", False),
+    )
+    if name not in {field.name for field in fields(SchedulerConfig)}
+}
+"""What schedulers before 0.31 do not know, as it is where it is not used."""
+
+RETENTION = "prefix_cache_retention_interval"
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4
 MOST_STEPS = 10_000
@@ -183,8 +196,8 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         "watermark",
         "async_scheduling",
     )
-    limits = {name: engine[name] for name in same}
-    if engine["max_num_active_seqs"]:
+    limits = {name: engine[name] for name in same if name not in LACKING}
+    if engine["max_num_active_seqs"] and "max_num_active_seqs" not in LACKING:
         limits["max_num_active_seqs"] = engine["max_num_active_seqs"]
     size = engine["block_size"]
     cache = CacheConfig(block_size=size, enable_prefix_caching=engine["enable_prefix_caching"])
@@ -216,18 +229,34 @@ def needs_of(engine: dict[str, Any]) -> Needs:
     specs = [group.kv_cache_spec for group in get_kv_cache_groups(config, layer_specs(engine))]
     return Needs(
         math.lcm(*(spec.block_size for spec in specs)),
-        any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in specs),
+        has_windows(specs),
         sum(spec.max_memory_usage_bytes(config) // spec.page_size_bytes for spec in specs),
     )
 
 
+def retention(engine: dict[str, Any], groups: list[Any]) -> dict[str, Any]:
+    """The option as KVCacheConfig has it; before 0.29 it comes from the environment."""
+    name, interval = RETENTION, engine.get(RETENTION, 0)
+    if name in {field.name for field in fields(KVCacheConfig)}:
+        return {name: interval}
+    os.environ.pop(f"VLLM_{name.upper()}", None)
+    if interval is not None and has_windows([group.kv_cache_spec for group in groups]):
+        os.environ[f"VLLM_{name.upper()}"] = str(interval)
+    return {}
+
+
+def has_windows(specs: list[KVCacheSpec]) -> bool:
+    return any(isinstance(spec, SlidingWindowSpec | MambaSpec) for spec in specs)
+
+
 def make_scheduler(engine: dict[str, Any]) -> Scheduler:
     config = vllm_config(engine)
+    groups = get_kv_cache_groups(config, layer_specs(engine))
     kv_config = KVCacheConfig(
         num_blocks=engine["num_blocks"],
         kv_cache_tensors=[],
-        kv_cache_groups=get_kv_cache_groups(config, layer_specs(engine)),
-        prefix_cache_retention_interval=engine.get("prefix_cache_retention_interval", 0),
+        kv_cache_groups=groups,
+        **retention(engine, groups),
     )
     for group in kv_config.kv_cache_groups:  # as generate_scheduler_kv_cache_config does
         alike = getattr(group.kv_cache_spec, "kv_cache_specs", None)
@@ -465,8 +494,10 @@ class Driver:
             row |= {"block_size": spec.block_size, "layers": len(group.layer_names)}
             if self.engine["enable_prefix_caching"]:
                 row["drops_last_hit"] = manager.use_eagle
-            if manager.max_admission_blocks_per_request is not None:
-                row["max_admission_blocks"] = manager.max_admission_blocks_per_request
+            name = "max_admission_blocks_per_request"  # before 0.31 with an underscore
+            most = getattr(manager, name, None) or getattr(manager, f"_{name}", None)
+            if most is not None:
+                row["max_admission_blocks"] = most
             rows.append(row)
         return rows
 
@@ -481,33 +512,50 @@ class Driver:
         }
 
 
-def record(scenario: dict[str, Any], path: Path) -> None:
-    """Write the log of a scenario, whose own path is given, beside it."""
-    log = Driver(scenario).log()
+def record(scenario: dict[str, Any], path: Path) -> bool:
+    """Write the log of a scenario, whose own path is given, beside it; tell if there is one."""
+    unknown = [name for name, off in LACKING.items() if scenario["engine"].get(name, off) != off]
+    if unknown:
+        print(f"{scenario['name']} has {unknown[0]}, which vLLM {vllm.__version__} does not know")
+        return False
+    try:
+        log = Driver(scenario).log()
+    except (DoesNotEndError, NotImplementedError) as error:
+        print(f"{scenario['name']}: {error!r}")
+        return False
     target = path.with_name(path.name.replace(".scenario.", ".log."))
     target.write_text(json.dumps(log, separators=(",", ":")) + "\n")
+    return True
+
+
+def drawn(kind: str, seed: int) -> dict[str, Any]:
+    """A random scenario of what this version knows."""
+    if kind in ("groups", "states"):
+        draw = random_groups_scenario if kind == "groups" else random_states_scenario
+        scenario = draw(seed, needs_of)
+    else:
+        scenario = (random_stops_scenario if kind == "stops" else random_scenario)(seed)
+    scenario["engine"] |= LACKING
+    return scenario
 
 
 def main() -> None:
     target, *seeds = sys.argv[1:]
     if not seeds:
-        record(json.loads(Path(target).read_text()), Path(target))
+        path = Path(target)
+        for each in sorted(path.glob("*.scenario.json")) if path.is_dir() else [path]:
+            record(json.loads(each.read_text()), each)
         return
-    kind = seeds[2] if seeds[2:] else ""
     Path(target).mkdir(parents=True, exist_ok=True)
-    for seed in range(*map(int, seeds[:2])):
-        if kind in ("groups", "states"):
-            draw = random_groups_scenario if kind == "groups" else random_states_scenario
-            scenario = draw(seed, needs_of)
-        else:
-            scenario = (random_stops_scenario if kind == "stops" else random_scenario)(seed)
-        path = Path(target) / f"{scenario['name']}.scenario.json"
+    for kind, seed in product(seeds[2:] or ["random"], range(*map(int, seeds[:2]))):
         try:
-            record(scenario, path)
-        except DoesNotEndError:
-            print(f"{scenario['name']} does not end")
+            scenario = drawn(kind, seed)
+        except NotImplementedError as error:  # before 0.29: pages of layers of many widths
+            print(f"{kind}-{seed}: {error!r}")
             continue
-        path.write_text(json.dumps(scenario, separators=(",", ":")) + "\n")
+        path = Path(target) / f"{scenario['name']}.scenario.json"
+        if record(scenario, path):
+            path.write_text(json.dumps(scenario, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

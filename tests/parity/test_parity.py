@@ -1,4 +1,4 @@
-"""Step by step what the real schedulers of vLLM 0.32.0 and 0.33.0 did.
+"""Step by step what the real schedulers of vLLM 0.28.0 to 0.33.0 did.
 
 The scenarios in ``recorded`` are our own, made by ``record.py``; a larger set, which is not part of
 the project, is compared as well where it is at hand.
@@ -12,6 +12,7 @@ import pytest
 from conftest import data_folder
 
 from specsim.core.errors import TraceError
+from specsim.engine.versions import RULES
 from specsim.proposers import PROPOSERS
 from specsim.reality.parity import (
     as_in_log,
@@ -37,6 +38,8 @@ IN_NEWER = [
     for path in SCENARIOS
     if path.parent != OWN and (log := NEWER / f"{path.name.split('.')[0]}.log.json.gz").exists()
 ]
+IN_OLDER = sorted(OWN.glob("*/*.scenario.json"))
+"""Recordings of older versions, each in a folder of its name, that other rules do not reproduce."""
 WITH_GROUPS = [path for path in SCENARIOS if load_scenario(path).engine.kv_groups]
 
 
@@ -56,6 +59,27 @@ def test_every_field_of_every_step_agrees_with_the_newer_version(path: Path, log
     ours = run_scenario(as_in_log(load_scenario(path), theirs, log))
     difference = compare_logs(json.loads(json.dumps(ours)), theirs)
     assert difference is None, str(difference)
+
+
+@pytest.mark.parametrize(
+    "path", IN_OLDER, ids=[f"{path.parent.name}-{path.name.split('.')[0]}" for path in IN_OLDER]
+)
+def test_older_versions_agree_with_their_own_rules_alone(path: Path) -> None:
+    log = path.with_name(path.name.replace(".scenario.", ".log."))
+    theirs = load_log(log)
+    scenario = as_in_log(load_scenario(path), theirs, log)
+    assert scenario.engine.vllm_version == path.parent.name
+    difference = compare_logs(json.loads(json.dumps(run_scenario(scenario))), theirs)
+    assert difference is None, str(difference)
+    versions = list(RULES)
+    after = versions[versions.index(path.parent.name) + 1]
+    newer = scenario.engine.model_copy(update={"vllm_version": after})
+    ours = run_scenario(scenario.model_copy(update={"engine": newer}))
+    assert compare_logs(json.loads(json.dumps(ours)), theirs) is not None
+
+
+def test_there_are_recordings_of_every_older_version() -> None:
+    assert {path.parent.name for path in IN_OLDER} == {"0.28", "0.29", "0.30", "0.31"}
 
 
 def test_the_recordings_of_the_newer_version_are_at_hand() -> None:
@@ -180,8 +204,8 @@ def test_a_bad_scenario_is_a_clear_error(tmp_path: Path, text: str, message: str
 
 
 def test_a_log_of_an_unknown_version_is_a_clear_error() -> None:
-    scenario, log = load_scenario(OWN / "worked.scenario.json"), {"vllm_version": "0.29.1"}
-    message = r"x.json: vllm_version = '0\.29\.1': known are 0\.32, 0\.33"
+    scenario, log = load_scenario(OWN / "worked.scenario.json"), {"vllm_version": "0.27.1"}
+    message = r"x.json: vllm_version = '0\.27\.1': known are 0\.28, 0\.29, "
     with pytest.raises(TraceError, match=message):
         as_in_log(scenario, log, Path("x.json"))
 
