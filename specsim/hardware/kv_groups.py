@@ -43,6 +43,10 @@ class KVLayers(Settings):
     """Key and value of one token in one layer, on one GPU; by default those of the model. Layers
     with a state have none: vLLM pads a state to a block of attention."""
 
+    block_size: Count | None = None
+    """Tokens of a block, where layers have their own (DeepSeek-V4): each such run of layers is a
+    group, and a block is as large as the largest group needs."""
+
     @model_validator(mode="after")
     def _check_span(self) -> Self:
         for kind, name in ((SLIDING, "window"), (CHUNKED, "chunk")):
@@ -172,8 +176,13 @@ def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
     """Return layers as vLLM takes them where its hybrid manager is off.
 
     If they differ, all keep all tokens (``unify_hybrid_kv_cache_specs``). A ConfigError if some
-    keep a state instead.
+    keep a state instead, or have blocks of their own.
     """
+    if any(each.block_size for each in layers):
+        raise ConfigError(
+            "engine.disable_hybrid_kv_cache_manager, or scheduler prefill_first: layers whose "
+            "blocks have their own sizes (DeepSeek-V4) cannot share one group; leave it out"
+        )
     if any(each.kind == STATE for each in layers):
         raise ConfigError(
             "engine.disable_hybrid_kv_cache_manager: layers with a state have no KV entries to "
@@ -202,6 +211,8 @@ def kv_layout(
         block_size: As configured, tokens.
         states: By default as with prefix caching and no drafts.
     """
+    if any(each.block_size for each in layers):
+        return _packed(layers)
     states = states or StateBlocks(block_size, 0)
     attention = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers if each.kind != STATE]
     widest = max(attention, default=_BYTES_PER_TOKEN)
@@ -233,6 +244,33 @@ def kv_layout(
             num_spare = states.num_spare if alike[0] == STATE else 0
             groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last, num_spare))
     return KVLayout(tuple(groups), size * widest * block_size)
+
+
+def _packed(layers: Sequence[KVLayers]) -> KVLayout:
+    """Return groups of layers with blocks of their own, which are packed behind one another.
+
+    Those that have none, a drafter's, get the longest. A ConfigError if some keep a state.
+    """
+    if any(each.kind == STATE for each in layers):
+        raise ConfigError(
+            "engine.kv_groups: block_size is given, and layers of kind 'state' have blocks that "
+            "follow from the others'; leave one of them out"
+        )
+    longest = max(each.block_size or 0 for each in layers)
+    sizes = [each.block_size or longest for each in layers]
+    kinds = [(each.kind, each.span_len, size) for each, size in zip(layers, sizes, strict=True)]
+    buckets = list(dict.fromkeys(kinds))
+    groups = tuple(
+        KVGroup(*kind, each.layers, buckets.index(kind), kind == kinds[-1])
+        for each, kind in zip(layers, kinds, strict=True)
+    )
+    return KVLayout(
+        groups,
+        max(
+            size * each.layers * (each.bytes_per_token or _BYTES_PER_TOKEN)
+            for each, size in zip(layers, sizes, strict=True)
+        ),
+    )
 
 
 def _layers_per_group(counts: list[int]) -> int:

@@ -5,11 +5,23 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
-from specsim.hardware.kv_groups import KINDS, Kind
+from specsim.hardware.kv_groups import FULL, KINDS, Kind
 
 LayerType = Literal[
-    "full_attention", "sliding_attention", "chunked_attention", "linear_attention", "mamba", "none"
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "compressed_sparse_attention",
+    "heavily_compressed_attention",
+    "linear_attention",
+    "mamba",
+    "none",
 ]
+RATIOS: dict[LayerType, int] = {
+    "compressed_sparse_attention": 4,
+    "heavily_compressed_attention": 128,
+}
+"""Tokens of an entry of the compressed context (DeepSeek-V4)."""
 STATES = ("linear_attention", "mamba")
 MlpType = Literal["dense", "sparse", "both", "none"]
 DENSE: tuple[MlpType, ...] = ("dense",)
@@ -18,7 +30,10 @@ IndexerType = Literal["full", "shared", "none"]
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INDEX_BYTES = 4  # of the scale of an index key, beside its numbers of 8 bits
 SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-KV_KINDS: dict[LayerType, Kind] = dict(zip(get_args(LayerType)[:3], KINDS[:3], strict=True))
+KV_KINDS: dict[LayerType, Kind] = {
+    **dict(zip(get_args(LayerType)[:3], KINDS[:3], strict=True)),
+    **dict.fromkeys(RATIOS, FULL),
+}
 
 
 class AttentionWidth(NamedTuple):
@@ -32,7 +47,9 @@ class AttentionWidth(NamedTuple):
     topk: int = 0
     """Tokens that a token reads, which an indexer chooses; 0: all."""
     index_dim: int = 0
-    """Numbers that the layer's own indexer keeps of a token; 0 where it takes another's choice."""
+    """Numbers that the layer's own indexer keeps of an entry; 0 where it takes another's choice."""
+    kept: float = 1.0
+    """Entries of a token that are kept beside those of a window; less where they are compressed."""
 
     def per_gpu(self, tensor_parallel_size: int) -> int:
         """Return the key-value heads of each of some GPUs, which replicate them if too few."""
@@ -176,6 +193,8 @@ class LayerLists:
     def attention(self) -> list[str] | None:
         """Return how each layer attends; None if all do alike."""
         data, num_layers = self._data, self._count("num_hidden_layers")
+        if data.get("o_groups"):
+            return self._compressed()
         if self._type == "nemotron_h":
             return [kind for kind, _ in self._blocks()]
         if data.get("block_configs"):
@@ -205,6 +224,24 @@ class LayerLists:
             types = ["linear_attention"] * num_layers
             types[every - 1 :: every] = ["full_attention"] * (num_layers // every)
         return types or None
+
+    def _compressed(self) -> list[str]:
+        """Return which layers of DeepSeek-V4 attend to what; MTP layers are listed behind them."""
+        words = {0: "sliding_attention", **{ratio: kind for kind, ratio in RATIOS.items()}}
+        if (rates := self._data.get("compress_rates", RATIOS)) != RATIOS:
+            raise ProfileError(
+                f"{self._source}: compress_rates = {short(rates)}: must be {RATIOS}; correct it"
+            )
+        if "layer_types" in self._data:
+            return self._listed("layer_types", tuple(words.values()))
+        ratios, num_layers = self._data.get("compress_ratios"), self._count("num_hidden_layers")
+        own = ratios[:num_layers] if isinstance(ratios, list) else []
+        if len(own) < num_layers or any(each not in words for each in own):
+            raise ProfileError(
+                f"{self._source}: compress_ratios = {short(ratios)}: must be a list of 0, 4 or 128 "
+                f"for each of num_hidden_layers = {num_layers}; correct it"
+            )
+        return [words[each] for each in own]
 
     def _of_block(self, attention: dict[str, Any]) -> str:
         for name in ("window_length", "replace_with_linear", "sparsify", "num_sink_tokens"):

@@ -66,7 +66,6 @@ _DEFAULTS = {
 }
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {
-    "compress_ratios": "attention to a compressed context",
     "per_layer_config": "layers of different shapes",
     "conv_L_cache": "layers of convolution",
     "audio_encoder_config": "a part for sound",
@@ -85,6 +84,7 @@ _OF_FAMILIES = {
     "linear_num_value_heads": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
     "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
+    "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
     "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
     "enable_moe_block": (("gemma4",), "experts beside a dense MLP"),
@@ -92,7 +92,7 @@ _OF_FAMILIES = {
     "hybrid_layer_pattern": (("mimo_v2",), "layers of different shapes"),
 }
 _OTHER_PARTS = ("vision_config", "audio_config")
-_GATED_ATTENTION = {"beam"}  # whose configs do not tell
+_OTHER_ATTENTION = {"beam", "deepseek_v41"}  # whose configs do not tell
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
 
 
@@ -151,6 +151,7 @@ class HuggingFaceConfig:
             **self._attention(),
             **self._global_widths(),
             **self._latent_widths(),
+            **self._compressed_widths(),
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
             "torch_dtype": self._dtype(),
@@ -180,7 +181,7 @@ class HuggingFaceConfig:
                     f"{self._source}: '{name}' says that the model has {what}, which is not "
                     "modelled; fit a profile to measured steps instead"
                 )
-        if self._type in _GATED_ATTENTION:
+        if self._type in _OTHER_ATTENTION:
             raise ProfileError(
                 f"{self._source}: model_type '{self._type}' says that the model's attention is of "
                 "another kind, which is not modelled; fit a profile to measured steps instead"
@@ -326,6 +327,13 @@ class HuggingFaceConfig:
             return {}
         names = ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim"]
         return {name: self._count(name) for name in (*names, *self._given("q_lora_rank"))}
+
+    def _compressed_widths(self) -> dict[str, int]:
+        """Return those of compressed attention and hyper-connections (DeepSeek-V4)."""
+        if not self._data.get("o_groups"):
+            return {}
+        names = ("o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult")
+        return {name: self._count(name) for name in names}
 
     def _given(self, *names: str) -> list[str]:
         return [name for name in names if self._data.get(name)]

@@ -1,18 +1,17 @@
 """The shape of a model: what its layers are, how many weights it has, what its KV cache keeps."""
 
 from collections import Counter
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from specsim.core.settings import Settings
+from specsim.hardware import compressed
 from specsim.hardware.kv_groups import STATE, KVLayers
 from specsim.hardware.layers import (
     DENSE,
     DTYPE_BYTES,
     INDEX_BYTES,
     KV_KINDS,
-    SPANS,
     SPARSE,
     STATES,
     AttentionWidth,
@@ -22,147 +21,18 @@ from specsim.hardware.layers import (
     LayerType,
     MlpType,
 )
+from specsim.hardware.model_fields import ModelFields
 
-_MOST = 2**31  # of any size of a model
 
-
-class ModelShape(Settings):
-    """A decoder-only transformer in the field names of a HuggingFace ``config.json``.
-
-    Or the head of an EAGLE drafter: one layer, with a matrix before it that fuses its inputs.
-    """
-
-    name: str
-    num_hidden_layers: int = Field(gt=0, le=4096)
-    hidden_size: int = Field(gt=0, le=_MOST)
-    intermediate_size: int = Field(gt=0, le=_MOST)
-    num_experts: int = Field(default=0, ge=0, le=_MOST)
-    """Experts per layer, in place of one MLP; 0 of a dense model."""
-    num_experts_per_tok: int = Field(default=0, ge=0, le=_MOST)
-    """Experts that each token visits."""
-    moe_latent_size: int = Field(default=0, ge=0, le=_MOST)
-    """Numbers of a token that experts see, if not all of hidden_size (Nemotron 3)."""
-    moe_intermediate_size: int = Field(default=0, ge=0, le=_MOST)
-    """Width of an expert."""
-    n_shared_experts: int = Field(default=0, ge=0, le=_MOST)
-    """Further experts, which every token visits."""
-    shared_expert_intermediate_size: int = Field(default=0, ge=0, le=_MOST)
-    """Width of these together, if not that of the others."""
-    first_k_dense_replace: int = Field(default=0, ge=0, le=_MOST)
-    """First layers, which have one MLP of intermediate_size in place of experts."""
-    mlp_layer_types: tuple[MlpType, ...] | None = None
-    """Whether each layer has a dense MLP, experts, both or none, where that does not follow."""
-    intermediate_sizes: tuple[int, ...] | None = None
-    """Width of each layer's dense MLP, where they differ."""
-    num_attention_heads: int = Field(gt=0, le=_MOST)
-    num_key_value_heads: int = Field(gt=0, le=_MOST)
-    head_dim: int = Field(gt=0, le=_MOST)
-    vocab_size: int = Field(gt=0, le=_MOST)
-    max_position_embeddings: int = Field(gt=0, le=_MOST)
-    tie_word_embeddings: bool = False
-    has_gated_mlp: bool = True
-    """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
-    num_fused_inputs: int = Field(default=0, ge=0, le=_MOST)
-    """Vectors that a drafting head fuses into one: 2 in EAGLE, 3 in EAGLE-3; 0 of a model."""
-    num_attention_inputs: int = Field(default=1, gt=0, le=_MOST)
-    """Vectors, side by side, that attention is computed from; 2 in EAGLE-3."""
-    backbone_hidden_size: int | None = Field(default=None, gt=0, le=_MOST)
-    """Of the target, where a drafting head takes its vectors and gives back such; by default as
-    wide as the head's own."""
-    has_own_kv_cache: bool = True
-    """False where all layers of a drafting head read keys and values of the target's."""
-    has_own_embedding: bool = True
-    """False where a drafting head uses the target's."""
-    has_own_lm_head: bool = True
-    """False where a drafting head uses the target's."""
-    sliding_window: int | None = Field(default=None, gt=0, le=_MOST)
-    """Tokens that a token attends to, itself included, in layers of type sliding_attention."""
-    attention_chunk_size: int | None = Field(default=None, gt=0, le=_MOST)
-    """Tokens of a chunk, in layers of type chunked_attention: a token attends to those of its
-    own."""
-    layer_types: tuple[LayerType, ...] | None = None
-    """How each layer attends; by default all alike: in a sliding_window if there is one, else to
-    everything."""
-    global_head_dim: int | None = Field(default=None, gt=0, le=_MOST)
-    """In layers of type full_attention, if it is another than head_dim."""
-    num_global_key_value_heads: int | None = Field(default=None, gt=0, le=_MOST)
-    """In layers of type full_attention, if they are others."""
-    kv_lora_rank: int | None = Field(default=None, gt=0, le=_MOST)
-    """Of multi-head latent attention: what is kept of a token for all heads together, besides
-    qk_rope_head_dim numbers. head_dim is then that of queries and keys, both parts together."""
-    q_lora_rank: int | None = Field(default=None, gt=0, le=_MOST)
-    """The same of queries; None if they are computed at once."""
-    qk_rope_head_dim: int = Field(default=0, ge=0, le=_MOST)
-    v_head_dim: int = Field(default=0, ge=0, le=_MOST)
-    """Of values, if not head_dim."""
-    attn_output_gate: bool = False
-    """Whether a gate as wide as the queries multiplies what attention gives out (Qwen3.5)."""
-    index_topk: int = Field(default=0, ge=0, le=_MOST)
-    """Of sparse attention: tokens that an indexer of index_n_heads heads chooses to be read."""
-    index_n_heads: int = Field(default=0, ge=0, le=_MOST)
-    index_head_dim: int = Field(default=0, ge=0, le=_MOST)
-    indexer_types: tuple[IndexerType, ...] | None = None
-    """Whether each layer has an indexer, shares that of an earlier one or attends to all; by
-    default all have one if there is an index_topk."""
-    linear_num_key_heads: int = Field(default=0, ge=0, le=_MOST)
-    """Of layers with a state in place of keys and values; of Mamba2 its groups."""
-    linear_num_value_heads: int = Field(default=0, ge=0, le=_MOST)
-    linear_key_head_dim: int = Field(default=0, ge=0, le=_MOST)
-    """Of Mamba2 the size of its state."""
-    linear_value_head_dim: int = Field(default=0, ge=0, le=_MOST)
-    linear_conv_kernel_dim: int = Field(default=0, ge=0, le=_MOST)
-    mamba_ssm_dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Of the states; None: torch_dtype."""
-    torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    quantization: str | None = None
-    """How the weights are stored, if in fewer bits than `torch_dtype` says, as in ``profile build
-    --dtype``; or other. Only a profile of kernel tables knows what follows."""
-    source: str
+class ModelShape(ModelFields):
+    """A model, or the head of a drafter; what follows from its fields."""
 
     @model_validator(mode="after")
-    def _check_layer_types(self) -> Self:
-        for name in ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types"):
-            listed = getattr(self, name)
-            if listed is not None and len(listed) != self.num_hidden_layers:
-                raise ValueError(
-                    f"{name} names {len(listed)} layers of num_hidden_layers = "
-                    f"{self.num_hidden_layers}; name each"
-                )
-        types = self.layer_types or ()
-        for kind, name in SPANS.items():
-            if kind in types and getattr(self, name) is None:
-                raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
+    def _check_layers(self) -> Self:
         if self.state_layers and not self.state_numbers:
             raise ValueError("layer_types has layers with a state, but linear_... fields lack")
         if not self.layer_counts:
             raise ValueError("no layer attends to anything; such a model is not modelled")
-        return self
-
-    @model_validator(mode="after")
-    def _check_heads(self) -> Self:
-        most = self.num_attention_heads
-        for name in ("num_key_value_heads", "num_global_key_value_heads"):
-            if (heads := getattr(self, name)) is not None and heads > most:
-                raise ValueError(
-                    f"{name} = {heads}: each is shared by at least one of num_attention_heads = "
-                    f"{most}; correct one of them"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _check_experts(self) -> Self:
-        if not min(self.num_experts, 1) <= self.num_experts_per_tok <= self.num_experts:
-            raise ValueError(
-                f"num_experts_per_tok = {self.num_experts_per_tok}: each token visits at least 1 "
-                f"of the num_experts = {self.num_experts} experts; a dense model has 0 of 0"
-            )
-        if self.num_experts and not self.moe_intermediate_size:
-            raise ValueError("moe_intermediate_size is missing: the width of an expert")
-        if self.num_experts and self.first_k_dense_replace >= self.num_hidden_layers:
-            raise ValueError(
-                f"first_k_dense_replace = {self.first_k_dense_replace}: must be fewer than "
-                f"num_hidden_layers = {self.num_hidden_layers}; correct one of them"
-            )
         return self
 
     def check_split(self, tensor_parallel_size: int) -> None:
@@ -181,6 +51,11 @@ class ModelShape(Settings):
             raise ValueError(
                 f"has states of {self.linear_num_value_heads} heads, which cannot be split evenly; "
                 "choose a divisor of that"
+            )
+        if self.o_groups % size:
+            raise ValueError(
+                f"has an output projection of {self.o_groups} groups, which cannot be split "
+                "evenly; choose a divisor of that"
             )
         for each in self.attention_widths:
             keys = each.num_key_value_heads
@@ -261,6 +136,7 @@ class ModelShape(Settings):
         layers += self.expert_bytes // self.bytes_per_weight
         layers += hidden * (self.num_experts * self.num_expert_layers + self.num_halves)
         layers += self.state_layers * self.convolved * self.linear_conv_kernel_dim
+        layers += compressed.hyper_weights(self)
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
         fusing = sum(outputs * inputs for outputs, inputs in self.fusing_matrices)
@@ -277,6 +153,9 @@ class ModelShape(Settings):
         for each, layers in self.attention_widths.items():
             heads = self.num_attention_heads // size
             queries, outputs = heads * each.head_dim, heads * each.value_dim
+            if self.o_groups:
+                found += compressed.matrices(self, each, layers, size)
+                continue
             if each.latent_dim:
                 assert self.kv_lora_rank is not None
                 plain = each.head_dim - self.qk_rope_head_dim
@@ -338,6 +217,8 @@ class ModelShape(Settings):
         return (before, (width, self.hidden_size)) if self.backbone_hidden_size else (before,)
 
     def attention_width(self, kind: LayerType, indexer: IndexerType = "none") -> AttentionWidth:
+        if self.o_groups:
+            return compressed.width(self, kind)
         heads, head_dim = self.num_key_value_heads, self.head_dim
         sparse = (
             self.index_topk if indexer != "none" else 0,
@@ -403,6 +284,9 @@ class ModelShape(Settings):
         Args:
             bytes_per_token: Of key and value in all layers, on each GPU.
         """
+        if self.o_groups:
+            kinds = [each.kind for each in self.layers]
+            return compressed.kv_layers(self, kinds, bytes_per_token)
         counts, own = self.layer_counts, self.kv_bytes_per_token_and_gpu(tensor_parallel_size)
         is_uniform = len(self.attention_widths) == 1
         mean = bytes_per_token / sum(counts.values())
@@ -432,6 +316,8 @@ class ModelShape(Settings):
         )
 
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
+        if self.o_groups:
+            return compressed.token_bytes(self, width)
         heads = width.num_key_value_heads
         indexed = width.index_dim + INDEX_BYTES if width.index_dim else 0
         if width.latent_dim:

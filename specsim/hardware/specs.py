@@ -104,6 +104,7 @@ class MemoryPlan:
     reserved_bytes: float  # activations, CUDA graphs, context
     block_bytes: float  # one KV block of the target
     draft_block_bytes: float  # the drafter's share of one KV block
+    block_size: int  # tokens of one, of the first kind of layers
 
     def num_blocks(self) -> int:
         """Return how many KV blocks fit; see `num_kv_blocks`."""

@@ -85,13 +85,14 @@ def matrix_operators(shape: ModelShape, tensor_parallel_size: int = 1) -> list[O
 
 def attention_operator(shape: ModelShape, tensor_parallel_size: int = 1) -> AttentionOperator:
     """Return the attention of all layers, as one of the GPUs runs it."""
-    queries = keys = latent = 0
+    queries = pairs = keys = latent = 0.0
     for each, count in shape.attention_widths.items():
-        queries += shape.num_attention_heads // tensor_parallel_size * count * each.head_dim
+        own = shape.num_attention_heads // tensor_parallel_size * count * each.head_dim
+        queries, pairs = queries + own, pairs + own * each.kept
         keys += each.per_gpu(tensor_parallel_size) * count * each.head_dim
-        latent += count * each.latent_dim
+        latent += count * each.latent_dim * each.kept
     if latent:
-        return AttentionOperator(4.0 * queries, latent, latent + 2.0 * queries)
+        return AttentionOperator(4.0 * pairs, latent, latent + 2.0 * queries)
     return AttentionOperator(4.0 * queries, 2.0 * keys, 2.0 * keys + 2.0 * queries)
 
 

@@ -11,6 +11,7 @@ from scipy.optimize import nnls
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.hardware import AttentionWidth, ModelShape
+from specsim.hardware.layers import LayerType
 from specsim.profile.kernel_tables import (
     GpuTables,
     MeasuredTable,
@@ -27,6 +28,8 @@ Values = NDArray[np.float64]
 
 _USUAL_HEAD_DIM = 128
 _MODULES = load_mapping(Path(__file__).with_name("modules.yaml"), ProfileError)
+_ENTRIES: LayerType = "heavily_compressed_attention"
+_TABLES: dict[LayerType, str] = {"compressed_sparse_attention": "_csa", _ENTRIES: "_hca"}
 _TOLERANCE = 0.005  # of times, by which points are left out that lie between others
 _PACKED_ROWS = 128  # query rows of a tile, all heads of a key-value head side by side
 _UNPACKED_ROWS = 64  # of a tile of FlashAttention 2, for a single head
@@ -72,6 +75,9 @@ class AttentionTables:
             heads = self._shape.num_attention_heads // self._size
             if kind.width.topk:
                 yield from self._sparse(kind, heads)
+                continue
+            if self._shape.o_groups:
+                yield self._compressed(kind, heads)
                 continue
             if kind.width.latent_dim:
                 decodes, kernel = self._module(kind, heads, "generation")
@@ -138,6 +144,22 @@ class AttentionTables:
             scan = far, sequences, rows
             yield self._fields(kind.num_layers, None, 1, scan, (ends, scanned[[0, -1]]))
 
+    def _compressed(self, kind: "_LayerKind", heads: int) -> dict[str, Any]:
+        """Return attention to a window, and to all entries of a compressed context.
+
+        Layers that have none of those were not measured: they are taken to be as the others are
+        within the window. Each query token has a tile of its own.
+        """
+        decodes, _ = self._module(kind, heads, "generation")
+        prompts, _ = self._module(kind, heads, "context")
+        contexts, sequences, grid = decodes.grid()
+        if kind.window:
+            self._note(f"layers with a window only as {_ENTRIES} within it")
+            within = contexts <= kind.window + 1
+            contexts, grid = contexts[within], grid[within]
+        decoding = contexts, sequences, grid
+        return self._fields(kind.num_layers, kind.window, 1, decoding, prompts.prompts())
+
     def _times_of(
         self, kind: "_LayerKind", heads: int, keys: int, phase: str
     ) -> tuple[HeadTimes, str]:
@@ -200,13 +222,18 @@ class AttentionTables:
             "num_hidden_layers": 1,
             "num_experts": 0,
             "first_k_dense_replace": 0,
+            "o_groups": self._shape.o_groups // self._size,
         }
         lists = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
-        one = self._shape.model_copy(update={**update, **dict.fromkeys(lists)})
-        module = _module_of(self._shape, sparse=kind.width.topk > 0, named=self._options.model)
-        table = self._tables.table(module["family"], f"{module['table']}_{phase}_module_perf")
+        measured = _ENTRIES if self._shape.o_groups and not kind.width.kept else kind.type
+        of_one = {**update, **dict.fromkeys(lists), "layer_types": (measured,)}
+        one = self._shape.model_copy(update=of_one)
+        is_sparse = kind.width.topk > 0 or self._shape.o_groups > 0
+        module = _module_of(self._shape, sparse=is_sparse, named=self._options.model)
+        name = module["table"] + _TABLES.get(measured, "")
+        table = self._tables.table(module["family"], f"{name}_{phase}_module_perf")
         wanted = {
-            "model": module["model"],
+            "model": _name_in(table, module["called"]),
             "gemm_type": self._dtype.matrices or "bfloat16",
             "kv_cache_dtype": self._options.kv_dtype,
             "mla_dtype": "bfloat16",
@@ -274,11 +301,26 @@ def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
     return HeadTimes(batch, isl + step, latency)
 
 
+def _name_in(table: MeasuredTable, called: str) -> str:
+    """Return what a table calls a model: of whose repository, and in which data type, differs."""
+    has_names = "model" in table.rows.column_names
+    names = set(map(str, table.rows["model"].to_pylist())) if has_names else set[str]()
+    return min(
+        (name for name in names if name.split("/")[-1].removesuffix("-FP8") == called),
+        key=len,
+        default=called,
+    )
+
+
 class _LayerKind(NamedTuple):
     num_layers: int
+    type: LayerType
     window: int | None  # or chunk, tokens
     width: AttentionWidth
-    is_chunked: bool = False
+
+    @property
+    def is_chunked(self) -> bool:
+        return self.type == "chunked_attention"
 
 
 def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
@@ -287,7 +329,7 @@ def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
         "chunked_attention": shape.attention_chunk_size,
     }
     return [
-        _LayerKind(count, spans.get(kind), width, kind == "chunked_attention")
+        _LayerKind(count, kind, spans.get(kind), width)
         for (kind, width), count in shape.attention_kinds.items()
     ]
 

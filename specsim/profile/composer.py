@@ -86,7 +86,7 @@ class Composer:
             read, compute = read + expert_read, compute + expert_rest
         read, compute = self._scales.read * read, self._scales.compute * compute
         small = self._small_kernels(tokens)
-        small = small + self._quantizing(tokens)
+        small = small + self._quantizing(tokens) + self._hyper_connections(tokens)
         compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
@@ -145,7 +145,8 @@ class Composer:
     @property
     def kv_bytes_per_token(self) -> float:
         """Key and value of a token in every layer, on each GPU, bytes."""
-        share = 0.5 if self._options.kv_dtype == "fp8" else 1.0
+        is_halved = self._options.kv_dtype == "fp8" and not self._shape.o_groups
+        share = 0.5 if is_halved else 1.0
         return self._shape.kv_bytes_per_token_and_gpu(self._size) * share
 
     def _layer_matrices(self) -> list[Matrix]:
@@ -222,7 +223,7 @@ class Composer:
         options, layers = self._options, self._shape.num_hidden_layers
         parts = [(part, self._precision.stored(part).matrices) for part in ("attention", "mlp")]
         kernels = sum(_QUANTIZED.get((name, dtype or ""), 0) for name, dtype in parts)
-        kernels += options.kv_dtype == "fp8"
+        kernels += options.kv_dtype == "fp8" and not self._shape.o_groups  # measured with it
         if not kernels or options.kernels.get("quant") == "fused":
             return np.zeros(len(tokens))
         try:
@@ -234,6 +235,18 @@ class Composer:
         self._note(table.source)
         points, times = line_of(chosen(table, "quantizing", k=int(nearest)), "m")
         return np.asarray(self._scales.read * layers * kernels * np.interp(tokens, points, times))
+
+    def _hyper_connections(self, tokens: Values) -> Values:
+        """Return what mixing the residual streams takes, before and after both parts of layers."""
+        shape, total = self._shape, np.zeros(len(tokens))
+        if shape.hc_mult:
+            table = self._tables.table("mhc", "mhc_module_perf")
+            sizes = {"hc_mult": shape.hc_mult, "hidden_size": shape.hidden_size}
+            for name in ("pre", "post"):
+                rows = chosen(table, "hyper-connections", op_name=name, **sizes)
+                total += np.interp(tokens, *line_of(rows, "num_tokens"))
+            self._note(table.source)
+        return np.asarray(self._scales.read * shape.num_hidden_layers * total)
 
     @property
     def _bandwidth(self) -> float:

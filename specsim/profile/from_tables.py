@@ -66,6 +66,8 @@ class TableProfile(MadeProfile):
                     f"of the known ways; name the closest: --dtype {', '.join(DTYPES)}"
                 )
         Precision.of(options.dtype)
+        if model.o_groups:  # whose compressed entries vLLM keeps in 8 bits only
+            options = replace(options, kv_dtype="fp8")
         for family in options.kernels:
             if family not in _FAMILIES:
                 raise ProfileError(f"--kernel {family}=: {nearest(family, _FAMILIES)}")

@@ -86,7 +86,12 @@ class HeadTimes:
 
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
-    """Return the grid without gaps: where memory ended, tokens read take as long as before."""
+    """Return the grid without gaps: where memory ended, tokens read take as long as before.
+
+    What is missing of the shortest context and the fewest sequences takes as long as the next more.
+    """
+    measured = np.flatnonzero(~np.isnan(grid[0]))
+    grid[0, : measured[0]] = grid[0, measured[0]]
     for row in range(grid.shape[0]):
         for column in range(grid.shape[1]):
             if np.isnan(grid[row, column]):

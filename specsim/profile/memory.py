@@ -64,6 +64,7 @@ def memory_plan(  # noqa: PLR0913 - each is a setting of its own
         reserved_bytes=profile.reserved_gib * GIB,
         block_bytes=block_bytes,
         draft_block_bytes=draft_block_bytes,
+        block_size=(layers and layers.target[0].block_size) or block_size,
     )
 
 

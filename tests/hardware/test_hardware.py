@@ -28,6 +28,10 @@ PUBLISHED = {
     "bloom-7b": (7_069_016_064, 491_520),
     "deepseek-v3": (671e9, 70_272),  # its model card; 61 layers of 576 numbers
     "deepseek-v3-mtp": (12.53e9, 1_152),  # counted by hand
+    "deepseek-v4-flash": (284_332_230_231, 3_915),  # transformers 5.19, meta device
+    "deepseek-v4-flash-mtp": (6_610_026_496, 0),  # its matrices, counted by hand
+    "deepseek-v4-pro": (1_572_997_179_491, 5_609),
+    "deepseek-v4-pro-mtp": (25_840_107_520, 0),
     "eagle-llama-2-13b": (0.37e9, 20_480),
     "eagle-llama-2-70b": (0.99e9, 4_096),
     "eagle-llama-2-7b": (0.24e9, 16_384),
@@ -117,6 +121,18 @@ QWEN_MOE = {
     "moe_intermediate_size": 768,
     "mlp_only_layers": [],
     "decoder_sparse_step": 1,
+}
+COMPRESSED = {
+    **LLAMA,
+    "model_type": "deepseek_v4",
+    "head_dim": 512,
+    "num_key_value_heads": 1,
+    "sliding_window": 128,
+    "q_lora_rank": 1024,
+    "qk_rope_head_dim": 64,
+    "o_groups": 8,
+    "o_lora_rank": 1024,
+    "hc_mult": 4,
 }
 NEMOTRON = {"model_type": "nemotron_h", "hybrid_override_pattern": "M*E-"}
 NAS = {"model_type": "nemotron-nas", "num_key_value_heads": None, "intermediate_size": None}
@@ -246,6 +262,23 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"num_experts": 4, "num_experts_per_tok": 8, "moe_intermediate_size": 64}, "of the num_"),
         ({"kv_lora_rank": 512}, "'qk_nope_head_dim' is missing"),
         ({"index_topk": 2048}, "sparse attention, which is not modelled"),
+        (
+            {**COMPRESSED, "compress_ratios": [4] * 31},
+            "compress_ratios = .* for each of num_hidden",
+        ),
+        (
+            {**COMPRESSED, "compress_ratios": [2] * 32},
+            "compress_ratios = .*: must be a list of 0, 4",
+        ),
+        (
+            {**COMPRESSED, "compress_ratios": [4] * 32},
+            "index_topk is missing: compressed attention",
+        ),
+        ({**COMPRESSED, "compress_ratios": [0] * 32, "o_groups": 5}, "o_groups = 5: must divide"),
+        (
+            {**COMPRESSED, "compress_rates": {"x": 8}},
+            "compress_rates = .*: must be .*_attention': 4",
+        ),
         ({"layer_types": ["linear_attention"] * 32}, "'layer_types' has 'linear_attention', which"),
         ({"mamba_d_state": 16}, "layers that keep a state in place of keys and values"),
         ({"full_attention_interval": 4}, "layers of linear attention"),

@@ -12,6 +12,7 @@ from conftest import Run, tiny_config
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, KVLayers, ModelShape, kv_layout, load_model
+from specsim.hardware.kv_groups import as_full_attention
 from specsim.profile import load_profile
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -340,3 +341,25 @@ def test_layers_of_two_widths_share_blocks_as_in_vllm() -> None:
     # Of 4 key-value heads each of 8 GPUs has one, of 16 two; 8-bit entries are half as long.
     halves = shape.kv_layers(shape.kv_bytes_per_token_and_gpu(8) / 2, 8)
     assert [each.bytes_per_token for each in halves] == [1024, 1024]
+
+
+@pytest.mark.parametrize(
+    ("name", "windows", "in_block"),
+    [("flash", (22, 21), 1_002_240), ("pro", (31, 30), 1_435_968)],
+)
+def test_caches_of_deepseek_v4_are_packed_as_in_vllm(
+    name: str, windows: tuple[int, int], in_block: int
+) -> None:
+    """Printed by vLLM 0.33.0 v1/core/kv_cache_planning.py _get_packed_kv_cache_groups."""
+    model = load_model(f"deepseek-v4-{name}")
+    layout = kv_layout(model.kv_layers(model.kv_bytes_per_token_and_gpu(8), 8), 16)
+    entries, *states, first, second = layout.groups
+    assert (entries.kind, entries.block_size) == ("full_attention", 256)
+    assert sorted((each.block_size, each.span_len) for each in states) == [(4, 8), (8, 128)]
+    assert (first.num_layers, second.num_layers) == windows
+    assert {(each.block_size, each.span_len, each.bucket) for each in (first, second)} == {
+        (64, 128, 3)
+    }
+    assert layout.block_bytes == in_block
+    with pytest.raises(ConfigError, match=r"blocks have their own sizes .* leave it out"):
+        as_full_attention(model.kv_layers(1.0, 8))

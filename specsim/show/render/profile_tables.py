@@ -13,7 +13,6 @@ from specsim.engine.config import EngineConfig
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.base import LatencyModel
 from specsim.profile import Profile, StepCosts, default_layout, memory_plan
-from specsim.profile.memory import BLOCK_SIZE
 from specsim.show.render import new_table
 
 if TYPE_CHECKING:
@@ -137,7 +136,7 @@ def comparison_table(comparison: "ProfileErrors", title: str) -> Table:
 
 def _facts(overview: Overview, title: str) -> Table:
     profile, memory = overview.profile, overview.memory()
-    told, valid, block_size = profile.provenance, profile.valid_range, overview.engine.block_size
+    told, valid = profile.provenance, profile.valid_range
     size = profile.tensor_parallel_size
     facts = {
         "model": f"{overview.model.name} ({profile.model})",
@@ -155,7 +154,7 @@ def _facts(overview: Overview, title: str) -> Table:
         f"{memory.usable_bytes / GIB:,.2f}",
         "weights": f"{memory.weight_bytes / GIB:,.2f} GiB per GPU",
         "set aside": f"{memory.reserved_bytes / GIB:,.2f} GiB per GPU",
-        "KV cache": f"{memory.block_bytes / block_size:,.0f} bytes per token and GPU",
+        "KV cache": f"{memory.block_bytes / memory.block_size:,.0f} bytes per token and GPU",
         "KV blocks": _blocks(overview, None),
     }
     table = Table(title=escape(title), title_justify="left", show_header=False)
@@ -215,7 +214,8 @@ def _blocks(overview: Overview, method: str | None) -> str:
     if not blocks:
         return f"none fits {limit}"
     tokens = overview.capacity(method, overview.model.max_position_embeddings)
-    return f"{blocks:,} of {engine.block_size} tokens fit {limit}: {tokens:,} tokens"
+    size = overview.memory(method).block_size
+    return f"{blocks:,} of {size} tokens fit {limit}: {tokens:,} tokens"
 
 
 def _described(part: BaseModel, leave_out: frozenset[str] = frozenset()) -> str:
@@ -283,8 +283,8 @@ def _made_table(
     if memory.draft_weight_bytes:
         table.add_row("weights of drafters, GiB", f"{memory.draft_weight_bytes / GIB:,.2f}")
     block_bytes = memory.block_bytes + memory.draft_block_bytes
-    table.add_row("KV cache, bytes per token", f"{block_bytes / BLOCK_SIZE:,.0f}")
-    table.add_row(f"KV blocks of {BLOCK_SIZE} tokens that fit", f"{made.num_blocks:,}")
+    table.add_row("KV cache, bytes per token", f"{block_bytes / memory.block_size:,.0f}")
+    table.add_row(f"KV blocks of {memory.block_size} tokens that fit", f"{made.num_blocks:,}")
     for batch_size in (1, 8, 64, 256):
         label = f"step at batch {batch_size}, {context_len:,} tokens of context each, ms"
         # A batch that does not fit never runs at once; its time would only mislead.
