@@ -59,6 +59,8 @@ MODELS = (
         "gemma-4-31b", (1, 2), {"mtp": "gemma-4-31b-assistant"}, ("bfloat16", "fp8"), not_on=NARROW
     ),
     Model("deepseek-v3", (4, 8), {"mtp": "deepseek-v3-mtp"}, ("fp8_block",)),
+    Model("deepseek-v4-flash", (4, 8), {"mtp": "deepseek-v4-flash-mtp"}, ("auto",), not_on=NARROW),
+    Model("deepseek-v4-pro", (4, 8), {"mtp": "deepseek-v4-pro-mtp"}, ("auto",), not_on=NARROW),
     Model("kimi-k2.5", (4, 8), {}, ("int4_experts",)),
     Model("mixtral-8x7b", (1, 2, 4), {}),
     Model("mistral-7b", (1,), {}),

@@ -245,6 +245,8 @@ class AttentionTables:
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
         batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+        if phase == "generation" and (fewest := int(batch.min())) > 1:
+            self._note(f"attention of fewer sequences than {fewest} as of so many")
         one_layer = [Matrix(*each[1:3]) for each in one.attention_matrices(1)]
         tokens, matrices = self._matrices(one_layer)
         own = latency - np.interp(batch * isl, tokens, matrices)
