@@ -31,7 +31,8 @@ test-vllm: $(VENV)/.installed-dev
 	rm -rf results/vllm
 	$(BIN)/python tests/vllm/run.py --out results/vllm
 
-# What another version of vLLM schedules differently (CONTRIBUTING.md): make follow VERSION=0.34.0, some 10 minutes.
+# What another version of vLLM schedules differently (CONTRIBUTING.md): make follow VERSION=0.34.0, two minutes
+# where vLLM is installed.
 follow: export SPECSIM_VLLM_PYTHON ?= $(CURDIR)/.venv-vllm/bin/python
 follow: $(VENV)/.installed-dev
 	test -x "$(SPECSIM_VLLM_PYTHON)" || tests/vllm/install.sh .venv-vllm
