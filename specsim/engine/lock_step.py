@@ -39,7 +39,14 @@ class LockStep:
     def next_at(self) -> float:
         """When any rank would go on by itself; infinite if all wait for requests."""
         at_work = [rank.goes_on_at for rank in self.ranks if not (rank.is_there or rank.is_idle)]
+        if not at_work and any(rank.is_there for rank in self.ranks):
+            return self._meets_at
         return min(at_work or (rank.goes_on_at for rank in self.ranks))
+
+    @property
+    def _meets_at(self) -> float:
+        """When the last rank comes to the next pass: one that is idle, after its own last step."""
+        return max(rank.now for rank in self.ranks)
 
     def advance(self, until: float) -> None:
         """Do whatever happens before an instant."""
@@ -50,6 +57,8 @@ class LockStep:
                 return
             there = [rank for rank in self.ranks if rank.is_there]
             if there:
+                if self._meets_at >= until:
+                    return
                 self._pass_together(there)
                 continue
             wakes_at = self.next_at
@@ -60,7 +69,7 @@ class LockStep:
 
     def _pass_together(self, there: list["Rank"]) -> None:
         """Let a pass begin, of those ranks that have a step and of the others with a dummy."""
-        meets_at = max(rank.now for rank in there)
+        meets_at = self._meets_at
         loads = [rank.load if rank.is_there else self._dummy for rank in self.ranks]
         time = self._costs.lock_step_time(loads)
         overhead_time = max(rank.overhead_time for rank in there)

@@ -39,7 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         name = f"users_{next(_NUMBERS)}"
         methods = [method or f"def {signature}: return {answer}", *others]
         body = "".join(f"    {line}\n" for line in methods)
-        text = f"from specsim.{room}.base import {base}\nclass Mine({base}):\n"
+        text = f"from specsim.{room} import {base}\nclass Mine({base}):\n"
         (tmp_path / f"{name}.py").write_text(f"{text}    kind: str = 'mine'\n{body}")
         config = tiny_config(replicas=2)
         fields: dict[str, Any] = {"kind": f"{name}:Mine"}
