@@ -180,31 +180,12 @@ class Drafting:
 
     def _server(self, replica: int, survival_lens: NDArray[np.uint8]) -> ServerView:
         """Return what the policy of a replica knows of its server."""
-        experiment, deployment = self._experiment, self._deployment
-        slo, costs = experiment.slo, deployment.costs
-        alone = StepLoad(512, 1, 1)
-        target_time = costs.target_time(alone)
-        knows_all = isinstance(deployment.policy, OraclePolicy)
-        plain_time = quick_step_time(replace(costs, drafts=(), expands_batch=False))
-        return ServerView(
-            max_draft_len=deployment.max_draft_len,
-            step_time=quick_step_time(costs),
-            step_times=quick_step_times(costs),
-            verify_time=target_time + costs.overhead_time(1),
-            pass_times=tuple(
-                draft.draft_time(alone, 2, target_time) - draft.draft_time(alone, 1, target_time)
-                for draft in costs.drafts
-            ),
-            drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
+        knows_all = isinstance(self._deployment.policy, OraclePolicy)
+        return replace(
+            server_view(self._experiment, self._deployment, replica),
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
             oracle=Oracle(survival_lens, self.facts.starts) if knows_all else None,
             model=self._model,
-            rng=generator(experiment.seed, "policy", str(replica)),
-            tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
-            drafts_at_one_cost=costs.drafts_at_one_cost,
-            plain_time=lambda load: plain_time(load, 0),
-            has_confidences=deployment.knows_confidences,
-            drafts_alike=deployment.is_async,
         )
 
     def wiring(self, records: ReplicaRecords, **rest: Any) -> Wiring:
@@ -254,6 +235,31 @@ class Drafting:
             return None
         draft_len = min(part.num_speculative_tokens, self._deployment.max_draft_len)
         return LookupDrafts(lookup, draft_len, self._requests, survival_lens, self.facts.starts)
+
+
+def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0) -> ServerView:
+    """Return what a policy knows of a server that is like its profile."""
+    slo, costs = experiment.slo, deployment.costs
+    alone = StepLoad(512, 1, 1)
+    target_time = costs.target_time(alone)
+    plain_time = quick_step_time(replace(costs, drafts=(), expands_batch=False))
+    return ServerView(
+        max_draft_len=deployment.max_draft_len,
+        step_time=quick_step_time(costs),
+        step_times=quick_step_times(costs),
+        verify_time=target_time + costs.overhead_time(1),
+        pass_times=tuple(
+            draft.draft_time(alone, 2, target_time) - draft.draft_time(alone, 1, target_time)
+            for draft in costs.drafts
+        ),
+        drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
+        rng=generator(experiment.seed, "policy", str(replica)),
+        tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
+        drafts_at_one_cost=costs.drafts_at_one_cost,
+        plain_time=lambda load: plain_time(load, 0),
+        has_confidences=deployment.knows_confidences,
+        drafts_alike=deployment.is_async,
+    )
 
 
 def _check_tokens(requests: Sequence[Request], who: str) -> None:

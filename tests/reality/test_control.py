@@ -1,0 +1,111 @@
+"""A policy in a real engine, without the engine: answers, logs, and their replay."""
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+
+from specsim.core.errors import ConfigError
+from specsim.core.step import StepLoad
+from specsim.reality.vllm.control import (
+    Control,
+    Controller,
+    Emitted,
+    Engine,
+    Scheduled,
+    load_of,
+    replay,
+)
+from specsim.reality.vllm.learned_times import LearnedTimes
+
+ENGINE = Engine(method="eagle3", num_speculative_tokens=5, max_num_seqs=8)
+POLICIES = ("static:k=2", "goodput", "joint", "bandit", "ema_tiers", "q_learning", "turbospec")
+
+
+def serve(controller: Controller, *, seed: int = 0, steps: int = 60, size: int = 6) -> list[int]:
+    """Return what was decided in a made-up server, whose requests come and go."""
+    rng = Random(seed)
+    lens = {number: 50 + number for number in range(size)}
+    asked, drafted = [], 0
+    for step in range(steps):
+        rows = [
+            Scheduled(number, 40, known, False, known - 1, 1 + drafted, drafted)
+            for number, known in lens.items()
+        ]
+        k = controller.decide(rows, step * 0.01, len(rows), 1000)
+        asked.append(k)
+        emitted = [
+            Emitted(row.number, drafted, accepted, accepted + 1)
+            for row in rows
+            for accepted in [rng.randint(0, drafted)]
+        ]
+        controller.observe(load_of(rows), k, 0.01 + 0.001 * k, emitted)
+        for row in emitted:
+            lens[row.number] += row.output_len
+        if rng.random() < 0.1:
+            del lens[min(lens)]
+            lens[size + step] = 41
+        drafted = k
+    controller.close()
+    return asked
+
+
+@pytest.mark.parametrize("profile", [None, "h100/llama-3.1-8b"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_replay_decides_the_same(policy: str, profile: str | None, tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    asked = serve(Controller(Control(policy=policy, profile=profile, log=str(log)), ENGINE))
+    assert set(asked) <= set(range(6))
+    assert replay(log) == (60, [])
+    lines = log.read_text().splitlines()
+    other = json.loads(lines[-2])
+    lines[-2] = json.dumps({**other, "k": other["k"] + 1})
+    log.write_text("\n".join(lines) + "\n")
+    _, [found] = replay(log)
+    assert (found.line, found.logged - found.replayed) == (len(lines) - 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ("oracle", "knows the future"),
+        ("draft_goodput", "before it decides"),
+        ("static:k=9", "exceeds"),
+        ("statik", "statik"),
+    ],
+)
+def test_a_policy_that_cannot_is_refused(policy: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        Controller(Control(policy=policy), ENGINE)
+
+
+def test_a_log_is_not_written_over(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("mine")
+    with pytest.raises(ConfigError, match="name a new file"):
+        Controller(Control(policy="goodput", log=str(log)), ENGINE)
+    with pytest.raises(ConfigError, match="line 1: is no event"):
+        replay(log)
+    log.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        replay(log)
+
+
+def test_step_times_are_learned() -> None:
+    """Of a linear server with 5 % of noise, to a twentieth."""
+    rng, times = np.random.default_rng(3), LearnedTimes()
+
+    def truth(load: StepLoad, k: int) -> float:
+        return 0.008 + 3e-5 * load.batched_tokens + 2e-8 * load.context_tokens + 0.002 * k
+
+    for _ in range(2000):
+        size, k = int(rng.integers(1, 200)), int(rng.integers(0, 6))
+        load = StepLoad(size * int(rng.integers(100, 3000)), size * (k + 1), size)
+        times.observe(load, k, truth(load, k) * rng.normal(1, 0.05))
+    for size, k in ((1, 0), (1, 5), (100, 3)):
+        load = StepLoad(size * 1000, size * (k + 1), size)
+        assert times.step_time(load, k) == pytest.approx(truth(load, k), rel=0.05)
+        many = times.step_times(load, np.array([load.batched_tokens]), k)
+        assert many[0] == pytest.approx(times.step_time(load, k))
