@@ -58,17 +58,10 @@ def main(models: Path, control: str, method: str, *, is_async: bool) -> None:
         for _ in range(NUM)
     ]
     scheduler = llm.llm_engine.engine_core.engine_core.scheduler
-    preemptions = 0
-    preempt = scheduler._preempt_request
-
-    def counted(*args, **kwargs):
-        nonlocal preemptions
-        preemptions += 1
-        return preempt(*args, **kwargs)
-
-    scheduler._preempt_request = counted
     answers = llm.generate(prompts, params, use_tqdm=False)
     lens = [len(answer.outputs[0].token_ids) for answer in answers]
+    metrics = {each.name: each for each in llm.get_metrics()}
+    preemptions = metrics["vllm:num_preemptions"].value
     print(
         json.dumps(
             {
