@@ -21,6 +21,7 @@ from specsim.core.rng import Luck, normals
 MAX_DRAFT_LEN = 254
 """Longest draft: with the bonus token it still fits into a byte, as in every table of a run."""
 
+_LEAST = 0.01  # chance of a draft token that was moved
 _FEW = 16  # positions that are faster looked at one by one, in bytes, than counted in integers
 
 
@@ -104,6 +105,19 @@ class Acceptance(Member):
         None if requests or output positions differ.
         """
         return None
+
+    def shifted(self, change: float) -> "Acceptance | None":
+        """Return the model with each draft token's chance so much higher, within 0.01 to 0.99.
+
+        Given that all before it were accepted. None if the model has no chances to be moved: the
+        records are what they are.
+        """
+        return None
+
+
+def shifted_rate(rate: float, change: float) -> float:
+    """Return a chance so much higher, within what `Acceptance.shifted` says."""
+    return min(max(rate + change, _LEAST), 1.0 - _LEAST)
 
 
 def model_of(acceptance: Acceptance, drafter: str) -> Acceptance:

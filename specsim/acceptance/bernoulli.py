@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import DrawnAcceptance, Rates, run_lengths, runs_below
+from specsim.acceptance.base import (
+    DrawnAcceptance,
+    Rates,
+    run_lengths,
+    runs_below,
+    shifted_rate,
+)
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
@@ -56,6 +62,9 @@ class Bernoulli(DrawnAcceptance):
     def position_rates(self, num_positions: int) -> list[float]:
         return [self.alpha] * num_positions
 
+    def shifted(self, change: float) -> "Bernoulli":
+        return self.model_copy(update={"alpha": shifted_rate(self.alpha, change)})
+
 
 @final
 class Beta(DrawnAcceptance):
@@ -84,6 +93,15 @@ class Beta(DrawnAcceptance):
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         indices = [request.index for request in requests]
         return _constant(_alphas(self.a, self.b, luck, indices), np.ones(max_draft_len))
+
+    def shifted(self, change: float) -> "Beta":
+        return self.model_copy(update=_shifted_ab(self.a, self.b, change))
+
+
+def _shifted_ab(a: float, b: float, change: float) -> dict[str, float]:
+    """Return a and b of another mean, with a + b as it was."""
+    mean = shifted_rate(a / (a + b), change)
+    return {"a": mean * (a + b), "b": (1.0 - mean) * (a + b)}
 
 
 def _alphas(a: float, b: float, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
@@ -133,6 +151,10 @@ class BetaPosition(DrawnAcceptance):
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         alphas = _alphas(self.a, self.b, luck, [request.index for request in requests])
         return _constant(alphas, np.array(self._factors(max_draft_len)))
+
+    def shifted(self, change: float) -> "BetaPosition":
+        """Return the model with every factor as it was, and the first token's chance moved."""
+        return self.model_copy(update=_shifted_ab(self.a, self.b, change / self.factors[0]))
 
 
 @final
@@ -194,3 +216,7 @@ class PerPosition(DrawnAcceptance):
     def position_rates(self, num_positions: int) -> list[float]:
         """Return the conditional rates, 0 beyond the last."""
         return (self.rates + [0.0] * num_positions)[:num_positions]
+
+    def shifted(self, change: float) -> "PerPosition":
+        rates = tuple(shifted_rate(rate, change) for rate in self.rates)
+        return self.model_copy(update={"conditional_rates": rates, "unconditional_rates": None})

@@ -9,7 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance.base import DrawnAcceptance, Rates, drawn_positions, run_lengths, runs_below
+from specsim.acceptance.base import (
+    DrawnAcceptance,
+    Rates,
+    drawn_positions,
+    run_lengths,
+    runs_below,
+    shifted_rate,
+)
 from specsim.core.request import Request
 from specsim.core.rng import Luck, normals
 from specsim.core.settings import Settings
@@ -97,6 +104,13 @@ class Markov(DrawnAcceptance):
             return found, squares
 
         return rates
+
+    def shifted(self, change: float) -> "Markov":
+        regimes = tuple(
+            each.model_copy(update={"alpha": shifted_rate(each.alpha, change)})
+            for each in self.regimes
+        )
+        return self.model_copy(update={"regimes": regimes})
 
 
 _NODES = 7  # of the quadrature over luck that is drawn anew
@@ -240,6 +254,10 @@ class Layered(DrawnAcceptance):
             return found, squares
 
         return rates
+
+    def shifted(self, change: float) -> "Layered":
+        rates = tuple(shifted_rate(rate, change) for rate in self.rates)
+        return self.model_copy(update={"rates": rates})
 
 
 def _normal_quantiles(shares: NDArray[np.float64]) -> NDArray[np.float64]:

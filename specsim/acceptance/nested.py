@@ -81,6 +81,9 @@ class Preset(Acceptance):
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return self._model.known_rates(requests, luck, max_draft_len)
 
+    def shifted(self, change: float) -> Acceptance | None:
+        return self._model.shifted(change)
+
     def token_lucks(
         self, luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
     ) -> TokenLucks:
@@ -141,6 +144,10 @@ class PerDrafter(Acceptance):
         [model] = self.models.values()
         return model.survival_lens(requests, luck, max_draft_len)
 
+    def shifted(self, change: float) -> "PerDrafter | None":
+        models = {name: model.shifted(change) for name, model in self.models.items()}
+        return None if None in models.values() else self.model_copy(update={"models": models})
+
 
 @final
 class Shift(Acceptance):
@@ -167,6 +174,10 @@ class Shift(Acceptance):
         """Return the shift between what both models say of a drafter."""
         models = {"before": self.before.of_drafter(name), "after": self.after.of_drafter(name)}
         return self.model_copy(update=models)
+
+    def shifted(self, change: float) -> "Shift | None":
+        models = {"before": self.before.shifted(change), "after": self.after.shifted(change)}
+        return None if None in models.values() else self.model_copy(update=models)
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int

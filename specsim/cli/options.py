@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -115,31 +115,43 @@ _SLOW = 1.0  # seconds after which a progress bar appears
 _FILE_WIDTH = 160
 
 
+class Advance:
+    """Told how far some work has come, for a bar on a terminal; elsewhere nothing is shown."""
+
+    def __init__(self, bars: Any = None, task: Any = None) -> None:
+        self._bars, self._task = bars, task
+        self._started_at = self._last_shown = monotonic()
+
+    def __call__(self, done: int) -> None:
+        now = monotonic()
+        if self._bars and now - self._started_at > _SLOW and now - self._last_shown > 0.1:
+            self._last_shown = now
+            self._bars.update(self._task, completed=done, visible=True)
+
+    def stage(self, description: str) -> None:
+        """Say what the work is from now on."""
+        if self._bars:
+            self._bars.update(self._task, description=description)
+
+
 @contextmanager
-def progress(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress(description: str, total: int | None) -> Iterator[Advance]:
     """Show a bar on a terminal, once the work has taken a second; elsewhere nothing."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield lambda done: None
+        yield Advance()
         return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich import progress as rich_progress
 
-    started_at = monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True) as bars:
-        task = bars.add_task(description, total=total, visible=False)
-        last_shown = started_at
-
-        def advance(done: int) -> None:
-            nonlocal last_shown
-            now = monotonic()
-            if now - started_at > _SLOW and now - last_shown > 0.1:
-                last_shown = now
-                bars.update(task, completed=done, visible=True)
-
-        yield advance
+    left = (
+        rich_progress.TimeElapsedColumn() if total is None else rich_progress.TimeRemainingColumn()
+    )
+    texts = map(rich_progress.TextColumn, ("{task.description}", "{task.completed:,}"))
+    columns = (next(texts), rich_progress.BarColumn(), next(texts), left)
+    with rich_progress.Progress(*columns, console=console, transient=True) as bars:
+        yield Advance(bars, bars.add_task(description, total=total, visible=False))
 
 
 @contextmanager

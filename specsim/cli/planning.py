@@ -47,6 +47,9 @@ def plan(
     prices: Path | None = Option(
         None, help="Price per GPU and hour, YAML; by default dated examples."
     ),
+    redundancy: str = Option(
+        "n", metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1."
+    ),
     seed: int = Option(0, min=0, help="Seed of all runs."),
     workers: Workers = ALL_CORES,
     out: Out = None,
@@ -54,13 +57,14 @@ def plan(
     """Answer how many GPUs of which kind serve some traffic within limits, at the least cost.
 
     Reads the command line of a server. With --out the folder gets the page report.html, serve.sh,
-    docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper.
+    docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper. Ctrl-C ends it with
+    what is known by then.
     """
     warm_up(workers)
     from specsim.show.render.capacity import plan_lines, plan_table
     from specsim.study.calls import plan as ask
-    from specsim.study.plan.advice import notes
     from specsim.study.plan.answer import FILES, save_plan
+    from specsim.study.plan.words import notes
 
     with results_folder(out, (*FILES, _PAGE)) as folder:
         with progress("simulations", None) as on_progress:
@@ -74,9 +78,11 @@ def plan(
                 attainment=attainment,
                 acceptance=acceptance,
                 prices=prices,
+                redundancy=redundancy,
                 seed=seed,
                 workers=workers,
                 on_progress=on_progress,
+                on_stage=on_progress.stage,
             )
         if folder is not None:
             save_plan(found, folder)

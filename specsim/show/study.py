@@ -83,7 +83,7 @@ class Study:
     capacity: dict[str, Any] | None = None
     """What each hardware sustains under each policy, where that was asked for."""
     plan: dict[str, Any] | None = None
-    """The answer of a plan, in words; see `specsim.study.plan.advice.page_words`."""
+    """The answer of a plan, in words; see `specsim.study.plan.words.page_words`."""
 
     @property
     def baseline(self) -> int | None:

@@ -1,5 +1,6 @@
 """Calls: each study in one call, with the defaults of its command; what the public API offers."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,9 +31,16 @@ Progress = Callable[[int], None]
 _REQUESTS, _MOST_REQUESTS = 2000, 64_000
 
 
-def plan(*, workers: int = 1, on_progress: Progress | None = None, **asked: Any) -> Plan:
+def plan(
+    *,
+    workers: int = 1,
+    on_progress: Progress | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    **asked: Any,
+) -> Plan:
     """Return which GPUs, and how many, serve what is asked (see `question_of`) at least cost."""
-    return make_plan(question_of(**asked), workers=workers, on_progress=on_progress)
+    question = question_of(**asked)
+    return make_plan(question, workers=workers, on_progress=on_progress, on_stage=on_stage)
 
 
 def question_of(  # noqa: PLR0913 - the options of a command
@@ -46,6 +54,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
     attainment: float = 0.99,
     acceptance: str | None = None,
     prices: Path | str | None = None,
+    redundancy: str = "n",
     seed: int = 0,
 ) -> Question:
     """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
@@ -55,6 +64,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
         traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
         qps: Requests per second of the whole service.
         acceptance: In short form, in place of the nearest preset.
+        redundancy: ``n+1`` for one server beyond those that the rate takes.
     """
     if (vllm is None) == (sglang is None):
         raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
@@ -76,7 +86,15 @@ def question_of(  # noqa: PLR0913 - the options of a command
         prices=Prices.load(prices),
         attainment=attainment,
         seed=seed,
+        spare_servers=_spare_of(redundancy),
     )
+
+
+def _spare_of(redundancy: str) -> int:
+    found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
+    if found is None:
+        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ...")
+    return int(found[1] or 0)
 
 
 def capacity(  # noqa: PLR0913 - the options of a command

@@ -26,10 +26,12 @@ from specsim.study.capacity.probe import Interval, LoadProbe, LoadRun
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
-from specsim.study.plan.advice import Advice, headline, notes, slower_from
+from specsim.study.plan.advice import Advice
 from specsim.study.plan.answer import save_plan
-from specsim.study.plan.candidates import goal_of, model_of, offered
+from specsim.study.plan.candidates import goal_of, later_policies, model_of, offered
 from specsim.study.plan.traffic import KINDS, find_traffic
+from specsim.study.plan.what_if import slower_from
+from specsim.study.plan.words import headline, notes
 from specsim.workload import WorkloadConfig
 
 EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
@@ -464,3 +466,98 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
     scaled = experiment.replace(autoscaling="target_queue:target=1,max_replicas=2")
     with pytest.raises(ConfigError, match="while replicas come and go"):
         Loads(scaled, 1)
+
+
+def moved_plan(changes: dict[float, float]) -> Plan:
+    """Make a plan whose speculation sustains so many times as much with acceptance moved."""
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    name = "h100 static:k=3"
+    short = plan.found[name]
+    option, question = plan.options[name], plan.question
+    moved = {
+        change: {name: found_of(option, question, 34.0 * times, (1.0, 2.0), 950.0)}
+        for change, times in changes.items()
+    }
+    return replace(plan, screened={name: short, "h100 off": plan.found["h100 off"]}, moved=moved)
+
+
+def test_what_acceptance_decides_is_said() -> None:
+    plan = moved_plan({-0.1: 0.7, 0.1: 1.5})
+    assert plan.taken == "h100 static:k=3"
+    low, high = (each for each in plan.advice.what_ifs if each.kind == "acceptance")
+    # 100 requests/s: 34 a server, with 23.8 five servers, for which none at 26 takes four.
+    assert (low.policy, low.gpus, low.is_other) == ("off", 4, True)
+    assert (high.policy, high.gpus, high.is_other) == ("static:k=3", 2, False)
+    said = notes(plan.advice)
+    assert "With acceptance 0.1 lower: 4 H100, no speculation, 8.00 USD per hour." in said
+
+
+def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:
+    advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
+    loads = {each.what: each.gpus for each in advice.what_ifs if each.kind == "load"}
+    assert loads == {"80 requests/s (-20%)": 3, "120 requests/s (+20%)": 4}
+
+
+def test_steps_that_take_longer_need_no_fewer_servers() -> None:
+    rng = random.Random(3)
+    for _ in range(40):
+        rates = sorted(rng.uniform(8, 90) for _ in range(2))
+        plan = plan_of(*((r, r * 0.98, r * 1.02, rng.uniform(300, 900)) for r in rates))
+        known = [each for each in plan.advice.what_ifs if each.kind == "step times"]
+        fast, slow = (each.cost_per_hour or 0.0 for each in known) if known else (0.0, 0.0)
+        best = plan.advice.best
+        assert best is not None
+        assert fast <= (best.cost_per_hour or 0.0) <= slow or not known
+
+
+def test_at_which_price_another_gpu_is_cheaper_is_said() -> None:
+    plan = of_two_gpus()
+    [other] = plan.advice.other_prices
+    taken = plan.advice.best
+    assert taken is not None
+    assert other.gpu == "l40s"
+    gpus = next(c.gpus for c in plan.advice.choices if c.gpu == "l40s" and c.policy != "off")
+    assert other.cheaper_below * (gpus or 0) == pytest.approx(taken.cost_per_hour)
+    assert other.cheaper_below < other.now
+
+
+def test_servers_in_reserve_are_counted_and_share_the_load() -> None:
+    question = asked(qps=100.0, redundancy="n+1")
+    option = offered(question, ("off",)).options[0]
+    found = found_of(option, question, 26.0, (25.5, 27.0), 900.0)
+    assert found.replicas == 5
+    assert goal_of(question).looked_at(26.0) == [20.0]
+    assert found.cost_per_hour == 10.0
+    with pytest.raises(ConfigError, match=r"--redundancy 2n: should be n, n\+1"):
+        asked(redundancy="2n")
+
+
+def test_every_draft_length_up_to_the_commands_is_tried() -> None:
+    seven = asked("Qwen/Qwen3-8B " + EAGLE.replace(": 3}", ": 7}"))
+    for question, others in ((seven, (1, 2, 4, 5, 6, 7)), (asked("Qwen/Qwen3-8B"), (1, 2, 4, 5))):
+        assert later_policies(question)[:-1] == tuple(f"static:k={k}" for k in others)
+
+
+class _Interrupting:
+    """Raises KeyboardInterrupt as Ctrl-C does, when a stage begins."""
+
+    def __init__(self, at: str) -> None:
+        self.at = at
+        self.seen: list[str] = []
+
+    def __call__(self, stage: str) -> None:
+        self.seen.append(stage)
+        if stage.startswith(self.at):
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_leaves_what_is_known() -> None:
+    question = asked(f"Qwen/Qwen3-8B --max-num-seqs 16 {EAGLE}", qps=10.0, traffic="math")
+    stop = _Interrupting("long runs")
+    plan = make_plan(question, on_stage=stop)
+    assert stop.seen[0] == "short runs of 2 options"
+    assert plan.advice.best is not None
+    assert {choice.state for choice in plan.advice.choices} == {"estimated"}
+    assert plan.warnings[0].startswith("interrupted: ")
+    with pytest.raises(KeyboardInterrupt):
+        make_plan(question, on_stage=_Interrupting("short runs of 2"))

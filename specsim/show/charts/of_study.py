@@ -207,6 +207,29 @@ def capacity(sketch: Sketch) -> Spec:
     }
 
 
+def what_ifs(sketch: Sketch) -> Spec:
+    """Return what would be rented if one thing were otherwise, of the rows of a plan's answer."""
+    fields = calculate(text="datum.what + ': ' + datum.rented")
+    title = f"{sketch.study.currency} per hour"
+    x = quantity("cost", title, scale={"zero": True}, axis={"tickCount": 6})
+    fill = {
+        "condition": {"test": "datum.change == 'other'", "value": sketch.named("loss")},
+        "value": sketch.named("gain"),
+    }
+    room = {"expr": "width - 8"}
+    texts = {"x": {"value": 0}, "text": {"field": "rented"}, **TOLD}
+    return {
+        "transform": fields,
+        "layer": [
+            mark("bar", {"x": x, "color": fill, **TOLD}, opacity=0.45),
+            mark("text", texts, align="left", dx=6, limit=room),
+        ],
+        "encoding": {"y": category("what", None, axis={"labelLimit": 260})},
+        "width": 520,
+        "height": {"step": 26},
+    }
+
+
 _ENDS = {"min": "least", "max": "most"}
 _STEPPED = ("draft_len", "replicas", "prefill_replicas", "decode_replicas")
 

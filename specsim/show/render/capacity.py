@@ -8,7 +8,7 @@ from rich.table import Table
 
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import new_table
-from specsim.study.plan.advice import asked, headline, table
+from specsim.study.plan.words import asked, headline, table
 
 if TYPE_CHECKING:
     from specsim.results.metrics import Slo

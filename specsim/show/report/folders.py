@@ -26,7 +26,8 @@ from specsim.show.report.axes import (
 )
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.study.compare import folder_name
-from specsim.study.plan.advice import Advice, page_words, title
+from specsim.study.plan.advice import Advice
+from specsim.study.plan.words import page_words, title
 from specsim.study.sweep import flat_metrics
 
 

@@ -120,6 +120,7 @@ def _charts(study: Study, measures: Sequence[Measure]) -> dict[str, Spec]:
         "breakdown": of_study.breakdown(sketch),
         **({} if cost is None else {"cost": of_study.cost(sketch, shown, cost)}),
         **({} if study.capacity is None else {"capacity": of_study.capacity(sketch)}),
+        **({} if study.plan is None else {"what-ifs": of_study.what_ifs(sketch)}),
     }
     return {name: {"$schema": SCHEMA, **chart} for name, chart in charts.items()}
 

@@ -44,12 +44,20 @@ class Goal:
     """Of the capacity: where else latency and cost are looked at."""
     in_whole_replicas: bool = False
     """Whether of those the largest below are meant that whole replicas of the target rate have."""
+    spare_replicas: int = 0
+    """Replicas beyond those that the target rate takes: so many may be down."""
+
+    def replicas_for(self, capacity: float) -> int | None:
+        """Return the replicas that serve the target rate; None without one."""
+        if self.target_rate is None:
+            return None
+        return math.ceil(self.target_rate / capacity) + self.spare_replicas
 
     def looked_at(self, capacity: float) -> list[float]:
         """Return the loads below a capacity at which latency and cost are looked at."""
         loads = [share * capacity for share in self.shares]
         if self.in_whole_replicas and self.target_rate is not None:
-            loads = [self.target_rate / math.ceil(self.target_rate / load) for load in loads]
+            loads = [self.target_rate / (self.replicas_for(load) or 1) for load in loads]
         if self.is_closed:
             loads = [float(max(1, round(load))) for load in loads]
         return list(dict.fromkeys(loads))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from math import ceil, exp, inf, log
+from math import exp, inf, log
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,7 +158,8 @@ class Found:
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
         rate, target = self.rate_of(probe), self.goal.target_rate
         cost = None if self.price is None else gpu_hours * self.price
-        spare = 1.0 if target is None else ceil(target / rate) * rate / target
+        replicas = self.goal.replicas_for(rate)
+        spare = 1.0 if target is None or replicas is None else replicas * rate / target
         at_target = None if cost is None or target is None else cost * spare
         return Offer(self.hardware.label, self.policy, probe, rate, gpu_hours, cost, at_target)
 
@@ -175,9 +176,7 @@ class Found:
     @property
     def replicas(self) -> int | None:
         """Replicas for the target rate; None without one, or if no load is sustained."""
-        if self.goal.target_rate is None or self.rate is None:
-            return None
-        return ceil(self.goal.target_rate / self.rate)
+        return None if self.rate is None else self.goal.replicas_for(self.rate)
 
     @cached_property
     def at_target(self) -> LoadProbe | None:
@@ -189,10 +188,10 @@ class Found:
     @property
     def replicas_interval(self) -> tuple[int, int] | None:
         """Fewest and most replicas for the target rate, by the interval of the rate."""
-        if self.goal.target_rate is None or self.interval is None:
+        if self.interval is None:
             return None
-        low, high = self.interval.low, self.interval.high
-        return ceil(self.goal.target_rate / high), ceil(self.goal.target_rate / low)
+        fewest, most = map(self.goal.replicas_for, (self.interval.high, self.interval.low))
+        return None if fewest is None or most is None else (fewest, most)
 
     @cached_property
     def time_spread(self) -> float | None:
@@ -246,9 +245,8 @@ class Found:
 
     def cost_if(self, factor: float) -> float | None:
         """Return the cost per hour for the target rate, were the capacity so many times as high."""
-        if self.goal.target_rate is None or self.rate is None:
-            return None
-        return self._cost_per_hour(ceil(self.goal.target_rate / (self.rate * factor)))
+        replicas = None if self.rate is None else self.goal.replicas_for(self.rate * factor)
+        return None if replicas is None else self._cost_per_hour(replicas)
 
     @property
     def cost_per_hour(self) -> float | None:

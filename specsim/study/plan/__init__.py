@@ -3,7 +3,7 @@
 First short runs of all options, then the trustworthy search for those that may be the cheapest.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
@@ -14,7 +14,15 @@ from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.candidates import FIRST_K, LATER, Option, Question, goal_of, offered
+from specsim.study.plan.candidates import (
+    FIRST_K,
+    Option,
+    Question,
+    goal_of,
+    later_policies,
+    offered,
+)
+from specsim.study.plan.what_if import MOVED
 
 __all__ = ["Option", "Plan", "Question", "make_plan"]
 
@@ -45,29 +53,83 @@ class _Screened:
 
 
 def make_plan(
-    question: Question, *, workers: int = 1, on_progress: Callable[[int], None] | None = None
+    question: Question,
+    *,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Plan:
     """Find the least cost at which the target rate is served within its limits.
 
     A SpecsimError if the question names what there is not, or nothing serves within the limits.
+    After Ctrl-C the answer is what is known by then; before anything is, a KeyboardInterrupt.
+
+    Args:
+        on_stage: Told what is looked at next.
     """
+    plan = None
+    try:
+        with Runner(LocalProcesses(workers), on_progress) as runner:
+            for known in _plans(question, runner, on_stage or (lambda text: None)):
+                plan = known
+    except KeyboardInterrupt:
+        if plan is None:
+            raise
+        return replace(plan, is_interrupted=True)
+    assert plan is not None
+    return plan
+
+
+def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> Iterator[Plan]:
+    """Yield what is known after each stage."""
     first = offered(question, ("off", f"static:k={FIRST_K}"))
     screened = _Screened()
-    with Runner(LocalProcesses(workers), on_progress) as runner:
-        _screen(screened, first.options, question, runner)
-        worth = _worth(screened)
-        more = offered(question, LATER).options
-        drafters = _drafters(screened, worth)
-        later = [o for o in more if drafters.get(o.hardware.label) == _drafter(o)]
-        _screen(screened, later, question, runner)
-        chosen = _finalists(screened)
-        found = _refined([screened.options[name] for name in chosen], screened, question, runner)
-    experiment = screened.options[chosen[0]].experiment
-    goal = found[0].goal
-    notes = hardware_notes(found, question.prices)
-    capacity = Capacity(experiment, goal, question.prices, found, notes)
-    short = {name: each for name, each in screened.found.items() if name not in chosen}
-    return Plan(question, capacity, screened.options, short, first.left_out)
+    tell(f"short runs of {len(first.options)} options")
+    _screen(screened, first.options, question, runner)
+    worth = _worth(screened)
+    yield _plan(question, screened, first.left_out, None)
+    more = offered(question, later_policies(question)).options
+    drafters = _drafters(screened, worth)
+    later = [o for o in more if drafters.get(o.hardware.label) == _drafter(o)]
+    tell(f"short runs of {len(later)} more draft lengths, on {', '.join(drafters)}")
+    _screen(screened, later, question, runner)
+    yield _plan(question, screened, first.left_out, None)
+    chosen = _finalists(screened)
+    tell(f"long runs of {', '.join(chosen)}")
+    found = _refined([screened.options[name] for name in chosen], screened, question, runner)
+    plan = _plan(question, screened, first.left_out, found)
+    yield plan
+    tell("short runs with other acceptance")
+    yield replace(plan, moved=_with_moved_acceptance(plan, runner))
+
+
+def _plan(
+    question: Question, screened: _Screened, left_out: list[str], found: list[Found] | None
+) -> Plan:
+    """Return the answer by what was searched to the end, or before that by short runs."""
+    short = [screened.found[name] for name in _finalists(screened)] if found is None else []
+    known = found or short
+    notes = hardware_notes(known, question.prices)
+    experiment = screened.options[f"{known[0].hardware.label} {known[0].policy}"].experiment
+    capacity = Capacity(experiment, known[0].goal, question.prices, known, notes)
+    options, shown = dict(screened.options), dict(screened.found)
+    return Plan(question, capacity, options, shown, left_out, is_estimated=found is None)
+
+
+def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, Found]]:
+    """Return short runs of what might be rented, with the chance of each draft token moved."""
+    goal, moved = goal_of(plan.question), {}
+    for change in MOVED:
+        options = [
+            option
+            for name in plan.worth_moving
+            if (option := plan.options[name].with_acceptance_moved(change)) is not None
+        ]
+        found = searched(
+            [option.contender(goal) for option in options], runner, plan.question.prices
+        )
+        moved[change] = {option.name: each for option, each in zip(options, found, strict=True)}
+    return moved
 
 
 def _screen(screened: _Screened, options: list[Option], question: Question, runner: Runner) -> None:

@@ -3,8 +3,9 @@
 import re
 import shlex
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ from specsim.study.plan.advice import (
     against,
     choice_of,
     gpu_name,
-    headline,
-    other_loads,
-    slower_from,
     speculation_words,
 )
 from specsim.study.plan.candidates import PROFILE_FILE, Option, Question, with_replicas
+from specsim.study.plan.what_if import WORTH, Grounds, other_prices, slower_from, what_ifs
+from specsim.study.plan.words import headline
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,12 @@ class Plan:
     question: Question
     capacity: Capacity  # of those that were searched to the end
     options: dict[str, Option]  # all that were tried, by hardware and label
-    screened: dict[str, Found]  # what short runs showed of those that were not
+    screened: dict[str, Found]  # what short runs showed
     left_out: list[str]  # what could not be tried, and why
+    moved: dict[float, dict[str, Found]] = field(default_factory=dict)
+    """What short runs showed with the chance of each draft token moved by so much."""
+    is_estimated: bool = False  # by short runs alone
+    is_interrupted: bool = False  # by Ctrl-C
 
     @cached_property
     def found(self) -> dict[str, Found]:
@@ -56,6 +60,9 @@ class Plan:
         known = [name for name in names if self._any(name).cost_per_hour is not None]
         return min(known, key=self._rank, default=None)
 
+    def _is_searched(self, name: str) -> bool:
+        return name in self.found and not self.is_estimated
+
     def _any(self, name: str) -> Found:
         return self.found.get(name) or self.screened[name]
 
@@ -64,7 +71,7 @@ class Plan:
         probe = found.at_target
         latency = 0.0 if probe is None else probe.latencies_ms["mean_e2el_ms"]
         # Of equal cost, what vLLM does by itself comes first.
-        is_estimated = name not in self.found
+        is_estimated = not self._is_searched(name)
         return is_estimated, found.cost_per_hour or 0.0, self.options[name].needs_a_policy, latency
 
     @cached_property
@@ -94,23 +101,50 @@ class Plan:
         question, names = self.question, self._shown
         choices = [self._choice(name) for name in names]
         taken = None if self.taken is None else names.index(self.taken)
-        tried = [(self.options[name], self._any(name)) for name in self.options]
-        searched = [(self.options[name], each) for name, each in self.found.items()]
+        grounds = self._grounds
         return Advice(
             model=question.command.model,
             traffic=question.traffic.name,
             requests_per_second=question.rate,
             attainment=question.attainment,
+            spare_servers=question.spare_servers,
             slo=question.slo.model_dump(exclude_none=True),
             currency=question.prices.currency,
             choices=[*choices, *self._impossible()],
             taken=taken,
             off_from=self._off_from(),
             not_shown_cheaper_than=[self._said(name) for name in self.ties],
-            at_other_loads=other_loads(question, searched or tried),
+            what_ifs=[] if grounds is None else what_ifs(grounds),
+            other_prices=[] if grounds is None else other_prices(grounds),
             assumptions=self._assumptions(names),
             tried=[self._tried(name) for name in self.options],
         )
+
+    @property
+    def _grounds(self) -> Grounds | None:
+        if self.taken is None:
+            return None
+        tried = {name: (option, self._any(name)) for name, option in self.options.items()}
+        searched = frozenset(name for name in self.found if self._is_searched(name))
+        return Grounds(self.question, tried, searched, self.screened, self.moved, self.taken)
+
+    @property
+    def worth_moving(self) -> list[str]:
+        """Options with speculation that are rented, or might be, were more drafts accepted."""
+        if self.taken is None:
+            return []
+        cost = self.found[self.taken].cost_per_hour or 0.0
+        best = (self._cheapest(own) for own in self._with_speculation.values())
+        return [n for n in best if n and (self._any(n).cost_if(WORTH) or inf) <= cost]
+
+    @property
+    def _with_speculation(self) -> dict[str, list[str]]:
+        """Options with speculation, by hardware."""
+        found: dict[str, list[str]] = {}
+        for name, option in self.options.items():
+            if not option.is_off:
+                found.setdefault(option.hardware.label, []).append(name)
+        return found
 
     @cached_property
     def _shown(self) -> list[str]:
@@ -140,9 +174,10 @@ class Plan:
 
     def _choice(self, name: str) -> Choice:
         none, found = self._none_beside(name), self._any(name)
-        are_searched = none in self.found and name in self.found
+        are_searched = none is not None and self._is_searched(none) and self._is_searched(name)
         over = None if none is None else against(self._any(none), found, is_searched=are_searched)
-        return choice_of(self.options[name], found, is_searched=name in self.found, over=over)
+        is_searched = self._is_searched(name)
+        return choice_of(self.options[name], found, is_searched=is_searched, over=over)
 
     def _off_from(self) -> float | None:
         none = None if self.taken is None else self._none_beside(self.taken)
@@ -187,7 +222,9 @@ class Plan:
         ]
         missing = None if self.taken is None else self.options[self.taken].missing_name
         fill_in = f"no name of the drafter's weights is known: replace {missing} in the files"
+        cut = "interrupted: this is what was known by then, from short runs where it says estimated"
         return [
+            *([cut] if self.is_interrupted else []),
             *([fill_in] if missing else []),
             *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
@@ -217,7 +254,7 @@ class Plan:
             hardware=found.hardware.label,
             policy=found.policy,
             speculation=speculation_words(self.options[name]),
-            is_searched=name in self.found,
+            is_searched=self._is_searched(name),
             requests_per_second=found.rate,
             cost_per_hour=found.cost_per_hour,
             mean_e2el_ms=None if probe is None else probe.latencies_ms["mean_e2el_ms"],

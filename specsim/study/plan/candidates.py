@@ -1,7 +1,7 @@
 """Candidates: on which GPUs, with which drafter and how many tokens, a model could be served."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,7 @@ from specsim.study.plan.traffic import NAMES, Traffic
 
 PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
 FIRST_K = 3
-LATER = ("static:k=1", "static:k=5", "goodput")
-"""Looked at where `FIRST_K` shows the hardware to be worth it."""
+_MOST_K = 5  # is tried where the command has no larger one
 
 _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
@@ -47,6 +46,7 @@ class Question:
     prices: Prices
     attainment: float = 0.99
     seed: int = 0
+    spare_servers: int = 0  # beyond those that the rate takes
 
     @property
     def model(self) -> str:
@@ -83,9 +83,25 @@ class Option:
     def needs_a_policy(self) -> bool:
         return not self.is_off and self.speculation is None
 
+    def with_acceptance_moved(self, change: float) -> "Option | None":
+        """Return it with the chance of each draft token so much higher; None of records."""
+        acceptance = self.experiment.acceptance
+        moved = None if acceptance is None else acceptance.shifted(change)
+        if moved is None:
+            return None
+        return replace(self, experiment=self.experiment.replace(acceptance=moved))
+
     def contender(self, goal: Goal) -> Contender:
         loads = Loads(self.experiment, goal.replications)
         return Contender(self.hardware, self.label, self.experiment.effective_policy, loads, goal)
+
+
+def later_policies(question: Question) -> tuple[str, ...]:
+    """Return what is looked at where `FIRST_K` shows hardware to be worth it: all other k."""
+    own = (question.command.speculation or {}).get("num_speculative_tokens")
+    most = max(_MOST_K, own) if isinstance(own, int) else _MOST_K
+    others = (k for k in range(1, most + 1) if k != FIRST_K)
+    return (*(f"static:k={k}" for k in others), "goodput")
 
 
 @dataclass
@@ -225,6 +241,7 @@ def goal_of(question: Question) -> Goal:
         max_requests=None,
         shares=(1.0,),
         in_whole_replicas=True,
+        spare_replicas=question.spare_servers,
     )
 
 
@@ -249,7 +266,7 @@ def _experiment(
         drafts["num_speculative_tokens_per_batch_size"] = ranges
     else:
         config["policy"] = POLICIES.parse(policy).model_dump(mode="json")
-        limit = config["policy"].get("k") or max(limit, 5)
+        limit = config["policy"].get("k") or max(limit, _MOST_K)
     drafts["num_speculative_tokens"] = limit
     config["engine"]["speculative_config"] = drafts
     config["acceptance"], said = question.traffic.acceptance_for(method, question.model)

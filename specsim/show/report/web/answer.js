@@ -256,6 +256,24 @@ function planAnswer() {
   ];
 }
 
+/** Of a plan: what would be rented if one thing were otherwise. */
+function whatIfCard() {
+  const rows = DATA.plan?.what_ifs ?? [];
+  if (rows.length < 2) return null;
+  const others = rows.filter(({ change }) => change === "other").length;
+  const finding = others
+    ? `${others} of ${rows.length - 1} change the hardware or the speculation.`
+    : "None of these changes the hardware or the speculation.";
+  return card("what-ifs", () => "What the answer hangs on", {
+    finding: () => finding,
+    draw: (plot) => paint(plot, "what-ifs", `What would be rented otherwise. ${finding}`, { cells: rows }),
+    rows: () => ({
+      head: ["if", "rented", `${DATA.currency} per hour`],
+      rows: rows.map(({ what, rented, cost }) => [what, rented, cost]),
+    }),
+  });
+}
+
 function answerCard() {
   const answer = DATA.plan ? planAnswer : DATA.capacity ? capacityAnswer : studyAnswer;
   return card("answer", () => "The answer", {

@@ -80,6 +80,7 @@ function start() {
   const body = document.getElementById("sections");
   body.append(
     answerCard(),
+    whatIfCard(),
     notices(),
     section(
       "which",

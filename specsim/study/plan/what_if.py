@@ -1,0 +1,226 @@
+"""What if: what would be rented if load, step times, acceptance or a price were otherwise.
+
+Of the searches that the answer rests on, and of short runs with acceptance moved: nothing else is
+simulated again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, exp, log
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from specsim.profile.model_error import QUANTILE
+from specsim.study.capacity import Found
+from specsim.study.plan.advice import OtherPrice, WhatIf, rented_words, speculation_words
+from specsim.study.plan.candidates import Option, Question
+
+MOVED = (-0.1, 0.1)
+"""By how much the chance of each draft token is moved."""
+WORTH = 1.5
+"""Times the capacity with which an option would have to compete, to be run with it moved."""
+_LOADS = (0.8, 1.2)  # times the load that was asked
+_NO_FASTER = 1.05  # times as fast is nothing to leave the answer for, at one cost
+
+Tried = Mapping[str, tuple[Option, Found]]
+
+
+@dataclass(frozen=True)
+class Grounds:
+    """What the answer was found by."""
+
+    question: Question
+    tried: Tried  # by name: hardware and policy
+    searched: frozenset[str]  # those that were searched to the end
+    short: Mapping[str, Found]  # what short runs showed
+    moved: Mapping[float, Mapping[str, Found]]  # the same with acceptance moved by so much
+    taken: str
+
+    def candidates(self) -> list[str]:
+        """Return what competes: of each hardware, with and without speculation, the searched.
+
+        Of one of which nothing was searched, all that was tried.
+        """
+        kinds = {(self.tried[n][0].hardware.label, self.tried[n][0].is_off) for n in self.searched}
+        return [
+            name
+            for name, (option, _) in self.tried.items()
+            if name in self.searched or (option.hardware.label, option.is_off) not in kinds
+        ]
+
+
+class _World(NamedTuple):
+    kind: Literal["load", "step times", "acceptance"]
+    what: str
+    load: float = 1.0  # times
+    sign: int = 0  # of the error of step times
+    moved: float = 0.0  # acceptance
+
+
+class _Offer(NamedTuple):
+    cost: float
+    needs_a_policy: bool
+    latency: float
+    name: str
+    gpus: int
+
+
+def what_ifs(grounds: Grounds) -> list[WhatIf]:
+    """Return what would be rented in each of some worlds."""
+    return [_what_if(grounds, world) for world in _worlds(grounds)]
+
+
+def _worlds(grounds: Grounds) -> list[_World]:
+    rate = grounds.question.rate
+    found = [
+        _World("load", f"{rate * load:g} requests/s ({load - 1:+.0%})", load=load)
+        for load in _LOADS
+    ]
+    spread = grounds.tried[grounds.taken][1].time_spread
+    if spread is not None:
+        off_by = [exp(sign * QUANTILE * spread) - 1 for sign in (-1, 1)]
+        found += [
+            _World(
+                "step times", f"steps {abs(each):.0%} {'slower' if each > 0 else 'faster'}", sign=s
+            )
+            for s, each in zip((-1, 1), off_by, strict=True)
+        ]
+    found += [
+        _World(
+            "acceptance",
+            f"acceptance {abs(change):g} {'higher' if change > 0 else 'lower'}",
+            moved=change,
+        )
+        for change, own in grounds.moved.items()
+        if own
+    ]
+    return found
+
+
+def _what_if(grounds: Grounds, world: _World) -> WhatIf:
+    offers = [offer for name in grounds.candidates() if (offer := _offer(grounds, world, name))]
+    if not offers:
+        return WhatIf(
+            kind=world.kind,
+            what=world.what,
+            hardware=None,
+            policy=None,
+            rented="nothing keeps the limits",
+            gpus=None,
+            cost_per_hour=None,
+            is_searched=False,
+            is_other=True,
+        )
+    best = _best(offers, grounds.taken)
+    option, _ = grounds.tried[best.name]
+    return WhatIf(
+        kind=world.kind,
+        what=world.what,
+        hardware=option.hardware.label,
+        policy=option.label,
+        rented=rented_words(best.gpus, option),
+        gpus=best.gpus,
+        cost_per_hour=best.cost,
+        is_searched=best.name in grounds.searched,
+        is_other=best.name != grounds.taken,
+    )
+
+
+def _best(offers: list[_Offer], taken: str) -> _Offer:
+    """Return the cheapest; of several the one that is taken now, unless another is faster."""
+    least = min(offer.cost for offer in offers)
+    cheapest = [offer for offer in offers if offer.cost == least]
+    fastest = min(cheapest, key=lambda each: (each.latency, each.name))
+    for offer in cheapest:
+        if offer.name == taken and offer.latency <= _NO_FASTER * fastest.latency:
+            return offer
+    # Of equal cost and speed, what vLLM does by itself comes first.
+    fast = [each for each in cheapest if each.latency <= _NO_FASTER * fastest.latency]
+    return min(fast, key=lambda each: (each.needs_a_policy, each.latency, each.name))
+
+
+def _offer(grounds: Grounds, world: _World, name: str) -> _Offer | None:
+    """Return what an option costs in a world; None if it keeps the limits at no load there."""
+    option, found = grounds.tried[name]
+    rate, latency_of = _moved(grounds, world.moved, name, found)
+    if rate is None or found.price is None:
+        return None
+    slower = 1.0
+    if world.sign and found.time_spread is not None and found.rate is not None:
+        slower = exp(world.sign * QUANTILE * found.time_spread)
+        rate *= found.rate_if(slower) / found.rate
+    target = grounds.question.rate * world.load
+    servers = ceil(target / rate) + grounds.question.spare_servers
+    gpus = servers * found.hardware.gpus_per_replica
+    latency = slower * latency_of(target / servers)
+    return _Offer(gpus * found.price, option.needs_a_policy, latency, name, gpus)
+
+
+def _moved(
+    grounds: Grounds, change: float, name: str, found: Found
+) -> tuple[float | None, Callable[[float], float]]:
+    """Return capacity and latency of an option, with acceptance moved as short runs show it."""
+    other, short = grounds.moved.get(change, {}).get(name), grounds.short.get(name)
+    if other is None or short is None or short.rate is None or found.rate is None:
+        return found.rate, lambda load: latency_at(found, load)
+    if other.rate is None:
+        return None, lambda load: latency_at(found, load)
+    rate = found.rate * other.rate / short.rate
+
+    def latency_of(load: float) -> float:
+        return latency_at(found, load) * latency_at(other, load) / latency_at(short, load)
+
+    return rate, latency_of
+
+
+def slower_from(none: Found, found: Found) -> float | None:
+    """Return the requests/s of one server from which on speculation is slower than none.
+
+    Between loads that were tried, the logarithm of the mean latency is taken to be a line; None if
+    it is not slower at any load that both serve within the limits.
+    """
+    tried = [[probe.load for probe in each.probes] for each in (none, found)]
+    low, high = max(each[0] for each in tried), min(each[-1] for each in tried)
+    loads = sorted({load for each in tried for load in each if low <= load <= high})
+    gaps = [(load, log(latency_at(found, load) / latency_at(none, load))) for load in loads]
+    for (before, left), (after, right) in pairwise(gaps):
+        if left <= 0 < right and after <= (found.rate or 0):
+            return exp(log(before) + log(after / before) * left / (left - right))
+    return None
+
+
+def latency_at(found: Found, load: float) -> float:
+    """Return the mean latency at a load, milliseconds, on lines between logarithms of probes."""
+    loads = [log(probe.load) for probe in found.probes]
+    latencies = [log(probe.latencies_ms["mean_e2el_ms"]) for probe in found.probes]
+    return exp(float(np.interp(log(load), loads, latencies)))
+
+
+def other_prices(grounds: Grounds) -> list[OtherPrice]:
+    """Return, for each other GPU, the price below which it would cost less than what is rented."""
+    taken, own = grounds.tried[grounds.taken]
+    world = _World("load", "")
+    offers: dict[str, _Offer] = {}
+    for name in grounds.candidates():
+        gpu = grounds.tried[name][0].hardware.profile.gpu
+        offer = _offer(grounds, world, name)
+        if offer is None or gpu == taken.hardware.profile.gpu:
+            continue
+        if gpu not in offers or offer[:3] < offers[gpu][:3]:
+            offers[gpu] = offer
+    cost = own.cost_per_hour or 0.0
+    found = []
+    for gpu, offer in offers.items():
+        option, each = grounds.tried[offer.name]
+        if offer.cost > cost and each.price is not None:
+            found.append(
+                OtherPrice(
+                    gpu=gpu,
+                    speculation=speculation_words(option),
+                    cheaper_below=cost / offer.gpus,
+                    now=each.price,
+                )
+            )
+    return found

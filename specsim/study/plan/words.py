@@ -1,0 +1,251 @@
+"""Words: what console and page say of a plan's answer."""
+
+from typing import Any
+
+from specsim.study.plan.advice import Advice, Choice, WhatIf, gpu_name
+
+
+def headline(advice: Advice) -> str:
+    """Return the answer in one or two plain sentences."""
+    best = advice.best
+    if best is None or best.servers is None or best.gpus is None:
+        return "None of these GPUs keeps the limits at any load; raise --slo or lower --attainment."
+    size = "1 GPU" if best.gpus_per_server == 1 else f"{best.gpus_per_server} GPUs"
+    servers = "1 server" if best.servers == 1 else f"{best.servers:,} servers"
+    if advice.spare_servers:
+        servers += f" ({advice.spare_servers:,} in reserve)"
+    rent = (
+        f"Rent {best.gpus:,} {gpu_name(best.gpu)}: {servers} of {size}, "
+        f"{best.cost_per_hour or 0:,.2f} {advice.currency} per hour."
+    )
+    return f"{rent} {_on_speculation(advice, best)}"
+
+
+def _on_speculation(advice: Advice, best: Choice) -> str:
+    if best.policy != "off":
+        text = f"Speculation ({best.speculation}) {_effect(best)}"
+        if advice.off_from is None:
+            return f"{text}."
+        return f"{text}; above {advice.off_from:.3g} requests/s per server turn it off."
+    tried = [c for c in advice.choices if c.hardware == best.hardware and c.policy != "off"]
+    known = [c for c in tried if c.against_none is not None]
+    if not known:
+        return "No speculation: none that was tried keeps the limits there."
+    return f"No speculation: {known[0].speculation} {_effect(known[0])}."
+
+
+def _effect(choice: Choice) -> str:
+    """Return "makes answers 1.5 times as fast (95 %: 1.41 to 1.57) at the same cost"."""
+    found = choice.against_none
+    if found is None:
+        return "is what keeps the limits: without it no load does, on the same GPU"
+    about = "" if found.is_searched else "about "
+    fast = f"makes answers {about}{found.times_as_fast:.2f} times as fast"
+    if found.low is not None and found.high is not None:
+        if found.low <= 1 <= found.high:
+            fast = "makes no difference in speed that is shown"
+        fast += f" (95 %: {found.low:.2f} to {found.high:.2f})"
+    return f"{fast} at {_cost_words(found.times_the_cost)}"
+
+
+def _cost_words(ratio: float) -> str:
+    if ratio == 1:
+        return "the same cost"
+    return f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'} cost on the same GPU"
+
+
+def title(advice: Advice) -> str:
+    """Return what is asked for, without the limits."""
+    return f"{advice.requests_per_second:g} requests/s of {advice.traffic} to {advice.model}"
+
+
+def asked(advice: Advice) -> str:
+    """Return the question."""
+    share = f"{100 * advice.attainment:.4g} % of the requests"
+    return f"{title(advice)}; {share} within {limits_words(advice.slo)}"
+
+
+def limits_words(slo: dict[str, float]) -> str:
+    """Return ``TTFT 800 ms and TPOT 50 ms``."""
+    return " and ".join(f"{_metric(name)} {limit:g} ms" for name, limit in slo.items())
+
+
+def _metric(name: str) -> str:
+    return name.removesuffix("_ms").upper()
+
+
+def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of all choices, in words."""
+    percentile = f"p{100 * advice.attainment:g}"
+    limits = [f"{_metric(name)} {percentile}, ms" for name in advice.slo]
+    heads = [
+        "GPU", "speculation", "GPUs", f"{advice.currency} per hour",
+        f"{advice.currency} per 1 M tokens", *limits, "mean latency, ms", "times as fast",
+        "to spare", "how sure",
+    ]  # fmt: skip
+    return heads, [_row(advice, place) for place in range(len(advice.choices))]
+
+
+def _row(advice: Advice, place: int) -> list[str]:
+    choice = advice.choices[place]
+    name = gpu_name(choice.gpu) + ("" if choice.is_measured else " (roofline)")
+    head = [name + (" (taken)" if place == advice.taken else ""), choice.speculation]
+    if choice.servers is None:
+        return [*head, *["-"] * (len(advice.slo) + 6), choice.state]
+    found = choice.against_none
+    about = "" if found is None or found.is_searched else "about "
+    return [
+        *head,
+        f"{choice.gpus:,} ({choice.servers:,} x {choice.gpus_per_server})",
+        _number(choice.cost_per_hour, 2),
+        _number(choice.cost_per_million_tokens, 2),
+        *(_milliseconds(choice.reached_ms.get(name)) for name in advice.slo),
+        _milliseconds(choice.mean_latency_ms),
+        "-" if found is None else f"{about}{found.times_as_fast:.2f}",
+        f"{choice.spare or 0:.0%}",
+        choice.state,
+    ]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def _milliseconds(value: float | None) -> str:
+    return _number(value, 0 if value is None or value >= 100 else 1)
+
+
+def notes(advice: Advice) -> list[str]:
+    """Return what the answer hangs on, one sentence each."""
+    best = advice.best
+    found = []
+    if best is not None and best.capacity is not None and best.servers is not None:
+        each = advice.requests_per_second / best.servers
+        found.append(
+            f"One server takes up to {best.capacity:.4g} requests/s within the limits"
+            f"{_between(best.capacity_interval)}; each gets {each:.4g}{_count(best)}."
+        )
+    if best is not None:
+        found += _cliff(best)
+    if advice.not_shown_cheaper_than:
+        found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
+    found += _what_if_notes(advice)
+    if any(choice.state == "estimated" for choice in advice.choices):
+        found.append("Estimated: by two short runs of each load, which may be 15 % off.")
+    found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
+    return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
+
+
+def _what_if_notes(advice: Advice) -> list[str]:
+    """Return under which doubts the answer stays, what it is under others, and other prices."""
+    best, said = advice.best, []
+    same = [each for each in advice.what_ifs if best and _is_same(each, best)]
+    if same:
+        said.append(f"The same answer with {listed([each.what for each in same])}.")
+    said += [
+        f"With {each.what}: {_rented(each, advice.currency)}."
+        for each in advice.what_ifs
+        if each not in same
+    ]
+    said += [
+        f"{gpu_name(each.gpu)}, {each.speculation}, is cheaper below {each.cheaper_below:.2f} "
+        f"{advice.currency} per GPU and hour ({each.now:.2f} now)."
+        for each in advice.other_prices
+    ]
+    return said
+
+
+def _is_same(each: WhatIf, best: Choice) -> bool:
+    return not each.is_other and each.gpus == best.gpus
+
+
+def listed(texts: list[str]) -> str:
+    """Return ``a, b and c``."""
+    return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+def _rented(each: WhatIf, currency: str) -> str:
+    if each.cost_per_hour is None:
+        return each.rented
+    about = "" if each.is_searched else ", estimated"
+    return f"{each.rented}, {each.cost_per_hour:,.2f} {currency} per hour{about}"
+
+
+def _cliff(best: Choice) -> list[str]:
+    """Return how fast the limits are lost beyond the capacity, and up to where they are safe."""
+    said = []
+    if best.beyond is not None:
+        load, share = best.beyond
+        said.append(f"Beyond: at {load:.4g} requests/s {share:.1%} of the requests are within.")
+    if best.capacity_interval is not None:
+        low = best.capacity_interval[0]
+        said.append(
+            f"Plan for at most {low:.4g} requests/s per server: the lower end of the interval, a "
+            "risk of 2.5 % by sampling alone, without the errors of step times and acceptance."
+        )
+    if best.capacity_by_model is None:
+        said.append("How far such step times are off, nobody has measured.")
+    else:
+        said.append(_model_error(best, best.capacity_by_model))
+    return said
+
+
+def _model_error(best: Choice, between: tuple[float, float]) -> str:
+    fewest, most = best.servers_by_model or (0, 0)
+    servers = "the same number of servers"
+    if fewest != most:
+        servers = f"{fewest:,} to {most:,} servers"
+    return (
+        f"With what step times of profiles like this one have been off by: {between[0]:.4g} to "
+        f"{between[1]:.4g} requests/s per server (80 %), {servers}."
+    )
+
+
+def _refusal(choice: Choice) -> str:
+    if choice.policy is None:
+        return choice.why
+    return f"{gpu_name(choice.hardware)}, {choice.speculation}: {choice.why}"
+
+
+def _count(best: Choice) -> str:
+    if best.servers_interval is None or best.servers_interval[0] == best.servers_interval[1]:
+        return ""
+    fewest, most = best.servers_interval
+    return f"; {fewest} to {most} servers may be needed"
+
+
+def _between(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else f" (95 %: {ends[0]:.4g} to {ends[1]:.4g})"
+
+
+def what_if_rows(advice: Advice) -> list[dict[str, Any]]:
+    """Return the rows of the chart of what would be rented otherwise; the first is the answer."""
+    best = advice.best
+    if best is None or best.cost_per_hour is None:
+        return []
+    as_asked = f"{best.gpus:,} {gpu_name(best.gpu)}, {best.speculation}"
+    as_asked += f", {best.cost_per_hour:,.2f} {advice.currency} per hour"
+    rows = [{"what": "as asked", "rented": as_asked, "cost": best.cost_per_hour, "change": "same"}]
+    return rows + [
+        {
+            "what": each.what,
+            "rented": _rented(each, advice.currency),
+            "cost": each.cost_per_hour or 0.0,
+            "change": "other" if each.is_other else "same",
+        }
+        for each in advice.what_ifs
+    ]
+
+
+def page_words(advice: Advice) -> dict[str, Any]:
+    """Return what a page shows of the answer."""
+    heads, rows = table(advice)
+    return {
+        "headline": headline(advice),
+        "asked": f"{asked(advice)}.",
+        "heads": heads,
+        "rows": rows,
+        "notes": notes(advice),
+        "taken": advice.taken,
+        "what_ifs": what_if_rows(advice),
+    }
