@@ -29,7 +29,7 @@ from specsim.study.loads import Loads
 
 HERE = Path(__file__).parent
 DEFAULT = Goal(
-    parse_slo(SLO),
+    parse_slo(SLO).slo,
     attainment=0.99,
     tolerance=0.02,
     is_closed=False,
@@ -68,10 +68,10 @@ def by_long_runs(workload: str, policy: str, start: float) -> Interval:
         tasks = [Task(load, each, profile, DEFAULT.slo, DEFAULT.attainment) for each in trials]
         probes[load] = LoadProbe(tuple(map(measure, tasks)))
         try:
-            load = search.send(probes[load].is_sustained(DEFAULT.attainment))
+            load = search.send(probes[load].is_sustained)
         except StopIteration as stop:
             low, high = probes[stop.value.sustained], probes[stop.value.exceeded]
-            found = interval_between(low, high, DEFAULT.attainment)
+            found = interval_between(low, high)
             assert found is not None
             return found
 

@@ -71,7 +71,7 @@ def looked_at(plan: Plan) -> list[str]:
 
 def asked(command: str, traffic: str, rate: float, slo: str, gpus: str) -> Question:
     return Question(
-        read_command(command, "vllm"), find_traffic(traffic), parse_slo(slo), rate,
+        read_command(command, "vllm"), find_traffic(traffic), parse_slo(slo).slo, rate,
         tuple(gpus.split(",")), Prices.load(None),
     )  # fmt: skip
 
@@ -85,9 +85,7 @@ def dense(plan: Plan, name: str, runner: Runner) -> float:
 
     def is_sustained(place: int) -> bool:
         tasks = contender.at(Asked(found.rate * STEP**place, LENGTH))
-        return LoadProbe(tuple(runner.run(measure, [tasks])[0])).is_sustained(
-            plan.question.attainment
-        )
+        return LoadProbe(tuple(runner.run(measure, [tasks])[0])).is_sustained
 
     if is_sustained(place):
         while place < REACH and is_sustained(place + 1):

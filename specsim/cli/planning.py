@@ -37,10 +37,14 @@ def plan(
     ),
     qps: float = Option(10.0, help="Requests/s of the whole service."),
     slo: str = Option(
-        "ttft:500,tpot:50", metavar="METRIC:MS,...", help="Limits in ms: ttft:500,tpot:40."
+        "ttft:500,tpot:50",
+        metavar="METRIC:MS,...",
+        help="Limits in ms: ttft:500,tpot:40; or each at a percentile: ttft:p90<800,tpot:p95<50.",
     ),
     gpus: str = Option("h100", metavar="GPU,...", help="GPUs to choose from: h100,l40s,b200."),
-    attainment: float = Option(0.99, help="Share of the requests that must keep all limits."),
+    attainment: float = Option(
+        0.99, help="Share of the requests that must keep all limits without a percentile."
+    ),
     acceptance: str | None = Option(
         None, help="bernoulli:alpha=0.7, in place of the nearest preset."
     ),

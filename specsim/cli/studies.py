@@ -42,9 +42,12 @@ def capacity(
     slo: str | None = Option(
         None,
         metavar="METRIC:MS,...",
-        help="Limits in ms, ttft:500,tpot:50,e2el:10000; by default the experiment's slo.",
+        help="Limits in ms, ttft:500,tpot:50,e2el:10000, or each at a percentile, "
+        "ttft:p90<800,tpot:p95<50; by default the experiment's slo.",
     ),
-    attainment: float = Option(0.99, help="Share of the requests that must keep all limits."),
+    attainment: float = Option(
+        0.99, help="Share of the requests that must keep all limits without a percentile."
+    ),
     gpus: str | None = Option(
         None,
         metavar="GPU,...",

@@ -87,7 +87,8 @@ def told_cells(study: Study, measures: Sequence[Measure], stride: int | None = 1
     return [
         {
             **dict(zip("hpl", place, strict=True)),
-            "state": stability(cell),
+            "state": (state := stability(cell)),
+            "offer": state != "overloaded" and all(point.keeps_limits for point in cell),
             **_statistics(cells, place, measures, study.baseline),
             **_ranking(cells, place, measures, ranks),
             **({} if stride is None else _details(cell, stride)),

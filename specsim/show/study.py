@@ -53,6 +53,7 @@ class Point:
     """Replicas of both pools, by their profile; empty without pools."""
     pool_gpus: int | None = None  # of both pools, where known
     pool_cost: float | None = None  # of these, per hour
+    keeps_limits: bool = True  # whether as many requests as were asked, where that was asked
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from specsim.study.capacity import (
     Choices,
     Goal,
     Prices,
+    SloLimits,
     find_capacity,
     find_hardware,
     parse_slo,
@@ -75,12 +76,14 @@ def question_of(  # noqa: PLR0913 - the options of a command
     except ValueError as error:
         raise ConfigError(f"--qps {qps:.80}: should be a number") from error
     _check_ranges(attainment, 0.02, rate)
+    limits = parse_slo(slo) if isinstance(slo, str) else SloLimits(slo, {})
     command = read_command(vllm or sglang or "", "sglang" if vllm is None else "vllm")
     names = gpus.split(",") if isinstance(gpus, str) else gpus
     return Question(
         command=command,
         traffic=find_traffic(traffic, acceptance),
-        slo=parse_slo(slo) if isinstance(slo, str) else slo,
+        slo=limits.slo,
+        limit_shares=limits.shares,
         rate=rate,
         gpus=tuple(name.strip() for name in names),
         prices=Prices.load(prices),
@@ -116,7 +119,7 @@ def capacity(  # noqa: PLR0913 - the options of a command
 ) -> Capacity:
     """Return the largest load within limits that each hardware sustains under each policy.
 
-    Limits, GPUs or profiles, and policies (in short form) are the experiment's where none are
+    SloLimits, GPUs or profiles, and policies (in short form) are the experiment's where none are
     given. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
 
     Args:
@@ -129,11 +132,21 @@ def capacity(  # noqa: PLR0913 - the options of a command
         raise ConfigError(
             "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
         )
-    limits = parse_slo(limits) if isinstance(limits, str) else limits
+    own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
     _check_ranges(attainment, tolerance, qps)
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
     longest = None if num_requests else max_requests
-    goal = Goal(limits, attainment, tolerance, is_closed, qps, replications, count, longest)
+    goal = Goal(
+        own.slo,
+        attainment,
+        tolerance,
+        is_closed,
+        qps,
+        replications,
+        count,
+        longest,
+        limit_shares=own.shares,
+    )
     chosen = chosen_policies(policies, experiment.effective_policy)
     choices = Choices(find_hardware(experiment, list(gpus)), chosen, Prices.load(prices))
     return find_capacity(experiment, goal, choices, workers=workers, on_progress=on_progress)

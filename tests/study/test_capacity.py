@@ -1,6 +1,7 @@
 """Capacity: it agrees with theory, with a dense sweep, and says what it costs."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp, factorial
@@ -22,9 +23,10 @@ from specsim.results.stability import Balance
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Beyond, Summary
+from specsim.study.calls import capacity
 from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.findings import Offer, Ranked, best, pareto_front
-from specsim.study.capacity.probe import LoadProbe, LoadRun, interval_between
+from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
 
 
@@ -246,6 +248,7 @@ def run_at(
         num_steady=count,
         missed=missed,
         missed_by={"ttft_ms": missed},
+        promises={ALL: Promise(missed, 0.99)},
         reached_ms={"ttft_ms": 1.0},
         balance=Balance(1 + growth, 0.0, growth, growth, 0.0, 0.0),
         is_too_short=False,
@@ -329,13 +332,13 @@ def test_the_jackknife_has_the_spread_of_the_replications() -> None:
     def probe(load: float) -> LoadProbe:
         return LoadProbe(tuple(run_at(load, 0.01 * (load / each) ** 20) for each in SPREAD))
 
-    found = interval_between(probe(9.9), probe(10.1), 0.99)
+    found = interval_between(probe(9.9), probe(10.1))
     assert found is not None
     assert found.estimate == pytest.approx(10.0, rel=0.003)
     expected = 2.776 * 0.0158 / 5**0.5
     assert found.half_width == pytest.approx(expected, rel=0.2)
     alone = LoadProbe(probe(9.9).runs[:1]), LoadProbe(probe(10.1).runs[:1])
-    assert interval_between(*alone, 0.99) is None
+    assert interval_between(*alone) is None
 
 
 def test_what_overlaps_is_not_ranked() -> None:
@@ -462,9 +465,70 @@ def test_a_gpu_that_is_too_small_is_named(cli: Run, tmp_path: Path) -> None:
 
 
 def test_limits_are_read_as_milliseconds() -> None:
-    assert parse_slo("ttft:500, e2el:1e4") == Slo(ttft_ms=500, e2el_ms=10_000)
+    assert parse_slo("ttft:500, e2el:1e4") == (Slo(ttft_ms=500, e2el_ms=10_000), {})
     with pytest.raises(ConfigError):
         parse_slo("p99:3")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ttft:p90<800ms, tpot:p95<50ms",
+        "ttft:p90<0.8s,tpot:p95<=50",
+        "ttft-p90:800,tpot-p95:50",
+        "ttft_p90:800ms, tpot_p95:50.0",
+        "ttft:p90:800,tpot:p95:50",
+    ],
+)
+def test_a_limit_may_have_a_percentile_of_its_own(text: str) -> None:
+    assert parse_slo(text) == (Slo(ttft_ms=800, tpot_ms=50), {"ttft_ms": 0.9, "tpot_ms": 0.95})
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ttft", "'ttft' is not METRIC:MILLISECONDS, as ttft:500 is, or METRIC:PERCENTILE<"),
+        ("ttft:p0<500", "p0 must be above p0 and at most p100"),
+        ("ttft:p101<500", "p101 must be above p0 and at most p100"),
+        ("itl:p90<5", "no metric 'itl'"),
+        ("ttft:p90<fast", "valid number"),
+        ("ttft:p90<500,ttft:p99<900", "'ttft' is given twice"),
+    ],
+)
+def test_a_wrong_limit_is_named(text: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        parse_slo(text)
+
+
+def found_with(slo: str, attainment: float = 0.99) -> dict[str, Any]:
+    found = capacity(small(), slo=slo, attainment=attainment, replications=2, num_requests=300)
+    [result] = found.to_dict()["results"]
+    return result
+
+
+def test_a_percentile_of_one_limit_is_the_attainment_of_it_alone() -> None:
+    jointly, alone = found_with("e2el:900", 0.9), found_with("e2el:p90<900ms")
+    assert jointly["requests_per_second"] == alone["requests_per_second"] is not None
+    assert jointly == alone
+
+
+def test_percentiles_of_two_limits_hold_the_stricter() -> None:
+    each = [found_with(slo)["sustained"] for slo in ("ttft:p90<300", "tpot:p50<10")]
+    both = found_with("ttft:p90<300, tpot:p50<10")
+    assert both["sustained"] == pytest.approx(min(each), rel=0.05)
+    jointly = found_with("ttft:300, tpot:10", 0.9)
+    assert jointly["sustained"] <= both["sustained"]
+
+
+def test_each_promise_is_judged_by_itself() -> None:
+    run = run_at(1.0, 0.12)
+    own = {"ttft_ms": Promise(0.08, 0.9), "tpot_ms": Promise(0.04, 0.95)}
+    kept = replace(run, promises=own, missed_by={"ttft_ms": 0.08, "tpot_ms": 0.04})
+    assert LoadProbe((kept,)).is_sustained
+    missed = {"ttft_ms": 0.08, "tpot_ms": 0.06}
+    broken = replace(kept, promises={**own, "tpot_ms": Promise(0.06, 0.95)}, missed_by=missed)
+    assert LoadProbe((broken,)).binds == "tpot_ms"  # of which fewer miss, and fewer may
+    assert not LoadProbe((broken,)).is_sustained
 
 
 def test_failures_are_refused_before_anything_is_run() -> None:

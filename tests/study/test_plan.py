@@ -22,7 +22,7 @@ from specsim.show.report import load_study
 from specsim.show.report.page import page_data
 from specsim.study.calls import question_of
 from specsim.study.capacity import Capacity, Found, Prices
-from specsim.study.capacity.probe import Interval, LoadProbe, LoadRun
+from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
@@ -198,6 +198,7 @@ def run_at(load: float, latency: float, shift: float, missed: float, held: int =
     names_ = [f"{s}_{m}_ms" for s in ("mean", "p50", "p99") for m in ("ttft", "tpot", "e2el")]
     return LoadRun(
         load=load, num_requests=4000, num_steady=3000, missed=missed, missed_by={"ttft_ms": missed},
+        promises={ALL: Promise(missed, 0.99)},
         reached_ms={"ttft_ms": 1.0, "tpot_ms": 2.0}, balance=KEEPS_UP, is_too_short=False,
         requests_per_second=load, mean_output_len=100.0,
         latencies_ms=dict.fromkeys(names_, latency * (1 + shift)), most_running=held,

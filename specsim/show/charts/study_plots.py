@@ -7,7 +7,7 @@ from typing import Any
 from specsim.show.cell_statistics import known_measures, told_cells
 from specsim.show.charts import Rows, Spec, of_study, print_colour, save
 from specsim.show.charts.sketch import DrawnMeasure, Sketch
-from specsim.show.study import COST, MEASURES, Measure, Study
+from specsim.show.study import COST, Measure, Study
 from specsim.study.capacity.findings import lower_front
 
 _OWN_LOADS = "each policy was tried at loads of its own"
@@ -82,20 +82,12 @@ class _Plots:
         priced = [
             cell for cell in self.cells if None not in (cell["mean"][cost], cell["mean"][latency])
         ]
-        fine = [cell for cell in priced if self._is_offer(cell)]
+        fine = [cell for cell in priced if cell["offer"]]
         best = lower_front(fine, lambda cell: (cell["mean"][cost], cell["mean"][latency]))
         front = [{**cell, "front": True} for cell in best]
         rows = [*(cell for cell in priced if cell not in best), *front]
         shown = self.shown(self._latency)
         return self.draw(of_study.cost(self.sketch, shown, cost), rows, "", front=front)
-
-    def _is_offer(self, cell: _Cell) -> bool:
-        """Return whether enough requests keep their limits; an overloaded server is no offer."""
-        wanted = self.study.capacity["attainment"] if self.study.capacity else 0.0
-        attainment = next(each for each in MEASURES if each.name == "slo_attainment")
-        if cell["state"] == "overloaded" or not wanted:
-            return bool(cell["state"] != "overloaded")
-        return bool(cell["mean"][self.measures.index(attainment)] >= wanted)
 
     def cdf(self) -> Spec:
         return self.draw(of_study.cdf(self.sketch), self.closer, self.closer_title)

@@ -8,10 +8,10 @@ from rich.table import Table
 
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import new_table
+from specsim.study.capacity.choices import metric_name, promise_words
 from specsim.study.plan.words import asked, headline, table
 
 if TYPE_CHECKING:
-    from specsim.results.metrics import Slo
     from specsim.study.capacity import Capacity, Found
     from specsim.study.capacity.findings import Ranking
     from specsim.study.plan import Plan
@@ -34,7 +34,8 @@ def _sustained(capacity: "Capacity", name: str) -> Table:
     ]  # fmt: skip
     if goal.target_rate is not None:
         columns += [f"{capacity.unit}s", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
-    within = f"{goal.attainment:.4g} within {_limits(goal.slo)}"
+    limits = goal.slo.model_dump(exclude_none=True)
+    within = promise_words(limits, goal.attainment, goal.limit_shares)
     what = f"the most that one {capacity.unit} sustains with {within}"
     return new_table(f"{name}: {what}", columns, map(_sustained_row, capacity.found))
 
@@ -81,12 +82,7 @@ def binding(found: "Found") -> str:
 
 
 def _metric(name: str) -> str:
-    return name if name == "backlog" else name.removesuffix("_ms").upper()
-
-
-def _limits(slo: "Slo") -> str:
-    limits = slo.model_dump(exclude_none=True).items()
-    return ", ".join(f"{_metric(name)} {limit:g} ms" for name, limit in limits)
+    return name if name == "backlog" else metric_name(name)
 
 
 def capacity_verdict(capacity: "Capacity") -> list[str]:

@@ -25,6 +25,7 @@ from specsim.show.report.axes import (
     title_of,
 )
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
+from specsim.study.capacity.choices import percentile, promise_words
 from specsim.study.compare import folder_name
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.words import page_words, title
@@ -154,6 +155,7 @@ class _Probe(BaseModel):
     is_unstable: bool = False  # of older plans
     stability: Stability | None = None
     attainment: float
+    keeps_limits: bool | None = None  # not said by older plans
     mean_output_len: float
     cost_per_million_tokens: float | None
     cost_per_million_tokens_at_target: float | None = None
@@ -225,6 +227,7 @@ class _Plan(BaseModel):
     specsim_version: str
     slo: dict[str, float]
     attainment: float
+    limit_shares: dict[str, float] = {}
     drive: str
     target_rate: float | None
     prices: dict[str, Any]
@@ -233,6 +236,16 @@ class _Plan(BaseModel):
     most: _Ranking = _Ranking()
     cheapest: _Ranking = _Ranking()
     notes: list[str]
+
+    def kept_at(self, probe: _Probe) -> bool:
+        """Return whether as many requests as were asked kept their limits."""
+        known = probe.keeps_limits
+        return probe.attainment >= self.attainment if known is None else known
+
+    @property
+    def percentiles(self) -> dict[str, str]:
+        """Of each limit, the one that is held against it."""
+        return {n: percentile(self.limit_shares.get(n, self.attainment)) for n in self.slo}
 
 
 def _load_capacity(folder: Path) -> Study:
@@ -251,7 +264,15 @@ def _load_capacity(folder: Path) -> Study:
         for probe in result.probes
     ]
     points = [
-        Point(number, place, 0, plan.seed, plan.config_hash, metrics=probe.metrics)
+        Point(
+            number,
+            place,
+            0,
+            plan.seed,
+            plan.config_hash,
+            metrics=probe.metrics,
+            keeps_limits=plan.kept_at(probe),
+        )
         for number, (place, probe) in enumerate(tried)
     ]
     return Study(
@@ -297,7 +318,8 @@ def _told(plan: _Plan, places: list[tuple[int, int]]) -> dict[str, Any]:
     unused = {"hardware", "policy", "probes"}
     return {
         "unit": "unit" if plan.experiment.get("pools") else "replica",
-        **{name: getattr(plan, name) for name in ("attainment", "slo", "target_rate")},
+        **{name: getattr(plan, name) for name in ("percentiles", "slo", "target_rate")},
+        "promise": promise_words(plan.slo, plan.attainment, plan.limit_shares),
         "most": [each.model_dump() for each in plan.most.leaders],
         "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
         "results": [

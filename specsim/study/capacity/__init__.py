@@ -15,7 +15,15 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.summary import ROOFLINE
 from specsim.run.whole import PoolServers
-from specsim.study.capacity.choices import Choices, Goal, Hardware, Prices, find_hardware, parse_slo
+from specsim.study.capacity.choices import (
+    Choices,
+    Goal,
+    Hardware,
+    Prices,
+    SloLimits,
+    find_hardware,
+    parse_slo,
+)
 from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
@@ -24,8 +32,21 @@ from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
-    "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "find_capacity",
-    "find_hardware", "hardware_notes", "model_notes", "parse_slo", "refined", "searched",
+    "Capacity",
+    "Choices",
+    "Contender",
+    "Found",
+    "Goal",
+    "Hardware",
+    "Prices",
+    "SloLimits",
+    "find_capacity",
+    "find_hardware",
+    "hardware_notes",
+    "model_notes",
+    "parse_slo",
+    "refined",
+    "searched",
 ]  # fmt: skip
 
 _START_CLIENTS = 16
@@ -59,8 +80,11 @@ class Contender:
         return self._tasks(count, self.loads.closed_trials(self.policy, count, count))
 
     def _tasks(self, load: float, trials: list[Trial]) -> list[Task]:
-        profile, slo = self.hardware.profile, self.goal.slo
-        return [Task(load, trial, profile, slo, self.goal.attainment) for trial in trials]
+        profile, goal = self.hardware.profile, self.goal
+        return [
+            Task(load, trial, profile, goal.slo, goal.attainment, goal.limit_shares)
+            for trial in trials
+        ]
 
     def search(self, saturated: LoadProbe | None) -> Search:
         count = self.goal.num_requests

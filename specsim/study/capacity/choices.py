@@ -2,10 +2,12 @@
 
 import datetime
 import math
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 from pydantic import Field, field_validator
 
@@ -28,7 +30,8 @@ class Goal:
     """What is asked for."""
 
     slo: Slo
-    attainment: float  # share of the requests that must keep all limits
+    attainment: float
+    """Share of the requests that must keep all limits, but for those with a share of their own."""
     tolerance: float  # ratio, less 1, of the loads between which the capacity is known to lie
     is_closed: bool  # whether the load is a number of clients, not a rate
     target_rate: float | None
@@ -47,6 +50,13 @@ class Goal:
     spare_replicas: int = 0
     """Replicas beyond those that the target rate takes: so many may be down."""
 
+    limit_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share that must keep a limit, by its name, such as ``ttft_ms``."""
+
+    def share_of(self, limit: str) -> float:
+        """Return the share of the requests that must keep a limit."""
+        return self.limit_shares.get(limit, self.attainment)
+
     def replicas_for(self, capacity: float) -> int | None:
         """Return the replicas that serve the target rate; None without one."""
         if self.target_rate is None:
@@ -63,22 +73,79 @@ class Goal:
         return list(dict.fromkeys(loads))
 
 
-def parse_slo(text: str) -> Slo:
-    """Return the limits in ``ttft:500,tpot:50,e2el:10000``, ms; a ConfigError if wrong."""
+def percentile(share: float) -> str:
+    """Return ``p90`` for 0.9."""
+    return f"p{100 * share:g}"
+
+
+def metric_name(limit: str) -> str:
+    """Return ``TTFT`` for ``ttft_ms``."""
+    return limit.removesuffix("_ms").upper()
+
+
+def promise_words(
+    slo: Mapping[str, float], attainment: float, limit_shares: Mapping[str, float]
+) -> str:
+    """Return ``99 % of the requests within TTFT 500 ms and TPOT 50 ms``, by each own share."""
+    groups = {attainment: [name for name in slo if name not in limit_shares]}
+    own = [(share, [name]) for name, share in limit_shares.items()]
+    parts = [
+        f"{100 * share:.4g} % of the requests within "
+        + " and ".join(f"{metric_name(name)} {slo[name]:g} ms" for name in names)
+        for share, names in [*groups.items(), *own]
+        if names
+    ]
+    return ", ".join(parts)
+
+
+class SloLimits(NamedTuple):
+    """SloLimits, and how many requests must keep one that has a share of its own."""
+
+    slo: Slo
+    shares: dict[str, float]  # by limit, such as ``ttft_ms``
+
+
+_LIMIT = re.compile(
+    r"(?P<metric>\w+?)(_ms)?([:_-]?p(?P<percentile>\d+(\.\d+)?))?\s*(:|<=?)\s*(?P<value>[^:<]+?)"
+)
+_UNITS = {"ms": 1.0, "s": 1000.0}
+
+
+def parse_slo(text: str) -> SloLimits:
+    """Return the limits in ``ttft:500,tpot:p95<50ms``, ms; a ConfigError if one is wrong."""
     known = [name.removesuffix("_ms") for name in Slo.model_fields]
-    limits: dict[str, str] = {}
+    limits: dict[str, float | str] = {}
+    shares: dict[str, float] = {}
     for part in text.split(","):
-        name, colon, limit = (piece.strip() for piece in part.partition(":"))
-        if not colon or not name:
-            raise ConfigError(f"--slo {text}: '{part}' is not METRIC:MILLISECONDS, as ttft:500 is")
-        metric = name.removesuffix("_ms")
+        found = _LIMIT.fullmatch(part.strip())
+        if found is None:
+            raise ConfigError(
+                f"--slo {text}: '{part.strip()}' is not METRIC:MILLISECONDS, as ttft:500 is, or "
+                "METRIC:PERCENTILE<MILLISECONDS, as ttft:p90<800 is"
+            )
+        metric, name = found["metric"], f"{found['metric']}_ms"
         if metric not in known:
-            raise ConfigError(f"--slo {text}: no metric '{name}'; {nearest(metric, known)}")
-        if f"{metric}_ms" in limits:
+            raise ConfigError(f"--slo {text}: no metric '{metric}'; {nearest(metric, known)}")
+        if name in limits:
             raise ConfigError(f"--slo {text}: '{metric}' is given twice; leave it out once")
-        limits[f"{metric}_ms"] = limit
+        limits[name] = _milliseconds(found["value"])
+        if found["percentile"] is not None:
+            shares[name] = float(found["percentile"]) / 100
+            if not 0 < shares[name] <= 1:
+                raise ConfigError(
+                    f"--slo {text}: p{found['percentile']} must be above p0 and at most p100"
+                )
     with validated(f"--slo {text}", ConfigError):
-        return Slo.model_validate(limits)
+        return SloLimits(Slo.model_validate(limits), shares)
+
+
+def _milliseconds(text: str) -> float | str:
+    """Return a time such as ``800``, ``800ms`` or ``0.8s`` in milliseconds, others as they are."""
+    found = re.fullmatch(r"(.*?)\s*(ms|s)", text)
+    try:
+        return float(found[1]) * _UNITS[found[2]] if found else text
+    except ValueError:
+        return text
 
 
 class Prices(Settings):

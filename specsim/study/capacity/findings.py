@@ -13,7 +13,7 @@ from specsim.profile.model_error import QUANTILE, time_spread
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
-from specsim.study.capacity.choices import Goal, Hardware, Prices
+from specsim.study.capacity.choices import Goal, Hardware, Prices, percentile
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer, Bracket
 
@@ -112,7 +112,7 @@ class Found:
         at_limit = self.beyond_capacity
         if at_limit is None or at_limit.is_overloaded:
             return False
-        return at_limit.is_too_short and at_limit.attainment >= self.goal.attainment
+        return at_limit.is_too_short and at_limit.keeps_promises
 
     @property
     def is_unsettled(self) -> bool:
@@ -125,7 +125,7 @@ class Found:
         """What is missed first beyond the capacity: ``ttft_ms`` and so on, or ``backlog``."""
         if self.beyond_capacity is None or self.is_limited_by_length:
             return None
-        return self.beyond_capacity.binds(self.goal.attainment)
+        return self.beyond_capacity.binds
 
     @property
     def resource(self) -> str | None:
@@ -169,8 +169,7 @@ class Found:
         return [
             self.offer(probe)
             for probe in self.probes
-            if probe is self.at_capacity
-            or (probe.load <= highest and probe.is_sustained(self.goal.attainment))
+            if probe is self.at_capacity or (probe.load <= highest and probe.is_sustained)
         ]
 
     @property
@@ -336,6 +335,7 @@ class Capacity:
         return {
             **self.experiment.provenance,
             "slo": goal.slo.model_dump(exclude_none=True),
+            "limit_shares": dict(goal.limit_shares),
             "drive": "concurrency" if goal.is_closed else "rate",
             **{name: getattr(goal, name) for name in _TOLD},
             "prices": self.prices.model_dump(),
@@ -413,7 +413,8 @@ def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
         "policy": found.policy,
         "load": probe.load,
         "requests_per_second": found.rate_of(probe),
-        "is_sustained": probe.is_sustained(found.goal.attainment),
+        "is_sustained": probe.is_sustained,
+        "keeps_limits": probe.keeps_promises,
         "stability": probe.stability,
         "num_requests": probe.num_requests,
         "replications": len(probe.runs),
@@ -423,12 +424,14 @@ def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
 
 
 def _at_load(found: Found, probe: LoadProbe) -> dict[str, Any]:
-    percentile = f"p{100 * found.goal.attainment:g}"
     return {
         "attainment": probe.attainment,
         "mean_output_len": probe.mean_output_len,
         "beyond_valid_range": probe.beyond.share,
-        **{f"{percentile}_{name}": value for name, value in probe.reached_ms.items()},
+        **{
+            f"{percentile(found.goal.share_of(name))}_{name}": value
+            for name, value in probe.reached_ms.items()
+        },
         **probe.latencies_ms,
     }
 

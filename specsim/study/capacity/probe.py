@@ -1,7 +1,7 @@
 """Probes: one load of one server, simulated several times; what two say of the capacity."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import exp, inf, log
 from statistics import fmean
 from typing import NamedTuple
@@ -24,6 +24,7 @@ from specsim.workload.arrivals.patterns import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 _DRAINING = 10  # the last tenth of the requests, which meet a server that empties
+_LEAST = 1e-9  # share of the requests that may miss a limit that all must keep
 _FULL = 0.9  # of the KV cache, at the largest step
 
 BACKLOG = "backlog"
@@ -37,7 +38,28 @@ class Task:
     trial: Trial
     profile: Profile
     slo: Slo
-    attainment: float  # share of the requests that must keep all limits
+    attainment: float
+    """Share of the requests that must keep all limits, but for those with a share of their own."""
+    limit_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share that must keep a limit, by its name, such as ``ttft_ms``."""
+
+    def share_of(self, name: str) -> float:
+        return self.limit_shares.get(name, self.attainment)
+
+
+class Promise(NamedTuple):
+    """How many requests must keep a limit, or several of them."""
+
+    missed: float  # share of the requests that did not
+    share: float  # of the requests that must
+
+    @property
+    def is_kept(self) -> bool:
+        return 1.0 - self.missed >= self.share
+
+
+ALL = "all"
+"""Names the promise of all limits that have no share of their own."""
 
 
 class UsualStep(NamedTuple):
@@ -76,8 +98,10 @@ class LoadRun:
     missed: float  # share of the steady requests that missed a limit
     missed_by: dict[str, float]
     """Share that missed each limit: ``ttft_ms``, ``tpot_ms``, ``e2el_ms``."""
+    promises: dict[str, Promise]
+    """By limit, and `ALL` for those together that have no share of their own."""
     reached_ms: dict[str, float]
-    """Of each limited metric, the quantile at the attainment that is asked for."""
+    """Of each limited metric, the quantile at the share that must keep the limit."""
     balance: Balance
     is_too_short: bool
     """Whether requests took more than a quarter of the time in which they arrived: then the server
@@ -151,19 +175,33 @@ class LoadProbe:
 
     @property
     def reached_ms(self) -> dict[str, float]:
-        """Of each limited metric, the quantile at the attainment, mean over the runs."""
+        """Of each limited metric, the quantile at its share, mean over the runs."""
         return self._means(lambda run: run.reached_ms)
 
     @property
     def beyond(self) -> Beyond:
         return Beyond.over([run.beyond for run in self.runs])
 
-    def binds(self, attainment: float) -> str:
-        """Return the limit that is missed most, or ``backlog`` if enough requests keep all."""
-        if self.attainment >= attainment:
+    @property
+    def promises(self) -> dict[str, Promise]:
+        """What was promised, with the mean over the runs of what missed it."""
+        missed = self._means(lambda run: {n: each.missed for n, each in run.promises.items()})
+        known = self.runs[0].promises
+        return {name: Promise(each, known[name].share) for name, each in missed.items()}
+
+    @property
+    def keeps_promises(self) -> bool:
+        """Whether enough requests kept their limits."""
+        return all(each.is_kept for each in self.promises.values())
+
+    @property
+    def binds(self) -> str:
+        """The limit that is missed most beyond its promise; ``backlog`` if enough keep all."""
+        if self.keeps_promises:
             return BACKLOG
-        misses = self._means(lambda run: run.missed_by)
-        return max(misses, key=lambda name: misses[name])
+        promises, misses = self.promises, self._means(lambda run: run.missed_by)
+        own = {name: promises.get(name) or promises[ALL] for name in misses}
+        return max(misses, key=lambda name: misses[name] / max(1.0 - own[name].share, _LEAST))
 
     @property
     def resource(self) -> str:
@@ -171,9 +209,10 @@ class LoadProbe:
         names = [run.resource for run in self.runs]
         return max(sorted(set(names)), key=names.count)
 
-    def is_sustained(self, attainment: float) -> bool:
-        """Return whether enough requests kept their limits and no overload was seen."""
-        return self.attainment >= attainment and not (self.is_overloaded or self.is_too_short)
+    @property
+    def is_sustained(self) -> bool:
+        """Whether enough requests kept their limits and no overload was seen."""
+        return self.keeps_promises and not (self.is_overloaded or self.is_too_short)
 
     def margins(self, slo: Slo) -> dict[str, float]:
         """Return how far each limited metric is from its limit, as a share of that."""
@@ -197,15 +236,16 @@ def measure(task: Task) -> LoadRun:
     missed = {name: values > limit for name, (values, limit) in reached.items()}
     most_running, resource = _waited_for(tables, summary.run.deployment)
     if pools is not None:
-        resource = _pool_of(pools, missed, 1.0 - task.attainment)
+        resource = _pool_of(pools, missed, 1.0 - task.share_of("tpot_ms"))
     return LoadRun(
         load=task.load,
         num_requests=len(requests),
         num_steady=len(steady),
         missed=float(np.any(list(missed.values()), axis=0).mean()),
         missed_by={name: float(each.mean()) for name, each in missed.items()},
+        promises=_promises(task, missed),
         reached_ms={
-            name: float(np.quantile(values, task.attainment))
+            name: float(np.quantile(values, task.share_of(name)))
             for name, (values, _) in reached.items()
         },
         balance=summary.balance,
@@ -310,7 +350,19 @@ class Interval:
         return Interval(self.estimate, self.low * min(1.0, moved), self.high * max(1.0, moved))
 
 
-def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Interval | None:
+def _promises(task: Task, missed: dict[str, NDArray[np.bool_]]) -> dict[str, Promise]:
+    own = {
+        name: Promise(float(each.mean()), task.share_of(name))
+        for name, each in missed.items()
+        if name in task.limit_shares
+    }
+    together = [each for name, each in missed.items() if name not in own]
+    if not together:
+        return own
+    return {ALL: Promise(float(np.any(together, axis=0).mean()), task.attainment), **own}
+
+
+def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
     """Return where between a sustained load and one that is not the capacity lies.
 
     Between two loads close together, the logarithm of the share of requests that miss a limit, and
@@ -323,43 +375,40 @@ def interval_between(low: LoadProbe, high: LoadProbe, attainment: float) -> Inte
     None with a single replication, which says nothing about spread, and where `high` failed by
     nothing that can be told by how much.
     """
-    slopes = _slopes(low, high, attainment)
+    slopes = _slopes(low, high)
     count = len(low.runs)
     if count < 2 or all(slope <= 0 for slope in slopes):
         return None
-    whole = _root(low, high, attainment, slopes)
-    others = (
-        _root(low.without(number), high.without(number), attainment, slopes)
-        for number in range(count)
-    )
+    whole = _root(low, high, slopes)
+    others = (_root(low.without(number), high.without(number), slopes) for number in range(count))
     _, half_width = mean_and_half_width([count * whole - (count - 1) * each for each in others])
     assert half_width is not None
     half_width = max(half_width, _UNKNOWN_BETWEEN * log(high.load / low.load))
     return Interval(exp(whole), exp(whole - half_width), exp(whole + half_width))
 
 
-def _scores(probe: LoadProbe, attainment: float) -> tuple[float, float]:
-    """Return by how much the limits, and what the server can do, are missed; 0 is just allowed."""
+def _scores(probe: LoadProbe) -> list[float]:
+    """Return by how much promises, and what the server can do, are missed; 0 is just allowed."""
     requests = sum(run.num_steady for run in probe.runs)
     least = 0.5 / max(requests, 1)  # of no request that was seen to miss, half a one is assumed
-    allowed = max(1.0 - attainment, least)
-    excess = probe.mean(lambda run: run.balance.excess())
-    return log(max(1.0 - probe.attainment, least) / allowed), excess
+    over = [
+        log(max(1.0 - (1.0 - each.missed), least) / max(1.0 - each.share, least))
+        for each in probe.promises.values()
+    ]
+    return [*over, probe.mean(lambda run: run.balance.excess())]
 
 
-def _slopes(low: LoadProbe, high: LoadProbe, attainment: float) -> tuple[float, ...]:
+def _slopes(low: LoadProbe, high: LoadProbe) -> tuple[float, ...]:
     """Return by how much each score rises from one load to the other; 0 if none is missed there."""
-    pairs = zip(_scores(low, attainment), _scores(high, attainment), strict=True)
+    pairs = zip(_scores(low), _scores(high), strict=True)
     return tuple(above - below if above > 0 else 0.0 for below, above in pairs)
 
 
-def _root(low: LoadProbe, high: LoadProbe, attainment: float, slopes: tuple[float, ...]) -> float:
+def _root(low: LoadProbe, high: LoadProbe, slopes: tuple[float, ...]) -> float:
     """Return the logarithm of the load at which the first score passes 0."""
     middle, width = log(low.load * high.load) / 2, log(high.load / low.load)
     roots = [inf]
-    for below, above, slope in zip(
-        _scores(low, attainment), _scores(high, attainment), slopes, strict=True
-    ):
+    for below, above, slope in zip(_scores(low), _scores(high), slopes, strict=True):
         if slope > 0:
             roots.append(middle - (below + above) / 2 / slope * width)
     return min(max(min(roots), middle - _REACH * width), middle + _REACH * width)

@@ -129,14 +129,13 @@ class _Stage:
             if load not in self.probes:
                 self.probes[load] = yield Asked(load, self.num_requests)
             try:
-                load = search.send(self._is_sustained(load))
+                load = search.send(self.probes[load].is_sustained)
             except StopIteration as stop:
                 self.bracket = stop.value
                 break
         low, high = self.bracket.sustained, self.bracket.exceeded
         if low is not None and high is not None:
-            attainment = self.goal.attainment
-            self.interval = interval_between(self.probes[low], self.probes[high], attainment)
+            self.interval = interval_between(self.probes[low], self.probes[high])
 
     def confirm(self) -> Steps:
         """Try a load just below the estimate, and narrow the bracket by it."""
@@ -146,11 +145,8 @@ class _Stage:
         load = self.interval.estimate * (1 - self.goal.tolerance * _INSIDE)
         if low * (1 + self.goal.tolerance / 2) < load < high:
             self.probes[load] = yield Asked(load, self.num_requests)
-            is_sustained = self._is_sustained(load)
+            is_sustained = self.probes[load].is_sustained
             self.bracket = Bracket(load, high) if is_sustained else Bracket(low, load)
-
-    def _is_sustained(self, load: float) -> bool:
-        return self.probes[load].is_sustained(self.goal.attainment)
 
     @property
     def estimate(self) -> float | None:

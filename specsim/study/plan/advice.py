@@ -101,6 +101,7 @@ class Advice(_Fields):
     attainment: float
     spare_servers: int
     slo: dict[str, float]
+    limit_shares: dict[str, float] = {}  # of the requests, in place of `attainment` jointly
     currency: str
     choices: list[Choice]  # of all GPUs that were asked for
     taken: int | None  # place among them

@@ -109,6 +109,7 @@ class Plan:
             attainment=question.attainment,
             spare_servers=question.spare_servers,
             slo=question.slo.model_dump(exclude_none=True),
+            limit_shares=dict(question.limit_shares),
             currency=question.prices.currency,
             choices=[*choices, *self._impossible()],
             taken=taken,

@@ -1,6 +1,6 @@
 """Candidates: on which GPUs, with which drafter and how many tokens, a model could be served."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Question:
     prices: Prices
     attainment: float = 0.99
     seed: int = 0
+    limit_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the requests that must keep a limit, in place of `attainment` jointly."""
     spare_servers: int = 0  # beyond those that the rate takes
 
     @property
@@ -242,6 +244,7 @@ def goal_of(question: Question) -> Goal:
         shares=(1.0,),
         in_whole_replicas=True,
         spare_replicas=question.spare_servers,
+        limit_shares=question.limit_shares,
     )
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from specsim.study.capacity.choices import metric_name, percentile, promise_words
 from specsim.study.plan.advice import Advice, Choice, WhatIf, gpu_name
 
 
@@ -61,23 +62,13 @@ def title(advice: Advice) -> str:
 
 def asked(advice: Advice) -> str:
     """Return the question."""
-    share = f"{100 * advice.attainment:.4g} % of the requests"
-    return f"{title(advice)}; {share} within {limits_words(advice.slo)}"
-
-
-def limits_words(slo: dict[str, float]) -> str:
-    """Return ``TTFT 800 ms and TPOT 50 ms``."""
-    return " and ".join(f"{_metric(name)} {limit:g} ms" for name, limit in slo.items())
-
-
-def _metric(name: str) -> str:
-    return name.removesuffix("_ms").upper()
+    return f"{title(advice)}; {promise_words(advice.slo, advice.attainment, advice.limit_shares)}"
 
 
 def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of all choices, in words."""
-    percentile = f"p{100 * advice.attainment:g}"
-    limits = [f"{_metric(name)} {percentile}, ms" for name in advice.slo]
+    shares = {name: advice.limit_shares.get(name, advice.attainment) for name in advice.slo}
+    limits = [f"{metric_name(name)} {percentile(share)}, ms" for name, share in shares.items()]
     heads = [
         "GPU", "speculation", "GPUs", f"{advice.currency} per hour",
         f"{advice.currency} per 1 M tokens", *limits, "mean latency, ms", "times as fast",

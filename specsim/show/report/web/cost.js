@@ -8,15 +8,9 @@ function costPoints() {
     .filter((each) => each.cost != null && each.latency != null);
 }
 
-/** Whether enough requests keep their limits, where that was asked for; overload never does. */
-function isOffer(each) {
-  const wanted = DATA.capacity?.attainment ?? 0;
-  return each.state !== "overloaded" && (wanted === 0 || meanOf(each, "slo_attainment") >= wanted);
-}
-
 /** Those offers that no other beats in cost and latency, by rising cost. */
 function front(points) {
-  const sorted = points.filter(isOffer).sort((a, b) => a.cost - b.cost || a.latency - b.latency);
+  const sorted = points.filter(({ offer }) => offer).sort((a, b) => a.cost - b.cost || a.latency - b.latency);
   let lowest = Infinity;
   return sorted.filter((each) => each.latency < lowest && ((lowest = each.latency), true));
 }
@@ -101,11 +95,11 @@ function bindsText({ binds, resource, margins }) {
 }
 
 function limitsText() {
+  if (DATA.capacity) return DATA.capacity.promise;
   const limits = Object.entries(DATA.slo).map(
     ([name, limit]) => `${shortName(name)} ${number(limit)} ms`,
   );
-  const share = DATA.capacity ? DATA.capacity.attainment : 0.99;
-  return `${percent(share)} of the requests within ${listed(limits)}`;
+  return `${percent(0.99)} of the requests within ${listed(limits)}`;
 }
 
 function capacityFinding() {

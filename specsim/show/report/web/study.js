@@ -102,7 +102,7 @@ function latencyMetric() {
 
 /** The percentile of a latency that a limit is held against, such as `p90_ttft_ms`. */
 function atLimit(latency) {
-  const name = `p${Number((100 * DATA.capacity.attainment).toPrecision(6))}_${latency}`;
+  const name = `${DATA.capacity.percentiles[latency]}_${latency}`;
   return METRIC.has(name) ? name : `p99_${latency}`; // of older results
 }
 
