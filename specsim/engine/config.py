@@ -330,6 +330,19 @@ class EngineConfig(Settings):
                 "tokens; raise max_num_batched_tokens and max_num_scheduled_tokens, or draft fewer"
             )
 
+    def _check_pieces(self, limits: dict[str, int], kv: KVLayout) -> None:
+        """Raise if no piece of a prefill ever ends at a block, which states are kept at."""
+        sizes = (each.block_size for each in kv.groups if each.kind == STATE)
+        size, most = next(sizes, 0), limits["max_num_scheduled_tokens"]
+        most = min(most, limits["long_prefill_token_threshold"] or most)
+        inputs = limits["max_num_batched_tokens"] - limits["draft_slots"]
+        if limits["enable_prefix_caching"] and inputs < size <= most:
+            raise ConfigError(
+                f"engine: a step has room for {inputs} tokens beside the drafts, and vLLM ends "
+                f"pieces of a prefill at blocks of {size} tokens where it keeps states, so that a "
+                "longer prompt never begins; raise max_num_batched_tokens"
+            )
+
     def setup(
         self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
     ) -> Setup:
@@ -364,10 +377,12 @@ class EngineConfig(Settings):
             "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
-        self._check_padding({name: int(value) for name, value in limits.items()})
+        whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
+        self._check_padding(whole)
+        self._check_pieces(whole, kv)
         order = "asynchronous" if is_async else "synchronous"
         return Setup(
             order="prefill_first" if is_v0 else order,
-            limits={name: int(value) for name, value in limits.items()},
-            kv=self.kv_layout(proposer),
+            limits=whole,
+            kv=kv,
         )

@@ -417,6 +417,16 @@ BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
         None,
         "engine: a step has room for 3 tokens",
     ),
+    "pieces of a prefill that never reach a block that states are kept at": (
+        {"profile": "h100/qwen3-8b",
+         "engine": {**tiny_config()["engine"], "max_num_seqs": 4, "max_num_batched_tokens": 16,
+                    "num_gpu_blocks": 2000,
+                    "kv_groups": [{"kind": "full_attention", "layers": 2},
+                                  {"kind": "state", "layers": 2}],
+                    "speculative_config": {"method": "draft_model", "num_speculative_tokens": 1}}},
+        None,
+        "engine: a step has room for 15 tokens beside the drafts",
+    ),
     "prompt longer than all KV blocks": (
         {"engine": {**tiny_config()["engine"], "num_gpu_blocks": 20}},
         None,
