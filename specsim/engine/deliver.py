@@ -54,6 +54,7 @@ def deliver(table: Table) -> None:
         emitted_len = min(entry.accepted_len + 1, sequence.max_len - sequence.known_len)
         sequence.known_len += emitted_len
         entry.emitted_len = emitted_len
+        state.preempted_in_vain = 0
         if sequence.preempted_in < step.index:
             _settle(table, entry.row, entry.draft_len - entry.accepted_len, emitted_len)
         _note_delivery(table, place, first_gap)

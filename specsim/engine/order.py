@@ -19,6 +19,7 @@ from specsim.engine.asking import learn, look, look_back, trim
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer, verify
+from specsim.engine.preemption import IN_VAIN
 from specsim.engine.schedule import schedule, take_in
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
 from specsim.engine.waiting import withdraw
@@ -172,6 +173,8 @@ def _begin(table: Table) -> bool:
     """Choose between a new step, one that comes back, and nothing to do; False to wait."""
     limits, state = table.limits[0], table.state[0]
     has_work = state.num_running or state.num_waiting or state.num_loading
+    if state.preempted_in_vain >= IN_VAIN:
+        has_work = 0
     flushes = limits.depth > 1 and state.has_unflushed
     if ((has_work and not state.is_stuck) or flushes) and state.in_flight < limits.depth:
         if state.now >= state.until:  # where a run begins: more may arrive at that very instant

@@ -10,6 +10,13 @@ from specsim.engine.loading import is_in_flight
 from specsim.engine.table import NO_ROW, RUNNING, Table
 from specsim.engine.waiting import put_back
 
+IN_VAIN = 10_000
+"""Preemptions without a token in between, from which on there will be no token any more.
+
+Where two requests have one priority and arrived at the very same instant, vLLM preempts whichever
+was admitted first: with too few blocks for both, they preempt each other in turn.
+"""
+
 
 @inner
 def have_blocks(table: Table, row: int, end_len: int) -> bool:
@@ -81,6 +88,7 @@ def _preempt(table: Table, row: int) -> None:
     sequence.draft_len = 0
     sequence.placeholder_len = 0
     sequence.preemptions += 1
+    table.state[0].preempted_in_vain += 1
     sequence.preempted_in = step.index
     sequence.preempted_as = step.preemptions
     step.preemptions += 1

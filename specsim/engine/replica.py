@@ -6,9 +6,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.errors import CapacityError
 from specsim.core.step import Ints
 from specsim.engine.ledger import Ledger
 from specsim.engine.order import FULL, GROW, LAUNCHED, VERBS, WAITS, drop, order_of
+from specsim.engine.preemption import IN_VAIN
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.setup import Setup, Wiring, table_of, zeros
 from specsim.engine.speculation import Speculation
@@ -121,6 +123,7 @@ class Replica:
         state, arrivals = self.table.state, self.table.arrivals
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
+        self._in_vain = state["preempted_in_vain"]
         names = ("at", "request", "row", "kind", "external_len")
         self._arrivals = tuple(arrivals[name] for name in names)
 
@@ -183,6 +186,13 @@ class Replica:
                 return
             if verb < VERBS:
                 self.done()
+        if self._in_vain[0] >= IN_VAIN:
+            raise CapacityError(
+                f"engine.num_gpu_blocks = {self.table.limits['num_blocks'][0]}: {IN_VAIN:,} "
+                "preemptions without a token in between: requests preempt each other in turn, as "
+                "those of one priority and one instant of arrival do in vLLM; let them arrive one "
+                "after another, or raise num_gpu_blocks"
+            )
         if self._wiring.announces_ends:
             self._tell_ends()
 

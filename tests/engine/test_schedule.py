@@ -1,9 +1,10 @@
 """The scheduler's rules, where a recording would not show them by themselves."""
 
 import pytest
+from conftest import tiny_config
 
 from specsim.core.compiled import as_records
-from specsim.core.errors import ConfigError
+from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
 from specsim.engine.facts import Facts
 from specsim.engine.kv import admit_blocks
@@ -14,6 +15,7 @@ from specsim.engine.waiting import begin
 from specsim.hardware.kv_groups import one_group
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
 from specsim.workload import WorkloadConfig
 
 
@@ -115,3 +117,23 @@ def test_no_answer_is_longer_than_was_asked_for() -> None:
     )
     with pytest.raises(ConfigError, match=r"max_tokens = 19 is less than the longest answer of 20"):
         workload.build(0)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("num_requests", [2, 3, 6])
+def test_preemptions_in_turn_come_to_an_end(num_requests: int, is_async: bool) -> None:
+    # Of one priority and one instant: the one admitted first goes, and comes back behind.
+    config = tiny_config(policy="off")
+    config["engine"] = {
+        "block_size": 2, "num_gpu_blocks": 15, "max_model_len": 24, "max_num_seqs": 2,
+        "max_num_batched_tokens": 12, "long_prefill_token_threshold": 3,
+        "scheduling_policy": "priority", "enable_prefix_caching": False,
+        "async_scheduling": is_async, "scheduler_reserve_full_isl": False,
+    }  # fmt: skip
+    lengths = {"kind": "uniform", "prompt": [3, 3], "output": [20, 20]}
+    config["workload"] = {"arrivals": "burst", "lengths": lengths, "num_requests": num_requests}
+    with pytest.raises(CapacityError, match="10,000 preemptions without a token in between"):
+        simulate(Experiment.parse(config, "burst"))
+    config["workload"]["arrivals"] = {"kind": "constant", "rate": 1e6}
+    run = simulate(Experiment.parse(config, "one after another"))
+    assert len(Summary(run).tables.requests) == num_requests
