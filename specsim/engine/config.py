@@ -1,6 +1,6 @@
 """EngineConfig: the engine's settings, under vLLM's own names and defaults."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -318,18 +318,6 @@ class EngineConfig(Settings):
             "or use more memory"
         )
 
-    def _check_padding(self, limits: dict[str, int]) -> None:
-        """Raise if an admission with all its drafts, which vLLM insists on, fits into no step."""
-        padded_len = 1 + limits["max_draft_len"]
-        inputs = limits["max_num_batched_tokens"] - limits["draft_slots"]
-        most = min(limits["max_num_scheduled_tokens"], inputs)
-        if limits["pads_admissions"] and self.enable_prefix_caching and most < padded_len:
-            raise ConfigError(
-                f"engine: a step has room for {most} tokens, and vLLM admits a request all of "
-                f"whose prompt but its last token is cached only with all drafts, {padded_len} "
-                "tokens; raise max_num_batched_tokens and max_num_scheduled_tokens, or draft fewer"
-            )
-
     def _check_pieces(self, limits: dict[str, int], kv: KVLayout) -> None:
         """Raise if no piece of a prefill ever ends at a block, which states are kept at."""
         sizes = (each.block_size for each in kv.groups if each.kind == STATE)
@@ -378,11 +366,28 @@ class EngineConfig(Settings):
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
         whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
-        self._check_padding(whole)
+        if self.enable_prefix_caching:
+            check_padding(whole)
         self._check_pieces(whole, kv)
         order = "asynchronous" if is_async else "synchronous"
         return Setup(
             order="prefill_first" if is_v0 else order,
             limits=whole,
             kv=kv,
+        )
+
+
+def check_padding(limits: Mapping[str, int]) -> None:
+    """Raise a ConfigError if an admission with all its drafts fits into no step.
+
+    vLLM insists on them where nothing of the prompt is missing but its last token.
+    """
+    padded_len = 1 + limits["max_draft_len"]
+    inputs = limits["max_num_batched_tokens"] - limits["draft_slots"]
+    most = min(limits["max_num_scheduled_tokens"], inputs)
+    if limits["pads_admissions"] and most < padded_len:
+        raise ConfigError(
+            f"engine: a step has room for {most} tokens, and vLLM admits a request all of whose "
+            f"prompt but its last token is cached or loaded only with all drafts, {padded_len} "
+            "tokens; raise max_num_batched_tokens and max_num_scheduled_tokens, or draft fewer"
         )

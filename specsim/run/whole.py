@@ -16,6 +16,7 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.clients import Clients
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
+from specsim.engine.config import check_padding
 from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
@@ -40,6 +41,8 @@ from specsim.workload.arrivals.patterns import ClosedLoop
 def pooled_setup(deployment: Deployment, *, holds_ended: bool, draft_kv: str = "moved") -> Setup:
     """Return the engine of a pool's replica, whose blocks another pool fills or reads."""
     setup = deployment.setup
+    if not holds_ended:  # what is decoded here comes loaded
+        check_padding(setup.limits)
     limits = {
         **setup.limits,
         **deployment.loading_limits(setup),

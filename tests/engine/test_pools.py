@@ -378,3 +378,18 @@ def test_a_queue_that_grows_anywhere_is_an_overload(pools: dict[str, Any], expec
     config["workload"]["num_requests"] = 600
     config["workload"]["arrivals"]["rate"] = 40.0
     assert Summary(simulate(Experiment.parse(config, "pools"))).stability == expected
+
+
+@pytest.mark.parametrize("room", [2, 3])
+def test_a_step_has_room_for_a_loaded_request_with_all_its_drafts(
+    run: Callable[..., Run], room: int
+) -> None:
+    spec = {"method": "ngram", "num_speculative_tokens": 2}
+    engine = {"speculative_config": spec, "max_num_scheduled_tokens": room}
+    costs = {"drafts": {"ngram": {"token_us": 1}}}
+    given = {"engine": engine, "costs": costs, "policy": "static:k=2"}
+    if room < 3:
+        with pytest.raises(ConfigError, match="a step has room for 2 tokens"):
+            run([(0.0, 9, 5)], **given)
+    else:
+        assert len(times(run([(0.0, 9, 5)], **given))) == 1
