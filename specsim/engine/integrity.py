@@ -141,7 +141,10 @@ def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
     block_sizes = table.groups["block_size"]
     slots = running["slot"][:, np.newaxis] + np.arange(len(block_sizes))
     room = (table.holdings["num_blocks"][slots] * block_sizes).min(axis=1)
-    capacity, computed = running["capacity_len"], running["computed_len"]
+    # The one block of a state ends where requests do at the latest, which need end no other block.
+    capacity = np.minimum(running["capacity_len"], table.limits["max_model_len"])
+    computed = running["computed_len"]
+    room = np.minimum(room, table.limits["max_model_len"])
     known, has_windows = running["known_len"], bool(table.limits["has_windows"][0])
     is_outside = (known < running["prompt_len"]) | (known >= running["max_len"])
     # All but the last known token are computed, and everything in flight is counted.
