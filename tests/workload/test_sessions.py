@@ -82,6 +82,18 @@ def test_means_are_met() -> None:
     assert np.isclose(waits, 0.25).mean() == pytest.approx(0.3, abs=0.01)
 
 
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+@pytest.mark.parametrize("mean", [10.0, 0.7])
+def test_twice_the_think_time_waits_exactly_twice_as_long(mean: float, sigma: float) -> None:
+    def waits(mean: float) -> list[float]:
+        think_time = {"mean": mean, "sigma": sigma}
+        fields = {**FIELDS, "tool_share": 0.0, "think_time": think_time}
+        return [request.think_time for request in build(POISSON, lengths=fields)]
+
+    assert waits(2 * mean) == [2 * wait for wait in waits(mean)]
+    assert sigma or set(waits(mean)) == {0.0, mean}  # first turns wait for nobody
+
+
 def test_arrivals_are_those_of_sessions() -> None:
     starts = [turns[0].arrived_at for turns in by_session(build(POISSON))]
     assert starts == sorted(starts)

@@ -24,8 +24,7 @@ class Spread(Settings):
     """Standard deviation of the logarithm; 0 for always the mean."""
 
     def draw(self, rng: np.random.Generator, count: int) -> NDArray[np.float64]:
-        mu = np.log(self.mean) - self.sigma**2 / 2 if self.mean else -np.inf
-        return rng.lognormal(mu, self.sigma, count)
+        return self.mean * rng.lognormal(-(self.sigma**2) / 2, self.sigma, count)
 
 
 def _with_mean(value: Any) -> Any:
