@@ -102,7 +102,7 @@ def nudged(value: Any, rng: random.Random) -> Any:
         if isinstance(held, bool):
             holder[key] = not held
         elif isinstance(held, int):
-            holder[key] = rng.choice((0, 1, 2, 3, held // 2, held * 2, held + 1, held - 1, 2000))
+            holder[key] = rng.choice((0, 1, 2, 3, held // 2, held * 2, held + 1, held - 1, 400))
         elif isinstance(held, float):
             holder[key] = held * rng.choice((0.0, 1e-6, 0.1, 0.5, 1.01, 2.0, 10.0, 1e6))
         elif isinstance(held, list) and held:
