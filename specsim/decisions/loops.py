@@ -48,7 +48,7 @@ class Shown(Protocol):
     alpha: float  # said: the acceptance rate that it believes in, for timelines
     may_drop: int  # said: whether `drop` is to be asked in steps that read no prompts, too
     may_stop: int  # said: whether `stop` is to be asked
-    stop_len: int  # said by `stop`: tokens after which all drafts end
+    stop_len: int  # said by `stop`: tokens after which all drafts end, if not before
 
 
 class View(NamedTuple):
@@ -126,7 +126,8 @@ class Loops:
     Args:
         memory: A `NamedTuple` of arrays. A field of the name of one of the view is the view's.
         decide: Says in `lens` how much each sequence drafts at the end of the step.
-        stop: Says in `stop_len` after how many tokens the drafter stops, by their confidences.
+        stop: Says in `stop_len` after how many tokens the drafter stops, by their confidences, and
+            may cut `lens` besides, where drafts end one by one.
         verify: Says in `lens` how many drafts of each sequence the step verifies.
         drop: Says in `let_go` whom the drafter lets go of for good; in steps that read prompts, and
             where it `may_drop`.
@@ -268,16 +269,18 @@ class LoopMemory:
         self._bound["decide"]()
         return view.lens[: batch.size].copy()
 
-    def stop_len(self, batch: BatchView, drafts: DraftView) -> int | None:
-        """Return after how many tokens all drafts end."""
+    def stop_len(self, batch: BatchView, drafts: DraftView) -> int | Ints | None:
+        """Return after how many tokens each draft ends; the number it is refused for, if any."""
         if "stop" not in self._bound or not self._views.arrays.step["may_stop"][0]:
             return None
         if not drafts.draft_lens.any():
             return None
         view = self._show_batch(batch, drafts)
         view.draft_lens[: batch.size][batch.in_prefill] = 0
+        view.lens[: batch.size] = drafts.draft_lens
         self._bound["stop"]()
-        return int(view.step["stop_len"][0])
+        stop_len = int(view.step["stop_len"][0])
+        return stop_len if stop_len < 0 else np.minimum(view.lens[: batch.size], stop_len)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView) -> Ints:
         """Return how many drafts to verify."""

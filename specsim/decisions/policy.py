@@ -299,7 +299,9 @@ class LoopPolicy(Policy[LoopMemory]):
         """Return what `decide` says."""
         return memory.draft_lens(batch)
 
-    def stop_len(self, batch: BatchView, drafts: DraftView, memory: LoopMemory) -> int | None:
+    def stop_len(
+        self, batch: BatchView, drafts: DraftView, memory: LoopMemory
+    ) -> int | Ints | None:
         """Return what `stop` says."""
         return memory.stop_len(batch, drafts)
 

@@ -256,6 +256,7 @@ POLICIES: list[Any] = [
 SURE_POLICIES: list[Any] = [
     "adaptive_verification", "confidence", {"kind": "confidence", "threshold": 0.7},
     "draft_goodput", {"kind": "draft_goodput", "calibrate": False},
+    "disco", "specdec_pp", "adaedl",
 ]  # fmt: skip
 """They ask how sure the drafter is."""
 METHODS = ["eagle3", "eagle", "mtp", "draft_model", "medusa", "ngram", "suffix"]

@@ -45,6 +45,9 @@ NAMES = """
     policy/adaptive_verification/v0
     policy/confidence/suffix
     policy/draft_goodput/few_blocks
+    policy/disco/draft_model
+    policy/specdec_pp/suffix
+    policy/adaedl/few_blocks
     tokens/cached_step_controller/v1
     skips/4-prefill_first-1024
     method/mtp/v1/turbospec

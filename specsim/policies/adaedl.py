@@ -1,0 +1,116 @@
+"""AdaEDL: draft on while the drafter's entropy promises enough acceptance."""
+
+from math import sqrt
+from typing import ClassVar, Literal, NamedTuple, Protocol, final
+
+from pydantic import Field
+
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats, PerRequest
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.stopping import draft_on, least_entropy
+
+
+class EdlNumbers(Protocol):
+    """Its numbers; see the fields of the policy."""
+
+    scale: float
+    target: float
+    change: float
+    rate_memory: float
+    threshold_memory: float
+
+
+class EdlMemory(NamedTuple):
+    """What it remembers."""
+
+    known: Rows[EdlNumbers]
+    """One row."""
+    thresholds: Floats
+    """Of each request: the least bound to draft on;"""
+    rates: Floats
+    """and its smoothed share of drafts that were accepted."""
+
+
+@inner
+def bound(confidence: float, scale: float) -> float:
+    """Return the lower bound on the likelihood of acceptance, 1 - sqrt(scale * entropy)."""
+    return 1.0 - sqrt(scale * least_entropy(confidence))
+
+
+def decide(view: View, memory: EdlMemory) -> None:
+    """Draft to the end, unless stopped."""
+    draft_on(view)
+
+
+def stop(view: View, memory: EdlMemory) -> None:
+    """Cut each draft after the first token whose bound is below the request's threshold."""
+    step, scale = view.step[0], memory.known[0].scale
+    step.stop_len = step.max_draft_len
+    for row in range(step.num_rows):
+        threshold, first, last = memory.thresholds[view.requests[row]], row * step.width, 0
+        while last + 1 < view.draft_lens[row]:
+            if bound(view.confidences[first + last], scale) < threshold:
+                break
+            last += 1
+        view.lens[row] = min(view.lens[row], last + 1)
+
+
+def observe(view: View, memory: EdlMemory) -> None:
+    """Move the threshold of each request that drafted, unless it drafted to the end."""
+    step, known = view.step[0], memory.known[0]
+    for row in range(step.num_rows):
+        drafted, request = view.draft_lens[row], view.requests[row]
+        if not drafted:
+            continue
+        fresh = (1.0 - known.rate_memory) * view.accepted_lens[row] / drafted
+        rate = memory.rates[request] = known.rate_memory * memory.rates[request] + fresh
+        if drafted < step.max_draft_len:
+            change = known.change if rate <= known.target else -known.change
+            memory.thresholds[request] += (1.0 - known.threshold_memory) * change
+
+
+@final
+class AdaEdl(LoopPolicy):
+    """Each request drafts until 1 - sqrt(gamma H) falls below a threshold that follows acceptance.
+
+    Agrawal, Jeon and Lee (2024), "AdaEDL: Early Draft Stopping for Speculative Decoding of Large
+    Language Models via an Entropy-based Lower Bound on Token Acceptance Probability", arXiv
+    2410.18351. H is the entropy of the drafter's distribution, of which only the confidence is
+    modelled: H is taken to be the least that is possible with it, so that the bound is never below
+    the paper's. The threshold moves as in Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168,
+    with the numbers of their released code (``AdaptiveDraftExitAduster``).
+    """
+
+    kind: Literal["adaedl"] = "adaedl"
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
+    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    gamma: float = Field(default=0.2, gt=0)
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    """Of a request's first draft."""
+    target: float = Field(default=0.9, ge=0, le=1)
+    """Share of drafts that should be accepted."""
+    change: float = Field(default=0.01, gt=0)
+    rate_memory: float = Field(default=0.5, ge=0, lt=1)
+    """Weight of a request's past in its share of accepted drafts; beta_1 there."""
+    threshold_memory: float = Field(default=0.9, ge=0, lt=1)
+    """The same of its threshold, beta_2."""
+
+    loops: ClassVar[Loops] = Loops(
+        EdlMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
+        """Return the first threshold for all."""
+        known = row_of(
+            EdlNumbers,
+            scale=self.gamma,
+            target=self.target,
+            change=self.change,
+            rate_memory=self.rate_memory,
+            threshold_memory=self.threshold_memory,
+        )
+        thresholds, rates = PerRequest(self.threshold), PerRequest(0.0)
+        return self.remember(server, known=known, thresholds=thresholds, rates=rates)

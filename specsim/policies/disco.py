@@ -1,0 +1,52 @@
+"""DISCO: draft on while the next token is likely enough to be accepted."""
+
+from typing import ClassVar, Literal, final
+
+from pydantic import Field
+
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.stopping import Stopping, StopRule, draft_on
+
+
+def decide(view: View, memory: Stopping) -> None:
+    """Draft to the end, unless stopped."""
+    draft_on(view)
+
+
+def stop(view: View, memory: Stopping) -> None:
+    """Cut each draft after the first token that is not likely enough."""
+    step, threshold = view.step[0], memory.rule[0].threshold
+    step.stop_len = step.max_draft_len
+    for row in range(step.num_rows):
+        first, last = row * step.width, 0
+        while last + 1 < view.draft_lens[row] and view.confidences[first + last] >= threshold:
+            last += 1
+        view.lens[row] = min(view.lens[row], last + 1)
+
+
+@final
+class Disco(LoopPolicy):
+    """Each request drafts until a token is less likely accepted than the threshold.
+
+    Mamou et al. (2024), "Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large
+    Language Models" (DISCO), arXiv 2405.04304. The paper trains a classifier on the drafter's
+    probabilities, their entropy and the token's place; here the confidence that the drafter states
+    stands in for its answer, as in the form without a classifier that the authors put into
+    transformers (``generation/stopping_criteria.py ConfidenceCriteria``): the token that falls
+    short is drafted, and is the last one. Nothing there looks at cost.
+    """
+
+    kind: Literal["disco"] = "disco"
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
+    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    threshold: float = Field(default=0.4, ge=0, le=1)
+    """Least likelihood of acceptance to draft on; transformers' ``assistant_confidence_threshold``
+    and its default."""
+
+    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop, rooms=ROOMS)
+
+    def start(self, server: ServerView) -> LoopMemory:
+        """Return the threshold."""
+        return self.remember(server, rule=row_of(StopRule, threshold=self.threshold))

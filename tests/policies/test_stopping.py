@@ -1,0 +1,112 @@
+"""Drafters that stop by themselves: DISCO, SpecDec++ and AdaEDL, in closed forms."""
+
+from math import inf, log, sqrt
+from typing import Any
+
+import numpy as np
+import pytest
+from driving import batch, outcome, plain, started, sure_drafts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specsim.policies.parts.stopping import least_entropy
+
+SURE = st.lists(st.integers(0, 16).map(lambda each: each / 16), min_size=1, max_size=6)
+ROWS = st.lists(SURE, min_size=1, max_size=5)
+
+
+def stopped(policy: Any, memory: Any, rows: list[list[float]], **seen: Any) -> list[int]:
+    """Return the lengths of drafts with these confidences, which all are as long as allowed."""
+    view = batch(*range(len(rows)), **seen)
+    assert plain(policy.draft_lens(view, memory)) == [6] * len(rows)
+    lens: list[int] = plain(policy.stop_len(view, sure_drafts(*rows), memory))
+    return lens
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, threshold=st.sampled_from([0.0, 0.25, 0.4, 0.75, 1.0]))
+def test_disco_ends_with_the_first_token_that_is_not_sure_enough(
+    rows: list[list[float]], threshold: float
+) -> None:
+    policy, memory = started({"kind": "disco", "threshold": threshold}, 6)
+    unsure = [[place for place, sure in enumerate(row) if sure < threshold] for row in rows]
+    expected = [at[0] + 1 if at else len(row) for at, row in zip(unsure, rows, strict=True)]
+    assert stopped(policy, memory, rows) == expected
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=ROWS, threshold=st.sampled_from([0.0, 0.3, 0.7, 1.0]), least=st.integers(1, 3))
+def test_specdec_pp_ends_once_a_rejection_before_the_last_token_is_likely_enough(
+    rows: list[list[float]], threshold: float, least: int
+) -> None:
+    config = {"kind": "specdec_pp", "threshold": threshold, "least_len": least}
+    policy, memory = started(config, 6)
+    expected = []
+    for row in rows:
+        rejected = 1.0 - np.cumprod([1.0, *row])  # before token 1, 2, ... is verified
+        lens = range(least, len(row))
+        expected.append(next((k for k in lens if rejected[k - 1] > threshold), len(row)))
+    assert stopped(policy, memory, rows) == expected
+
+
+@pytest.mark.parametrize("sure", [0.8, 0.9, 0.95])
+def test_specdec_pp_drafts_as_long_as_its_threshold_says(sure: float) -> None:
+    # 1 - c^(k - 1) > 0.3 first holds at k = 1 + floor(log(0.7) / log(c)) + 1.
+    policy, memory = started("specdec_pp", 6)
+    expected = min(6, 2 + int(log(0.7) / log(sure)))
+    assert stopped(policy, memory, [[sure] * 6]) == [expected]
+
+
+def test_who_is_in_mid_prefill_is_not_looked_at() -> None:
+    policy, memory = started("disco", 6)
+    assert stopped(policy, memory, [[1.0] * 6, [1.0] * 6], chunks=(1,))[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("likeliest", "entropy"),
+    [(0.0, inf), (1.0, 0.0), (0.5, log(2)), (0.25, log(4)), (1 / 7, log(7)),
+     (0.75, -0.75 * log(0.75) - 0.25 * log(0.25)), (0.4, -0.8 * log(0.4) - 0.2 * log(0.2))],
+)  # fmt: skip
+def test_least_entropy_is_that_of_a_corner(likeliest: float, entropy: float) -> None:
+    assert least_entropy(likeliest) == pytest.approx(entropy)
+
+
+@given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=8))
+def test_no_distribution_has_less_entropy_with_that_likeliest_token(parts: list[float]) -> None:
+    shares = np.array(parts) / sum(parts)
+    assert least_entropy(float(shares.max())) <= -(shares * np.log(shares)).sum() + 1e-9
+
+
+def test_adaedl_ends_with_the_first_token_whose_bound_is_below_the_threshold() -> None:
+    policy, memory = started("adaedl", 6)
+    bounds = {sure: 1.0 - sqrt(0.2 * least_entropy(sure)) for sure in (0.25, 0.5)}
+    assert bounds[0.25] < 0.5 < bounds[0.5]
+    assert stopped(policy, memory, [[0.5, 0.9, 0.25, 0.9], [0.25, 1.0]]) == [3, 1]
+
+
+def test_the_threshold_of_adaedl_moves_as_in_draft_and_verify() -> None:
+    policy, memory = started("adaedl:threshold=0.49", 6)
+    low, high = 0.4, 0.5  # bounds 1 - sqrt(0.2 H): 0.541 and 0.628
+    drafts = [[low] * 6]
+    assert stopped(policy, memory, drafts) == [6]
+    # A draft of full length moves nothing, one that is rejected moves it up by (1 - 0.9) 0.01.
+    for draft_len, times in ((6, 200), (3, 49)):
+        for _ in range(times):
+            policy.observe(outcome([draft_len], [0]), memory)
+    assert stopped(policy, memory, drafts) == [6]  # 0.539
+    for _ in range(3):
+        policy.observe(outcome([3], [0]), memory)
+    assert stopped(policy, memory, drafts) == [1]  # 0.542
+    assert stopped(policy, memory, [[high] * 6]) == [6]
+    # The share accepted, 1 - 0.5^n after n drafts that were, first exceeds 0.9 at n = 4: it rises
+    # three times more before it falls, to 0.540 after 5 falls.
+    for _ in range(8):
+        policy.observe(outcome([3], [3]), memory)
+    assert stopped(policy, memory, drafts) == [6]
+
+
+def test_other_requests_have_thresholds_of_their_own() -> None:
+    policy, memory = started("adaedl:threshold=0.54", 6)
+    for _ in range(10):
+        policy.observe(outcome([3], [0]), memory)
+    assert stopped(policy, memory, [[0.4] * 6, [0.4] * 6]) == [1, 6]
