@@ -117,22 +117,26 @@ def _check_clients(summary: Summary) -> None:
     """Arrivals are those of the workload; turns come one after the other, and on time."""
     run, rows = summary.run, summary.tables.requests
     arrivals: Any = run.experiment.workload.arrivals
-    latest: dict[int, int] = {}
+    said: dict[int, list[int]] = {}
     for request in run.requests:
         place, session = request.index, request.session
         expected: float | None = request.arrived_at
-        if session is not None and session in latest:
-            expected = max(rows["ended_at"][latest[session]] + request.think_time, expected or 0.0)
+        turns = [] if session is None else said.setdefault(session, [])
+        if turns:
+            after = (len(turns),) if request.after_turns is None else request.after_turns
+            ended_at = max(rows["ended_at"][turns[turn - 1]] for turn in after)
+            expected = max(ended_at + request.think_time, expected or 0.0)
         elif arrivals.kind == "closed_loop":
             expected = None
-        if session is not None:
-            latest[session] = place
+        turns.append(place)
         if expected is not None:
             off = abs(rows["arrived_at"][place] - expected)
             demand(off <= SLACK * max(expected, 1e-3), "arrivals", f"request {place} off by {off}")
     if arrivals.kind == "closed_loop":
-        later = rows["arrived_at"] * (1 + SLACK) + SLACK
-        inside = [(at, 1) for at in later] + [(at, -1) for at in rows["ended_at"]]
+        alone = [[each.index] for each in run.requests if each.session is None]
+        talks = [*said.values(), *alone]
+        inside = [(rows["arrived_at"][talk].min() * (1 + SLACK) + SLACK, 1) for talk in talks]
+        inside += [(rows["ended_at"][talk].max(), -1) for talk in talks]
         inside.sort()
         demand(np.cumsum([step for _, step in inside]).max() <= arrivals.concurrency, "closed loop")
 

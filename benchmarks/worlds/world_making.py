@@ -6,6 +6,7 @@ are preempted and find one another's blocks.
 """
 
 import copy
+from collections import Counter
 from random import Random
 from typing import Any
 
@@ -304,7 +305,20 @@ def _rows(
             row["session"] = str(rng.randrange(1 + count // 3))
             row["think_time"] = rng.choice([0.0, 3 * unit, 40 * unit])
         rows.append(row)
+    if has_sessions and known != "tokens":
+        _add_agents(rows)
     return rows
+
+
+def _add_agents(rows: list[dict[str, Any]]) -> None:
+    """Let some turns wait for any of the earlier ones of their session, and not for the last."""
+    rng = Random(len(rows))  # by itself, so that all else of a world stays as it was
+    turns: Counter[str] = Counter()
+    for row in rows:
+        earlier = range(1, turns[row["session"]] + 1)
+        num_waited_for = rng.randint(1, len(earlier)) if earlier else 0
+        row["after_turns"] = sorted(rng.sample(earlier, num_waited_for))
+        turns[row["session"]] += 1
 
 
 def _routing(rng: Random, unit: float) -> dict[str, Any]:

@@ -72,9 +72,13 @@ class Request:
     output_token_ids: NDArray[np.int64] | None = None
     prefix_ids: PrefixIds | None = None
     session: int | None = None  # number of the conversation or agent loop that it is a turn of
-    turn: int = 1  # which request of its session it is, from 1; one after the other
+    turn: int = 1  # which request of its session it is, from 1
+    after_turns: tuple[int, ...] | None = None
+    """Turns of its session that it waits for, of agents that work at the same time; None: the turn
+    before it."""
     think_time: float = 0.0
-    """From the end of the turn before it to its arrival, seconds, if that is after `arrived_at`."""
+    """From the end of the last turn that it waits for to its arrival, seconds, if that is after
+    `arrived_at`."""
     shared_len: int | None = None
     """Given if the prompt is all that its session has said before, answers included, and then new
     input: so many leading tokens are the same in every session."""

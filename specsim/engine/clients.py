@@ -1,5 +1,6 @@
 """Clients: who sends the requests of a run, and when: on time, or once an answer is there."""
 
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from heapq import heappop, heappush
@@ -51,20 +52,34 @@ class Clients:
         self._clock = clock
         self._front = front
         self._requests = requests
-        self._next_turns: dict[int, Request] = {}
-        """By the index of the request that must have ended before."""
-        latest: dict[int, int] = {}
-        for request in requests:
-            if request.session is not None:
-                if request.session in latest:
-                    self._next_turns[latest[request.session]] = request
-                latest[request.session] = request.index
+        self._next_turns: dict[int, list[Request]] = {}
+        """By the index of a request that must have ended before."""
+        self._missing: dict[int, int] = {}
+        """How many must end before a turn is sent, by its index."""
+        self._open: Counter[int] = Counter()
+        """How many requests of a session are not answered yet."""
+        self._link(requests)
         self.starts = requests
         """Those that wait for no turn before them."""
-        if self._next_turns:
-            later = {request.index for request in self._next_turns.values()}
-            self.starts = [request for request in requests if request.index not in later]
+        if self._missing:
+            self.starts = [request for request in requests if request.index not in self._missing]
         self._unsent: Iterator[tuple[Request, float]] = iter(())
+
+    def _link(self, requests: list[Request]) -> None:
+        said: dict[int, list[int]] = {}
+        for request in requests:
+            if request.session is None:
+                continue
+            self._open[request.session] += 1
+            turns = said.setdefault(request.session, [])
+            before = turns[-1:]
+            if request.after_turns is not None:
+                before = [turns[turn - 1] for turn in dict.fromkeys(request.after_turns)]
+            if before:
+                self._missing[request.index] = len(before)
+            for index in before:
+                self._next_turns.setdefault(index, []).append(request)
+            turns.append(request.index)
 
     @property
     def has_sessions(self) -> bool:
@@ -101,11 +116,15 @@ class Clients:
 
     def answered(self, request: int, at: float) -> None:
         """Let the client that has its answer go on: with the next turn, or the next session."""
-        turn = self._next_turns.get(request)
-        if turn is None:
+        session = self._requests[request].session
+        if session is not None:
+            self._open[session] -= 1
+        if session is None or not self._open[session]:
             self._start_next(at)
-        else:
-            self._send(max(at + turn.think_time, turn.arrived_at), 0.0, turn)
+        for turn in self._next_turns.get(request, ()):
+            self._missing[turn.index] -= 1
+            if not self._missing[turn.index]:
+                self._send(max(at + turn.think_time, turn.arrived_at), 0.0, turn)
 
     def _start_next(self, at: float) -> None:
         request, think_time = next(self._unsent, (None, 0.0))

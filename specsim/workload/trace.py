@@ -18,7 +18,7 @@ _ARRAYS = (
     "prompt_lens", "output_lens", "arrived_at", "priorities", "sessions", "think_times",
     "shared_lens",
 )  # fmt: skip
-_LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids")
+_LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids", "after_turns")
 
 Column = Sequence[NDArray[np.int64]]
 
@@ -42,6 +42,9 @@ class Trace:
     """Shape (n,): the session of each, whose turns are in order; numbered from 0."""
     think_times: NDArray[np.float64] | None = None
     """Shape (n,): seconds from the end of the turn before to the arrival; 0 of a first turn."""
+    after_turns: Sequence[tuple[int, ...]] | None = None
+    """See `specsim.core.request.Request.after_turns`; by default each turn waits for the one before
+    it."""
     shared_lens: NDArray[np.int64] | None = None
     """Shape (n,); see `specsim.core.request.Request.shared_len`."""
     recorded_lens: Mapping[str, Sequence[bytes]] = field(default_factory=dict)
@@ -60,7 +63,24 @@ class Trace:
         taken = {name: column[rows] for name, column in self._present(_ARRAYS).items()}
         taken |= {name: [c[row] for row in order] for name, c in self._present(_LISTS).items()}
         records = {name: [r[row] for row in order] for name, r in self.recorded_lens.items()}
+        if self.after_turns is not None:
+            taken["after_turns"] = self._after_among(order)
         return replace(self, recorded_lens=records, **taken)
+
+    def _after_among(self, order: list[int]) -> list[tuple[int, ...]]:
+        """Return what turns wait for among these rows: who waited for none of them, the last."""
+        assert self.sessions is not None
+        assert self.after_turns is not None
+        sessions = self.sessions.tolist()
+        turns = _numbered(sessions)
+        left = _numbered([sessions[row] for row in order])
+        places = {(sessions[row], turns[row]): turn for row, turn in zip(order, left, strict=True)}
+        found: list[tuple[int, ...]] = []
+        for row, turn in zip(order, left, strict=True):
+            pairs = ((sessions[row], before) for before in self.after_turns[row])
+            after = tuple(sorted(places[pair] for pair in pairs if pair in places))
+            found.append(after or ((turn - 1,) if turn > 1 else ()))
+        return found
 
     def followed_by(self, other: "Trace") -> "Trace":
         """Return these requests and then another's: the columns that both have, no arrivals."""
@@ -88,7 +108,7 @@ class Trace:
 
     def without_sessions(self) -> "Trace":
         """Return the requests by themselves, none of which waits for another."""
-        return replace(self, sessions=None, think_times=None, shared_lens=None)
+        return replace(self, sessions=None, think_times=None, after_turns=None, shared_lens=None)
 
     @property
     def num_sessions(self) -> int:
@@ -115,11 +135,11 @@ class Trace:
         rows = zip(*lens, arrivals, priorities, strict=True)
         records = self.recorded_lens
         once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
-        turns = repeat((None, 1, 0.0, None)) if self.sessions is None else self._turns()
+        turns = repeat((None, 1, None, 0.0, None)) if self.sessions is None else self._turns()
         indices = range(len(self)) if numbers is None else numbers
         for index, (number, row) in enumerate(zip(indices, rows, strict=True)):
             prompt_len, output_len, arrived_at, priority = row
-            session, turn, think_time, shared_len = next(turns)
+            session, turn, after_turns, think_time, shared_len = next(turns)
             yield Request(
                 index=number,
                 prompt_len=once.setdefault(prompt_len, prompt_len),
@@ -133,22 +153,27 @@ class Trace:
                 prefix_ids=self.prefix_ids[index] if self.prefix_ids else None,
                 session=session,
                 turn=turn,
+                after_turns=after_turns,
                 think_time=think_time,
                 shared_len=shared_len,
                 recorded_lens={n: r[index] for n, r in records.items()} if records else NO_RECORDS,
             )
 
-    def _turns(self) -> Iterator[tuple[int | None, int, float, int | None]]:
+    def _turns(
+        self,
+    ) -> Iterator[tuple[int | None, int, tuple[int, ...] | None, float, int | None]]:
         assert self.sessions is not None
         size = len(self)
         waits = [0.0] * size if self.think_times is None else self.think_times.tolist()
         shared = repeat(None, size) if self.shared_lens is None else self.shared_lens.tolist()
+        after = self.after_turns or repeat(None, size)
         said: dict[int, int] = {}
         turns: Counter[int] = Counter()
         lens = zip(self.prompt_lens.tolist(), self.output_lens.tolist(), strict=True)
-        rows = zip(self.sessions.tolist(), waits, shared, lens, strict=True)
-        for index, (session, wait, shared_len, (prompt_len, output_len)) in enumerate(rows):
+        rows = zip(self.sessions.tolist(), after, waits, shared, lens, strict=True)
+        for index, (session, before, wait, shared_len, (prompt_len, output_len)) in enumerate(rows):
             turns[session] += 1
+            _check_after(index, turns[session], before)
             if shared_len is not None and prompt_len < said.get(session, 0):
                 raise TraceError(
                     f"request {index}: a prompt of {prompt_len} tokens in turn {turns[session]} is "
@@ -156,7 +181,27 @@ class Trace:
                     "shared_len where prompts do not grow"
                 )
             said[session] = prompt_len + output_len
-            yield session, turns[session], wait, shared_len
+            yield session, turns[session], before, wait, shared_len
+
+
+def _numbered(sessions: list[int]) -> list[int]:
+    """Return which turn of its session each request is, from 1."""
+    turns: Counter[int] = Counter()
+    found = []
+    for session in sessions:
+        turns[session] += 1
+        found.append(turns[session])
+    return found
+
+
+def _check_after(request: int, turn: int, after: tuple[int, ...] | None) -> None:
+    """Raise unless a turn waits for earlier ones only, and only a first turn for none."""
+    if after is not None and not (all(0 < each < turn for each in after) and (after or turn == 1)):
+        wanted = f"at least one turn from 1 to {turn - 1}" if turn > 1 else "none"
+        raise TraceError(
+            f"request {request}: after_turns = {list(after)} of turn {turn} of its session must "
+            f"name {wanted}; turns are numbered from 1, in the order of the file"
+        )
 
 
 def mean_rate(times: NDArray[np.float64]) -> float | None:

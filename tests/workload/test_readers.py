@@ -55,6 +55,19 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
         '"output_length": 6, "type": "text", "turn": 2, "hash_ids": [7, 9, 10]}\n',
         [0.0, 10.0], [20, 40], [5, 6], 0,
     ),
+    "weka": (  # a sub-agent that the last call waits for; a last, partial block with an id
+        '{"id": "c1", "block_size": 64, "requests": ['
+        '{"t": 0.0, "in": 130, "out": 7, "hash_ids": [1, 2, 3], "api_time": 2.0}, '
+        '{"t": 3.0, "type": "subagent", "requests": ['
+        '{"t": 0.0, "in": 70, "out": 5, "hash_ids": [1], "api_time": 4.0}]}, '
+        '{"t": 8.0, "in": 200, "out": 9, "hash_ids": [1, 2, 4], "api_time": 2.0}]}\n',
+        None, [130, 70, 200], [7, 5, 9], 0,
+    ),
+    "weka-flat": (
+        '{"id": "c1", "t": 0.0, "in": 130, "out": 7, "hash_ids": [1, 2], "api_time": 2.0}\n'
+        '{"id": "c1", "t": 3.0, "in": 200, "out": 0, "hash_ids": [1, 2, 4]}\n',
+        None, [130], [7], 1,
+    ),
     "sharegpt": (
         json.dumps([
             {"id": "a", "conversations": [{"from": "human", "value": "x" * 10},
@@ -152,6 +165,8 @@ def assert_same(one: Trace, two: Trace) -> None:
         if first.prefix_ids and second.prefix_ids:
             assert list(first.prefix_ids.hash_ids) == list(second.prefix_ids.hash_ids)
             assert first.prefix_ids.block_size == second.prefix_ids.block_size
+        for field in ("session", "turn", "think_time", "after_turns"):
+            assert getattr(first, field) == getattr(second, field)
         for ids in ("prompt_token_ids", "output_token_ids"):
             assert np.array_equal(getattr(first, ids), getattr(second, ids))
 

@@ -22,7 +22,8 @@ _ACCEPTED = "accepted_lens_"
 class Native(Reader):
     """``prompt_len``, ``output_len`` and any of the columns below, as Parquet or JSON lines.
 
-    ``arrived_at`` (s), ``id``, ``priority``, ``session`` with ``think_time`` (s) and ``shared_len``
+    ``arrived_at`` (s), ``id``, ``priority``, ``session`` with ``think_time`` (s), ``after_turns``
+    (turns of the session that it waits for, from 1, if not the one before it) and ``shared_len``
     (of prompts that continue their session: tokens that all sessions begin with),
     ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and
     ``accepted_lens_<proposer>``: accepted drafts, without the bonus token, of a draft made at every
@@ -69,13 +70,15 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
 
 def _put_turn(builder: TraceBuilder, row: Row) -> None:
     """Append what a row says of its session; without one it may say nothing of turns."""
-    if {"session", "think_time", "shared_len"} & row.values.keys():
+    if {"session", "think_time", "after_turns", "shared_len"} & row.values.keys():
         builder.put("sessions", str(row.get("session")))
     if "think_time" in row.values:
         time = row.number("think_time")
         if time < 0:
             raise TraceError(f"{row.place}: think_time = {time:g} must be at least 0 s; correct it")
         builder.put("think_times", time)
+    if "after_turns" in row.values:
+        builder.put("after_turns", tuple(row.token_ids("after_turns").tolist()))
     if "shared_len" in row.values:
         builder.put("shared_lens", row.integer("shared_len"))
 
@@ -123,6 +126,7 @@ def _columns(trace: Trace) -> dict[str, Any]:
         "priority": trace.priorities,
         "session": trace.sessions,
         "think_time": trace.think_times,
+        "after_turns": trace.after_turns,
         "shared_len": trace.shared_lens,
         "prompt_token_ids": trace.prompt_token_ids,
         "output_token_ids": trace.output_token_ids,
