@@ -295,7 +295,7 @@ HOOKS = {
     ),
     "routing": ("choose", "choose", "start", "index_delay", "__init__", "chose"),
     "acceptance": (
-        "survival_lens", "drawn_lens", "of_drafter", "known_rates", "has_model", "position_rates",
+        "survival_lens", "drawn_lens", "of_drafter", "known_rates", "has_model",
     ),
     "autoscaling": ("enough", "enough", "num_started", "start"),
 }  # fmt: skip

@@ -22,7 +22,8 @@ from unittest.mock import patch
 import numpy as np
 
 from specsim.acceptance import Oracle
-from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
+from specsim.core.trees import Tree
 from specsim.engine.order import ASK, OBSERVE, TRIM
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.policies import (
@@ -128,7 +129,7 @@ def samples(policy: str, method: str) -> list[float]:
         load = StepLoad(context, BATCH + int(drafts.sum()), BATCH)
         confidences = rng.random((BATCH, drafts.max()), dtype=np.float32) ** np.float32(0.3)
         found = DraftView(drafts, confidences)
-        limit = len(asked.widths) if is_tree else LONGEST
+        limit = asked.depth if is_tree else LONGEST
         survived = (rng.geometric(0.3, BATCH) - 1).clip(0, limit)
         tokens = [rng.integers(0, 30_000, n + 1).tolist() for n in survived]
 
@@ -149,6 +150,7 @@ def samples(policy: str, method: str) -> list[float]:
             draft_time=0.003,
             overhead_time=0.001,
             trees=[asked if is_tree else None] * BATCH,
+            paths=[(1,) * n for n in accepted.tolist()],
             token_ids=[t[: n + 1] for t, n in zip(tokens, accepted.tolist(), strict=True)],
         )
         began = thread_time_ns()

@@ -19,6 +19,8 @@ POLICIES: tuple[Any, ...] = (
     {"kind": "schedule", "ranges": [[1, 2, 2], [3, 8, 1], [9, 300, 0]]},
     {"kind": "turbospec", "reset_steps": 4, "window": 6},
     "slo_aware",
+    {"kind": "static_tree", "widths": [3, 1]},
+    {"kind": "static_tree", "choices": [[0], [1], [0, 0], [0, 1], [1, 0]]},
 )
 ACCEPTANCES: tuple[dict[str, Any], ...] = (
     *({"kind": "bernoulli", "alpha": alpha} for alpha in (0.0, 0.3, 0.7, 1.0)),
@@ -69,7 +71,10 @@ _DATASTORE: dict[str, tuple[Any, ...]] = {
     "use_tree": (True,),
 }
 FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
-    "acceptance": {"confidence_concentration": (0.05, 20.0)},
+    "acceptance": {
+        "confidence_concentration": (0.05, 20.0),
+        "rank_rates": ([], [0.5], [0.3, 0.2, 1.0]),
+    },
     "acceptance_target": {"target": (0.2, 0.9), "window": (1, 4)},
     "bandit": {"exploration": (0.0, 2.0)},
     "bayes": {"confidences": (False,)},

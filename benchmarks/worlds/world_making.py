@@ -150,6 +150,8 @@ def _speculate(
     config["acceptance"] = _acceptance(rng, columns)
     if config["policy"] == "medusa_tree":
         method, length = "medusa", min(length, 3)
+    elif "_tree" in str(config["policy"]):
+        method, length = rng.choice(MODELS), max(length, 2)
     spec: dict[str, Any] = {"method": method, "num_speculative_tokens": length}
     if method == "ngram":
         spec["match_probability"] = 0.5

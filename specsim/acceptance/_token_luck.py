@@ -105,7 +105,9 @@ def counted(
                 here = slice(first + place, first + place + len(table))
                 drawn = uniforms[place : place + len(table)]
                 chances[place, here] = row
-                own[place, here] = np.where(lens > place, row * drawn, row + (1.0 - row) * drawn)
+                known = np.where(lens > place, row * drawn, row + (1.0 - row) * drawn)
+                # What no draft has reached is open: only trees come there, past a better candidate.
+                own[place, here] = np.where(lens >= place, known, drawn)
         return TokenLuck(normals(own), normals(chances), counts.state_share)
 
     return of

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from threading import Lock
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,6 +53,10 @@ class Acceptance(Member):
     """How little the drafter's confidence in a token says about its survival, for policies that
     look at it: of the variance of what becomes of a request's tokens it explains 1 / (1 + this),
     but no less than the state of the model does (docs/explanation/luck.md)."""
+    rank_rates: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
+    """P(the drafter's second, third, ... candidate is right | the better ones are not), for trees;
+    0 beyond the last. By default each is as likely as the first (Liu et al. 2024, "SmartSpec",
+    section 4.4), which flatters wide trees. A model that holds others has its own."""
 
     @abstractmethod
     def survival_lens(
@@ -98,13 +102,6 @@ class Acceptance(Member):
     def has_model(self) -> bool:
         """Whether `known_rates` has an answer."""
         return type(self).known_rates is not Acceptance.known_rates
-
-    def position_rates(self, num_positions: int) -> list[float] | None:
-        """Return P(draft token j is accepted | all before it were), j from 1, for trees.
-
-        None if requests or output positions differ.
-        """
-        return None
 
     def shifted(self, change: float) -> "Acceptance | None":
         """Return the model with each draft token's chance so much higher, within 0.01 to 0.99.

@@ -59,9 +59,6 @@ class Bernoulli(DrawnAcceptance):
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return _constant(np.full(len(requests), self.alpha), np.ones(max_draft_len))
 
-    def position_rates(self, num_positions: int) -> list[float]:
-        return [self.alpha] * num_positions
-
     def shifted(self, change: float) -> "Bernoulli":
         return self.model_copy(update={"alpha": shifted_rate(self.alpha, change)})
 

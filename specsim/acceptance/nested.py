@@ -75,9 +75,6 @@ class Preset(Acceptance):
     def state_share(self) -> float:
         return self._model.state_share
 
-    def position_rates(self, num_positions: int) -> list[float] | None:
-        return self._model.position_rates(num_positions)
-
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return self._model.known_rates(requests, luck, max_draft_len)
 

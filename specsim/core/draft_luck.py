@@ -1,8 +1,8 @@
 """DraftLuck: what the survival tables of a run leave open about its drafts.
 
-A survival table says how long a chain of drafts survives. Trees need the luck of every candidate,
-and policies that look at confidences need to know how sure the drafter was. Both are indexed by
-request and output position like everything else, so that no policy can shift them.
+A survival table says how long a chain of drafts survives. Policies that look at confidences need to
+know how sure the drafter was as well. That is indexed by request and output position like
+everything else, so that no policy can shift it.
 """
 
 from collections.abc import Sequence
@@ -87,30 +87,13 @@ def state(desk: Stating) -> int:
 
 
 class DraftLuck:
-    """The luck of candidates and the confidences of one run.
+    """The confidences of one run.
 
     Args:
-        candidate_luck: The uniform number of each output position of each request, end to end;
-            empty if no policy drafts trees. It is the number that the survival tables were made
-            from.
-        candidate_starts: Where the numbers of each request begin, by its index; the last is where
-            all end. Of shape (requests + 1,).
-        rates: P(a candidate for position j of a draft is accepted | a candidate was at all before
-            it).
         confidences: None if no policy asks.
     """
 
-    def __init__(
-        self,
-        *,
-        candidate_luck: NDArray[np.float64] | None = None,
-        candidate_starts: Ints | None = None,
-        rates: Sequence[float] = (),
-        confidences: Confidences | None = None,
-    ) -> None:
-        self._candidate_luck = np.zeros(0) if candidate_luck is None else candidate_luck
-        self._candidate_starts = candidate_starts
-        self._misses = [1.0 - rate for rate in rates]
+    def __init__(self, confidences: Confidences | None = None) -> None:
         self._starts: Ints = np.zeros(1, dtype=np.int64)
         self._levels: Bytes = np.zeros((2, 0), dtype=np.uint8)
         self._desk: LocalDesk[Stating] | None = None
@@ -132,26 +115,6 @@ class DraftLuck:
         """Enter those of one request."""
         first, length = self._starts[request], confidences.starts[-1]
         self._levels[:, first : first + length] = confidences.levels
-
-    def path_len(self, request: int, position: int, widths: tuple[int, ...]) -> int:
-        """Return the accepted length of a tree with so many candidates per position, tokens.
-
-        Candidates of a position are accepted independently and with one probability, so one of w
-        is with 1 - (1 - alpha)^w (Liu et al. 2024, "SmartSpec", section 4.4).
-
-        Args:
-            position: Output tokens known.
-        """
-        assert self._candidate_starts is not None
-        start, end = self._candidate_starts[request : request + 2].tolist()
-        first = start + position
-        luck = self._candidate_luck[first : min(first + len(widths), end)].tolist()
-        length = 0
-        for width, miss, number in zip(widths, self._misses, luck, strict=False):
-            if number >= 1.0 - miss**width:
-                break
-            length += 1
-        return length
 
     def confidences(
         self, requests: Ints, positions: Ints, draft_lens: Ints, survival_lens: Ints

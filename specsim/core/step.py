@@ -8,12 +8,12 @@ that a policy is.
 """
 
 from dataclasses import KW_ONLY, dataclass
-from itertools import accumulate
-from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from specsim.core.trees import Candidates, Path, Tree
 
 Ints = NDArray[np.int64]
 
@@ -36,27 +36,6 @@ class StepLoad(NamedTuple):
     prefill_tokens: int = 0  # batched tokens that belong to prefills; 0 in a decode-only step
     pieces: Pieces | None = None
     """The same, sequence by sequence; only for a latency model that `uses_pieces`."""
-
-
-class Tree(NamedTuple):
-    """Shape of a draft that holds several candidates per position (Cai et al. 2024, "Medusa").
-
-    Every candidate of a position is linked to every candidate of the next, and all of them are
-    batched for verification.
-    """
-
-    widths: tuple[int, ...]
-    """Candidates per position; the first position that is not drafted ends it."""
-
-    @property
-    def num_nodes(self) -> int:
-        """Tokens to verify: sum over h of k_1 * ... * k_h (SmartSpec, section 4.3)."""
-        return sum(accumulate(self.widths, mul))
-
-    def complete_widths(self, num_nodes: int) -> tuple[int, ...]:
-        """Return the widths of the positions all of whose candidates are among the first nodes."""
-        ends = accumulate(accumulate(self.widths, mul))
-        return self.widths[: sum(end <= num_nodes for end in ends)]
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +71,9 @@ class BatchView:
     drafts: "DraftView | None" = None
     """What a lookup that knows confidences has found for the next step, at full length. Only for a
     policy that says `uses_confidences`."""
+    candidates: Candidates | None = None
+    """What the drafter would say of the tokens after any path. Only for a policy that extends
+    `DraftsTrees` and has `num_candidates`."""
     decodes: StepLoad | None = None
     """What `decode_load` returns, where that is known; None: it is added up."""
 
@@ -142,6 +124,8 @@ class StepOutcome(NamedTuple):
     draft_time: float = 0.0  # seconds that it took to make its drafts
     overhead_time: float = 0.0  # seconds of the engine's own work
     trees: list[Tree | None] | None = None  # shape of each draft, for a policy that drafts trees
+    paths: list[Path] = []  # noqa: RUF012 - never changed
+    """Ranks of the tokens accepted of each draft, for a policy that drafts trees."""
     drafters: Ints = np.zeros(0, dtype=np.int64)
     """Who made each draft where a lookup has a fallback: 0 the lookup, 1 the fallback."""
     token_ids: list[list[int]] = []  # noqa: RUF012 - never changed

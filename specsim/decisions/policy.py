@@ -19,7 +19,8 @@ from specsim.acceptance.base import Oracle, Rates
 from specsim.core.compiled import Hook
 from specsim.core.desk import Desk
 from specsim.core.families import Member
-from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
+from specsim.core.trees import Tree
 from specsim.decisions.loops import LoopMemory, Loops
 from specsim.profile.step_time import PRICING_SIZES, Pricing
 from specsim.proposers.base import Proposer
@@ -41,8 +42,8 @@ class ServerView:
     """What a policy may know of the server before the first request."""
 
     max_draft_len: int
-    """Longest draft that it may ask for, tokens."""
-    step_time: Callable[[StepLoad, int | list[int] | Ints], float]
+    """Longest draft that it may ask for, tokens; nodes of a tree."""
+    step_time: Callable[[StepLoad, int | list[int] | Ints | Tree | list[Tree]], float]
     """Seconds that a step of this load takes that then drafts so many tokens per sequence."""
     step_times: Callable[[StepLoad, Ints, int | list[int] | Ints], NDArray[np.float64]]
     """The same for many numbers of batched tokens at once, which replace those of the load."""
@@ -70,6 +71,8 @@ class ServerView:
     the target reads; None: that is not known."""
     has_confidences: bool = True
     """Whether it is known in time how sure the drafter is of a token."""
+    max_depth: int = 0
+    """Most tokens along a path of a tree: ``num_speculative_tokens``."""
     drafts_alike: bool = False
     """Whether the engine drafts equally many tokens for all sequences, as vLLM does where it
     schedules asynchronously."""
@@ -130,15 +133,17 @@ class Policy(Member, Generic[Memory]):
     # How much is drafted
 
     @abstractmethod
-    def draft_lens(self, batch: BatchView, memory: Memory) -> int | Ints | list[int] | Tree:
+    def draft_lens(
+        self, batch: BatchView, memory: Memory
+    ) -> int | Ints | list[int] | Tree | list[Tree]:
         """Return how many tokens to draft at the end of a step, to be verified in the next.
 
         Called once a step, after scheduling, where vLLM decides it
         (``v1/core/sched/scheduler.py schedule``).
 
         Returns:
-            Tokens for every sequence alike, or one length per sequence in the batch's order, or
-            (`DraftsTrees`) one shape for all of them.
+            Tokens for every sequence alike, or one length per sequence in the batch's order; of a
+            policy that extends `DraftsTrees` trees instead.
         """
 
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: Memory) -> int | Ints | None:
@@ -201,7 +206,22 @@ class BySize(Policy[Memory]):
 
 
 class DraftsTrees(Policy[Memory]):
-    """Base of the policies that ask for trees, which only a proposer that drafts them can serve."""
+    """Base of the policies that ask for trees: one for all sequences, or one for each.
+
+    Only a proposer that drafts several candidates can serve it. Here `max_draft_len` means nodes,
+    and ``num_speculative_tokens`` limits depth.
+    """
+
+    needs_sync: ClassVar[bool] = True
+
+    @property
+    def num_candidates(self) -> int:
+        """How many candidates per node `BatchView.candidates` tells of; 0: it is not asked."""
+        return 0
+
+    @abstractmethod
+    def draft_lens(self, batch: BatchView, memory: Memory) -> Tree | list[Tree]:
+        """Return the tree to draft at the end of a step: for every sequence alike, or for each."""
 
 
 class PicksDrafter(Policy[Memory]):
@@ -366,7 +386,7 @@ def check_proposer(policy: Policy, proposer: Proposer) -> None:
         ),
         (
             isinstance(policy, DraftsTrees) and not proposer.drafts_trees,
-            f"drafts trees, which {method} cannot; use method medusa, or another policy",
+            f"drafts trees, which {method} cannot; use a draft model or head, or another policy",
         ),
         (
             policy.overrides(Policy.stop_len) and not policy.uses_confidences,

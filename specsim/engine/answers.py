@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 from specsim.autoscaling.base import Autoscaler
 from specsim.core.blame import held_to, is_shipped, is_whole, name_of
 from specsim.core.errors import PluginError
-from specsim.core.step import Ints, Tree
+from specsim.core.step import Ints
+from specsim.core.trees import Tree
 from specsim.decisions.policy import DraftsTrees, Policy
 from specsim.engine.asking import MOST_EMPTY_STEPS
 from specsim.engine.view import StepView
 from specsim.routing.base import Router
 
 
-def answers_of(policy: Policy, max_draft_len: int) -> "Answers | None":
+def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answers | None":
     """Return what checks the answers of a policy; None if specsim ships it."""
-    return None if is_shipped(policy) else Answers(policy, max_draft_len)
+    return None if is_shipped(policy) else Answers(policy, max_draft_len, max_depth)
 
 
 def place_of(router: Router, given: Any, num_replicas: int) -> int:
@@ -47,22 +48,34 @@ class Answers:
     A PluginError names the policy, the method, the step and the value.
     """
 
-    def __init__(self, policy: Policy, max_draft_len: int) -> None:
+    def __init__(self, policy: Policy, max_draft_len: int, max_depth: int) -> None:
         self._policy = policy
-        self._largest = max_draft_len
+        self._largest, self._deepest = max_draft_len, max_depth
         self._num_empty = 0
 
-    def draft_lens(self, given: Any, step: StepView) -> int | Ints | Tree:
-        """Return draft lengths: one for all, one per sequence, or a tree."""
+    def draft_lens(self, given: Any, step: StepView) -> int | Ints | list[Tree]:
+        """Return draft lengths, or trees: for all sequences alike, or one for each."""
+        if isinstance(self._policy, DraftsTrees):
+            return self._trees(given, step)
         if isinstance(given, Tree):
             rule = "lengths: only a policy that extends DraftsTrees returns a tree"
-            self._need(isinstance(self._policy, DraftsTrees), "draft_lens", step, given, rule)
-            self._need(given.num_nodes <= self._largest, "draft_lens", step, given, self._range)
-            return given
+            self._need(False, "draft_lens", step, given, rule)
         if is_whole(given):
             self._need(0 <= given <= self._largest, "draft_lens", step, given, self._range)
             return int(given)
         return self._lens("draft_lens", given, step, self._largest, self._range)
+
+    def _trees(self, given: Any, step: StepView) -> list[Tree]:
+        trees: list[Tree] = [given] * step.size if isinstance(given, Tree) else given
+        is_right = isinstance(trees, list) and len(trees) == step.size
+        is_right = is_right and all(isinstance(tree, Tree) for tree in trees)
+        rule = f"a Tree, or a list of {step.size} of them, one per sequence of the batch"
+        self._need(is_right, "draft_lens", step, given, rule)
+        limits = f"of at most {self._largest} nodes, {self._deepest} of them along a path"
+        for tree in trees:
+            is_small = tree.num_nodes <= self._largest and tree.depth <= self._deepest
+            self._need(is_small, "draft_lens", step, tree, limits)
+        return trees
 
     def verify_lens(self, given: Any, draft_lens: Ints, step: StepView) -> Ints:
         """Return how many drafts of each sequence are verified."""

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from specsim.core.step import StepLoad
 from specsim.decisions.policy import PicksDrafter
 from specsim.engine.cost import read_prefixes
 from specsim.engine.draft import offer
@@ -29,6 +30,7 @@ from specsim.engine.order import (
 )
 from specsim.engine.schedule import take_in
 from specsim.engine.setup import Wiring
+from specsim.engine.sources import Drafted
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import FINISHED, REQUEST
 from specsim.profile import StepCosts
@@ -57,7 +59,10 @@ class PythonVerbs:
             ASK: (decides and speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.ledger.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self.charge_forward),
-            CHARGE_DRAFTS: (not costs.drafts or speculation.is_shared_out, self._charge_drafts),
+            CHARGE_DRAFTS: (
+                not costs.drafts or speculation.is_shared_out or self._reads_trees,
+                self._charge_drafts,
+            ),
             VERIFY: (speculation.verifies, self._verify),
             OBSERVE: (decides and speculation.observes, self._observe),
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
@@ -65,6 +70,11 @@ class PythonVerbs:
             REFUSED: (True, self._refuse),
         }
         return {verb: handler for verb, (is_wanted, handler) in wanted.items() if is_wanted}
+
+    @property
+    def _reads_trees(self) -> bool:
+        """Whether what it takes to draft depends on the shapes of trees."""
+        return self._speculation.drafts_trees and not self._costs.drafts_at_one_cost
 
     def take_in(self) -> None:
         """Queue the requests that have arrived by now, and choose who drafts for each."""
@@ -141,13 +151,16 @@ class PythonVerbs:
     def _charge_drafts(self) -> None:
         step, slowness = self.ledger.step, self._slowness
         usual_time = float(step.record["target_time"]) / slowness
+        loads: list[tuple[int, StepLoad, Drafted]]
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
         if self._speculation.leaves_out:
             read_prefixes(self.ledger.records())
-        if self._speculation.is_shared_out or self._speculation.leaves_out:
+        speculation = self._speculation
+        if speculation.is_shared_out or speculation.leaves_out or self._reads_trees:
             loads = self._speculation.drafter_loads(step)
         if step.record["skips_drafts"] == IDLE:
-            loads = [(drafter, load, np.zeros_like(lens)) for drafter, load, lens in loads]
+            nothing = np.zeros(step.size, dtype=np.int64)
+            loads = [(drafter, load, nothing[: len(lens)]) for drafter, load, lens in loads]
         draft_time = sum(
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)
             for drafter, load, draft_lens in loads

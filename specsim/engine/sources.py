@@ -2,16 +2,18 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.step import Ints, StepLoad, Tree
+from specsim.core.step import Ints, StepLoad
+from specsim.core.trees import Candidates, Path, Tree
 from specsim.engine.view import StepView
 
 Confidences = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
+Drafted = Ints | list[Tree]
 PicksLookup = Callable[[NDArray[np.float64]], "NDArray[np.bool_] | list[bool]"]
 
 
@@ -57,12 +59,26 @@ class DraftSource(ABC):
         """Return how much of each draft of a step is accepted, tokens; only if it `verifies`."""
         return np.zeros(step.size, dtype=np.int64)
 
-    def keep_tree(self, step: StepView, tree: Tree) -> None:  # noqa: B027 - most draft chains
-        """Remember the shape of the next drafts of a step's sequences."""
-
-    def trees(self, requests: Ints) -> list[Tree | None] | None:
-        """Return the shapes of the last drafts; None if they are chains."""
+    def candidates(self, requests: Ints, positions: Ints) -> Candidates | None:
+        """Return what the drafter would say after so many output tokens, if it drafts trees."""
         return None
+
+    def keep_trees(self, step: StepView, trees: Tree | list[Tree]) -> Any:
+        """Remember the shapes of the next drafts of a step's sequences, and return their nodes."""
+        return 0
+
+    def trees(self, requests: Ints) -> list[Tree | None]:
+        """Return the shapes of the last drafts."""
+        return []
+
+    def paths(self, requests: Ints) -> list[Path]:
+        """Return what was accepted of them."""
+        return []
+
+    def drafted(self, step: StepView, mine: NDArray[np.bool_]) -> Drafted:
+        """Return what is drafted for some sequences of a step: lengths, or shapes."""
+        lens: Ints = step["asked_len"][mine]
+        return lens
 
     def falls_back(self, requests: Ints) -> Ints:
         """Return 1 for each request whose last draft a fallback made, else 0."""
@@ -74,11 +90,11 @@ class DraftSource(ABC):
 
 def drafter_loads(
     step: StepView, source: DraftSource, drafters: Ints, is_undrafted: Ints
-) -> list[tuple[int, StepLoad, Ints]]:
+) -> list[tuple[int, StepLoad, Drafted]]:
     """Return what each of several drafters has to read and to draft after a step.
 
     `drafters` says who serves each sequence, and `is_undrafted` is 1 for those that nobody serves.
-    Returns each drafter that has anything to do, what it reads, and the lengths that it drafts.
+    Returns each drafter that has anything to do, what it reads, and what it drafts.
     """
     if source.has_fallback:
         return _loads_with_fallback(step, drafters)
@@ -86,21 +102,21 @@ def drafter_loads(
     # The drafter does not read what was trimmed, nor, in vLLM V0, what it has yet to draft.
     cuts = step["draft_len"] - (0 if is_late else step["verified_len"])
     lens = step["scheduled_len"] - cuts
-    loads = []
+    loads: list[tuple[int, StepLoad, Drafted]] = []
     for drafter in np.unique(drafters[is_undrafted == 0]).tolist():
         mine = (drafters == drafter) & (is_undrafted == 0)
-        loads.append((drafter, _load_of(step, mine, lens), step["asked_len"][mine]))
+        loads.append((drafter, _load_of(step, mine, lens), source.drafted(step, mine)))
     return loads
 
 
-def _loads_with_fallback(step: StepView, drafters: Ints) -> list[tuple[int, StepLoad, Ints]]:
+def _loads_with_fallback(step: StepView, drafters: Ints) -> list[tuple[int, StepLoad, Drafted]]:
     """Return the load of a lookup, which serves all requests, and of the model behind it.
 
     The model reads every prompt, and the step's tokens of the sequences that it drafts for. What it
     left out while the lookup drafted it would have to read as well; its cost per token read is so
     small beside its cost per pass that this is not charged.
     """
-    loads = [(0, step.load, np.array(step["found_len"]))]
+    loads: list[tuple[int, StepLoad, Drafted]] = [(0, step.load, np.array(step["found_len"]))]
     mine = (drafters == 1) | (step["prefill_len"] > 0)
     if mine.any():
         lens = np.where(drafters == 1, step["asked_len"], 0)[mine]

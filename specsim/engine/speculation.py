@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Hook
 from specsim.core.draft_luck import CONFIDENCES
 from specsim.core.request import Request
-from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome, Tree
+from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
 from specsim.decisions.loops import LoopMemory, View
 from specsim.decisions.policy import (
     BySize,
@@ -27,7 +27,7 @@ from specsim.decisions.policy import (
     Policy,
 )
 from specsim.engine.answers import Answers, answers_of
-from specsim.engine.sources import DraftSource, drafter_loads
+from specsim.engine.sources import Drafted, DraftSource, drafter_loads
 from specsim.engine.view import StepView
 from specsim.proposers.base import Proposer, offers_by_table
 
@@ -58,7 +58,8 @@ class Speculation:
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
-        self.answers = answers_of(policy, self.max_draft_len)
+        self.max_depth = 0 if self.proposer is None else self.proposer.num_speculative_tokens
+        self.answers = answers_of(policy, self.max_draft_len, self.max_depth)
         """Checks what the policy returns; None for one that specsim ships."""
         self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
@@ -85,6 +86,7 @@ class Speculation:
         has_fallback = source is not None and source.has_fallback
         self.is_shared_out = isinstance(policy, PicksDrafter) or has_fallback
         """Whether there are several drafters."""
+        self.drafts_trees = isinstance(policy, DraftsTrees)
 
     def lens_by_size(self, largest: int) -> Ints | None:
         """Return the draft length by the number of sequences, if the policy looks at nothing else.
@@ -110,7 +112,7 @@ class Speculation:
         """Whether the engine's loop asks the policy by itself: what it is shown lies in tables."""
         source, policy = self.source, self.policy
         is_loops = isinstance(policy, LoopPolicy) and policy.is_asked_in_loops
-        if not is_loops or self.picks_prefix or isinstance(policy, DraftsTrees):
+        if not is_loops or self.picks_prefix or self.drafts_trees:
             return False
         if source is None or not isinstance(self.memory, LoopMemory):
             return isinstance(self.memory, LoopMemory)
@@ -129,7 +131,7 @@ class Speculation:
 
     def refuse(self, step: StepView, *, is_asked: bool) -> NoReturn:
         """Raise a PluginError for lengths that nobody can draft, or verify."""
-        answers = self.answers or Answers(self.policy, self.max_draft_len)
+        answers = self.answers or Answers(self.policy, self.max_draft_len, self.max_depth)
         if not step.size:
             answers.refuse_empty_steps(step)
         lens = step.view.lens[: step.size].copy()
@@ -280,6 +282,8 @@ class Speculation:
                 found_lens = np.where(batch.in_prefill, 0, self.max_draft_len)
             confidences = source.confidences(step.requests, batch.output_lens, found_lens)
             batch = replace(batch, drafts=DraftView(found_lens, confidences))
+        elif isinstance(policy, DraftsTrees) and policy.num_candidates and source is not None:
+            batch = replace(batch, candidates=source.candidates(step.requests, batch.output_lens))
         asked: Any = policy.draft_lens(batch, self.memory)
         alpha = policy.alpha_estimate(self.memory) if self.estimates else None
         if self.answers is not None:
@@ -287,10 +291,9 @@ class Speculation:
             alpha = None if alpha is None else self.answers.alpha(alpha, step)
         if alpha is not None:
             step.record["alpha_estimate"] = alpha
-        if isinstance(asked, Tree):
+        if self.drafts_trees:
             assert source is not None
-            source.keep_tree(step, asked)
-            return asked.num_nodes
+            asked = source.keep_trees(step, asked)
         if batch.is_undrafted is not None:
             asked = np.where(batch.is_undrafted, 0, asked)
         if self.stops and self.sees_confidences and np.any(asked):
@@ -330,9 +333,8 @@ class Speculation:
             target_time=float(record["target_time"]),
             draft_time=float(record["verified_draft_time"]),
             overhead_time=float(record["overhead_time"]),
-            trees=source.trees(requests)
-            if source and isinstance(self.policy, DraftsTrees)
-            else None,
+            trees=source.trees(requests) if source and self.drafts_trees else None,
+            paths=source.paths(requests) if source and self.drafts_trees else [],
             drafters=source.falls_back(requests) if source and has_fallback else _NOBODY,
             token_ids=self._emitted_tokens(step, step.emits) if self.policy.uses_tokens else [],
         )
@@ -347,7 +349,7 @@ class Speculation:
             tokens.append(ids[start : start + accepted_len + 1].tolist())
         return tokens
 
-    def drafter_loads(self, step: StepView) -> list[tuple[int, StepLoad, Ints]]:
+    def drafter_loads(self, step: StepView) -> list[tuple[int, StepLoad, Drafted]]:
         """Return what each drafter has to read and to draft after a step."""
         source = self.source
         assert source is not None

@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from itertools import count, product
 from typing import Any, ClassVar, Literal, Self, final
 
@@ -11,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import MAX_DRAFT_LEN
-from specsim.core.step import BatchView, StepOutcome, Tree
+from specsim.core.step import BatchView, StepOutcome
+from specsim.core.trees import Path, Tree
 from specsim.decisions.policy import DraftsTrees, ServerView
 from specsim.policies.parts.estimate import PRIOR_TRIALS
+from specsim.policies.parts.growth import checked_nodes, nodes_of
 
 
 @dataclass(slots=True)
@@ -68,29 +68,23 @@ class MedusaTree(DraftsTrees[_Memory]):
             )
         if min(widths) < 1:
             raise ValueError(f"policy.widths {list(widths)}: each must be at least 1")
-        num_nodes = Tree(widths).num_nodes
-        if num_nodes > MAX_DRAFT_LEN:
-            raise ValueError(
-                f"a tree of widths {list(widths)} has {num_nodes} nodes, more than the "
-                f"{MAX_DRAFT_LEN} that can be drafted; lower policy.widths, policy.max_width or "
-                "engine.speculative_config.num_speculative_tokens"
-            )
-        return num_nodes
+        return checked_nodes(widths)
 
     def start(self, server: ServerView) -> _Memory:
         """Return all trees to choose from."""
         if self.widths is not None:
-            trees = [Tree(self.widths)]
+            shapes = [self.widths]
         else:
             widest, most = self._widest, server.max_draft_len
-            depth = next(d for d in count() if Tree((widest,) * d).num_nodes >= most)
-            trees = [
-                Tree(widths)
+            depth = next(d for d in count() if nodes_of((widest,) * d) >= most)
+            shapes = [
+                widths
                 for length in range(depth + 1)
                 for widths in product(range(1, widest + 1), repeat=length)
             ]
-        depth = max(len(tree.widths) for tree in trees)
-        padded = [tree.widths + (0,) * (depth - len(tree.widths)) for tree in trees]
+        trees = [Tree.of_widths(widths) for widths in shapes]
+        depth = max(map(len, shapes))
+        padded = [widths + (0,) * (depth - len(widths)) for widths in shapes]
         verified = np.array([1 + tree.num_nodes for tree in trees])
         table = np.array(padded).reshape(-1, depth)
         hits, trials = np.zeros((2, table.max() + 1)).tolist()
@@ -123,11 +117,12 @@ class MedusaTree(DraftsTrees[_Memory]):
         keep = 1.0 - 1.0 / self.window
         hits = [keep * number for number in memory.hits]
         trials = [keep * number for number in memory.trials]
-        for tree, nodes, accepted_len, times in _kinds(outcome):
-            widths = _complete_widths(tree, nodes) if tree is not None else ()
-            for position, width in enumerate(widths[: accepted_len + 1]):
-                hits[width] += times * (position < accepted_len)
-                trials[width] += times
+        for tree, nodes, path, times in _kinds(outcome):
+            widths = tree.tried_widths(path, nodes) if tree is not None else []
+            for position, width in enumerate(widths):
+                if width:
+                    hits[width] += times * (position < len(path))
+                    trials[width] += times
         memory.hits, memory.trials = hits, trials
         seen = [width for width, number in enumerate(trials) if number]
         misses = np.array([1.0 - min(hits[width] / trials[width], 1.0) for width in seen])
@@ -141,18 +136,13 @@ class MedusaTree(DraftsTrees[_Memory]):
         return memory.alpha
 
 
-@cache
-def _complete_widths(tree: Tree, nodes: int) -> tuple[int, ...]:
-    return tree.complete_widths(nodes)
-
-
-def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, int, int]]:
-    """Yield each (tree, nodes, accepted length) of a step, as they come, and how often it did."""
+def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, Path, int]]:
+    """Yield each (tree, nodes, accepted path) of a step, as they come, and how often it did."""
     trees = outcome.trees or []
-    columns = map(id, trees), outcome.draft_lens.tolist(), outcome.accepted_lens.tolist()
+    columns = map(id, trees), outcome.draft_lens.tolist(), outcome.paths
     by_id = {id(tree): tree for tree in trees}  # to compare trees would take longer
-    for (tree, nodes, accepted_len), times in Counter(zip(*columns, strict=True)).items():
-        yield by_id[tree], nodes, accepted_len, times
+    for (tree, nodes, path), times in Counter(zip(*columns, strict=True)).items():
+        yield by_id[tree], nodes, path, times
 
 
 class TreeLens:

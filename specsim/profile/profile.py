@@ -7,6 +7,7 @@ each proposer, and the engine's own overhead.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +19,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import find_resource, following, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.core.step import Ints, StepLoad
+from specsim.core.trees import Tree
 from specsim.latency import LATENCY
 from specsim.latency.base import LatencyModel
 from specsim.latency.form import Form
@@ -31,6 +33,7 @@ from specsim.profile.step_time import (
 )
 
 Lens = int | list[int] | Ints
+Drafts = Lens | Tree | list[Tree]
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
 
@@ -63,7 +66,7 @@ class DraftCost(Settings):
         host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
         return [0.0, 0.0, 1.0, has_latency, basis, *host, self.request_us * 1e-6]
 
-    def draft_time(self, load: StepLoad, draft_lens: Lens, target_time: float) -> float:
+    def draft_time(self, load: StepLoad, draft_lens: Drafts, target_time: float) -> float:
         """Return how long it takes to draft for every sequence of a step, seconds.
 
         See `specsim.profile.step_time.draft_time`.
@@ -84,12 +87,16 @@ def pass_time(
     return model.forward_time(StepLoad(context, batched, num_requests, prefill))
 
 
-def draft_load(load: StepLoad, draft_lens: Lens) -> tuple[DraftLoad, list[int]]:
+def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:
     """Return what is drafted after a step, and the sequences that draft a first token, and so on.
 
     Args:
-        draft_lens: For every sequence alike, or one per sequence, tokens.
+        draft_lens: For every sequence alike, or one per sequence, tokens; or trees.
     """
+    if isinstance(draft_lens, Tree):
+        return _tree_load(load, [draft_lens] * load.num_requests)
+    if isinstance(draft_lens, list) and draft_lens and isinstance(draft_lens[0], Tree):
+        return _tree_load(load, draft_lens)
     if isinstance(draft_lens, int):
         rows = [load.num_requests] * draft_lens
         return DraftLoad(*load[:4], draft_lens, draft_lens * load.num_requests), rows
@@ -97,6 +104,14 @@ def draft_load(load: StepLoad, draft_lens: Lens) -> tuple[DraftLoad, list[int]]:
     longest = int(lens.max(initial=0))
     rows = [int(np.count_nonzero(lens > place)) for place in range(longest)]
     return DraftLoad(*load[:4], longest, int(lens.sum())), rows
+
+
+def _tree_load(load: StepLoad, trees: list[Tree]) -> tuple[DraftLoad, list[int]]:
+    drafted = [tree for tree in trees if tree.num_nodes]
+    reads = [sum(read) for read in zip_longest(*(tree.reads for tree in drafted), fillvalue=0)]
+    rows = [len(drafted), *reads] if drafted else []
+    num_nodes = sum(tree.num_nodes for tree in drafted)
+    return DraftLoad(*load[:4], len(rows), num_nodes), rows
 
 
 class Overhead(Settings):
@@ -310,7 +325,7 @@ class StepCosts:
         return self.target.lock_step_time(loads)
 
     def draft_time(
-        self, load: StepLoad, draft_lens: Lens, target_time: float, drafter: int = 0
+        self, load: StepLoad, draft_lens: Drafts, target_time: float, drafter: int = 0
     ) -> float:
         """Return the duration of drafting after such a step, seconds; see `DraftCost.draft_time`.
 
@@ -337,7 +352,7 @@ class StepCosts:
         """Return what a decode of this load takes where no drafter runs, seconds."""
         return self.target.forward_time(load) + self.overhead_time(load.num_requests)
 
-    def step_time(self, load: StepLoad, draft_lens: Lens) -> float:
+    def step_time(self, load: StepLoad, draft_lens: Drafts) -> float:
         """Return what a decode of this load takes that drafts so many tokens, seconds.
 
         For estimates: its context is that of the sequences, read once. Under batch expansion each

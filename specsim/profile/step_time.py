@@ -43,7 +43,7 @@ class DraftLoad(NamedTuple):
     batched_tokens: int
     num_requests: int
     prefill_tokens: int
-    longest: int  # tokens of the longest draft
+    longest: int  # tokens of the longest draft, of trees along a path
     draft_tokens: int  # of all drafts
 
 
@@ -71,7 +71,8 @@ def draft_time(
     Args:
         costs: In the order of `COSTS`.
         drafter: Its latency model, as `pass_time` takes it.
-        rows: Sequences that draft a first token, a second and so on.
+        rows: Sequences that draft a first token, a second and so on; of trees the tokens that the
+            drafter reads for it, of which those of one sequence read its context once.
         target_time: Seconds of the target's forward pass.
     """
     total = 0.0
@@ -89,7 +90,8 @@ def draft_time(
     for number in range(num_passes):
         if number:
             context_tokens = context_tokens + batched_tokens
-            num_requests = batched_tokens = rows[number]
+            batched_tokens = rows[number]
+            num_requests = min(batched_tokens, rows[0])
             prefill_tokens = 0
         total = total + pass_time(
             drafter, context_tokens, batched_tokens, num_requests, prefill_tokens

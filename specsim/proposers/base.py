@@ -33,7 +33,7 @@ class Proposer(Member):
     method: str
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({"num_speculative_tokens": 3},)
     num_speculative_tokens: Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)]
-    """Longest draft, tokens; a policy chooses at or below it."""
+    """Longest draft, tokens, of a tree along a path; a policy chooses at or below it."""
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""
     model: str | None = None

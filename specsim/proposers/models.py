@@ -16,6 +16,7 @@ class DraftModel(Proposer):
     """
 
     method: Literal["draft_model"] = "draft_model"
+    drafts_trees = True
     draft_slots = 1
 
 
@@ -55,6 +56,7 @@ class Eagle(Proposer):
     """
 
     method: Literal["eagle"] = "eagle"
+    drafts_trees = True
     drops_last_hit = True
 
 
@@ -66,6 +68,7 @@ class Eagle3(Proposer):
     """
 
     method: Literal["eagle3"] = "eagle3"
+    drafts_trees = True
     drops_last_hit = True
 
 
@@ -78,6 +81,7 @@ class Mtp(Proposer):
     """
 
     method: Literal["mtp"] = "mtp"
+    drafts_trees = True
     drops_last_hit = True
     drops_in_last_group = True
 

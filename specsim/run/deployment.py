@@ -12,7 +12,7 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.front import Front
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.policies import DraftsTrees, Policy
+from specsim.policies import Policy
 from specsim.profile import (
     DraftCost,
     LayersOf,
@@ -70,7 +70,6 @@ class Deployment:
         max_draft_len = experiment.max_draft_len
         proposer = engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
-        _check_trees(policy, drafts)
         _check_draft_lens(policy, max_draft_len, profile)
         layers = _kv_layers(engine, profile, model, drafts, proposer)
         memory = _memory(engine, profile, model, gpu, drafts, layers)
@@ -223,14 +222,6 @@ def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> N
             f"{profile.model} on {profile.gpu} knows the draft lengths {lens} only "
             f"(only_draft_lens); use {best}, or fit a profile to runs of several "
             "lengths, 0 among them"
-        )
-
-
-def _check_trees(policy: Policy, drafts: tuple[DraftCost, ...]) -> None:
-    if isinstance(policy, DraftsTrees) and any(draft.basis == "pass" for draft in drafts):
-        raise ProfileError(
-            f"policy '{policy.kind}' drafts trees, but the profile's drafting cost is of basis "
-            "'pass', one pass per token of a chain; give one of basis 'heads' or 'draft'"
         )
 
 

@@ -3,19 +3,23 @@
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.candidate_luck import CandidateLuck
 from specsim.core.draft_luck import DraftLuck
 from specsim.core.request import Request, Text
-from specsim.core.step import Ints, Tree
+from specsim.core.step import Ints
+from specsim.core.trees import Path, Tree
 from specsim.engine.sources import Confidences, DraftSource, PicksLookup, StatedTables
 from specsim.engine.view import StepView
 from specsim.lookup import Draft, Lookup
 
 Fates = NDArray[np.uint8]
 _NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)
+_NO_TREE = Tree(())
 
 
 @dataclass(eq=False)
@@ -56,35 +60,65 @@ class _OneByOne(DraftSource):
         return np.array(lens, dtype=np.int64)
 
 
+class _Grown(NamedTuple):
+    """What a drafter would say of tokens after those of some sequences."""
+
+    luck: CandidateLuck
+    requests: Ints
+    positions: Ints
+
+    def after(self, rows: Ints, paths: Ints) -> Confidences:
+        return self.luck.confidences(self.requests[rows], self.positions[rows], paths)
+
+
 @dataclass(eq=False)
 class TreeDrafts(_OneByOne):
-    """Drafts that are trees, of one shape per step."""
+    """Drafts that are trees."""
 
-    luck: DraftLuck  # of every candidate
+    luck: CandidateLuck
     _trees: dict[int, Tree] = field(default_factory=dict, init=False)
     """Shape of the last draft of each request."""
+    _paths: dict[int, Path] = field(default_factory=dict, init=False)
+    """What was accepted of it."""
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
-        """Return none: no policy asks for those of trees."""
+        """Return none: of trees `candidates` tells."""
         return _NO_CONFIDENCES
+
+    def candidates(self, requests: Ints, positions: Ints) -> _Grown:
+        return _Grown(self.luck, requests, positions)
 
     def accepted_len(self, request: int, position: int, draft_len: int) -> int:
         """Return the length of the path that is accepted, of so many nodes."""
         tree = self._trees.get(request)
-        if not draft_len or tree is None:
-            return 0
-        return self.luck.path_len(request, position, tree.complete_widths(draft_len))
+        path: Path = ()
+        if draft_len and tree is not None:
+            ranks = self.luck.ranks(request, position, tree.depth)
+            path = tree.accepted_path(ranks, draft_len)
+        self._paths[request] = path
+        return len(path)
 
-    def keep_tree(self, step: StepView, tree: Tree) -> None:
-        """Remember the shape of the next drafts of a step's sequences."""
-        self._trees.update(dict.fromkeys(step.requests.tolist(), tree))
+    def keep_trees(self, step: StepView, trees: Tree | list[Tree]) -> int | Ints:
+        requests = step.requests.tolist()
+        if isinstance(trees, Tree):
+            self._trees.update(dict.fromkeys(requests, trees))
+            return trees.num_nodes
+        self._trees.update(zip(requests, trees, strict=True))
+        return np.array([tree.num_nodes for tree in trees], dtype=np.int64)
 
     def trees(self, requests: Ints) -> list[Tree | None]:
-        """Return the shapes of the last drafts."""
         return [self._trees.get(request) for request in requests.tolist()]
+
+    def paths(self, requests: Ints) -> list[Path]:
+        return [self._paths.get(request, ()) for request in requests.tolist()]
+
+    def drafted(self, step: StepView, mine: NDArray[np.bool_]) -> list[Tree]:
+        rows = zip(step.requests[mine].tolist(), step["asked_len"][mine].tolist(), strict=True)
+        return [self._trees[request] if asked_len else _NO_TREE for request, asked_len in rows]
 
     def end(self, request: int) -> None:
         self._trees.pop(request, None)
+        self._paths.pop(request, None)
 
 
 @dataclass(eq=False)

@@ -9,8 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.acceptance import Acceptance, Oracle, model_of
-from specsim.acceptance.base import TokenLucks
+from specsim.acceptance.base import Floats, TokenLucks
 from specsim.core.blame import held_to, is_shipped
+from specsim.core.candidate_luck import (
+    CandidateLuck,
+    RankTables,
+    drawn_ranks,
+    scores_by_rank,
+)
 from specsim.core.draft_luck import Confidences, DraftLuck, known_share
 from specsim.core.errors import TraceError
 from specsim.core.request import Columns, Request
@@ -51,6 +57,7 @@ class Drafting:
     _drafters: list[tuple[Acceptance, Luck]]
     _verifies_tokens = False
     _draft_luck: DraftLuck | None = None
+    _candidate_luck: CandidateLuck | None = None
     _proposer_memory: Any = None
     _model: ModelView | None = None
 
@@ -82,7 +89,7 @@ class Drafting:
             )
         knows_confidences = deployment.knows_confidences
         if isinstance(policy, DraftsTrees):
-            self._draft_luck = self._tree_luck(acceptance, proposer)
+            self._candidate_luck = self._tree_luck(tables[0], policy.num_candidates)
         elif policy.uses_confidences and knows_confidences and not self._verifies_tokens:
             self._draft_luck = self._confidence_luck(tables[0])
         if not self._verifies_tokens:
@@ -134,33 +141,57 @@ class Drafting:
 
     def _token_lucks(self, tables: list[bytes]) -> TokenLucks:
         model, luck = self._drafters[0]
-        return model.token_lucks(luck, self._deployment.max_draft_len, tables)
+        return model.token_lucks(luck, self._max_path_len, tables)
+
+    @property
+    def _max_path_len(self) -> int:
+        """Most tokens that one draft can bring."""
+        if isinstance(self._deployment.policy, DraftsTrees):
+            return self._experiment.num_speculative_tokens
+        return self._deployment.max_draft_len
 
     def _confidences(
         self, requests: Sequence[Request], tables: list[bytes], token_lucks: TokenLucks
     ) -> Confidences:
+        own, scores, state_share = token_lucks(requests, tables)
+        return self._confidences_of(requests, own, scores, state_share)
+
+    def _confidences_of(
+        self, requests: Sequence[Request], own: Floats, scores: Floats, state_share: float
+    ) -> Confidences:
         proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
         assert proposer is not None
         assert acceptance is not None
-        luck, tokens = self._luck("confidence", proposer.method), token_lucks(requests, tables)
-        share = known_share(acceptance.confidence_concentration, tokens.state_share)
-        longest = self._deployment.max_draft_len
-        return DraftLuck.confidence_tables(
-            requests, tokens.own, tokens.scores, luck, share, longest
-        )
+        luck = self._luck("confidence", proposer.method)
+        share = known_share(acceptance.confidence_concentration, state_share)
+        return DraftLuck.confidence_tables(requests, own, scores, luck, share, self._max_path_len)
 
-    def _tree_luck(self, acceptance: Acceptance, proposer: Proposer) -> DraftLuck:
-        luck = self._luck("acceptance", proposer.method)
-        num_heads = self._experiment.num_speculative_tokens
-        rates = acceptance.position_rates(num_heads)
-        assert rates is not None  # the experiment has checked it
-        columns = Columns.of(self._requests)
-        counts = (columns.output_lens + num_heads).tolist()
-        return DraftLuck(
-            candidate_luck=luck.uniforms(columns.indices.tolist(), counts),
-            candidate_starts=np.cumsum([0, *counts]),
-            rates=rates,
-        )
+    def _tree_luck(self, tables: list[bytes], num_candidates: int) -> CandidateLuck:
+        token_lucks, counts = self._token_lucks(tables), Columns.of(self._requests).output_lens
+        parts = [
+            self._ranks(chunk, tables[start : start + _CHUNK], token_lucks, num_candidates)
+            for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
+        ]
+        return CandidateLuck(parts, np.cumsum([0, *(counts + self._max_path_len)]))
+
+    def _ranks(
+        self,
+        requests: Sequence[Request],
+        tables: list[bytes],
+        token_lucks: TokenLucks,
+        num_candidates: int,
+    ) -> RankTables:
+        assert self._experiment.acceptance is not None
+        rates = self._experiment.acceptance.rank_rates
+        own, scores, state_share = token_lucks(requests, tables)
+        ranks = drawn_ranks(own, scores, rates)
+        places = np.minimum(np.arange(len(ranks)), len(scores) - 1)
+        levels = [
+            self._confidences_of(requests, own, each[places], state_share).levels
+            for each in scores_by_rank(scores, rates, num_candidates)
+        ]
+        shape = (-1, 2 * len(ranks), ranks.shape[1])
+        return RankTables(ranks, np.array(levels, dtype=np.uint8).reshape(shape))
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
@@ -208,8 +239,8 @@ class Drafting:
             return None
         starts = self.facts.starts
         if isinstance(self._deployment.policy, DraftsTrees):
-            assert self._draft_luck is not None
-            return TreeDrafts(self._draft_luck)
+            assert self._candidate_luck is not None
+            return TreeDrafts(self._candidate_luck)
         if not self._verifies_tokens:
             return TableDrafts(survival_lens, starts, self._draft_luck)
         first, *others = [self._lookup(part, acceptance, survival_lens) for part in proposer.parts]
@@ -258,6 +289,7 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
         drafts_at_one_cost=costs.drafts_at_one_cost,
         plain_time=lambda load: plain_time(load, 0),
         has_confidences=deployment.knows_confidences,
+        max_depth=experiment.num_speculative_tokens,
         drafts_alike=deployment.is_async,
     )
 

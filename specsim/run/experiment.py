@@ -26,7 +26,6 @@ from specsim.engine.incidents import Incident, check_incidents
 from specsim.engine.transfer import TransferConfig
 from specsim.policies import (
     POLICIES,
-    DraftsTrees,
     KnowsModel,
     PicksDrafter,
     PicksSource,
@@ -388,11 +387,6 @@ def _check_acceptance(policy: Policy, acceptance: Acceptance) -> None:
         raise ValueError(
             f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
             f"'{acceptance.kind}' has none; use a model, or another policy"
-        )
-    if isinstance(policy, DraftsTrees) and acceptance.position_rates(1) is None:
-        raise ValueError(
-            f"policy '{policy.kind}' drafts trees, which need an acceptance rate per position; "
-            f"acceptance '{acceptance.kind}' has none: use bernoulli or per_position"
         )
 
 

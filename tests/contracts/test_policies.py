@@ -12,7 +12,8 @@ from driving import Driven, batch, outcome, plain
 
 from specsim.acceptance import Oracle
 from specsim.core.errors import ConfigError, TraceError
-from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome, Tree
+from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
+from specsim.core.trees import Tree
 from specsim.engine.speculation import Speculation
 from specsim.policies import POLICIES, DraftsTrees, ModelView, OraclePolicy, Policy, check_proposer
 from specsim.proposers import PROPOSERS
@@ -107,6 +108,7 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
         "draft_lens",
         *(
             "load",
+            "candidates",
             "decodes",
             "decode_load",
             "now",

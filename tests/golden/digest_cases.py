@@ -333,6 +333,10 @@ def special_cases(profiles: dict[str, str]) -> Iterator[Case]:
                    **{**medusa, "engine": FEW})  # fmt: skip
     tight = {**medusa, "engine": {"max_num_seqs": 64, "max_num_batched_tokens": 128}}
     yield case("medusa/budget", policy={"kind": "medusa_tree", "widths": [4, 4, 4]}, **tight)
+    choices = [[0], [1], [2], [0, 0], [1, 0], [0, 0, 1]]
+    for name, engine in {"sync": {}, "few": FEW, "v0": V0}.items():
+        yield case(f"trees/static/{name}", spec="eagle3:3", profile=profiles["overhead"],
+                   policy={"kind": "static_tree", "choices": choices}, engine=engine)  # fmt: skip
     yield case("medusa/v0", policy="medusa_tree", **{**medusa, "engine": V0})
     rates = {"kind": "per_position", "conditional_rates": [0.8, 0.6, 0.4]}
     yield case("medusa/per_position", policy="medusa_tree", **medusa, acceptance=rates)

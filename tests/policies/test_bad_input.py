@@ -38,11 +38,20 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         engine("eagle3", num_speculative_tokens_per_batch_size=[[1, 4, 3], [4, 9, 1]]),
         "overlaps the one that",
     ),
-    "trees on a chain": ("medusa_tree", {}, "'medusa_tree' drafts trees, which method 'eagle3'"),
-    "trees without rates": (
-        "medusa_tree",
-        {**ON_MEDUSA, "acceptance": {"kind": "recorded", "proposer": "eagle"}},
-        "acceptance 'recorded' has none",
+    "trees of a lookup": (
+        "medusa_tree", engine("ngram"), "'medusa_tree' drafts trees, which method 'ngram'"
+    ),
+    "a tree of two shapes": (
+        {"kind": "static_tree", "widths": [2], "choices": [[0]]}, {}, "give either widths or"
+    ),
+    "a tree of no shape": ("static_tree", {}, "give either widths or choices"),
+    "a tree deeper than drafts": ("static_tree:widths=[2,1,1,1]", {}, "is 4 tokens deep, more"),
+    "a fixed tree of too many nodes": ("static_tree:widths=[9,9,9]", {}, "has 819 nodes"),
+    "a rank below zero": ("static_tree:choices=[[0],[-1]]", {}, "each must be a path of ranks"),
+    "trees and asynchronous scheduling": (
+        "static_tree:widths=[2]",
+        {"engine": {**tiny_config()["engine"], "async_scheduling": True}},
+        "must see each step's outcome",
     ),
     "more widths than heads": ("medusa_tree:widths=[2,2,2,2]", ON_MEDUSA, "names 4 heads"),
     "width of zero": ("medusa_tree:widths=[2,0]", ON_MEDUSA, "each must be at least 1"),

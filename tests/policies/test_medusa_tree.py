@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from driving import batch, outcome, started
 
-from specsim.core.step import StepLoad, Tree
+from specsim.core.step import StepLoad
+from specsim.core.trees import Tree, rank_rates
 from specsim.policies.medusa_tree import TreeLens
 from specsim.run.simulate import Run
 
@@ -18,7 +19,8 @@ Steps = Callable[..., list[Any]]
 
 def observe_trees(policy: Any, memory: Any, trees: list[Tree], accepted: list[int]) -> None:
     nodes = [tree.num_nodes for tree in trees]
-    policy.observe(outcome(nodes, accepted, trees=trees), memory)
+    paths = [(1,) * length for length in accepted]
+    policy.observe(outcome(nodes, accepted, trees=trees, paths=paths), memory)
 
 
 @pytest.mark.parametrize("size", [1, 16])
@@ -30,7 +32,7 @@ def test_the_fit_recovers_alpha_from_batches_of_any_size(alpha: float, size: int
     for _ in range(3000):
         hits = rng.random((size, 3)) < 1 - (1 - alpha) ** widths
         accepted = np.cumprod(hits, axis=1).sum(axis=1).tolist()
-        observe_trees(policy, memory, [Tree((3, 2, 1))] * size, accepted)
+        observe_trees(policy, memory, [Tree.of_widths((3, 2, 1))] * size, accepted)
     assert policy.alpha_estimate(memory) == pytest.approx(alpha, abs=0.03 if size == 1 else 0.015)
 
 
@@ -44,16 +46,17 @@ def test_one_unlucky_tree_does_not_end_speculation() -> None:
 def test_steps_without_trees_forget() -> None:
     policy, memory = started("medusa_tree:window=20", 39)
     for _ in range(100):
-        observe_trees(policy, memory, [Tree((3, 3, 3))], [0])
+        observe_trees(policy, memory, [Tree.of_widths((3, 3, 3))], [0])
     assert policy.alpha_estimate(memory) < 0.2
     for _ in range(200):
-        policy.observe(outcome([0], [0], trees=[None]), memory)
+        policy.observe(outcome([0], [0], trees=[None], paths=[()]), memory)
     assert policy.alpha_estimate(memory) == pytest.approx(0.7, abs=0.01)
 
 
-def test_a_tree_cut_by_the_budget_counts_its_complete_positions() -> None:
+def test_a_tree_cut_by_the_budget_counts_what_was_tried() -> None:
     policy, memory = started("medusa_tree:widths=[2,2],prior=0.5", 6)
-    policy.observe(outcome([5], [1], trees=[Tree((2, 2))]), memory)  # 2 nodes and 3 of 4
+    tree = Tree.of_widths((2, 2))
+    policy.observe(outcome([2], [1], trees=[tree], paths=[(2,)]), memory)  # none of the last 4
     # One trial of width 2, hit: alpha 1, beside five trials at 0.5.
     assert policy.alpha_estimate(memory) == (1 + 2.5) / 6
 
@@ -65,16 +68,13 @@ def test_goodput_picks_the_best_of_all_trees(alpha: float, num: int) -> None:
         return 1.0 + 0.02 * load.batched_tokens + 0.1 * (lens > 0)
 
     def rate(tree: Tree) -> float:
-        emitted, chance = 1.0, 1.0
-        for width in tree.widths:
-            chance *= 1 - (1 - alpha) ** width
-            emitted += chance
+        emitted = tree.expected_len(rank_rates([alpha] * 3))
         load = StepLoad(num, num * (1 + tree.num_nodes), num)
         return emitted / step_time(load, tree.num_nodes)
 
     policy, memory = started({"kind": "medusa_tree", "prior": alpha, "max_width": 3}, 39, step_time)
     chosen = policy.draft_lens(batch(*range(num)), memory)
-    trees = [Tree(w) for depth in range(4) for w in product((1, 2, 3), repeat=depth)]
+    trees = [Tree.of_widths(w) for depth in range(4) for w in product((1, 2, 3), repeat=depth)]
     assert rate(chosen) == pytest.approx(max(map(rate, trees)))
 
 
@@ -95,15 +95,7 @@ def test_many_narrow_heads_are_possible() -> None:
 
 @pytest.mark.parametrize(("widths", "nodes"), [((), 0), ((3,), 3), ((3, 2, 2), 21), ((1, 1), 2)])
 def test_a_tree_batches_every_node(widths: tuple[int, ...], nodes: int) -> None:
-    assert Tree(widths).num_nodes == nodes
-    assert Tree(widths).complete_widths(nodes) == widths
-
-
-@pytest.mark.parametrize(
-    ("nodes", "widths"), [(2, ()), (3, (3,)), (8, (3,)), (9, (3, 2)), (20, (3, 2)), (99, (3, 2, 2))]
-)
-def test_a_cut_tree_keeps_complete_positions(nodes: int, widths: tuple[int, ...]) -> None:
-    assert Tree((3, 2, 2)).complete_widths(nodes) == widths
+    assert Tree.of_widths(widths).num_nodes == nodes
 
 
 @pytest.mark.parametrize("is_v0", [False, True])

@@ -93,7 +93,7 @@ ANSWERS: list[tuple[str, tuple[Any, ...], Any, Any, str]] = [
         "draft_lens",
         (STEP,),
         4,
-        Tree((1, 1)),
+        Tree.of_widths((1, 1)),
         "lengths: only a policy that extends DraftsTrees returns a tree",
     ),
     ("uses_lookup", (2, STEP), [True, False], [1, 0], "2 truth values, one per draft"),

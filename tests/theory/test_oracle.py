@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from specsim.policies import POLICIES, Policy, check_proposer
+from specsim.policies import POLICIES, DraftsTrees, Policy, check_proposer
 from specsim.proposers import PROPOSERS
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -32,7 +32,7 @@ SEEDS = range(8)
 
 
 def rivals(spec: dict[str, Any]) -> list[Policy]:
-    """Return all policies that work without token ids and fit the proposer, but the oracle."""
+    """Return all policies of chains that need no token ids and fit the proposer, but the oracle."""
     proposer = PROPOSERS.parse(spec)
     found = []
     for name, member in POLICIES.members.items():
@@ -42,7 +42,8 @@ def rivals(spec: dict[str, Any]) -> list[Policy]:
                 check_proposer(policy, proposer)
             except ValueError:
                 continue
-            if name != "oracle" and not policy.uses_tokens:
+            drafts_chains = not isinstance(policy, DraftsTrees)  # as the oracle does
+            if name != "oracle" and drafts_chains and not policy.uses_tokens:
                 found.append(policy)
     return found
 

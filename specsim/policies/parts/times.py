@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk
 from specsim.core.step import Ints, StepLoad
+from specsim.core.trees import Tree
 from specsim.latency import COEFFICIENTS
 from specsim.policies.parts.spending import (
     BUCKETS,
@@ -18,6 +19,7 @@ from specsim.policies.parts.spending import (
     time_steps,
 )
 from specsim.profile import StepCosts
+from specsim.profile.profile import Drafts
 from specsim.profile.step_time import PRICING_SIZES, Pricing, step_time_of
 
 Lens = int | list[int] | Ints
@@ -108,7 +110,7 @@ def quick_step_times(costs: StepCosts) -> TimesOf:
     return StepTimes(pricing)
 
 
-def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Lens], float]:
+def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Drafts], float]:
     """Return `costs.step_time`, to the bit, from the numbers of its form if there is one.
 
     Linear forms are worked out here, which takes less than to call a loop.
@@ -116,15 +118,22 @@ def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Lens], float]:
     times = quick_step_times(costs)
     if not isinstance(times, StepTimes):
         return costs.step_time
+    of_one = times.of_one
+
+    def other_time(load: StepLoad, drafts: Drafts) -> float:
+        if isinstance(drafts, Tree) or (isinstance(drafts, list) and isinstance(drafts[0], Tree)):
+            return costs.step_time(load, drafts)
+        return of_one(load, drafts)
+
     numbers = times.desk.fit(1).pricing
     if numbers.target[0] != COEFFICIENTS or numbers.drafter[0] != COEFFICIENTS:
-        return times.of_one
+        return other_time
     listed: Any = Pricing(*(field.tolist() for field in numbers[:5]), *numbers[5:])
     load_numbers, rows = listed.load, listed.rows
 
-    def step_time(load: StepLoad, draft_lens: Lens) -> float:
+    def step_time(load: StepLoad, draft_lens: Drafts) -> float:
         if not isinstance(draft_lens, int):
-            return times.of_one(load, draft_lens)
+            return other_time(load, draft_lens)
         load_numbers[:4], load_numbers[5] = load[:4], draft_lens * load.num_requests
         rows[:draft_lens] = [load.num_requests] * draft_lens
         return step_time_of(listed, load.batched_tokens, draft_lens)

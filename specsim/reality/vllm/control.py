@@ -147,7 +147,7 @@ class Controller:
         times = self._times
         return ServerView(
             max_draft_len=self._policy.max_draft_len(engine.num_speculative_tokens),
-            step_time=times.step_time,
+            step_time=times.step_time,  # type: ignore[arg-type]  # vLLM drafts no trees
             step_times=times.step_times,
             verify_time=times.step_time(StepLoad(512, 1, 1), 0),
             pass_times=(times.draft_time(2) - times.draft_time(1),),

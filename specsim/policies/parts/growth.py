@@ -1,0 +1,23 @@
+"""What policies of trees share."""
+
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from operator import mul
+
+from specsim.acceptance.base import MAX_DRAFT_LEN
+
+
+def nodes_of(widths: Iterable[int]) -> int:
+    """Return the tokens to verify: sum over h of k_1 * ... * k_h (SmartSpec, section 4.3)."""
+    return sum(accumulate(widths, mul))
+
+
+def checked_nodes(widths: Sequence[int]) -> int:
+    """Return the same; a ValueError if they are too many."""
+    if (num_nodes := nodes_of(widths)) > MAX_DRAFT_LEN:
+        raise ValueError(
+            f"a tree of widths {list(widths)} has {num_nodes} nodes, more than the "
+            f"{MAX_DRAFT_LEN} that can be drafted; lower policy.widths, policy.max_width or "
+            "engine.speculative_config.num_speculative_tokens"
+        )
+    return num_nodes

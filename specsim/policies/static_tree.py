@@ -1,0 +1,67 @@
+"""A fixed tree of candidates."""
+
+from typing import Any, ClassVar, Literal, Self, final
+
+from pydantic import Field, PositiveInt, model_validator
+
+from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.core.step import BatchView
+from specsim.core.trees import Tree
+from specsim.decisions.policy import DraftsTrees, ServerView
+from specsim.policies.parts.growth import checked_nodes
+
+
+@final
+class StaticTree(DraftsTrees[Tree]):
+    """Draft one tree for every sequence in every step.
+
+    Its nodes are named by the paths to them, as in Medusa's and EAGLE's lists of choices (Cai et
+    al. 2024; Li et al. 2024), whose ranks count from 0, or every node of a depth has as many
+    children; widths of 1 are a chain, and do what policy ``static`` does.
+    """
+
+    kind: Literal["static_tree"] = "static_tree"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"widths": [2, 2, 1]},
+        {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]},
+    )
+    widths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
+    """Children of each node, by depth."""
+    choices: tuple[tuple[int, ...], ...] | None = Field(default=None, min_length=1)
+    """Paths of ranks from 0; shorter paths and better siblings that they need are drafted too."""
+
+    @model_validator(mode="after")
+    def _check_shape(self) -> Self:
+        if (self.widths is None) == (self.choices is None):
+            raise ValueError("give either widths or choices")
+        if any(
+            not path or min(path) < 0 or max(path) > MAX_DRAFT_LEN for path in self.choices or ()
+        ):
+            raise ValueError(f"choices: each must be a path of ranks from 0 to {MAX_DRAFT_LEN}")
+        return self
+
+    @property
+    def tree(self) -> Tree:
+        """Its shape."""
+        if self.widths is not None:
+            return Tree.of_widths(self.widths)
+        return Tree.of_paths(tuple(rank + 1 for rank in path) for path in self.choices or ())
+
+    def max_draft_len(self, num_speculative_tokens: int) -> int:
+        """Return its nodes; a ValueError if they are too many, or a path too long."""
+        lens = [len(self.widths)] if self.widths else map(len, self.choices or ())
+        if (depth := max(lens)) > num_speculative_tokens:
+            raise ValueError(
+                f"the tree of policy '{self.kind}' is {depth} tokens deep, more than "
+                f"engine.speculative_config.num_speculative_tokens = {num_speculative_tokens}; "
+                "raise that, it is the longest draft of any policy"
+            )
+        return checked_nodes(self.widths) if self.widths else self.tree.num_nodes
+
+    def start(self, server: ServerView) -> Tree:
+        """Return the tree."""
+        return self.tree
+
+    def draft_lens(self, batch: BatchView, memory: Tree) -> Tree:
+        """Return it."""
+        return memory
