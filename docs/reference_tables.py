@@ -53,6 +53,7 @@ PAGES = {
 }
 """Page that describes each family."""
 FOLDER = Path(__file__).parent / "reference"
+ROOT = Path(__file__).parents[1]
 NAMES = {int: "integer", float: "number", str: "text", bool: "true or false", Path: "path"}
 BOUNDS = (("gt", "> "), ("ge", "≥ "), ("lt", "< "), ("le", "≤ "))
 TINY = {
@@ -324,12 +325,17 @@ def results() -> str:
     """Return the columns and fields of a run's results, each with its meaning."""
     found: dict[str, dict[str, None]] = {}
     offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
-    named = [Request(index=0, prompt_len=9, output_len=9, id="a")]
-    for changes, requests in (
-        ({}, None), ({"pools": {}, "autoscaling": None}, None), (offload, None), ({}, named),
-    ):  # fmt: skip
-        for file, names in _written({**TINY, **changes}, requests).items():
-            found.setdefault(file, {}).update(dict.fromkeys(names))
+    named = [Request(index=0, prompt_len=9, output_len=9, id="a", adapter=1)]
+    with TemporaryDirectory() as folder:
+        profile = Path(folder) / "lora.yaml"
+        plain = ROOT / "profiles" / f"{TINY['profile']}.yaml"
+        profile.write_text(f"{plain.read_text()}\nlora: {{}}\n")
+        lora = {"engine": {**TINY["engine"], "lora_config": {}}, "profile": str(profile)}
+        for changes, requests in (
+            ({}, None), ({"pools": {}, "autoscaling": None}, None), (offload, None), (lora, named),
+        ):  # fmt: skip
+            for file, names in _written({**TINY, **changes}, requests).items():
+                found.setdefault(file, {}).update(dict.fromkeys(names))
     others = {file: dict.fromkeys(names) for file, names in meanings().items() if file not in found}
     return "\n".join(_meanings(file, list(names)) for file, names in (found | others).items())
 

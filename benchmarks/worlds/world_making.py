@@ -6,6 +6,7 @@ are preempted and find one another's blocks.
 """
 
 import copy
+import json
 from collections import Counter
 from random import Random
 from typing import Any
@@ -59,12 +60,31 @@ def draw_world(rng: Random) -> World:
         engine["vllm_version"] = "0.33"
         if "speculative_config" in engine and rng.random() < 0.3:
             engine["speculative_config"]["disable_lookahead_block_hashes"] = True
+    _serve_adapters(config, profile, rows)
     return {
         "config": config,
         "profile": profile,
         "rows": rows,
         "relations": rng.sample(["again", "doubled", "cut", "python", "alone", "room", "table"], 7),
     }
+
+
+def _serve_adapters(
+    config: dict[str, Any], profile: dict[str, Any], rows: list[dict[str, Any]] | None
+) -> None:
+    """Let requests of one world in five be for LoRA adapters; all else of it stays as it was."""
+    engine = config["engine"]
+    rng = Random(json.dumps(config))
+    others = {"pools", "data_parallel_size", "kv_offload", "scheduler"} & {*config, *engine}
+    if others or rng.random() > 0.2:
+        return
+    engine["lora_config"] = {"max_loras": rng.randint(1, 3), "max_cpu_loras": rng.randint(3, 5)}
+    profile["lora"] = {"step_ms": 0.5, "token_us": 2.0, "load_ms": 3.0, "read_ms": 40.0}
+    if rows is None or rng.random() < 0.5:
+        config["workload"]["adapters"] = {"count": rng.randint(1, 6), "share": 0.75}
+        return
+    for row in rows:
+        row["adapter"] = rng.randint(0, 4)
 
 
 def _columns(workload: dict[str, Any], rows: list[dict[str, Any]] | None) -> frozenset[str]:

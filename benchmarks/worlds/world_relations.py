@@ -263,7 +263,9 @@ def _is_simple(run: Run) -> bool:
     experiment, engine = run.experiment, run.experiment.engine
     others = (experiment.pools, experiment.autoscaling, experiment.incidents)
     is_real = experiment.acceptance is not None and experiment.acceptance.kind == "token_match"
-    is_one = not (any(others) or engine.kv_offload or engine.data_parallel_size)
+    # What a replica holds of adapters depends on who was there before.
+    holds_more = engine.kv_offload or engine.lora_config
+    is_one = not (any(others) or holds_more or engine.data_parallel_size)
     return is_one and not is_real and experiment.effective_policy.kind in ("off", "static")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 UNRECORDED = -1
 """Stands, alone, for the token ids of a prompt that was not recorded; no token has this id."""
 
-BlockKey = int | bytes | tuple[int, int]
+BlockKey = int | bytes | tuple[int, "BlockKey"]
 """Identity of a full KV block: equal keys hold the same tokens after the same prefix."""
 
 _OWN_BLOCKS = 1 << 32  # more blocks than any request has
@@ -66,6 +66,7 @@ class Request:
     """Arrival, seconds after the start of the run (closed loops set it during the run)."""
     id: str = ""
     priority: int = 0  # smaller runs first under ``scheduling_policy: priority``, as in vLLM
+    adapter: int = 0  # LoRA adapter that it is for, from 1; 0: the model as it is
     max_tokens: int | None = None
     """Most that the client asked for: a shorter answer ends by a stop token. None: `output_len`."""
     prompt_token_ids: NDArray[np.int64] | None = None
@@ -120,9 +121,15 @@ class Request:
     def shared_block_keys(self, block_size: int, lookahead_len: int = 0) -> list[BlockKey]:
         """Return the keys of the leading blocks that other requests may share.
 
+        Those for one adapter share none with others (vLLM: ``_gen_lora_extra_hash_keys``).
+
         Args:
             lookahead_len: Tokens after a block that have to be the same, too.
         """
+        keys = self._text_keys(block_size, lookahead_len)
+        return [(self.adapter, key) for key in keys] if self.adapter else keys
+
+    def _text_keys(self, block_size: int, lookahead_len: int) -> list[BlockKey]:
         if self.prompt_token_ids is not None:
             known = [self.prompt_token_ids]
             if self.output_token_ids is not None:
@@ -168,6 +175,7 @@ class Columns(NamedTuple):
     output_lens: NDArray[np.int64]
     arrived_at: NDArray[np.float64]  # seconds
     priorities: NDArray[np.int64]
+    adapters: NDArray[np.int64]
     max_tokens: NDArray[np.int64]  # the output length of those that state none
     ids: Sequence[str] | None  # None if none of them has one
     has_sessions: bool  # whether any is a turn of a session
@@ -185,12 +193,13 @@ class Columns(NamedTuple):
                 each.prompt_len,
                 each.output_len,
                 each.priority,
+                each.adapter,
                 each.output_len if each.max_tokens is None else each.max_tokens,
             )
             for each in requests
         ]
-        indices, prompts, outputs, priorities, max_tokens = (
-            np.array(rows, dtype=np.int64).reshape(-1, 5).T.copy()
+        indices, prompts, outputs, priorities, adapters, max_tokens = (
+            np.array(rows, dtype=np.int64).reshape(-1, 6).T.copy()
         )
         has_sessions = any(each.session is not None for each in requests)
         ids = [each.id for each in requests]
@@ -200,6 +209,7 @@ class Columns(NamedTuple):
             output_lens=outputs,
             arrived_at=np.array([each.arrived_at for each in requests]),
             priorities=priorities,
+            adapters=adapters,
             max_tokens=max_tokens,
             ids=ids if any(ids) else None,
             has_sessions=has_sessions,

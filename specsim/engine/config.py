@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
 from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
+from specsim.engine.lora_config import LoraConfig
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
 from specsim.engine.versions import DEFAULT_VERSION, NO_LIMITS, RULES, SINCE, VllmVersion
@@ -90,6 +91,8 @@ class EngineConfig(Settings):
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that admissions leave free; V0 used 0.01."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    lora_config: LoraConfig | None = None
+    """For requests that are for LoRA adapters; the profile has to say what these cost."""
     speculative_config: Annotated[Proposer, PROPOSERS] | None = None
     """vLLM's own JSON: ``{method: eagle3, num_speculative_tokens: 5}``."""
 
@@ -104,6 +107,20 @@ class EngineConfig(Settings):
             )
         if (self.data_parallel_size or 1) > 1:
             raise ValueError("kv_offload of data-parallel ranks is not simulated; use replicas")
+        return self
+
+    @model_validator(mode="after")
+    def _check_lora(self) -> Self:
+        others = {
+            "scheduler prefill_first": self.scheduler == "prefill_first",
+            "kv_offload": self.kv_offload is not None,
+            "data_parallel_size": (self.data_parallel_size or 1) > 1,
+        }
+        if self.lora_config is not None and any(others.values()):
+            found = next(name for name, is_given in others.items() if is_given)
+            raise ValueError(
+                f"lora_config: LoRA adapters with {found} are not simulated; leave one out"
+            )
         return self
 
     @model_validator(mode="after")
@@ -356,6 +373,7 @@ class EngineConfig(Settings):
             "watermark_blocks": self.watermark * self.num_gpu_blocks,
             "reserve_full_prompt": self.scheduler_reserve_full_isl or is_v0,
             "by_priority": self.scheduling_policy == "priority",
+            **(self.lora_config.limits if self.lora_config else {}),
             "enable_chunked_prefill": self.enable_chunked_prefill and not is_v0,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "long_prefill_token_threshold_adaptive": self.long_prefill_token_threshold_adaptive,

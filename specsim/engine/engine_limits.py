@@ -38,6 +38,7 @@ class Limits(Protocol):
     leaves_past_gaps: int
     pads_after_hits: int
     pads_with_sample: int
+    counts_running_loras: int
     skips_drafts: int  # `NOT_SKIPPED`, `SKIPPED` or `IDLE`
     drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
     retention_len: int
@@ -46,6 +47,8 @@ class Limits(Protocol):
     watermark_blocks: int
     reserve_full_prompt: int
     by_priority: int
+    max_loras: int  # LoRA adapters that a step may serve, and that the GPU holds; 0: any
+    max_cpu_loras: int  # that host memory holds
     enable_chunked_prefill: int
     long_prefill_token_threshold: int
     long_prefill_token_threshold_adaptive: int

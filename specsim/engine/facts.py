@@ -44,6 +44,7 @@ class Facts:
         rows["output_len"] = columns.output_lens
         rows["max_tokens"] = columns.max_tokens
         rows["priority"] = columns.priorities
+        rows["adapter"] = columns.adapters
         if columns.ids is not None:
             rows["rank"] = np.unique(columns.ids, return_inverse=True)[1]
         starts = np.zeros(len(requests) + 1, dtype=np.int64)
@@ -55,6 +56,11 @@ class Facts:
         if with_keys and columns.may_share:
             keys = _shared_keys(requests, block_size, lookahead_len, rows)
         return cls(rows, keys, starts, longest_len)
+
+    @property
+    def num_adapters(self) -> int:
+        """The highest number of a LoRA adapter."""
+        return int(self.rows["adapter"].max(initial=0))
 
     @property
     def num_outputs(self) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Container
 from math import inf
 
 from specsim.core.compiled import Loop, inner
+from specsim.engine.adapters import charge_adapters
 from specsim.engine.asking import learn, look, look_back, trim
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
@@ -25,7 +26,7 @@ from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
 from specsim.engine.waiting import withdraw
 from specsim.profile.step_time import HAS_DRAFTER
 
-VERBS = 18
+VERBS = 19
 (
     TAKE_IN,  # queue what has arrived
     BEGIN,  # launch a step, let one land, or wait for requests
@@ -34,6 +35,7 @@ VERBS = 18
     ASK,  # how many tokens to draft
     OFFER,  # what the proposer comes up with is to be verified
     CHARGE_FORWARD,
+    CHARGE_ADAPTERS,  # LoRA adapters come to the GPU, and are computed with
     CHARGE_DRAFTS,
     VERIFY,
     OBSERVE,  # the policy learns from it
@@ -57,7 +59,10 @@ what nobody can do."""
 
 ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "synchronous": (
-        (SCHEDULE, TRIM, CHARGE_FORWARD, VERIFY, OBSERVE, ASK, CHARGE_DRAFTS, SCHEDULED),
+        (
+            *(SCHEDULE, TRIM, CHARGE_FORWARD, CHARGE_ADAPTERS, VERIFY, OBSERVE, ASK),
+            *(CHARGE_DRAFTS, SCHEDULED),
+        ),
         (WAIT, CHECK, DELIVER, DELIVERED, OFFER),
     ),
     "prefill_first": (
@@ -65,7 +70,10 @@ ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         (WAIT, CHECK, DELIVER, DELIVERED),
     ),
     "asynchronous": (
-        (SCHEDULE, TRIM, ASK, OFFER, SCHEDULED, CHARGE_FORWARD, CHARGE_DRAFTS, OVERHEAD),
+        (
+            *(SCHEDULE, TRIM, ASK, OFFER, SCHEDULED, CHARGE_FORWARD, CHARGE_ADAPTERS),
+            *(CHARGE_DRAFTS, OVERHEAD),
+        ),
         (WAIT, CHECK, VERIFY, OBSERVE, DELIVER, DELIVERED),
     ),
 }
@@ -79,6 +87,7 @@ def order_of(kind: str, table: Table, in_python: Container[int]) -> list[int]:
     is_idle = {
         TRIM: asking.verify is None and not (leaves_out and asking.drop is not None),
         ASK: asking.decide is None and not table.lens_by_size.any(),
+        CHARGE_ADAPTERS: not table.limits["max_loras"][0],
         CHARGE_DRAFTS: not (leaves_out or table.costs[HAS_DRAFTER]),
         VERIFY: not table.limits["max_draft_len"][0],
         OBSERVE: asking.observe is None,
@@ -113,6 +122,8 @@ def _advance(table: Table) -> int:
             offer(table)
         elif verb == CHARGE_FORWARD:
             charge_forward(table)
+        elif verb == CHARGE_ADAPTERS:
+            charge_adapters(table)
         elif verb == CHARGE_DRAFTS:
             charge_drafts(table)
         elif verb == OVERHEAD or verb == WAIT:  # noqa: PLR1714, SIM109 - as numba has it

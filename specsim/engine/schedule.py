@@ -9,6 +9,7 @@ text-only decoder model, no pipeline parallelism.
 from math import nan
 
 from specsim.core.compiled import inner
+from specsim.engine.adapters import first_served, serve_adapter, serve_running
 from specsim.engine.draft import find_use_of_drafts
 from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
 from specsim.engine.loading import begin_load, take_news
@@ -66,6 +67,7 @@ def schedule(table: Table) -> None:
     if limits.long_prefill_token_threshold:
         step.piece_limit = _piece_limit(table)
     step.has_chunk = 0
+    step.num_adapters = 0
     step.preemptions = 0
     step.drafts_on_top = 0
     step.skips_drafts = limits.skips_drafts
@@ -168,6 +170,8 @@ def _schedule_waiting(table: Table) -> None:
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     num_running_scheduled = step.num_requests
+    if limits.max_loras and limits.counts_running_loras:
+        serve_running(table)
     if state.num_loading and not _admit_loaded(table, num_running_scheduled):
         return
     while (
@@ -176,7 +180,9 @@ def _schedule_waiting(table: Table) -> None:
         and step.inputs_left > limits.draft_slots
         and state.num_running < limits.max_num_running
     ):
-        row = first_waiting(table)
+        row = first_served(table) if limits.max_loras else first_waiting(table)
+        if row == NO_ROW:
+            return
         cached_len = cached_prefix(table, row)
         external_len = table.sequences[row].external_len
         if limits.num_tiers:
@@ -356,6 +362,8 @@ def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
     entry.offered_len = 0
     entry.found_len = 0
     step.num_requests += 1
+    if table.limits[0].max_loras:
+        serve_adapter(table, row)
     step.tokens_left -= scheduled_len
     step.inputs_left -= scheduled_len + table.limits[0].draft_slots
     sequence.in_flight_len += scheduled_len

@@ -88,6 +88,7 @@ class Setup:
             "blocks": _blocks(num_blocks),
             **self._tiers(limits),
             "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
+            "adapters": _adapters(),
             "tables": zeros("tables", slots * num_groups, width),
             "holdings": zeros("holdings", slots * num_groups),
             "hits": zeros("hits", num_groups, width),
@@ -240,6 +241,8 @@ def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: W
         "totals": records.totals,
         "outcomes": records.outcomes,
         "costs": compiled.numbers,
+        "adapters": _adapters(wiring.facts.num_adapters),
+        "adapter_costs": np.array(costs.adapters.numbers),
     }
     if wiring.fates is not None:
         shared["fates"] = wiring.fates
@@ -289,6 +292,13 @@ def _state(most: int, slots: int, num_blocks: int) -> NDArray[Any]:
     state["last_free"] = num_blocks - 1
     state["num_free"] = num_blocks - 1
     return state
+
+
+def _adapters(count: int = 0) -> NDArray[Any]:
+    """Return LoRA adapters, from 1, of which none has been used."""
+    adapters = zeros("adapters", 1 + count)
+    adapters["scheduled_in"] = adapters["charged_in"] = -1
+    return adapters
 
 
 def _blocks(num_blocks: int) -> NDArray[Any]:

@@ -107,6 +107,7 @@ class Fact(Protocol):
     output_len: int
     max_tokens: int  # asked for; what is beyond output_len the scheduler must expect
     priority: int
+    adapter: int  # LoRA adapter that it is for; 0: none
     rank: int  # place of its id among all ids, which breaks ties of priority
     key_at: int  # where its shared block keys begin
     num_keys: int
@@ -182,6 +183,7 @@ class Step(Protocol):
     tokens_left: int  # max_num_scheduled_tokens; what is left of it as sequences are added
     inputs_left: int  # max_num_batched_tokens, likewise; draft slots are paid from it as well
     piece_limit: int  # longest piece that any sequence may get
+    num_adapters: int  # LoRA adapters that it serves, where `Limits.max_loras` bounds them
     has_chunk: int  # whether a running sequence came into it in the middle of its prefill
     num_running: int
     num_waiting: int
@@ -255,6 +257,15 @@ class Stored(Protocol):
     next_alike: int
 
 
+class Adapter(Protocol):
+    """One LoRA adapter; a place in `adapters` is its number."""
+
+    scheduled_in: int  # number of the last step that serves it
+    charged_in: int  # number of the last step that it was made ready for
+    active_at: int  # when it was last used, if it is on the GPU; 0 if not
+    held_at: int  # the same, if host memory has it
+
+
 class Holding(Protocol):
     """Blocks of one running sequence in one group."""
 
@@ -290,6 +301,9 @@ class State(Protocol):
     last_free: int
     num_free: int
     num_steps: int
+    adapter_uses: int  # counts uses of LoRA adapters, to know which was used first
+    num_active: int  # LoRA adapters on the GPU
+    num_held: int  # and in host memory
     num_empty: int  # steps in a row in which a policy that is loops was shown nobody
     has_unflushed: int  # whether a request has ended since the last schedule
     in_flight: int  # steps that have been launched and have not come back
@@ -328,6 +342,9 @@ class Table(NamedTuple):
     tiers: Rows[Tier]
     stored: Rows[Stored]
     tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
+    adapters: Rows[Adapter]
+    adapter_costs: NDArray[np.float64]
+    """What they cost (`specsim.profile.adapter_cost.AdapterCost.numbers`)."""
     tables: NDArray[np.int32]  # shape (slots * groups, blocks)
     holdings: Rows[Holding]  # shape (slots * groups,)
     hits: NDArray[np.int32]
@@ -367,7 +384,7 @@ class Table(NamedTuple):
 
 
 _SHORT: dict[type, tuple[str, ...]] = {
-    Fact: ("prompt_len", "output_len", "max_tokens", "priority", "rank", "num_keys"),
+    Fact: ("prompt_len", "output_len", "max_tokens", "priority", "adapter", "rank", "num_keys"),
     Block: (
         "holders",
         "is_undrafted",

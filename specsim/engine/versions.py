@@ -56,6 +56,11 @@ class Rules(NamedTuple):
     """In a step after which nobody can use drafts, an EAGLE or MTP head makes none: it only reads
     (``v1/worker/gpu/model_runner.py``; a draft model makes them nevertheless)."""
 
+    counts_running_loras: bool
+    """LoRA adapters of all that run count towards `max_loras`; before, those of sequences in the
+    step, so that one that sits a step out let another adapter in, and vLLM stopped at an assertion
+    of its own when both came into one step (here both are served)."""
+
 
 NO_LIMITS = ("keeps_few_prefixes", "hashes_look_ahead")
 """Rules that decide what other limits are."""
@@ -72,6 +77,7 @@ _0_33 = _0_32._replace(
     keeps_below_junction=True,
     claims_states=False,
     skips_drafts=True,
+    counts_running_loras=True,
 )
 RULES = {
     "0.28": _0_28,

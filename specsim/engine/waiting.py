@@ -19,6 +19,20 @@ def first_waiting(table: Table) -> int:
 
 
 @inner
+def next_waiting(table: Table, row: int) -> int:
+    """Return the row that is next after a waiting one; NO_ROW if that is the last."""
+    if not table.limits[0].by_priority:
+        return int(table.sequences[row].next_row)
+    found = NO_ROW
+    for place in range(table.state[0].num_waiting):
+        other = int(table.queue[place])
+        is_later = other != row and comes_before(table, row, other)
+        if is_later and (found == NO_ROW or comes_before(table, other, found)):
+            found = other
+    return found
+
+
+@inner
 def enqueue(table: Table, row: int) -> None:
     """Add a new sequence."""
     state = table.state[0]

@@ -5,7 +5,7 @@ each proposer, and the engine's own overhead.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
@@ -23,6 +23,7 @@ from specsim.core.trees import Tree
 from specsim.latency import LATENCY
 from specsim.latency.base import LatencyModel
 from specsim.latency.form import Form
+from specsim.profile.adapter_cost import AdapterCost
 from specsim.profile.step_time import (
     BASES,
     COSTS,
@@ -213,6 +214,8 @@ class Profile(Settings):
     drafts: dict[str, DraftCost] = Field(default_factory=dict)
     """By proposer; of `draft_models`, by the name of each model."""
     overhead: Overhead = Overhead()
+    lora: AdapterCost | None = None
+    """Of LoRA adapters, if measured."""
     valid_range: ValidRange
     reserved_gib: float = Field(default=0.0, ge=0)
     """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
@@ -292,6 +295,7 @@ class StepCosts:
     target: LatencyModel
     drafts: tuple[DraftCost, ...]  # one for each drafter; empty without speculation
     overhead: Overhead
+    adapters: AdapterCost = field(default_factory=AdapterCost)
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
 

@@ -24,6 +24,7 @@ from specsim.profile import (
     load_profile,
     memory_plan,
 )
+from specsim.profile.adapter_cost import AdapterCost
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
@@ -87,6 +88,7 @@ class Deployment:
                 profile.target,
                 drafts,
                 profile.overhead.of_engine(is_async=experiment.is_async),
+                _adapter_cost(engine, profile),
                 expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             ),
             memory=memory,
@@ -163,6 +165,18 @@ class Deployment:
         length = self.engine.max_model_len or 1
         in_flight_tokens = self.engine.in_flight_tokens(is_async=self.is_async)
         return -(-tokens * self.setup.kv.most_blocks(length, in_flight_tokens) // length)
+
+
+def _adapter_cost(engine: EngineConfig, profile: Profile) -> AdapterCost:
+    if engine.lora_config is None:
+        return AdapterCost()
+    if profile.lora is None:
+        raise ConfigError(
+            f"engine.lora_config: profile {profile.gpu}/{profile.model} does not say what LoRA "
+            "adapters cost; state what you measured in a copy of it, such as lora: {step_ms: 1, "
+            "token_us: 2, load_ms: 20, read_ms: 500}"
+        )
+    return profile.lora
 
 
 def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> None:

@@ -85,6 +85,13 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
 
 
 def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None:
+    adapters = Columns.of(requests).adapters
+    if deployment.engine.lora_config is None and adapters.any():
+        first = requests[int(np.flatnonzero(adapters)[0])]
+        raise ConfigError(
+            f"request {first.id or first.index} is for LoRA adapter {first.adapter}, which the "
+            "engine does not serve; set engine.lora_config, such as {max_loras: 4}"
+        )
     max_model_len = deployment.engine.max_model_len
     assert max_model_len is not None
     too_long = np.flatnonzero(Columns.of(requests).prompt_lens >= max_model_len)

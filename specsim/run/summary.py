@@ -156,7 +156,7 @@ class Summary:
     def demand(self) -> Demand:
         arrivals, pools = self.run.experiment.workload.arrivals, self.pools
         is_drawn = isinstance(arrivals, OpenArrivals)
-        turns = self._turns.get("turn")
+        turns = self._owners.get("turn")
         waits = None
         if pools is not None:
             waits = (pools.transfers["prefilled_at"], pools.decode_scheduled_at)
@@ -256,31 +256,34 @@ class Summary:
     def request_columns(self) -> dict[str, NDArray[Any]]:
         """The columns of the requests, those of sessions among them if there are any."""
         rows = self.tables.requests
-        return {**structured_columns(rows), **self._turns}
+        return {**structured_columns(rows), **self._owners}
 
     @cached_property
-    def _turns(self) -> dict[str, NDArray[np.int64]]:
-        """``session`` and ``turn`` of each request; nothing if there is no session.
+    def _owners(self) -> dict[str, NDArray[np.int64]]:
+        """``adapter``, ``session`` and ``turn`` of each request, those that any has.
 
         A request of no session among others is one of its own.
         """
         requests = self.run.requests
-        if not Columns.of(requests).has_sessions:
-            return {}
+        told = Columns.of(requests)
+        adapters = {"adapter": told.adapters} if told.adapters.any() else {}
+        if not told.has_sessions:
+            return adapters
         own = count(max(each.session for each in requests if each.session is not None) + 1)
         sessions = [next(own) if each.session is None else each.session for each in requests]
-        return {"session": np.array(sessions), "turn": np.array([each.turn for each in requests])}
+        turns = np.array([each.turn for each in requests])
+        return {**adapters, "session": np.array(sessions), "turn": turns}
 
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
         rows = self.tables.requests
         ids = Columns.of(self.run.requests).ids
-        turns = self._turns
+        owners = self._owners
         for start in range(0, len(rows), ROWS_PER_GROUP):
             mine = slice(start, start + ROWS_PER_GROUP)
             columns = structured_columns(rows[mine])
             found = latencies(columns)
             columns |= {name: found[name] for name in ("ttft", "tpot", "e2el")}
-            columns |= {name: column[mine] for name, column in turns.items()}
+            columns |= {name: column[mine] for name, column in owners.items()}
             if self.pools is not None:
                 columns |= {name: each[mine] for name, each in self.pools.columns.items()}
             if self.run.offload is not None:
@@ -395,7 +398,7 @@ class Summary:
     def _of_some_runs(self) -> dict[str, Any]:
         """Return what only some runs have: sessions, pools, autoscaling, offloading."""
         own: dict[str, Any] = {}
-        if self._turns:
+        if "session" in self._owners:
             own["sessions"] = session_metrics(self.request_columns)
         found = self.scalings.get(None) if self.pools is None else self.scalings
         scaled = {"autoscaling": found} if found else {}

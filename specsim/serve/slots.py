@@ -10,7 +10,7 @@ import mmap
 from contextlib import suppress
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,7 +142,7 @@ class Slots(Drafting):
 
         Of a million blocks one in a million is taken for another.
         """
-        digests = b"".join(map(bytes, request.shared_block_keys(self._block_size)))
+        digests = b"".join(cast("list[bytes]", request.shared_block_keys(self._block_size)))
         numbers = np.frombuffer(digests, dtype=np.uint64)[::2] >> np.uint64(64 - _KEY_BITS)
         return -1 - numbers.astype(np.int64)
 

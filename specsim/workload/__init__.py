@@ -21,6 +21,26 @@ __all__ = ["Trace", "WorkloadConfig"]
 _LATEST = 2.0**43  # from here on doubles are more than a millisecond apart
 
 
+class AdapterMix(Settings):
+    """Which LoRA adapter each request is for, drawn; all turns of a session are for one."""
+
+    count: int = Field(gt=0, le=100_000)
+    """Adapters, numbered from 1."""
+    share: float = Field(default=1.0, ge=0, le=1)
+    """Of the requests, or sessions, that are for any."""
+    exponent: float = Field(default=0.0, ge=0, le=10)
+    """Adapter n is asked for in proportion to n ** -exponent (Zipf); 0: all alike."""
+
+    def draw(self, trace: Trace, seed: int) -> Trace:
+        """Return the requests with the adapters that they are for."""
+        rng, weights = generator(seed, "adapters"), np.arange(1.0, self.count + 1) ** -self.exponent
+        owners = np.arange(len(trace)) if trace.sessions is None else trace.sessions
+        size = int(owners.max(initial=-1)) + 1
+        numbers = rng.choice(self.count, size, p=weights / weights.sum()) + 1
+        numbers[rng.random(size) >= self.share] = 0
+        return replace(trace, adapters=numbers[owners])
+
+
 class WorkloadConfig(Settings):
     """The requests of a run."""
 
@@ -35,6 +55,9 @@ class WorkloadConfig(Settings):
     """Most that each client asks for: an answer that is shorter ends by a stop token, which the
     scheduler does not foresee; asynchronously, it has then scheduled one step too many. Without
     it, answers are exactly as long as asked for (``ignore_eos``)."""
+    adapters: AdapterMix | None = None
+    """LoRA adapters of the requests, which `engine.lora_config` serves; a trace may bring its own
+    (column ``adapter``)."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
@@ -75,6 +98,13 @@ class WorkloadConfig(Settings):
         trace = self._build(seed)
         if trace.arrived_at is not None and len(trace):
             _check_clock(float(trace.arrived_at[-1]))
+        if self.adapters is not None:
+            if trace.adapters is not None:
+                raise ConfigError(
+                    "workload.adapters: the trace says which adapter each request is for; leave "
+                    "this out"
+                )
+            trace = self.adapters.draw(trace, seed)
         return trace if self.max_tokens is None else self._limited(trace)
 
     def _limited(self, trace: Trace) -> Trace:

@@ -15,8 +15,8 @@ from specsim.core.errors import TraceError
 from specsim.core.request import NO_RECORDS, Columns, PrefixIds, Request
 
 _ARRAYS = (
-    "prompt_lens", "output_lens", "arrived_at", "priorities", "sessions", "think_times",
-    "shared_lens",
+    "prompt_lens", "output_lens", "arrived_at", "priorities", "adapters", "sessions",
+    "think_times", "shared_lens",
 )  # fmt: skip
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids", "after_turns")
 
@@ -35,6 +35,8 @@ class Trace:
     arrived_at: NDArray[np.float64] | None = None  # shape (n,), seconds after the first arrival
     ids: Sequence[str] | None = None
     priorities: NDArray[np.int64] | None = None
+    adapters: NDArray[np.int64] | None = None
+    """Shape (n,): the LoRA adapter of each, from 1; 0: none."""
     prompt_token_ids: Column | None = None
     output_token_ids: Column | None = None
     prefix_ids: Sequence[PrefixIds] | None = None
@@ -131,14 +133,15 @@ class Trace:
         size = len(self)
         arrivals = [0.0] * size if self.arrived_at is None else self.arrived_at.tolist()
         priorities = [0] * size if self.priorities is None else self.priorities.tolist()
+        adapters = [0] * size if self.adapters is None else self.adapters.tolist()
         lens = self.prompt_lens.tolist(), self.output_lens.tolist()
-        rows = zip(*lens, arrivals, priorities, strict=True)
+        rows = zip(*lens, arrivals, priorities, adapters, strict=True)
         records = self.recorded_lens
         once: dict[int, int] = {}  # the same few lengths a million times would be as many objects
         turns = repeat((None, 1, None, 0.0, None)) if self.sessions is None else self._turns()
         indices = range(len(self)) if numbers is None else numbers
         for index, (number, row) in enumerate(zip(indices, rows, strict=True)):
-            prompt_len, output_len, arrived_at, priority = row
+            prompt_len, output_len, arrived_at, priority, adapter = row
             session, turn, after_turns, think_time, shared_len = next(turns)
             yield Request(
                 index=number,
@@ -147,6 +150,7 @@ class Trace:
                 arrived_at=arrived_at,
                 id=self.ids[index] if self.ids else "",
                 priority=priority,
+                adapter=adapter,
                 max_tokens=self.max_tokens,
                 prompt_token_ids=self.prompt_token_ids[index] if self.prompt_token_ids else None,
                 output_token_ids=self.output_token_ids[index] if self.output_token_ids else None,
@@ -246,6 +250,7 @@ class TraceRequests(Sequence[Request]):
             output_lens=lens,
             arrived_at=np.zeros(len(self)) if trace.arrived_at is None else trace.arrived_at,
             priorities=np.zeros_like(lens) if trace.priorities is None else trace.priorities,
+            adapters=np.zeros_like(lens) if trace.adapters is None else trace.adapters,
             max_tokens=lens if trace.max_tokens is None else np.full_like(lens, trace.max_tokens),
             ids=trace.ids if trace.ids and any(trace.ids) else None,
             has_sessions=trace.sessions is not None,

@@ -9,9 +9,9 @@ the two have only the scenario in common::
 
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
 second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
-stop token, and ``states-SEED``, with layers that keep a state; the last writes the log of one
-scenario, or of all that lie in a folder. The scripted randomness, the virtual clock and the format
-of the log are those of ``specsim parity``.
+stop token, and ``states-SEED``, with layers that keep a state (``loras``: with requests for LoRA
+adapters); the last writes the log of one scenario, or of all that lie in a folder. The scripted
+randomness, the virtual clock and the format of the log are those of ``specsim parity``.
 """
 
 import atexit
@@ -33,6 +33,7 @@ import vllm
 from to_record import (
     Needs,
     random_groups_scenario,
+    random_loras_scenario,
     random_scenario,
     random_states_scenario,
     random_stops_scenario,
@@ -40,12 +41,14 @@ from to_record import (
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import (
@@ -211,6 +214,7 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         cache_config=cache,
         device_config=DeviceConfig("cpu"),
         speculative_config=speculative_config(spec, model, target) if spec else None,
+        lora_config=LoRAConfig(max_loras=engine["max_loras"]) if engine.get("max_loras") else None,
     )
     if spec and spec["method"] in ("eagle", "mtp"):
         config.speculative_config.method = spec["method"]  # all that the scheduler looks at
@@ -325,6 +329,9 @@ class Driver:
                 pooling_params=None,
                 arrival_time=float(row["arrival_ns"]),
                 priority=row.get("priority", 0),
+                lora_request=LoRARequest(f"adapter-{row['lora']}", row["lora"], "/nowhere")
+                if row.get("lora")
+                else None,
                 block_hasher=self.hasher,
             )
             self.requests[row["id"]] = request
@@ -520,7 +527,7 @@ def record(scenario: dict[str, Any], path: Path) -> bool:
         return False
     try:
         log = Driver(scenario).log()
-    except (DoesNotEndError, NotImplementedError) as error:
+    except (DoesNotEndError, NotImplementedError, AssertionError) as error:
         print(f"{scenario['name']}: {error!r}")
         return False
     target = path.with_name(path.name.replace(".scenario.", ".log."))
@@ -534,7 +541,8 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
         draw = random_groups_scenario if kind == "groups" else random_states_scenario
         scenario = draw(seed, needs_of)
     else:
-        scenario = (random_stops_scenario if kind == "stops" else random_scenario)(seed)
+        draws = {"stops": random_stops_scenario, "loras": random_loras_scenario}
+        scenario = draws.get(kind, random_scenario)(seed)
     scenario["engine"] |= LACKING
     return scenario
 

@@ -77,6 +77,16 @@ def random_stops_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"stops-{seed}", "kind": "stops"}
 
 
+def random_loras_scenario(seed: int) -> dict[str, Any]:
+    """The same with requests for LoRA adapters, of which a step serves few."""
+    scenario, draw = random_scenario(seed), random.Random(f"loras {seed}")
+    scenario["engine"]["max_loras"] = draw.choice([1, 1, 2, 3])
+    most = draw.choice([2, 3, 6])
+    for row in scenario["requests"]:
+        row["lora"] = draw.choice([0, *range(1, most + 1)])
+    return scenario | {"name": f"loras-{seed}", "kind": "loras"}
+
+
 def random_loads_scenario(seed: int) -> dict[str, Any]:
     """The same with prompts of which another engine has some, and blocks that are kept at the end.
 

@@ -29,6 +29,7 @@ from specsim.decisions.policy import Policy, ServerView
 from specsim.engine.config import EngineConfig
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.lora_config import LoraConfig
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
 from specsim.engine.speculation import Speculation
@@ -87,14 +88,17 @@ class EngineScript(Settings):
     prefix_cache_retention_interval: int | None = 0
     """None: dense."""
     vllm_version: VllmVersion = DEFAULT_VERSION
+    max_loras: int | None = None
+    """Where requests are for LoRA adapters."""
 
     def to_config(self) -> EngineConfig:
-        renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval"}
+        renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval", "max_loras"}
         interval = self.prefix_cache_retention_interval
         return EngineConfig(
             **self.model_dump(exclude=renamed),
             num_gpu_blocks=self.num_blocks,
             scheduling_policy=self.policy,
+            lora_config=None if self.max_loras is None else LoraConfig(max_loras=self.max_loras),
             prefix_cache_retention_interval="dense" if interval is None else interval,
         )
 
@@ -134,6 +138,8 @@ class RequestScript(Settings):
     prompt_token_ids: tuple[int, ...] | None = None
     prompt_segments: tuple[tuple[int, int, int, int], ...] | None = None
     """The prompt in pieces: stream, number, first position and length of each."""
+    lora: int = Field(default=0, ge=0, le=2**31)
+    """LoRA adapter, from 1; 0: none."""
     external_len: int = Field(default=0, ge=0, le=2**31)
     """Tokens of the prompt whose KV entries another engine has."""
 
@@ -178,6 +184,7 @@ class Scenario(Settings):
             output_len=output_len,
             max_tokens=row.max_tokens,
             priority=row.priority,
+            adapter=row.lora,
             prompt_token_ids=prompt,
             output_token_ids=self._token_ids(_OUTPUT_TOKENS, index, 0, output_len),
         )

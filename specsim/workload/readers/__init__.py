@@ -41,13 +41,14 @@ class Row:
     place: str  # such as ``trace.csv, line 7``
     values: dict[str, Any]
 
-    def integer(self, field: str, *, minimum: int = 0) -> int:
-        """Return a field; a TraceError unless it is a whole number of at least the minimum."""
+    def integer(self, field: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
+        """Return a field; a TraceError unless it is a whole number between these, inclusive."""
         value = self.number(field)
-        if value != int(value) or not minimum <= value <= 2**31 - 1:
+        if value != int(value) or not minimum <= value <= maximum:
+            most = "2**31 - 1" if maximum == 2**31 - 1 else maximum
             raise TraceError(
                 f"{self.place}: {field} = {short(self.values[field])} must be a whole number from "
-                f"{minimum} to 2**31 - 1; correct or remove the row"
+                f"{minimum} to {most}; correct or remove the row"
             )
         return int(value)
 

@@ -16,15 +16,17 @@ from specsim.workload.readers.named_columns import is_arrival
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
+_MOST_ADAPTERS = 100_000
 
 
 @final
 class Native(Reader):
     """``prompt_len``, ``output_len`` and any of the columns below, as Parquet or JSON lines.
 
-    ``arrived_at`` (s), ``id``, ``priority``, ``session`` with ``think_time`` (s), ``after_turns``
-    (turns of the session that it waits for, from 1, if not the one before it) and ``shared_len``
-    (of prompts that continue their session: tokens that all sessions begin with),
+    ``arrived_at`` (s), ``id``, ``priority``, ``adapter`` (LoRA, from 1; 0: none), ``session`` with
+    ``think_time`` (s), ``after_turns`` (turns of the session that it waits for, from 1, if not the
+    one before it) and ``shared_len`` (of prompts that continue their session: tokens that all
+    sessions begin with),
     ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and
     ``accepted_lens_<proposer>``: accepted drafts, without the bonus token, of a draft made at every
     output position.
@@ -51,6 +53,8 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
         builder.put("ids", str(values["id"]))
     if "priority" in values:
         builder.put("priorities", row.integer("priority", minimum=-(2**31)))
+    if "adapter" in values:
+        builder.put("adapters", row.integer("adapter", maximum=_MOST_ADAPTERS))
     _put_turn(builder, row)
     for field in ("prompt_token_ids", "output_token_ids"):
         if field in values:
@@ -124,6 +128,7 @@ def _columns(trace: Trace) -> dict[str, Any]:
         "prompt_len": trace.prompt_lens,
         "output_len": trace.output_lens,
         "priority": trace.priorities,
+        "adapter": trace.adapters,
         "session": trace.sessions,
         "think_time": trace.think_times,
         "after_turns": trace.after_turns,
