@@ -20,6 +20,8 @@ POLICIES: tuple[Any, ...] = (
     {"kind": "turbospec", "reset_steps": 4, "window": 6},
     "slo_aware",
     {"kind": "static_tree", "widths": [3, 1]},
+    {"kind": "eagle2_tree", "total_tokens": 12, "top_k": 3},
+    {"kind": "sequoia_tree", "max_nodes": 14, "max_width": 4},
     {"kind": "static_tree", "choices": [[0], [1], [0, 0], [0, 1], [1, 0]]},
 )
 ACCEPTANCES: tuple[dict[str, Any], ...] = (
@@ -73,7 +75,7 @@ _DATASTORE: dict[str, tuple[Any, ...]] = {
 FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "acceptance": {
         "confidence_concentration": (0.05, 20.0),
-        "rank_rates": ([], [0.5], [0.3, 0.2, 1.0]),
+        "rank_factors": ([], [0.5], [0.3, 0.2, 1.0]),
     },
     "acceptance_target": {"target": (0.2, 0.9), "window": (1, 4)},
     "bandit": {"exploration": (0.0, 2.0)},
@@ -87,6 +89,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "down_hysteresis": (0.2,),
         "up_hysteresis": (0.3,),
     },
+    "eagle2_tree": {"batch_tokens": (0, 9, 40)},
     "goodput": {"prior": (0.0, 1.0)},
     "goodput_exact": {"prior_trials": (0.5,), **_PAST},
     "hybrid_suffix": {"tau": (0.0, 0.7, 2.0)},
@@ -98,6 +101,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "exploration": (0.0, 1.0),
         "warm_up": (0, 6),
     },
+    "sequoia_tree": {"num_nodes": (1, 6), "interval": (1, 5), **_PAST},
     "slo_aware": {"tpot_ms": (1.5,), **_PAST},
     "static": {"k": (1, 2)},
     "step_controller": {"k_start": (0, 1)},

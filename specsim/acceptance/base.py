@@ -53,10 +53,11 @@ class Acceptance(Member):
     """How little the drafter's confidence in a token says about its survival, for policies that
     look at it: of the variance of what becomes of a request's tokens it explains 1 / (1 + this),
     but no less than the state of the model does (docs/explanation/luck.md)."""
-    rank_rates: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
-    """P(the drafter's second, third, ... candidate is right | the better ones are not), for trees;
-    0 beyond the last. By default each is as likely as the first (Liu et al. 2024, "SmartSpec",
-    section 4.4), which flatters wide trees. A model that holds others has its own."""
+    rank_factors: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
+    """How likely the drafter's second, third, ... candidate is right where the better ones are not,
+    as a share of the first one's chance there, for trees; 0 beyond the last. By default all are 1
+    (Liu et al. 2024, "SmartSpec", section 4.4), which flatters wide trees. A model that holds
+    others has its own."""
 
     @abstractmethod
     def survival_lens(

@@ -20,11 +20,11 @@ _MOST = 255
 Floats = NDArray[np.float64]
 
 
-def drawn_ranks(own: Floats, scores: Floats, rates: Sequence[float] | None) -> Bytes:
+def drawn_ranks(own: Floats, scores: Floats, factors: Sequence[float] | None) -> Bytes:
     """Return the rank of the target's token among the candidates, 0 if it is none of them.
 
-    Shape (places, positions). Given that the better ones are not, candidates are right with `rates`
-    from the second on, or all with the chance of the first.
+    Shape (places, positions). Given that the better ones are not, the candidates from the second on
+    are right with these factors of the first one's chance, or all with that chance.
 
     Args:
         own: Luck of each token, standard normal; (positions,) or (places, positions).
@@ -33,25 +33,25 @@ def drawn_ranks(own: Floats, scores: Floats, rates: Sequence[float] | None) -> B
     from scipy.special import log_ndtr, ndtr  # noqa: PLC0415 - scipy takes 0.2 s
 
     rows = np.atleast_2d(own)
-    size = (max(len(rows), len(scores)), rows.shape[1])
-    own = np.broadcast_to(rows, size)
-    scores = np.broadcast_to(scores, size)
+    own = np.broadcast_to(rows, (max(len(rows), len(scores)), rows.shape[1]))
     with np.errstate(divide="ignore", invalid="ignore"):
         ranks: NDArray[Any]
-        if rates is None:
-            ranks = np.floor(1.0 + np.abs(log_ndtr(-own) / log_ndtr(-scores)))
+        if factors is None:
+            ranks = np.maximum(np.floor(1.0 + np.abs(log_ndtr(-own) / log_ndtr(-scores))), 2.0)
         else:
-            left = 1.0 - ndtr(-own) / ndtr(-scores)
-            bounds = 1.0 - np.cumprod(1.0 - np.asarray(rates, dtype=np.float64))
-            ranks = 2.0 + np.searchsorted(bounds, left, side="right")
-            ranks[ranks > 1 + len(bounds)] = 0.0
+            left, missed = ndtr(-own) / ndtr(-scores), np.ones(1)
+            ranks = np.full(own.shape, 2.0)
+            for factor in factors:
+                missed = missed * (1.0 - factor * ndtr(scores))
+                ranks += left <= missed
+            ranks[ranks > 1 + len(factors)] = 0.0
+    ranks[own < scores] = 1.0
     ranks[~(ranks <= _MOST)] = 0.0
-    ranks = np.where(own < scores, 1.0, np.where(ranks == 1.0, 2.0, ranks))
-    return np.asarray(ranks, dtype=np.uint8)
+    return ranks.astype(np.uint8)
 
 
 def scores_by_rank(
-    scores: Floats, rates: Sequence[float] | None, num_candidates: int
+    scores: Floats, factors: Sequence[float] | None, num_candidates: int
 ) -> list[Floats]:
     """Return below which of its luck one of the first candidates is right, for 1, 2, ... of them.
 
@@ -59,13 +59,10 @@ def scores_by_rank(
     """
     from scipy.special import ndtr, ndtri  # noqa: PLC0415 - scipy takes 0.2 s
 
-    miss = missed = ndtr(-scores)
-    found = [scores]
-    for place in range(num_candidates - 1):
-        if rates is None:
-            missed = missed * miss
-        else:
-            missed = missed * (1.0 - rates[place] if place < len(rates) else 1.0)
+    chances, missed, found = ndtr(scores), ndtr(-scores), [scores]
+    given = [1.0] * num_candidates if factors is None else [*factors, *[0.0] * num_candidates]
+    for factor in given[: num_candidates - 1]:
+        missed = missed * (1.0 - factor * chances)
         found.append(-np.asarray(ndtri(missed)))
     return found[:num_candidates]
 

@@ -182,13 +182,13 @@ class Drafting:
         num_candidates: int,
     ) -> RankTables:
         assert self._experiment.acceptance is not None
-        rates = self._experiment.acceptance.rank_rates
+        factors = self._experiment.acceptance.rank_factors
         own, scores, state_share = token_lucks(requests, tables)
-        ranks = drawn_ranks(own, scores, rates)
+        ranks = drawn_ranks(own, scores, factors)
         places = np.minimum(np.arange(len(ranks)), len(scores) - 1)
         levels = [
             self._confidences_of(requests, own, each[places], state_share).levels
-            for each in scores_by_rank(scores, rates, num_candidates)
+            for each in scores_by_rank(scores, factors, num_candidates)
         ]
         shape = (-1, 2 * len(ranks), ranks.shape[1])
         return RankTables(ranks, np.array(levels, dtype=np.uint8).reshape(shape))

@@ -9,6 +9,7 @@ import pytest
 from by_hand import step_of
 from conftest import server_view, tiny_config
 from driving import Driven, batch, outcome, plain
+from numpy.typing import NDArray
 
 from specsim.acceptance import Oracle
 from specsim.core.errors import ConfigError, TraceError
@@ -60,21 +61,40 @@ def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
     oracle = Oracle.of([b"\1\4\2\0" * 10] * 8) if isinstance(parsed, OraclePolicy) else None
     model = ModelView(lambda indices, at: (np.full((len(indices), limit), 0.7),) * 2)
     server = server_view(
-        limit, lambda load, lens: 1e-3 * load.batched_tokens, oracle=oracle, model=model
+        limit,
+        lambda load, lens: 1e-3 * load.batched_tokens,
+        oracle=oracle,
+        model=model,
+        max_depth=4,
     )
     memory = parsed.start(server)
     for size in (1, 3, 8):
-        lens = plain(parsed.draft_lens(view(size), memory))
-        if isinstance(lens, Tree):
-            assert lens.num_nodes <= limit
+        num_candidates = parsed.num_candidates if isinstance(parsed, DraftsTrees) else 0
+        lens = plain(parsed.draft_lens(view(size, num_candidates), memory))
+        if isinstance(parsed, DraftsTrees):
+            trees = [lens] if isinstance(lens, Tree) else lens
+            assert max(tree.num_nodes for tree in trees) <= limit
+            assert max(tree.depth for tree in trees) <= 4
+            assert len(trees) in {1, size}
             continue
         for length in [lens] if isinstance(lens, int) else lens:
             assert 0 <= length <= limit
         assert isinstance(lens, int) or len(lens) == size
 
 
-def view(size: int) -> BatchView:
-    return batch(*((index, 5, 1) for index in range(size)))
+class Unsure:
+    """A drafter to which all candidates seem alike."""
+
+    def __init__(self, num_candidates: int) -> None:
+        self.num_candidates = num_candidates
+
+    def after(self, rows: NDArray[np.int64], paths: NDArray[np.int64]) -> NDArray[np.float32]:
+        return np.full((len(rows), self.num_candidates), 0.1, dtype=np.float32)
+
+
+def view(size: int, num_candidates: int = 0) -> BatchView:
+    asked = Unsure(num_candidates) if num_candidates else None
+    return batch(*((index, 5, 1) for index in range(size)), candidates=asked)
 
 
 @pytest.mark.parametrize(

@@ -333,6 +333,12 @@ def special_cases(profiles: dict[str, str]) -> Iterator[Case]:
                    **{**medusa, "engine": FEW})  # fmt: skip
     tight = {**medusa, "engine": {"max_num_seqs": 64, "max_num_batched_tokens": 128}}
     yield case("medusa/budget", policy={"kind": "medusa_tree", "widths": [4, 4, 4]}, **tight)
+    grown = {"eagle2": {"kind": "eagle2_tree", "top_k": 3, "total_tokens": 9, "batch_tokens": 90},
+             "sequoia": {"kind": "sequoia_tree", "max_nodes": 12, "interval": 7}}  # fmt: skip
+    rank_factors = {"kind": "beta", "a": 6, "b": 3, "rank_factors": [0.5, 0.3]}
+    for name, policy in grown.items():
+        yield case(f"trees/{name}", spec="eagle3:4", policy=policy, acceptance=rank_factors,
+                   profile=profiles["overhead"])  # fmt: skip
     choices = [[0], [1], [2], [0, 0], [1, 0], [0, 0, 1]]
     for name, engine in {"sync": {}, "few": FEW, "v0": V0}.items():
         yield case(f"trees/static/{name}", spec="eagle3:3", profile=profiles["overhead"],

@@ -54,6 +54,8 @@ NAMES = """
     method/ngram/prefill_first-1024/static
     method/suffix/False-150/goodput
     medusa/medusa_tree/few_blocks
+    trees/eagle2
+    trees/sequoia
     trees/static/few
     trees/static/v0
     draft_selection/v0

@@ -1,11 +1,13 @@
 """Trees: what they emit, what they cost, and that a chain is one of width 1."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
 from conftest import tiny_config
+from driving import batch, outcome, started
 from scipy.stats import norm
 
 from specsim.acceptance import ACCEPTANCE
@@ -16,6 +18,7 @@ from specsim.core.step import StepLoad
 from specsim.core.trees import Tree, rank_rates
 from specsim.decisions.policy import DraftsTrees, ServerView
 from specsim.latency import LATENCY
+from specsim.policies.sequoia_tree import best_nodes
 from specsim.profile.profile import DraftCost, Overhead, StepCosts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
@@ -28,23 +31,23 @@ def random_tree(rng: np.random.Generator, num_nodes: int) -> Tree:
     return Tree(tuple(int(rng.integers(-1, node)) for node in range(num_nodes)))
 
 
-def random_rates(rng: np.random.Generator) -> list[float]:
-    return rng.uniform(0.05, 0.9, size=rng.integers(1, 7)).tolist()
+def random_factors(rng: np.random.Generator) -> list[float]:
+    return rng.uniform(0.0, 1.0, size=rng.integers(0, 7)).tolist()
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_random_trees_emit_what_their_closed_form_says(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    first, *rest = random_rates(rng)
+    alpha, factors = rng.uniform(0.05, 0.95), random_factors(rng)
     tree = random_tree(rng, int(rng.integers(1, 40)))
     num = 4000
     own = normals(Luck(seed, 1).uniforms([0], [num * tree.depth]))
-    scores = np.array([[norm.ppf(first)]])
-    tables = [RankTables(drawn_ranks(own, scores, rest), np.zeros((0, 2, len(own)), np.uint8))]
+    scores = np.array([[norm.ppf(alpha)]])
+    tables = [RankTables(drawn_ranks(own, scores, factors), np.zeros((0, 2, len(own)), np.uint8))]
     luck = CandidateLuck(tables, np.array([0, len(own)]))
     ranks = (luck.ranks(0, draft * tree.depth, tree.depth) for draft in range(num))
     lens = 1.0 + np.array([len(tree.accepted_path(found, tree.num_nodes)) for found in ranks])
-    theory = tree.expected_len(rank_rates([first, *rest]))
+    theory = tree.expected_len(rank_rates([alpha, *(alpha * factor for factor in factors)]))
     half_width = norm.ppf(0.9995) * lens.std(ddof=1) / num**0.5
     assert abs(lens.mean() - theory) <= half_width
 
@@ -161,11 +164,170 @@ def test_what_a_policy_asks_for_must_be_trees(
         simulate(tiny(policy=Alternating()))
 
 
-def test_rank_rates_lower_what_wide_trees_bring(tiny: Callable[..., Experiment]) -> None:
+def test_rank_factors_lower_what_wide_trees_bring(tiny: Callable[..., Experiment]) -> None:
     emitted = {}
-    for rates in (None, (0.0,), (1.0,)):
-        acceptance = {"kind": "bernoulli", "alpha": 0.5, "rank_rates": rates}
+    for factors in (None, (0.0,), (0.5,)):
+        acceptance = {"kind": "bernoulli", "alpha": 0.5, "rank_factors": factors}
         run = simulate(tiny(policy="static_tree:widths=[2]", acceptance=acceptance), check=True)
         steps = run.replicas[0].steps
-        emitted[rates] = steps["accepted_tokens"].sum() / steps["drafts"].sum()
-    assert emitted[(0.0,)] < emitted[None] < emitted[(1.0,)] == 1.0
+        emitted[factors] = steps["accepted_tokens"].sum() / steps["drafts"].sum()
+    assert emitted[(0.0,)] < emitted[(0.5,)] < emitted[None]
+
+
+def best_len(chances: list[float], num_nodes: int, depth: int) -> float:
+    """Return the most tokens that a tree can emit, by the dynamic program of Sequoia, section 3.1.
+
+    A tree of n nodes below one token: its best candidate takes some of them, its next some, ...
+    """
+
+    @cache
+    def below(nodes: int, depth: int, rank: int) -> float:
+        if not nodes or not depth or rank == len(chances):
+            return 0.0
+        return max(
+            chances[rank] * (1.0 + below(size - 1, depth - 1, 0))
+            + below(nodes - size, depth, rank + 1)
+            for size in range(1, nodes + 1)
+        )
+
+    return 1.0 + below(num_nodes, depth, 0)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_likeliest_nodes_are_the_tree_of_the_dynamic_program(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    alpha, factors = rng.uniform(0.2, 0.95), sorted(random_factors(rng), reverse=True)
+    chances = rank_rates([alpha, *(alpha * factor for factor in factors)])
+    depth = int(rng.integers(1, 6))
+    chances = np.minimum.accumulate(chances).tolist()
+    parents, values = best_nodes(chances, depth, 14)
+    for num_nodes in range(len(parents) + 1):
+        tree = Tree(parents[:num_nodes])
+        assert tree.depth <= depth
+        found = tree.expected_len(chances)
+        assert found == pytest.approx(1.0 + sum(values[:num_nodes]))
+        assert found == pytest.approx(best_len(chances, num_nodes, depth))
+
+
+def emitted(tiny: Callable[..., Experiment], policy: Any, **changes: Any) -> float:
+    """Tokens per draft and step of a long run."""
+    run = simulate(
+        tiny(
+            policy=policy,
+            workload={
+                "arrivals": {"kind": "burst"},
+                "lengths": {"kind": "constant", "prompt": 8, "output": 500},
+                "num_requests": 12,
+            },
+            **changes,
+        ),
+        check=True,
+    )
+    steps = run.replicas[0].steps
+    return float(1.0 + steps["accepted_tokens"].sum() / steps["drafts"].sum())
+
+
+def roomy(depth: int) -> dict[str, Any]:
+    room = {"num_gpu_blocks": 9000, "max_num_batched_tokens": 4096}
+    spec = {"method": "eagle3", "num_speculative_tokens": depth}
+    return {"engine": {**tiny_config()["engine"], **room, "speculative_config": spec}}
+
+
+def test_confidences_tell_where_a_tree_should_grow(tiny: Callable[..., Experiment]) -> None:
+    # Of 12 nodes each: chains, the tree that is best on average, and one for every position.
+    lens = {}
+    for concentration in (0.25, 100.0):
+        acceptance = {
+            "kind": "bernoulli", "alpha": 0.6, "rank_factors": [0.5, 0.33, 0.25],
+            "confidence_concentration": concentration,
+        }  # fmt: skip
+        given = {**roomy(6), "acceptance": acceptance}
+        fixed = emitted(tiny, {"kind": "sequoia_tree", "num_nodes": 12}, **given)
+        grown = emitted(tiny, {"kind": "eagle2_tree", "top_k": 4, "total_tokens": 12}, **given)
+        lens[concentration] = fixed, grown
+    assert lens[0.25][1] > 1.1 * lens[0.25][0]
+    assert lens[100.0][1] == pytest.approx(lens[100.0][0], rel=0.05)
+
+
+class Watching(DraftsTrees[dict[tuple[int, int], list[float]]]):
+    """Asks for a wide tree, and notes what the drafter said of each candidate and what it was."""
+
+    kind: Literal["watching"] = "watching"
+    seen: ClassVar[list[tuple[float, bool]]] = []
+
+    @property
+    def num_candidates(self) -> int:
+        return 3
+
+    def max_draft_len(self, num_speculative_tokens: int) -> int:
+        return 12
+
+    def start(self, server: ServerView) -> dict[tuple[int, int], list[float]]:
+        return {}
+
+    def draft_lens(self, batch: Any, memory: Any) -> Tree:
+        rows = np.arange(batch.size)
+        for first in range(4):  # after the last known token, and after each candidate for the next
+            paths = np.full((batch.size, int(first > 0)), first)
+            said = batch.candidates.after(rows, paths).tolist()
+            memory.update(
+                {(request, first): each for request, each in zip(batch.requests, said, strict=True)}
+            )
+        return Tree.of_widths((3, 3))
+
+    def observe(self, outcome: Any, memory: Any) -> None:
+        rows = zip(outcome.requests, outcome.draft_lens, outcome.paths, strict=True)
+        for request, (first, second) in (
+            (request, (*path, 0, 0)[:2]) for request, n, path in rows if n == 12
+        ):
+            self.seen.extend(
+                (said, first == rank) for rank, said in enumerate(memory[request, 0], 1)
+            )
+            after = memory[request, first] if first else []
+            self.seen.extend((said, second == rank) for rank, said in enumerate(after, 1))
+
+
+def test_candidates_are_right_as_often_as_the_drafter_says(tiny: Callable[..., Experiment]) -> None:
+    Watching.seen.clear()
+    acceptance = {"kind": "beta", "a": 5, "b": 3, "rank_factors": [0.5, 0.33]}
+    emitted(tiny, Watching(), acceptance=acceptance, **roomy(2))
+    said, was = np.array(Watching.seen).T
+    assert len(said) > 10_000
+    for low in np.arange(0.0, 1.0, 0.1):
+        inside = (said >= low) & (said < low + 0.1)
+        half_width = 3.3 * (0.25 / max(inside.sum(), 1)) ** 0.5
+        assert was[inside].mean() == pytest.approx(said[inside].mean(), abs=half_width)
+
+
+def test_a_budget_of_the_batch_goes_to_the_sure(tiny: Callable[..., Experiment]) -> None:
+    policy = {"kind": "eagle2_tree", "top_k": 3, "total_tokens": 12, "batch_tokens": 30}
+    acceptance = {"kind": "beta", "a": 1, "b": 1}
+    run = simulate(tiny(policy=policy, acceptance=acceptance, **roomy(4)), check=True)
+    steps = run.replicas[0].steps
+    assert steps["draft_tokens"].max() == 30
+    emitted(tiny, policy, acceptance=acceptance, **roomy(4))
+
+
+def test_goodput_makes_trees_small_under_load() -> None:
+    def step_time(load: StepLoad, lens: Any) -> float:
+        return 1.0 + 0.02 * load.batched_tokens + 0.05 * lens
+
+    policy, memory = started("sequoia_tree", 64, step_time, max_depth=6)
+    nodes = [policy.draft_lens(batch(*range(n)), memory).num_nodes for n in (1, 4, 16, 64, 256)]
+    assert nodes == sorted(nodes, reverse=True)
+    assert nodes[0] > 5 > nodes[-1]
+
+
+def test_rates_of_ranks_are_learned(tiny: Callable[..., Experiment]) -> None:
+    policy, memory = started("sequoia_tree:num_nodes=9,max_width=3,window=2000", 9, max_depth=3)
+    tree = Tree.of_widths((3, 2))
+    rng = np.random.default_rng(3)
+    for _ in range(3000):
+        path = []
+        for width in (3, 2):
+            rank = int(rng.choice(4, p=[0.2, 0.4, 0.3, 0.1]))  # 0 is none
+            if not 0 < rank <= width:
+                break
+            path.append(rank)
+        policy.observe(outcome([9], [len(path)], trees=[tree], paths=[tuple(path)]), memory)
+    assert memory.hits / memory.trials == pytest.approx([0.4, 0.5, 1 / 3], abs=0.05)
