@@ -11,6 +11,7 @@ import pytest
 from conftest import ROOT, Run, data_folder, load_script, needs
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
+from specsim.core.step import StepLoad
 from specsim.hardware import load_model
 from specsim.profile import load_profile
 from specsim.reality.validation import (
@@ -414,6 +415,7 @@ def test_a_wrong_cell_is_named(tmp_path: Path, cells: dict[str, str], words: lis
         ({"method": "eagle3", "num_speculative_tokens": "2"}, "no acceptance for"),
         ({**K3, "accept_rate_per_pos": "0.5;0.2"}, "has 2 rates for num_speculative_tokens = 3"),
         ({**K3, "method": "magic"}, "method = 'magic'"),
+        ({"method": "mtp, k = 0 tier"}, "method = 'mtp, k = 0 tier'"),
         ({"ttft_p50_ms": ""}, "no measured value"),
     ],
 )
@@ -514,6 +516,21 @@ def test_a_profile_without_the_drafter_names_the_row(tmp_path: Path) -> None:
     runs = read_table(made_up(tmp_path / "t.csv", {**K3, "method": "medusa"}))
     with pytest.raises(ProfileError, match=r"line 2 \(r0\): .* no drafting cost"):
         predict(runs, PROFILE)
+
+
+def test_a_server_that_never_drafts_still_runs_its_drafter(tmp_path: Path) -> None:
+    """k = 0 by schedule: a pass of the drafter in each step, which is not `none`."""
+    rows = [{**NONE, "concurrency": "4"}, {**NONE, "method": "eagle3", "concurrency": "4"}]
+    profile = load_profile("a100-80gb/llama-3.1-8b")
+    names = {"gpu": "A100 80GB", "output_tok_s": "1"}
+    table = read_table(made_up(tmp_path / "t.csv", *({**row, **names} for row in rows)))
+    plain, tier = predict(table, profile)
+    drafter = profile.drafts["eagle3"].latency
+    least = drafter.forward_time(StepLoad(4, 4, 4)) * 1e3
+    assert tier.values["itl_p50_ms"] - plain.values["itl_p50_ms"] == pytest.approx(least, rel=0.2)
+    assert tier.values["num_draft_tokens"] == 0
+    [up] = TableErrors.of([plain, tier]).speed_ups
+    assert (up.choice, up.predicted < 1) == ("k = 0", True)
 
 
 def test_files_that_are_no_tables(tmp_path: Path, cli: Run, table: Path) -> None:

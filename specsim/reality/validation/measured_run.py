@@ -53,7 +53,8 @@ class MeasuredRun:
     engine: Mapping[str, Any]  # options of `specsim.engine.config.EngineConfig` without speculation
     tensor_parallel_size: int
     method: str  # of `specsim.proposers`; empty without speculation
-    num_speculative_tokens: int  # 0 without speculation
+    num_speculative_tokens: int
+    """0 without speculation; beside a method, of a server that can draft and never did."""
     rates: tuple[float, ...]  # share of all drafts of which position i was accepted
     acceptance_spread: float | None
     concurrency: int | None  # clients of a closed loop

@@ -216,13 +216,13 @@ def _speed_of(members: Sequence[Prediction]) -> str:
 def _speeds(members: Sequence[Prediction], metric: str) -> dict[str, tuple[float, float]]:
     """Return the mean speed of each choice, measured and predicted."""
     found: dict[str, list[tuple[float, float]]] = {}
-    drafters = {_drafter(each.run) for each in members if each.run.num_speculative_tokens}
+    drafters = {_drafter(each.run) for each in members if each.run.method}
     for each in members:
         measured, predicted = each.run.measured.get(metric), each.values[metric]
         if not measured or not predicted:
             continue
         run, power = each.run, SPEEDS[metric]
-        choice = f"k = {run.num_speculative_tokens}" if run.num_speculative_tokens else "none"
+        choice = f"k = {run.num_speculative_tokens}" if run.method else "none"
         if choice != "none" and len(drafters) > 1:
             choice += f" ({_drafter(run)})"
         found.setdefault(choice, []).append((measured**power, predicted**power))

@@ -46,6 +46,7 @@ _BITS = re.compile(
 """How a cell says that weights are stored, first of all; what is said of the KV cache aside."""
 _GROUPS = {16: 1, 8: 2, 4: 3}  # of `_BITS`, by bits
 _RECORD = "table"
+_ANY_SIZE = 1 << 20  # no batch is larger
 _COUNTERS = frozenset(
     {"engine_steps", "preemptions", "num_drafts", "num_draft_tokens", "num_accepted_tokens"}
 )
@@ -86,8 +87,11 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     if run.missing:
         raise ConfigError(f"{run.place}: {run.missing[0]}; or leave it out (--skip-incomplete)")
     engine, k = dict(run.engine), run.num_speculative_tokens
-    if k:
-        engine["speculative_config"] = {"method": run.method, "num_speculative_tokens": k}
+    if run.method:
+        config: dict[str, Any] = {"method": run.method, "num_speculative_tokens": max(k, 1)}
+        if not k:  # the drafter keeps up with the target all the same
+            config["num_speculative_tokens_per_batch_size"] = [[1, _ANY_SIZE, 0]]
+        engine["speculative_config"] = config
     arrivals: dict[str, Any] = {"kind": "closed_loop", "concurrency": run.concurrency}
     if run.request_rate is not None:
         arrivals = {"kind": "gamma", "rate": run.request_rate, "burstiness": run.burstiness}
@@ -102,7 +106,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
             "engine": engine,
             "profile": "given",
             "seed": seed,
-            **({"acceptance": {"kind": "recorded", "proposer": _RECORD}} if k else {}),
+            **({"acceptance": {"kind": "recorded", "proposer": _RECORD}} if run.method else {}),
         },
         run.place,
     )
@@ -153,6 +157,8 @@ def _requests(
     records = {}
     if run.rates:
         records[_RECORD] = fates(run.rates, lens[:, 1].tolist(), concentration, seed)
+    elif run.method:  # and never drafts
+        records[_RECORD] = [bytes(length) for length in lens[:, 1].tolist()]
     return Trace(
         *(lens[:, 0], lens[:, 1], arrived_at),
         prefix_ids=prefixes,

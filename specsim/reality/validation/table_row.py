@@ -155,16 +155,15 @@ class TableRow:
                 f"num_speculative_tokens is empty, method is '{self.text('method')}': give the "
                 "length of the drafts (one that changes cannot be repeated)"
             )
-        if not k:
-            return "", 0
         if not word:
-            self.gaps.append(f"method is empty: say what drafts {k} tokens, such as eagle3")
-            return "", k
+            if k:
+                self.gaps.append(f"method is empty: say what drafts {k} tokens, such as eagle3")
+            return "", k or 0
         try:
             PROPOSERS.find(word)
         except ConfigError as problem:
             self.gaps.append(f"method = '{word}': {problem}")
-        return word, k
+        return word, k or 0
 
     def _load(self) -> tuple[int | None, float | None]:
         clients, text = self.whole("concurrency", 1), self.text("request_rate").lower()
