@@ -31,7 +31,8 @@ SHARES = (0.25, 0.5, 0.75, 1.0)
 FORMS = {"once": 0.7, "settled": 0.7, "half": 0.5}
 KEPT = ("each", "kinds", "half", "needed")
 
-KINDS = (("output_tok_s", "tpot_or_itl_mean_ms", "e2e_mean_ms"), ("itl_p50_ms",), ("ttft_p50_ms",), ("engine_steps",))  # fmt: skip
+ONE_TIME = ("output_tok_s", "tpot_or_itl_mean_ms", "e2e_mean_ms")
+KINDS = (ONE_TIME, ("itl_p50_ms",), ("ttft_p50_ms",), ("engine_steps",))
 NEEDED, SLACK, HURT = 1.7, 0.1, 1.02
 GROUPS = {"A100": "a100-", "H100": "h100-", "H200": "h200-", "H100 NVL": "h100nvl-"}
 
@@ -56,8 +57,12 @@ class Rows:
     def of(self, errors: np.ndarray) -> list[dict[str, float]]:
         """Return the mean size of the weighed errors of each load and metric."""
         keys, runs = self.replayer.keys, self.replayer.runs
-        told = [(metric, keys.count(key)) for metric in self.metrics
-                for run, key in zip(runs, keys, strict=True) if measured_of(run, metric)]  # fmt: skip
+        told = [
+            (metric, keys.count(key))
+            for metric in self.metrics
+            for run, key in zip(runs, keys, strict=True)
+            if measured_of(run, metric)
+        ]
         found: dict[int, dict[str, list[float]]] = {}
         for load, (name, count), error in zip(self.problem.loads, told, errors, strict=True):
             found.setdefault(load, {}).setdefault(name, []).append(abs(error) * count**0.5)
@@ -109,7 +114,9 @@ def is_kept(rule: str, before: list[dict[str, float]], after: list[dict[str, flo
     if rule == "needed":
         return bool(np.mean(sizes[0]) > NEEDED)
     if rule == "kinds":
-        for old, new, kind in ((o, n, k) for o, n in zip(before, after, strict=True) for k in KINDS):
+        for old, new, kind in (
+            (o, n, k) for o, n in zip(before, after, strict=True) for k in KINDS
+        ):
             there = [name for name in kind if name in old]
             if sum(new[n] for n in there) > sum(old[n] for n in there) + SLACK * bool(there):
                 return False
