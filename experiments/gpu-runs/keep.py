@@ -141,21 +141,16 @@ def ratios_of(server: Server) -> dict[str, Any]:
 
     zero = np.zeros(len(own))
     before, built = fitted.of(fitted.problem.errors(zero)), loss(zero)
-    made: dict[str, Any] = {"built": built, "ratios": {}, "moved": {}}
+    made: dict[str, Any] = {"built": round(built, 4), "ratios": {}}
     for form, found, is_free in forms_of(fitted.problem):
         after = without_each(fitted, found, is_free)
         totals = {s: sum(np.mean(list(load.values())) for load in after[s]) for s in SHARES}
         losses = {share: loss(share * found.places) / built for share in SHARES}
-        made["moved"][form] = {
-            p.name: p.value(float(x)) for p, x, free in
-            zip(fitted.problem.parameters, found.places, is_free, strict=True) if free
-        }  # fmt: skip
-        made["moved"][form]["left out"] = {str(s): [before, after[s], losses[s]] for s in SHARES}
         for (how, share), rule in product(
             (("all", 1.0), ("share", min(SHARES, key=lambda s: (totals[s], -s)))), KEPT
         ):
             keeps = is_kept(rule, before, after[share])
-            made["ratios"][f"{form} {how} {rule}"] = losses[share] if keeps else 1.0
+            made["ratios"][f"{form} {how} {rule}"] = round(losses[share], 4) if keeps else 1.0
     return made
 
 

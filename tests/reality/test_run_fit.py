@@ -138,6 +138,18 @@ def test_repetitions_weigh_as_much_as_one_run(table: Path) -> None:
         assert one.value == pytest.approx(other.value, rel=1e-3, abs=1e-3)
 
 
+def test_a_fit_that_gains_little_stays_out(table: Path, start: Path, cli: Run) -> None:
+    choice = [each for name in ("c16", "c1k1") for each in ("--fit-rows", f"run_id={name}")]
+    code, _, errors = cli(
+        *("profile", "fit", table, "--start", start, *choice, "--out", "new.yaml"),
+        *("--workers", "1"),
+    )
+    assert code == 0
+    assert "the profile stays as built: what all loads but one say is" in errors
+    assert "(at least 50% is wanted); fit other loads, or more" in errors
+    assert load_profile("new.yaml").target == load_profile(str(start)).target
+
+
 def test_a_changed_profile_computes_anew() -> None:
     load = StepLoad(1000, 1, 1)
     before = START.target.forward_time(load)
@@ -149,7 +161,9 @@ def test_a_changed_profile_computes_anew() -> None:
 def test_the_command_writes_a_profile_that_says_what_was_fitted(
     table: Path, start: Path, cli: Run
 ) -> None:
-    choice = ("--fit-rows", "run_id=c16", "--fit-rows", "run_id=c1k1")
+    choice = [
+        each for name in ("c16", "c1k1", "c48k5") for each in ("--fit-rows", f"run_id={name}")
+    ]
     code, output, errors = cli(
         *("profile", "fit", table, "--start", start, *choice, "--out", "new.yaml"),
         *("--json", "fit.json", "--workers", "1"),
@@ -158,8 +172,8 @@ def test_the_command_writes_a_profile_that_says_what_was_fitted(
     assert "the runs cannot tell" in output
     assert "held-out rows" in output
     told = load_profile("new.yaml").provenance
-    assert "fitted to 2 rows of runs.csv" in told.source
-    assert "2 rows of runs.csv (k = 0, 1), 8 held out" in told.notes
+    assert "fitted to 3 rows of runs.csv" in told.source
+    assert "3 rows of runs.csv (k = 0, 1, 5), 7 held out" in told.notes
     assert "vllm 0.24.0" in told.engine
     code, output, _ = cli("validate", table, "--profile", "new.yaml", "--workers", "1")
     assert code == 0
