@@ -61,6 +61,7 @@ def draw_world(rng: Random) -> World:
         if "speculative_config" in engine and rng.random() < 0.3:
             engine["speculative_config"]["disable_lookahead_block_hashes"] = True
     _serve_adapters(config, profile, rows)
+    _hold_prefills(config)
     return {
         "config": config,
         "profile": profile,
@@ -85,6 +86,15 @@ def _serve_adapters(
         return
     for row in rows:
         row["adapter"] = rng.randint(0, 4)
+
+
+def _hold_prefills(config: dict[str, Any]) -> None:
+    """Let some steps read no prompts, where the engine knows that; all else stays as it was."""
+    engine = config["engine"]
+    rng = Random(f"cadence {json.dumps(config)}")
+    knows = engine.get("vllm_version") == "0.33" and "lora_config" not in engine
+    if knows and "data_parallel_size" not in engine and rng.random() < 0.3:
+        engine["prefill_schedule_interval"] = rng.choice([2, 3, 7])
 
 
 def _columns(workload: dict[str, Any], rows: list[dict[str, Any]] | None) -> frozenset[str]:

@@ -87,6 +87,9 @@ class EngineConfig(Settings):
     """By default on, unless the drafting method or the scheduler rules it out."""
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31)] = 0
     long_prefill_token_threshold_adaptive: bool = False
+    prefill_schedule_interval: Count | None = None
+    """Steps of which one may read prompts, while anybody decodes; by default 1, each. Earlier
+    versions have it for ranks that share experts alone, which is not simulated."""
     scheduler_reserve_full_isl: bool = True
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that admissions leave free; V0 used 0.01."""
@@ -120,6 +123,20 @@ class EngineConfig(Settings):
             found = next(name for name, is_given in others.items() if is_given)
             raise ValueError(
                 f"lora_config: LoRA adapters with {found} are not simulated; leave one out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_cadence(self) -> Self:
+        others = {
+            "scheduler prefill_first": self.scheduler == "prefill_first",
+            "data_parallel_size": (self.data_parallel_size or 1) > 1,
+            "lora_config": self.lora_config is not None,
+        }
+        if (self.prefill_schedule_interval or 1) > 1 and any(others.values()):
+            found = next(name for name, is_given in others.items() if is_given)
+            raise ValueError(
+                f"prefill_schedule_interval with {found} is not simulated; leave one out"
             )
         return self
 
@@ -377,6 +394,7 @@ class EngineConfig(Settings):
             "enable_chunked_prefill": self.enable_chunked_prefill and not is_v0,
             "long_prefill_token_threshold": self.long_prefill_token_threshold,
             "long_prefill_token_threshold_adaptive": self.long_prefill_token_threshold_adaptive,
+            "prefill_interval": self.prefill_schedule_interval or 1,
             "max_draft_len": max_draft_len,
             "lookahead_len": max_draft_len if is_v0 else lookahead_len,
             "draft_slots": proposer.draft_slots if proposer and not is_v0 else 0,

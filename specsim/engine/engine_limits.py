@@ -52,6 +52,7 @@ class Limits(Protocol):
     enable_chunked_prefill: int
     long_prefill_token_threshold: int
     long_prefill_token_threshold_adaptive: int
+    prefill_interval: int  # steps of which one may read prompts, while anybody decodes
     max_draft_len: int
     lookahead_len: int  # extra KV slots per sequence that the drafting method writes to
     draft_slots: int  # input slots that the drafting method takes per scheduled sequence

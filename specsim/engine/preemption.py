@@ -10,7 +10,7 @@ from specsim.engine.loading import is_in_flight
 from specsim.engine.table import NO_ROW, RUNNING, Table
 from specsim.engine.waiting import put_back
 
-IN_VAIN = 10_000
+IN_VAIN = 4_000
 """Preemptions without a token in between, from which on there will be no token any more.
 
 Where two requests have one priority and arrived at the very same instant, vLLM preempts whichever

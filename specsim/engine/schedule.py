@@ -66,6 +66,8 @@ def schedule(table: Table) -> None:
     step.piece_limit = NEVER
     if limits.long_prefill_token_threshold:
         step.piece_limit = _piece_limit(table)
+    step.defers_prefills = _defers_prefills(table)
+    step.admits_prefill = 0
     step.has_chunk = 0
     step.num_adapters = 0
     step.preemptions = 0
@@ -78,8 +80,11 @@ def schedule(table: Table) -> None:
             _schedule_running(table)
     else:
         _schedule_running(table)
-        if not step.preemptions and (state.num_waiting or state.num_loading):
-            _schedule_waiting(table)
+        if not step.preemptions:
+            if state.num_waiting or state.num_loading:
+                _schedule_waiting(table)
+            if not step.defers_prefills:
+                state.is_backed_up = state.num_waiting > 0
     context_tokens = batched_tokens = prefill_tokens = 0
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
@@ -96,9 +101,29 @@ def schedule(table: Table) -> None:
     step.num_running = state.num_running
     step.num_waiting = state.num_waiting + state.num_loading
     step.free_blocks = state.num_free
+    if batched_tokens:
+        state.num_executed += 1
+        if step.has_chunk or step.admits_prefill:
+            state.prefills_from = state.num_executed + limits.prefill_interval
     state.num_steps += 1
     state.has_unflushed = 0
     state.is_stuck = not (step.num_requests or step.preemptions)
+
+
+@inner
+def _defers_prefills(table: Table) -> bool:
+    """Return whether the step reads no prompts, so that decodes go on by themselves.
+
+    Not where nobody decodes, nor where the last step that might read prompts left some waiting.
+    vLLM 0.33.0 ``v1/core/sched/scheduler.py``: prefill cadence of an engine without ranks.
+    """
+    state = table.state[0]
+    if state.is_backed_up or state.num_executed + 1 >= state.prefills_from:
+        return False
+    for place in range(state.num_running):
+        if not table.sequences[table.running[place]].in_chunk:
+            return True
+    return False
 
 
 @inner
@@ -134,6 +159,8 @@ def _schedule_running(table: Table) -> None:
             and computed_len + 2 - sequence.placeholder_len >= sequence.requested_len
         ):
             continue  # its end is already certain
+        if step.defers_prefills and sequence.in_chunk:
+            continue
         known_len = sequence.known_len + sequence.placeholder_len
         scheduled_len = known_len + sequence.draft_len - computed_len
         scheduled_len = min(scheduled_len, step.piece_limit, step.tokens_left)
@@ -193,6 +220,8 @@ def _schedule_waiting(table: Table) -> None:
             begin_load(table, row, cached_len, external_len)
             continue
         missing_len = table.sequences[row].known_len - cached_len
+        if step.defers_prefills and missing_len > 1:
+            return
         scheduled_len = _first_piece(table, missing_len, cached_len, num_running_scheduled > 0)
         if limits.state_block_size:
             piece_len = _to_state(table, row, cached_len, scheduled_len)
@@ -243,6 +272,8 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     computed_len = min(sequence.computed_len, sequence.known_len - 1)
     sequence.computed_len = computed_len
     missing_len = sequence.known_len - computed_len
+    if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
+        return False
     scheduled_len = _first_piece(table, missing_len, computed_len, num_running_scheduled > 0)
     if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
@@ -318,6 +349,8 @@ def _admit(table: Table, row: int, cached_len: int, scheduled_len: int) -> None:
     state.num_running += 1
     sequence.status = RUNNING
     sequence.computed_len = cached_len
+    if sequence.known_len - cached_len > 1:
+        table.steps[state.current].admits_prefill = 1
     _append_entry(table, row, scheduled_len)
     entry = table.entries[state.current, table.steps[state.current].num_requests - 1]
     entry.is_loaded = is_loaded

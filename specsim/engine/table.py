@@ -184,6 +184,8 @@ class Step(Protocol):
     inputs_left: int  # max_num_batched_tokens, likewise; draft slots are paid from it as well
     piece_limit: int  # longest piece that any sequence may get
     num_adapters: int  # LoRA adapters that it serves, where `Limits.max_loras` bounds them
+    defers_prefills: int  # whether it reads no prompts (vLLM: prefill_schedule_interval)
+    admits_prefill: int  # whether it admits anybody of whom more than a token is to be computed
     has_chunk: int  # whether a running sequence came into it in the middle of its prefill
     num_running: int
     num_waiting: int
@@ -301,6 +303,9 @@ class State(Protocol):
     last_free: int
     num_free: int
     num_steps: int
+    num_executed: int  # steps that had tokens
+    prefills_from: int  # number of such a step, from 1, from which on prompts may be read again
+    is_backed_up: int  # whether somebody still waited after the last step that might read prompts
     adapter_uses: int  # counts uses of LoRA adapters, to know which was used first
     num_active: int  # LoRA adapters on the GPU
     num_held: int  # and in host memory

@@ -87,7 +87,11 @@ RULES = {
     "0.32": _0_32,
     "0.33": _0_33,
 }
-SINCE = {"max_num_active_seqs": "0.31", "long_prefill_token_threshold_adaptive": "0.31"}
+SINCE = {
+    "max_num_active_seqs": "0.31",
+    "long_prefill_token_threshold_adaptive": "0.31",
+    "prefill_schedule_interval": "0.33",
+}
 """From which version on vLLM has a setting."""
 
 

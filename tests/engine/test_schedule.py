@@ -132,7 +132,7 @@ def test_preemptions_in_turn_come_to_an_end(num_requests: int, is_async: bool) -
     }  # fmt: skip
     lengths = {"kind": "uniform", "prompt": [3, 3], "output": [20, 20]}
     config["workload"] = {"arrivals": "burst", "lengths": lengths, "num_requests": num_requests}
-    with pytest.raises(CapacityError, match="10,000 preemptions without a token in between"):
+    with pytest.raises(CapacityError, match="4,000 preemptions without a token in between"):
         simulate(Experiment.parse(config, "burst"))
     config["workload"]["arrivals"] = {"kind": "constant", "rate": 1e6}
     run = simulate(Experiment.parse(config, "one after another"))

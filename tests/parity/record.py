@@ -10,8 +10,9 @@ the two have only the scenario in common::
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
 second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
 stop token, and ``states-SEED``, with layers that keep a state (``loras``: with requests for LoRA
-adapters); the last writes the log of one scenario, or of all that lie in a folder. The scripted
-randomness, the virtual clock and the format of the log are those of ``specsim parity``.
+adapters; ``cadence``: with steps that read no prompts, in 0.33); the last writes the log of one
+scenario, or of all that lie in a folder. The scripted randomness, the virtual clock and the format
+of the log are those of ``specsim parity``.
 """
 
 import atexit
@@ -32,6 +33,7 @@ import torch
 import vllm
 from to_record import (
     Needs,
+    random_cadence_scenario,
     random_groups_scenario,
     random_loras_scenario,
     random_scenario,
@@ -200,6 +202,8 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         "async_scheduling",
     )
     limits = {name: engine[name] for name in same if name not in LACKING}
+    if engine.get("prefill_schedule_interval"):
+        limits["prefill_schedule_interval"] = engine["prefill_schedule_interval"]
     if engine["max_num_active_seqs"] and "max_num_active_seqs" not in LACKING:
         limits["max_num_active_seqs"] = engine["max_num_active_seqs"]
     size = engine["block_size"]
@@ -541,7 +545,11 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
         draw = random_groups_scenario if kind == "groups" else random_states_scenario
         scenario = draw(seed, needs_of)
     else:
-        draws = {"stops": random_stops_scenario, "loras": random_loras_scenario}
+        draws = {
+            "stops": random_stops_scenario,
+            "loras": random_loras_scenario,
+            "cadence": random_cadence_scenario,
+        }
         scenario = draws.get(kind, random_scenario)(seed)
     scenario["engine"] |= LACKING
     return scenario

@@ -87,6 +87,14 @@ def random_loras_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"loras-{seed}", "kind": "loras"}
 
 
+def random_cadence_scenario(seed: int) -> dict[str, Any]:
+    """The same with steps that read no prompts (0.33)."""
+    scenario, draw = random_scenario(seed), random.Random(f"cadence {seed}")
+    interval = draw.choice([2, 3, 5, 9])
+    scenario["engine"] |= {"prefill_schedule_interval": interval, "vllm_version": "0.33"}
+    return scenario | {"name": f"cadence-{seed}", "kind": "cadence"}
+
+
 def random_loads_scenario(seed: int) -> dict[str, Any]:
     """The same with prompts of which another engine has some, and blocks that are kept at the end.
 

@@ -88,6 +88,7 @@ class EngineScript(Settings):
     prefix_cache_retention_interval: int | None = 0
     """None: dense."""
     vllm_version: VllmVersion = DEFAULT_VERSION
+    prefill_schedule_interval: int | None = None
     max_loras: int | None = None
     """Where requests are for LoRA adapters."""
 
