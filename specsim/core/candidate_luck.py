@@ -84,24 +84,27 @@ class CandidateLuck:
     Args:
         parts: Tables of its requests, in their order.
         starts: Where those of each request begin, by its index; the last is where all end.
+        max_depth: Most tokens along a path.
     """
 
-    def __init__(self, parts: Sequence[RankTables], starts: Ints) -> None:
+    def __init__(self, parts: Sequence[RankTables], starts: Ints, max_depth: int) -> None:
         none = np.zeros((1, 0), dtype=np.uint8), np.zeros((0, 2, 0), dtype=np.uint8)
         parts = parts or [RankTables(*none)]
         self._ranks = np.concatenate([part.ranks for part in parts], axis=1)
         self._levels = np.concatenate([part.levels for part in parts], axis=2)
-        self._starts = starts
+        self._starts, self._max_depth = starts, max_depth
 
-    def ranks(self, request: int, position: int, depth: int) -> list[int]:
-        """Return the ranks of the target's next tokens, when so many output tokens are known."""
-        start, end = self._starts[request : request + 2].tolist()
-        first, last = start + position, len(self._ranks) - 1
-        depth = min(depth, end - first)
-        if not last:
-            ranks: list[int] = self._ranks[0, first : first + depth].tolist()
-            return ranks
-        return [int(self._ranks[min(place, last), first + place]) for place in range(depth)]
+    def ranks(self, requests: Ints, positions: Ints) -> Bytes:
+        """Return the ranks of the target's next tokens, when so many output tokens are known.
+
+        Shape (n, places); 0 beyond the tables' end.
+        """
+        places = np.arange(self._max_depth)
+        rows = np.minimum(places, len(self._ranks) - 1)
+        columns = (self._starts[requests] + positions)[:, np.newaxis] + places
+        is_inside = columns < self._starts[requests + 1][:, np.newaxis]
+        ranks: Bytes = self._ranks[rows, np.where(is_inside, columns, 0)] * is_inside
+        return ranks
 
     def confidences(self, requests: Ints, positions: Ints, paths: Ints) -> NDArray[np.float32]:
         """Return P(each candidate is right, if all before it are), as the drafter sees it.

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from operator import mul
+from operator import le, mul
 from typing import Protocol
 
 import numpy as np
@@ -35,7 +35,8 @@ class Tree:
     have children, depth by depth, as where it looks at more than it hands over."""
 
     def __post_init__(self) -> None:
-        if any(not -1 <= parent < node for node, parent in enumerate(self.parents)):
+        parents = self.parents  # there may be many trees in a step
+        if min(parents, default=-1) < -1 or any(map(le, range(len(parents)), parents)):
             raise ValueError(f"parents {self.parents}: each must be -1 or an earlier node")
 
     @classmethod
@@ -77,19 +78,11 @@ class Tree:
         return len(self.parents)
 
     @cached_property
-    def children(self) -> tuple[tuple[int, ...], ...]:
-        """The nodes that follow the last known token, then those that follow each node."""
-        found: list[list[int]] = [[] for _ in range(len(self.parents) + 1)]
-        for node, parent in enumerate(self.parents):
-            found[parent + 1].append(node)
-        return tuple(map(tuple, found))
-
-    @cached_property
     def paths(self) -> tuple[Path, ...]:
         """The path to each node."""
         found: list[Path] = []
         for node, parent in enumerate(self.parents):
-            rank = self.children[parent + 1].index(node) + 1
+            rank = self.parents[:node].count(parent) + 1
             found.append((*(found[parent] if parent >= 0 else ()), rank))
         return tuple(found)
 
@@ -103,7 +96,7 @@ class Tree:
         """Tokens that the drafter reads in each pass after its first."""
         if self.passes is not None:
             return self.passes
-        lens = [len(path) for path in map(self.paths.__getitem__, set(self.parents) - {-1})]
+        lens = [len(self.paths[node]) for node in set(self.parents) - {-1}]
         return tuple(lens.count(depth) for depth in range(1, self.depth))
 
     def accepted_path(self, ranks: Sequence[int], num_nodes: int) -> Path:
@@ -113,24 +106,31 @@ class Tree:
             ranks: Of the next positions; 0 for a token that is none of the candidates.
             num_nodes: Nodes that are verified, the first ones.
         """
-        node = -1
-        for length, rank in enumerate(ranks):
-            children = self.children[node + 1]
-            if not 0 < rank <= len(children) or children[rank - 1] >= num_nodes:
-                return tuple(ranks[:length])
-            node = children[rank - 1]
-        return tuple(ranks)
+        parents, node, length = self.parents, -1, 0
+        try:
+            for rank in ranks:
+                if not rank:
+                    break
+                child = node
+                for _ in range(rank):
+                    child = parents.index(node, child + 1, num_nodes)
+                node, length = child, length + 1
+        except ValueError:  # there is no such child
+            pass
+        return tuple(ranks[:length])
 
     def tried_widths(self, path: Path, num_nodes: int) -> list[int]:
         """Return how many candidates were tried after each node of a path that was accepted.
 
         The first number is that of the last known token's; the last may be 0, at the tree's end.
         """
-        node, widths = -1, []
-        for rank in (*path, None):
-            children = self.children[node + 1]
-            widths.append(sum(child < num_nodes for child in children))
-            node = -1 if rank is None else children[rank - 1]
+        parents, node, widths = self.parents[:num_nodes], -1, []
+        for rank in (*path, 0):
+            widths.append(parents.count(node))
+            child = node
+            for _ in range(rank):
+                child = parents.index(node, child + 1)
+            node = child
         return widths
 
     def expected_len(self, rates: Sequence[float]) -> float:

@@ -1,7 +1,5 @@
 """Trees of candidates, their widths chosen by goodput."""
 
-from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count, product
 from typing import Any, ClassVar, Literal, Self, final
@@ -11,10 +9,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.step import BatchView, StepOutcome
-from specsim.core.trees import Path, Tree
+from specsim.core.trees import Tree
 from specsim.decisions.policy import DraftsTrees, ServerView
 from specsim.policies.parts.estimate import PRIOR_TRIALS
-from specsim.policies.parts.growth import checked_nodes, nodes_of
+from specsim.policies.parts.growth import checked_nodes, nodes_of, outcomes_of
 
 
 @dataclass(slots=True)
@@ -117,9 +115,8 @@ class MedusaTree(DraftsTrees[_Memory]):
         keep = 1.0 - 1.0 / self.window
         hits = [keep * number for number in memory.hits]
         trials = [keep * number for number in memory.trials]
-        for tree, nodes, path, times in _kinds(outcome):
-            widths = tree.tried_widths(path, nodes) if tree is not None else []
-            for position, width in enumerate(widths):
+        for tree, nodes, path, times in outcomes_of(outcome):
+            for position, width in enumerate(tree.tried_widths(path, nodes)):
                 if width:
                     hits[width] += times * (position < len(path))
                     trials[width] += times
@@ -134,15 +131,6 @@ class MedusaTree(DraftsTrees[_Memory]):
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of one candidate."""
         return memory.alpha
-
-
-def _kinds(outcome: StepOutcome) -> Iterator[tuple[Tree | None, int, Path, int]]:
-    """Yield each (tree, nodes, accepted path) of a step, as they come, and how often it did."""
-    trees = outcome.trees or []
-    columns = map(id, trees), outcome.draft_lens.tolist(), outcome.paths
-    by_id = {id(tree): tree for tree in trees}  # to compare trees would take longer
-    for (tree, nodes, path), times in Counter(zip(*columns, strict=True)).items():
-        yield by_id[tree], nodes, path, times
 
 
 class TreeLens:

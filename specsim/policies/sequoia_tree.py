@@ -13,6 +13,7 @@ from specsim.core.step import BatchView, StepOutcome
 from specsim.core.trees import Path, Tree, rank_rates
 from specsim.decisions.policy import DraftsTrees, ServerView
 from specsim.policies.parts.estimate import PRIOR_TRIALS
+from specsim.policies.parts.growth import outcomes_of
 
 
 @dataclass(slots=True)
@@ -92,16 +93,11 @@ class SequoiaTree(DraftsTrees[_Memory]):
         prior = PRIOR_TRIALS * (1.0 - keep)
         memory.hits = keep * memory.hits + prior * self.prior / ranks
         memory.trials = keep * memory.trials + prior
-        trees = outcome.trees or []
-        for tree, nodes, path in zip(
-            trees, outcome.draft_lens.tolist(), outcome.paths, strict=True
-        ):
-            if tree is None or not nodes:
-                continue
+        for tree, nodes, path, times in outcomes_of(outcome):
             for width, rank in zip(tree.tried_widths(path, nodes), (*path, 0), strict=True):
-                memory.trials[: rank or width] += 1.0
+                memory.trials[: rank or width] += times
                 if rank:
-                    memory.hits[rank - 1] += 1.0
+                    memory.hits[rank - 1] += times
 
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of the first candidate."""

@@ -72,8 +72,10 @@ class _Grown(NamedTuple):
 
 
 @dataclass(eq=False)
-class TreeDrafts(_OneByOne):
+class TreeDrafts(DraftSource):
     """Drafts that are trees."""
+
+    verifies = True
 
     luck: CandidateLuck
     _trees: dict[int, Tree] = field(default_factory=dict, init=False)
@@ -88,15 +90,14 @@ class TreeDrafts(_OneByOne):
     def candidates(self, requests: Ints, positions: Ints) -> _Grown:
         return _Grown(self.luck, requests, positions)
 
-    def accepted_len(self, request: int, position: int, draft_len: int) -> int:
-        """Return the length of the path that is accepted, of so many nodes."""
-        tree = self._trees.get(request)
-        path: Path = ()
-        if draft_len and tree is not None:
-            ranks = self.luck.ranks(request, position, tree.depth)
-            path = tree.accepted_path(ranks, draft_len)
-        self._paths[request] = path
-        return len(path)
+    def accepted_lens(self, step: StepView) -> Ints:
+        requests = step.requests
+        ranks = self.luck.ranks(requests, step.output_lens).tolist()
+        rows = zip(requests.tolist(), ranks, step["verified_len"].tolist(), strict=True)
+        for request, found, num_nodes in rows:
+            tree = self._trees[request] if num_nodes else _NO_TREE
+            self._paths[request] = tree.accepted_path(found, num_nodes)
+        return np.array([*map(len, self.paths(requests))], dtype=np.int64)
 
     def keep_trees(self, step: StepView, trees: Tree | list[Tree]) -> int | Ints:
         requests = step.requests.tolist()

@@ -172,7 +172,8 @@ class Drafting:
             self._ranks(chunk, tables[start : start + _CHUNK], token_lucks, num_candidates)
             for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
         ]
-        return CandidateLuck(parts, np.cumsum([0, *(counts + self._max_path_len)]))
+        starts = np.cumsum([0, *(counts + self._max_path_len)])
+        return CandidateLuck(parts, starts, self._max_path_len)
 
     def _ranks(
         self,

@@ -44,8 +44,8 @@ def test_random_trees_emit_what_their_closed_form_says(seed: int) -> None:
     own = normals(Luck(seed, 1).uniforms([0], [num * tree.depth]))
     scores = np.array([[norm.ppf(alpha)]])
     tables = [RankTables(drawn_ranks(own, scores, factors), np.zeros((0, 2, len(own)), np.uint8))]
-    luck = CandidateLuck(tables, np.array([0, len(own)]))
-    ranks = (luck.ranks(0, draft * tree.depth, tree.depth) for draft in range(num))
+    luck = CandidateLuck(tables, np.array([0, len(own)]), tree.depth)
+    ranks = luck.ranks(np.zeros(num, dtype=np.int64), np.arange(num) * tree.depth).tolist()
     lens = 1.0 + np.array([len(tree.accepted_path(found, tree.num_nodes)) for found in ranks])
     theory = tree.expected_len(rank_rates([alpha, *(alpha * factor for factor in factors)]))
     half_width = norm.ppf(0.9995) * lens.std(ddof=1) / num**0.5

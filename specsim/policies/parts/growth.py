@@ -1,10 +1,13 @@
 """What policies of trees share."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.core.step import StepOutcome
+from specsim.core.trees import Path, Tree
 
 
 def nodes_of(widths: Iterable[int]) -> int:
@@ -21,3 +24,14 @@ def checked_nodes(widths: Sequence[int]) -> int:
             "engine.speculative_config.num_speculative_tokens"
         )
     return num_nodes
+
+
+def outcomes_of(outcome: StepOutcome) -> Iterator[tuple[Tree, int, Path, int]]:
+    """Yield each (tree, nodes, accepted path) of a step's drafts, and how often it came."""
+    trees = outcome.trees or []
+    columns = map(id, trees), outcome.draft_lens.tolist(), outcome.paths
+    by_id = {id(tree): tree for tree in trees}  # to compare trees would take longer
+    for (number, nodes, path), times in Counter(zip(*columns, strict=True)).items():
+        tree = by_id[number]
+        if tree is not None and nodes:
+            yield tree, nodes, path, times
