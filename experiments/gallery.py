@@ -25,6 +25,8 @@ PAPERS = {
     "SuffixDecoding": "Oliaro et al. (2024), arXiv 2411.04975",
     "SSSD": "Marzollo et al. (2024), arXiv 2411.05894",
     "SpecDecode-Bench": "arXiv 2601.11580",
+    "Medusa": "Cai et al. (2024), arXiv 2401.10774",
+    "EAGLE-2": "Li et al. (2024), arXiv 2406.16858",
 }
 FIELDS = {"paper", "figure", "what", "published", "ours", "why", "values"}
 OVER = {"min": min, "max": max, "mean": statistics.fmean}

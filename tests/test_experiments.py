@@ -76,6 +76,16 @@ def test_smartspec_medusa(tmp_path: Path) -> None:
     assert float(table[1, "goodput"]["tokens_per_request"]) > 8
 
 
+def test_draft_trees(tmp_path: Path) -> None:
+    trees = script("draft-trees")
+    trees.main(tmp_path, number=12, output=600)
+    assert all(row["is_inside"] == "True" for row in rows(tmp_path / "random_trees.csv"))
+    kept = ROOT / "experiments" / "draft-trees"
+    assert (tmp_path / "factors.csv").read_text() == (kept / "factors.csv").read_text()
+    assert all(abs(float(row["error_percent"])) < 15 for row in rows(tmp_path / "medusa.csv"))
+    assert sum(row["is_inside"] == "True" for row in rows(kept / "random_trees.csv")) >= 997
+
+
 def test_smartspec_fig11(tmp_path: Path) -> None:
     fig11 = script("smartspec-fig11")
     fig11.TARGETS["7B"] = fig11.TARGETS["7B"]._replace(rates=(1, 16))

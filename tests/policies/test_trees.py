@@ -59,8 +59,7 @@ ACCEPTANCES = [
 
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES, ids=lambda given: str(given["kind"]))
-@pytest.mark.parametrize("scheduler", ["v1", "prefill_first"])
-@pytest.mark.parametrize("basis", ["pass", "draft"])
+@pytest.mark.parametrize(("scheduler", "basis"), [("v1", "pass"), ("prefill_first", "draft")])
 def test_a_chain_is_a_tree_of_width_1(
     acceptance: dict[str, Any], scheduler: str, basis: str, constant_step: Callable[..., str]
 ) -> None:
