@@ -1,7 +1,9 @@
 """Trees: what they emit, what they cost, and that a chain is one of width 1."""
 
+import json
 from collections.abc import Callable
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -55,13 +57,35 @@ def test_random_trees_emit_what_their_closed_form_says(seed: int) -> None:
 ACCEPTANCES = [
     {"kind": kind, **ACCEPTANCE.members[kind].examples[0]}
     for kind in ("bernoulli", "beta", "beta_position", "layered", "markov", "per_position", "shift")
-]
+] + [{"kind": "recorded", "proposer": "eagle"}]
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> dict[str, Any]:
+    """Make a workload whose requests carry what was accepted of a drafter's chains."""
+    rng = np.random.default_rng(5)
+    rows = [
+        {
+            "prompt_token_ids": [1] * 9,
+            "generated_token_ids": [2] * 60,
+            "acc_eagle": {"acc_len": rng.integers(1, 6, 60).tolist()},
+        }
+        for _ in range(12)
+    ]
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    arrivals = {"kind": "poisson", "rate": 20.0}
+    return {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path)}}
 
 
 @pytest.mark.parametrize("acceptance", ACCEPTANCES, ids=lambda given: str(given["kind"]))
 @pytest.mark.parametrize(("scheduler", "basis"), [("v1", "pass"), ("prefill_first", "draft")])
 def test_a_chain_is_a_tree_of_width_1(
-    acceptance: dict[str, Any], scheduler: str, basis: str, constant_step: Callable[..., str]
+    acceptance: dict[str, Any],
+    scheduler: str,
+    basis: str,
+    constant_step: Callable[..., str],
+    recorded: dict[str, Any],
 ) -> None:
     latency = {"kind": "linear", "alpha_ns": 100, "gamma_us": 30, "delta_ms": 1}
     drafts = {"eagle3": {"basis": basis, "latency": latency, "token_us": 3}}
@@ -72,14 +96,11 @@ def test_a_chain_is_a_tree_of_width_1(
     else:
         engine["max_num_batched_tokens"] = engine["max_model_len"]
     engine["speculative_config"] = {"method": "eagle3", "num_speculative_tokens": 3}
+    config = tiny_config(acceptance=acceptance, engine=engine, profile=profile)
+    if acceptance["kind"] == "recorded":
+        config["workload"] = recorded
     chain, tree = (
-        simulate(
-            Experiment.parse(
-                tiny_config(policy=policy, acceptance=acceptance, engine=engine, profile=profile),
-                "chains",
-            ),
-            check=True,
-        ).replicas[0]
+        simulate(Experiment.parse({**config, "policy": policy}, "chains"), check=True).replicas[0]
         for policy in ("static:k=3", "static_tree:widths=[1,1,1]")
     )
     assert chain.steps["accepted_tokens"].sum()
@@ -330,3 +351,38 @@ def test_rates_of_ranks_are_learned(tiny: Callable[..., Experiment]) -> None:
             path.append(rank)
         policy.observe(outcome([9], [len(path)], trees=[tree], paths=[tuple(path)]), memory)
     assert memory.hits / memory.trials == pytest.approx([0.4, 0.5, 1 / 3], abs=0.05)
+
+
+class Trimming(DraftsTrees[ServerView]):
+    """Asks for six nodes, and verifies the first three, of nobody whose request is odd."""
+
+    kind: Literal["trimming"] = "trimming"
+
+    def max_draft_len(self, num_speculative_tokens: int) -> int:
+        return 6
+
+    def draft_lens(self, batch: Any, memory: ServerView) -> Tree:
+        return Tree.of_widths((2, 2))
+
+    def verify_lens(self, batch: Any, drafts: Any, memory: ServerView) -> Any:
+        return np.minimum(drafts.draft_lens, 3)
+
+    def drops(self, batch: Any, memory: ServerView) -> Any:
+        return batch.requests % 2 == 1
+
+
+@pytest.mark.parametrize("basis", ["pass", "heads"])
+def test_trees_are_trimmed_and_left_out(
+    basis: str, tiny: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 1000, "delta_ms": 10}
+    profile = constant_step(delta_ms=8, drafts={"eagle3": {"basis": basis, "latency": latency}})
+    run = simulate(
+        tiny(policy=Trimming(), profile=profile, acceptance="bernoulli:alpha=1"), check=True
+    ).replicas[0]
+    odd = run.requests["request"] % 2 == 1
+    assert not run.requests["draft_tokens"][odd].any()
+    steps = run.steps[run.steps["drafts"] > 0]
+    # Of alpha 1 all three nodes that are left hold the first rank twice: two of them are accepted.
+    assert (steps["draft_tokens"] == 3 * steps["drafts"]).all()
+    assert (steps["accepted_tokens"] == 2 * steps["drafts"]).all()
