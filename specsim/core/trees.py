@@ -35,9 +35,12 @@ class Tree:
     have children, depth by depth, as where it looks at more than it hands over."""
 
     def __post_init__(self) -> None:
-        parents = self.parents  # there may be many trees in a step
+        object.__setattr__(self, "parents", tuple(self.parents))
+        parents = self.parents  # of each of many trees in a step
         if min(parents, default=-1) < -1 or any(map(le, range(len(parents)), parents)):
-            raise ValueError(f"parents {self.parents}: each must be -1 or an earlier node")
+            raise ValueError(f"parents {parents}: each must be -1 or an earlier node")
+        if self.passes is not None and min(self.passes, default=0) < 0:
+            raise ValueError(f"passes {self.passes}: each must be at least 0")
 
     @classmethod
     def chain(cls, length: int) -> "Tree":

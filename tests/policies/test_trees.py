@@ -20,7 +20,9 @@ from specsim.core.step import StepLoad
 from specsim.core.trees import Tree, rank_rates
 from specsim.decisions.policy import DraftsTrees, ServerView
 from specsim.latency import LATENCY
+from specsim.policies import quick_step_time
 from specsim.policies.sequoia_tree import best_nodes
+from specsim.profile import load_profile
 from specsim.profile.profile import DraftCost, Overhead, StepCosts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
@@ -118,6 +120,8 @@ def test_shapes_said_in_two_ways_are_equal() -> None:
 def test_what_is_no_tree_is_refused() -> None:
     with pytest.raises(ValueError, match="each must be -1 or an earlier node"):
         Tree((-1, 1))
+    with pytest.raises(ValueError, match="each must be at least 0"):
+        Tree((-1,), passes=(-1,))
 
 
 def test_a_cut_tree_is_accepted_as_far_as_it_goes() -> None:
@@ -151,6 +155,18 @@ def test_passes_of_trees_are_priced_by_what_they_read() -> None:
     assert costs.draft_time(load, [Tree(()), Tree(())], 0.0) == pytest.approx(0.110)
     target = costs.target_time(load)
     assert costs.step_time(load, tree) == costs.draft_time(load, [tree, tree], target) + target
+
+
+@pytest.mark.parametrize("name", ["h100/llama-3.1-8b", "a100/llama-7b", "b200/llama-3.1-8b"])
+def test_policies_are_told_what_trees_cost(name: str) -> None:
+    profile = load_profile(name)
+    draft = next(draft for draft in profile.drafts.values() if draft.latency is not None)
+    told = quick_step_time(StepCosts(profile.target, (draft,), profile.overhead))
+    load = StepLoad(4000, 40, 10)
+    for k in range(5):
+        chain = Tree.chain(k)
+        assert told(load, chain) == told(load, [chain] * 10) == pytest.approx(told(load, k))
+    assert told(load, Tree.of_widths((3, 3))) >= told(load, 2)
 
 
 class Alternating(DraftsTrees[ServerView]):

@@ -1,7 +1,7 @@
 """What steps take, computed where it is used: inside the loops of policies."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,9 +121,9 @@ def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Drafts], float]:
     of_one = times.of_one
 
     def other_time(load: StepLoad, drafts: Drafts) -> float:
-        if isinstance(drafts, Tree) or (isinstance(drafts, list) and isinstance(drafts[0], Tree)):
+        if isinstance(drafts, Tree) or (isinstance(drafts, list) and Tree in map(type, drafts)):
             return costs.step_time(load, drafts)
-        return of_one(load, drafts)
+        return of_one(load, cast(Lens, drafts))
 
     numbers = times.desk.fit(1).pricing
     if numbers.target[0] != COEFFICIENTS or numbers.drafter[0] != COEFFICIENTS:
