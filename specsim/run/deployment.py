@@ -42,6 +42,7 @@ class Deployment:
     max_draft_len: int
     is_async: bool
     costs: StepCosts
+    believed: StepCosts  # by the policy, which may be told otherwise
     memory: MemoryPlan  # of each GPU
 
     def front(self, num_engines: int, num_requests: int) -> Front:
@@ -51,7 +52,12 @@ class Deployment:
         )
 
     @classmethod
-    def of(cls, experiment: Experiment, profile: Profile | None = None) -> "Deployment":
+    def of(
+        cls,
+        experiment: Experiment,
+        profile: Profile | None = None,
+        believed: Profile | None = None,
+    ) -> "Deployment":
         """Resolve an experiment; of one with pools, the decode pool.
 
         A ProfileError if there is no such profile, or it is of another model, or lacks the
@@ -60,6 +66,7 @@ class Deployment:
 
         Args:
             profile: In place of the one that ``experiment.profile`` names.
+            believed: By the policy, if what it is told of step times is not what they are.
         """
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
@@ -77,6 +84,13 @@ class Deployment:
         if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
         limits = _limits(engine, profile, model, gpu, memory)
+        costs = StepCosts(
+            profile.target,
+            drafts,
+            profile.overhead.of_engine(is_async=experiment.is_async),
+            _adapter_cost(engine, profile),
+            expands_batch=proposer is not None and proposer.disable_mqa_scorer,
+        )
         return cls(
             engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),
             profile=profile,
@@ -84,13 +98,8 @@ class Deployment:
             proposer=proposer,
             max_draft_len=max_draft_len,
             is_async=experiment.is_async,
-            costs=StepCosts(
-                profile.target,
-                drafts,
-                profile.overhead.of_engine(is_async=experiment.is_async),
-                _adapter_cost(engine, profile),
-                expands_batch=proposer is not None and proposer.disable_mqa_scorer,
-            ),
+            costs=costs,
+            believed=costs if believed is None else cls.of(experiment, believed).costs,
             memory=memory,
         )
 

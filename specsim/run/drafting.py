@@ -270,8 +270,8 @@ class Drafting:
 
 
 def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0) -> ServerView:
-    """Return what a policy knows of a server that is like its profile."""
-    slo, costs = experiment.slo, deployment.costs
+    """Return what a policy knows of a server, whose step times it has been told."""
+    slo, costs = experiment.slo, deployment.believed
     alone = StepLoad(512, 1, 1)
     target_time = costs.target_time(alone)
     plain_time = quick_step_time(replace(costs, drafts=(), expands_batch=False))

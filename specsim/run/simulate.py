@@ -44,6 +44,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     *,
     requests: Sequence[Request] | None = None,
     profile: Profile | None = None,
+    believed: Profile | None = None,
     check: bool = False,
     keeps_steps: bool = True,
     keeps_deliveries: bool = False,
@@ -54,12 +55,13 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
 
     Args:
         requests, profile: In place of those of the experiment.
+        believed: By the policy, in place of the profile: it is told wrong step times.
         check: Check every invariant after every step; some ten times slower.
         on_progress: Told the number of requests that have ended, each time one ends.
         backend: Processes to run replicas in that do not affect one another; None for this one.
             The results are the same.
     """
-    deployment = Deployment.of(experiment.serving, profile)
+    deployment = Deployment.of(experiment.serving, profile, believed)
     pools = PoolServers.of(experiment, deployment)
     if requests is None:
         check_size(experiment)
