@@ -4,8 +4,8 @@
     python experiments/random-settings/run.py "tuned on" joint # one half, these policies
 
 The settings are those of settings.csv, drawn by draw.py. Every policy meets the same requests and
-the same luck, in each of several replications. Writes results.csv; rows of settings or policies that
-are not asked for stay as they are.
+the same luck, in each of several replications. Writes results.csv; rows of settings or policies
+that are not asked for stay as they are.
 """
 
 import csv
@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from worlds import LOOKUPS, Setting, settings
+from worlds import Setting, settings
 
 from specsim.api import Experiment, Policy, parse_policies
 from specsim.policies import check_proposer, has_async_form
