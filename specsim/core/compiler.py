@@ -33,6 +33,13 @@ _ROUNDS = 2
 nothing changes; by one, runs of the engine take 4 to 8 % longer."""
 _OF_TUPLES_ALONE = re.compile(r"E(\d+arrays_[0-9a-f]{12})+$")
 """How numba's names end, by arguments."""
+_OF_ARRAYS = re.compile(r" of type arrays_[0-9a-f]{12}")
+_PLACE = re.compile(r"(?:at |File \")(\S+\.py)(?: \(|\", line )(\d+)")
+_NO_REASON = re.compile(
+    r"(\w+: )?Failed in|No implementation of function Function\(<function|>>>|There are|- Of which|"
+    r"Overload in|With argument|Rejected as"
+)
+"""How those lines of numba's errors begin that say no more than that there is one."""
 _OF_PYTHON = ("Py", "_Py", "NRT_", "numba_")  # what numba's code refers to where it would raise
 
 
@@ -314,17 +321,18 @@ def _main() -> None:
 
 
 def _told(error: BaseException) -> str:
-    """Return in one line what cannot be compiled, and where; numba says it in forty."""
-    place = ""
-    while True:
-        location = getattr(error, "loc", None)
-        if location is not None:
-            place = f" ({location.filename}, line {location.line})"
-        cause = error.__cause__ or error.__context__
-        if cause is None or cause is error:
-            lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            return f"{lines[0] if lines else type(error).__name__}{place}"
-        error = cause
+    """Return in one line what cannot be compiled, and where; numba says it in a hundred.
+
+    It nests: a function of ours has no implementation, since one that it calls has none, and so on
+    down to the reason, after which come the places, the innermost first.
+    """
+    text = _OF_ARRAYS.sub("", str(error)).replace(" found for signature:", "")
+    text = text.replace("NRT required but not enabled", "it allocates, raises or uses an object")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reasons = [line for line in lines if not _NO_REASON.match(line)]
+    place = next((found for found in _PLACE.finditer(text) if "/numba/" not in found[0]), None)
+    where = f" ({Path(place[1]).resolve()}, line {place[2]})" if place else ""
+    return f"{reasons[0] if reasons else type(error).__name__}{where}"
 
 
 if __name__ == "__main__":

@@ -67,6 +67,8 @@ def test_the_tutorials_two_ways_to_follow_are_the_same(
     assert not seen & {order.TRIM, order.ASK, order.OBSERVE}
     said = capfd.readouterr().err
     assert ("running its policies-does_not_compile as Python" in said) == bool(before)
+    why = f"it allocates, raises or uses an object ({tmp_path / 'does_not_compile.py'}, line "
+    assert (why in said) == bool(before)
 
 
 @pytest.mark.parametrize(
