@@ -89,7 +89,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "down_hysteresis": (0.2,),
         "up_hysteresis": (0.3,),
     },
-    "eagle2_tree": {"batch_tokens": (0, 9, 40)},
+    "eagle2_tree": {"batch_tokens": (0, 9, 40, "goodput")},
     "goodput": {"prior": (0.0, 1.0)},
     "goodput_exact": {"prior_trials": (0.5,), **_PAST},
     "hybrid_suffix": {"tau": (0.0, 0.7, 2.0)},

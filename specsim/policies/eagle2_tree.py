@@ -1,6 +1,6 @@
 """Trees that grow where the drafter is sure."""
 
-from typing import Any, ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,9 @@ class Eagle2Tree(DraftsTrees[ServerView]):
 
     Li et al. (2024), "EAGLE-2", section 4: a node is worth the product of the confidences along its
     path. Its depth is ``num_speculative_tokens``, 6 in the paper. With `batch_tokens` the nodes are
-    the likeliest of the whole batch, so that sure sequences get more of them.
+    the likeliest of the whole batch, so that sure sequences get more of them; by goodput as many as
+    bring most tokens per second (Liu et al. 2024, "SmartSpec", eq. 7), for what a node is worth is
+    how likely it is accepted.
     """
 
     kind: Literal["eagle2_tree"] = "eagle2_tree"
@@ -29,7 +31,7 @@ class Eagle2Tree(DraftsTrees[ServerView]):
     """Nodes of each depth that are expanded, and candidates of each."""
     total_tokens: int = Field(default=60, ge=1, le=MAX_DRAFT_LEN)
     """Most nodes of a sequence that are verified; 60 for 7B models in the paper, 50 for 13B."""
-    batch_tokens: int | None = Field(default=None, ge=0)
+    batch_tokens: Annotated[int, Field(ge=0)] | Literal["goodput"] | None = None
     """Most nodes of all sequences of a step; by default there is no such limit."""
 
     @property
@@ -50,9 +52,13 @@ class Eagle2Tree(DraftsTrees[ServerView]):
             return trees
         values, parents = self._grow(batch, rows, memory.max_depth)
         chosen = np.argsort(-values, axis=1, kind="stable")[:, : memory.max_draft_len]
-        is_kept = np.take_along_axis(values, chosen, axis=1) > 0
+        worth = np.take_along_axis(values, chosen, axis=1)
+        is_kept = worth > 0
         if self.batch_tokens is not None:
-            is_kept &= _likeliest(np.take_along_axis(values, chosen, axis=1), self.batch_tokens)
+            most = self.batch_tokens
+            is_kept &= _likeliest(
+                worth, _best_size(worth, batch, memory) if most == "goodput" else most
+            )
         passes = (self.top_k,) * (memory.max_depth - 1)
         for row, nodes, kept, above in zip(rows.tolist(), chosen, is_kept, parents, strict=True):
             trees[row] = _tree_of(np.sort(nodes[kept]), above, passes)
@@ -83,6 +89,14 @@ class Eagle2Tree(DraftsTrees[ServerView]):
             paths = np.concatenate([kept, ranks[best % top_k][:, :, np.newaxis]], axis=2)
             first += level.shape[1]
         return np.concatenate(values, axis=1), np.concatenate(parents, axis=1)
+
+
+def _best_size(values: Floats, batch: BatchView, server: ServerView) -> int:
+    """Return how many of the likeliest nodes of a step bring most tokens per second."""
+    load, gains = batch.decode_load(), -np.sort(-values, axis=None)
+    emitted = load.num_requests + np.cumsum([0.0, *gains.tolist()])
+    verified = load.num_requests + np.arange(len(emitted))
+    return int((emitted / server.step_times(load, verified, server.max_depth)).argmax())
 
 
 def _likeliest(values: Floats, most: int) -> NDArray[np.bool_]:

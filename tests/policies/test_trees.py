@@ -344,6 +344,35 @@ def test_a_budget_of_the_batch_goes_to_the_sure(tiny: Callable[..., Experiment])
     emitted(tiny, policy, acceptance=acceptance, **roomy(4))
 
 
+class Sure:
+    """A drafter that gives its first candidate 0.9 for even rows of a batch, 0.3 for the others."""
+
+    def after(self, rows: Any, paths: Any) -> Any:
+        first = np.where(rows % 2 == 0, 0.9, 0.3)[:, np.newaxis]
+        return (first * [1.0, 0.1, 0.05]).astype(np.float32)
+
+
+@pytest.mark.parametrize("token_time", [0.001, 0.05, 0.2, 2.0])
+def test_as_many_nodes_are_verified_as_bring_most_tokens_per_second(token_time: float) -> None:
+    def step_time(load: StepLoad, lens: Any) -> float:
+        return 1.0 + token_time * load.batched_tokens
+
+    policy, memory = started(
+        "eagle2_tree:top_k=3,total_tokens=9,batch_tokens=goodput", 9, step_time, max_depth=3
+    )
+    trees = policy.draft_lens(batch(*range(4), candidates=Sure()), memory)
+    nodes = sum(tree.num_nodes for tree in trees)
+    paths = Tree.of_widths((3, 3, 3)).paths
+    each = [
+        sorted(np.prod([first * [1.0, 0.1, 0.05][r - 1] for r in path]) for path in paths)[-9:]
+        for first in (0.9, 0.3)
+    ]
+    worth = sorted(2 * (each[0] + each[1]), reverse=True)
+    rates = [(4 + sum(worth[:n])) / (1.0 + token_time * (4 + n)) for n in range(4 * 9 + 1)]
+    assert rates[nodes] == pytest.approx(max(rates))
+    assert trees[0].num_nodes >= trees[1].num_nodes
+
+
 def test_goodput_makes_trees_small_under_load() -> None:
     def step_time(load: StepLoad, lens: Any) -> float:
         return 1.0 + 0.02 * load.batched_tokens + 0.05 * lens
