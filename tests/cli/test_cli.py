@@ -105,7 +105,10 @@ def test_synchronous_scheduling_for_the_sake_of_one_is_said(
     ("args", "message"),
     [
         (("compare", "--policies", "static:k=1", "static:k=1"), "--policies static:k=1: is given"),
-        (("compare", "--policies", "static", "medusa_tree"), "--policies medusa_tree: "),
+        (
+            ("compare", "--policies", "static", "medusa_tree:widths=[1,1,1,1,1,1]"),
+            "--policies medusa_tree:widths=[1,1,1,1,1,1]: ",
+        ),
         (("tune", "--max-k", "300"), "--max-k 300: engine.speculative_config"),
     ],
 )
