@@ -166,6 +166,29 @@ def test_what_vllm_is_told_names_the_head_and_keeps_what_was_given() -> None:
     assert "draft_tensor_parallel_size of the drafter" in question.command.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("model", "method", "weights"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "eagle3", "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B"),
+        ("meta-llama/Llama-3.1-70B-Instruct", "eagle3", "YOUR-EAGLE3"),
+        ("NousResearch/Hermes-3-Llama-3.1-8B", "eagle3", "YOUR-EAGLE3"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8", "draft_model",
+         "meta-llama/Llama-3.2-1B-Instruct"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "eagle3",
+         "RedHatAI/Qwen3-30B-A3B-Instruct-2507-speculator.eagle3"),
+        ("google/gemma-4-31B-it", "mtp", "google/gemma-4-31B-it-assistant"),
+        ("deepseek-ai/DeepSeek-V3", "mtp", None),
+        ("Qwen/Qwen3-8B", "ngram", None),
+    ],
+)  # fmt: skip
+def test_drafters_are_those_of_the_very_model_or_left_to_be_filled_in(
+    model: str, method: str, weights: str | None
+) -> None:
+    flag = f"--speculative-config.method {method} --speculative-config.num_speculative_tokens 2"
+    options = offered(asked(f"{model} {flag}", gpus="h200,b200,h100"), ("static:k=2",)).options
+    assert {(option.speculation or {}).get("model") for option in options} == {weights}
+
+
 def test_a_gpu_without_a_profile_falls_back_to_a_roofline_and_that_is_known() -> None:
     [option] = offered(asked("Qwen/Qwen3-8B --max-model-len 8192", gpus="l4"), ("off",)).options
     assert not option.hardware.is_measured
@@ -331,6 +354,9 @@ def test_the_cliff_and_a_safe_load_are_said() -> None:
     said = notes(plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice)
     assert "Beyond: at 34.68 requests/s 50.0% of the requests are within." in said
     assert any(text.startswith("Plan for at most 33.5 requests/s per server") for text in said)
+    alone = plan_of((126.0, 125.5, 127.0, 900.0), (134.0, 133.5, 135.0, 950.0)).advice
+    carried = [text for text in notes(alone) if text.startswith("One server carries all")]
+    assert (len(carried), any("carries all" in text for text in said)) == (1, False)
 
 
 def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:

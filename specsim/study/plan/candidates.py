@@ -29,6 +29,7 @@ _MOST_K = 5  # is tried where the command has no larger one
 _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
+_WITHOUT_WEIGHTS = (*_LOOKUPS, "mtp")  # of their own
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
 _REQUESTS = 2000
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
@@ -121,11 +122,9 @@ def model_of(name: str) -> str:
     """
     if (config := Path(name) / "config.json").is_file():
         return str(config.resolve())
-    key = name.rstrip("/").rsplit("/", 1)[-1].lower()
-    aliases: dict[str, str] = NAMES["aliases"]
-    fitting = [alias for alias in aliases if key == alias or key.startswith(f"{alias}-")]
-    if fitting:
-        return aliases[max(fitting, key=len)]
+    key = _key(name)
+    if (shape := _of_longest(NAMES["aliases"], key)) is not None:
+        return shape
     try:
         return find_model([key], "the command")
     except ProfileError as error:
@@ -134,6 +133,16 @@ def model_of(name: str) -> str:
             f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model "
             "name a folder with its config.json (./my-model)"
         ) from error
+
+
+def _key(name: str) -> str:
+    return name.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def _of_longest(known: dict[str, str], key: str) -> str | None:
+    """Return what is known by the longest name that a key begins with, up to its end or a dash."""
+    fitting = [name for name in known if key == name or key.startswith(f"{name}-")]
+    return known[max(fitting, key=len)] if fitting else None
 
 
 def offered(question: Question, policies: tuple[str, ...]) -> Offered:
@@ -301,11 +310,11 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
     }
     if policy.kind == "static":
         drafts.pop("num_speculative_tokens_per_batch_size", None)
-    if "model" in drafts or proposer.method in (*_LOOKUPS, "mtp"):
+    served = _key(question.command.model).removeprefix("meta-")
+    name = _of_longest(NAMES["weights"].get(proposer.method, {}), served)
+    if "model" in drafts or (name is None and proposer.method in _WITHOUT_WEIGHTS):
         return drafts
-    shape = f"{proposer.method}-{question.model}"
-    name = load_model(shape).name if find_resource("profiles", f"{shape}.json") else ""
-    return {**drafts, "model": name if "/" in name else f"{_UNKNOWN}{proposer.method.upper()}"}
+    return {**drafts, "model": name or f"{_UNKNOWN}{proposer.method.upper()}"}
 
 
 def first_option(question: Question) -> Option:

@@ -118,6 +118,8 @@ def notes(advice: Advice) -> list[str]:
         )
     if best is not None:
         found += _cliff(best)
+    if best is not None and best.servers == 1 and not advice.spare_servers:
+        found.append("One server carries all, and none is in reserve (--redundancy n+1 adds one).")
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
     found += _what_if_notes(advice)
