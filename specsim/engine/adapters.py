@@ -7,7 +7,7 @@ LRUCacheWorkerLoRAManager``, ``lora/model_manager.py LRUCacheLoRAModelManager``.
 from specsim.core.compiled import inner
 from specsim.engine.table import NO_ROW, Table
 from specsim.engine.waiting import first_waiting, next_waiting
-from specsim.profile.adapter_cost import LOAD, READ, STEP, TOKEN
+from specsim.profile.adapter_cost import LORA_LOAD, LORA_READ, LORA_STEP, LORA_TOKEN
 
 
 @inner
@@ -60,7 +60,7 @@ def charge_adapters(table: Table) -> None:
             table.adapters[number].charged_in = step.index
             time += _made_ready(table, number)
     if tokens:
-        step.target_time += state.slowness * (time + costs[STEP] + costs[TOKEN] * tokens)
+        step.target_time += state.slowness * (time + costs[LORA_STEP] + costs[LORA_TOKEN] * tokens)
 
 
 @inner
@@ -70,13 +70,13 @@ def _made_ready(table: Table, number: int) -> float:
     time = 0.0
     state.adapter_uses += 1
     if not adapter.held_at:
-        time += table.adapter_costs[READ]
+        time += table.adapter_costs[LORA_READ]
         state.num_held += 1
         if state.num_held > limits.max_cpu_loras:
             _let_go(table, True)
     adapter.held_at = state.adapter_uses
     if not adapter.active_at:
-        time += table.adapter_costs[LOAD]
+        time += table.adapter_costs[LORA_LOAD]
         state.num_active += 1
         if state.num_active > limits.max_loras:
             _let_go(table, False)

@@ -4,7 +4,7 @@ from pydantic import Field
 
 from specsim.core.settings import Settings
 
-STEP, TOKEN, LOAD, READ = range(4)
+LORA_STEP, LORA_TOKEN, LORA_LOAD, LORA_READ = range(4)
 """Places in `AdapterCost.numbers`."""
 
 
@@ -26,6 +26,6 @@ class AdapterCost(Settings):
 
     @property
     def numbers(self) -> list[float]:
-        """The same in seconds, in the order of `STEP`, `TOKEN`, `LOAD` and `READ`."""
+        """The same in seconds, in the order of `LORA_STEP` to `LORA_READ`."""
         milliseconds = [self.step_ms, self.token_us * 1e-3, self.load_ms, self.read_ms]
         return [value * 1e-3 for value in milliseconds]

@@ -66,6 +66,7 @@ def _scheduler(scenario: "Scenario", *, prefill_first: bool) -> Scheduler:
         long_prefill_token_threshold_adaptive=engine.long_prefill_token_threshold_adaptive,
         max_draft_len=max_draft_len,
         draft_slots=proposer.draft_slots if proposer and not prefill_first else 0,
+        max_loras=engine.max_loras,
         pads_admissions=max_draft_len > 0 and not is_dynamic and not prefill_first,
         kv=KVLimits(
             num_blocks=engine.num_blocks,

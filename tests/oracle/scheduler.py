@@ -45,6 +45,8 @@ class SchedulerLimits:
     """Input slots that the drafting method takes per scheduled sequence."""
     pads_admissions: bool = False
     """Whether an admission that has one token to compute is padded with dummy drafts."""
+    max_loras: int | None = None
+    """LoRA adapters that the sequences of a step may be for."""
 
 
 class Scheduler(ABC):
@@ -288,7 +290,9 @@ class Scheduler(ABC):
             and plan.inputs_left > limits.draft_slots
             and len(self.running) < limits.max_num_running
         ):
-            sequence = self.waiting.peek()
+            sequence = self._next_waiting(plan)
+            if sequence is None:
+                break
             hit = self.kv.cached_prefix(sequence)
             cached_len = self.kv.hit_len(hit)
             scheduled_len = self._first_piece(plan, sequence.known_len - cached_len, cached_len)
@@ -296,7 +300,16 @@ class Scheduler(ABC):
                 sequence, hit, scheduled_len, is_busy=bool(self.running)
             ):
                 break
-            self._admit(plan, cached_len, scheduled_len)
+            self._admit(plan, sequence, cached_len, scheduled_len)
+
+    def _next_waiting(self, plan: StepPlan) -> Sequence | None:
+        """Return the first whose adapter the step may serve; those before it keep their places."""
+        most = self.limits.max_loras
+        served = {each.request.adapter for each in plan.sequences} - {0}
+        if most is None or len(served) < most:
+            return self.waiting.peek()
+        allowed = served | {0}
+        return next((each for each in self.waiting if each.request.adapter in allowed), None)
 
     def _first_piece(self, plan: StepPlan, missing_len: int, cached_len: int) -> int:
         """Return how many tokens the next admission may compute; 0 if it has to wait."""
@@ -317,8 +330,10 @@ class Scheduler(ABC):
             return 0
         return min(piece_len, budget)
 
-    def _admit(self, plan: StepPlan, cached_len: int, scheduled_len: int) -> None:
-        sequence = self.waiting.pop()
+    def _admit(
+        self, plan: StepPlan, sequence: Sequence, cached_len: int, scheduled_len: int
+    ) -> None:
+        self.waiting.remove(sequence)
         self.running.append(sequence)
         sequence.is_running = True
         (plan.resumed if sequence.cached_lens else plan.admitted).append(sequence)

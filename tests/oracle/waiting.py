@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappush
 
 from oracle.sequence import Sequence
 
@@ -33,10 +33,6 @@ class FcfsQueue:
         """Return the next sequence."""
         return self._queue[0]
 
-    def pop(self) -> Sequence:
-        """Remove and return the next sequence."""
-        return self._queue.popleft()
-
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, wherever it stands."""
         self._queue.remove(sequence)
@@ -65,10 +61,6 @@ class PriorityQueue:
     def peek(self) -> Sequence:
         """Return the next sequence."""
         return self._heap[0][-1]
-
-    def pop(self) -> Sequence:
-        """Remove and return the next sequence."""
-        return heappop(self._heap)[-1]
 
     def remove(self, sequence: Sequence) -> None:
         """Remove a sequence, wherever it stands."""
