@@ -131,8 +131,8 @@ class Loops:
         verify: Says in `lens` how many drafts of each sequence the step verifies.
         drop: Says in `let_go` whom the drafter lets go of for good; in steps that read prompts, and
             where it `may_drop`.
-        observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`: only
-            sequences that emitted tokens.
+        observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`:
+            only sequences that emitted tokens.
         rooms: Other modules whose functions they call; when one changes, they are compiled again.
     """
 

@@ -307,8 +307,13 @@ def test_goodput_is_the_same_however_it_is_asked(
     assert seen == verbs
 
 
-@pytest.mark.parametrize("policy", ["disco", "specdec_pp", "adaedl"])
-def test_drafts_that_stop_one_by_one_are_the_same_however_the_policy_is_asked(
+@pytest.mark.parametrize(
+    "policy",
+    ["disco", "specdec_pp", "adaedl", "throughput_tiers:interval=2,window=4", "ucbspec",
+     "adaptive_k:least_size=2",
+     "acceptance_gate:acceptance_window=2,acceptance_length_threshold=3"],
+)  # fmt: skip
+def test_published_policies_are_the_same_however_they_are_asked(
     policy: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def runs() -> Iterator[Case]:

@@ -251,6 +251,9 @@ POLICIES: list[Any] = [
     {"kind": "schedule", "ranges": [[1, 8, 4], [9, 32, 2], [33, 256, 0]]},
     {"kind": "slo_aware", "tpot_ms": 12}, "static", {"kind": "static", "k": 2},
     "step_controller", {"kind": "step_controller", "k_start": 0},
+    {"kind": "acceptance_gate", "draft_len_schedule": {4: 4, 8: 2, 32: 1}},
+    {"kind": "acceptance_gate", "acceptance_window": 5, "acceptance_length_threshold": 2.0},
+    {"kind": "adaptive_k", "least_size": 4}, "throughput_tiers", "ucbspec",
     "turbospec", {"kind": "turbospec", "reset_steps": 3}, "window_opt",
 ]  # fmt: skip
 SURE_POLICIES: list[Any] = [
@@ -266,7 +269,8 @@ def label(member: Any) -> str:
     """Return a short name of a policy or of another member."""
     if isinstance(member, str):
         return member
-    fields = [str(value) for name, value in member.items() if name not in ("kind", "ranges")]
+    unnamed = ("kind", "ranges", "draft_len_schedule")
+    fields = [str(value) for name, value in member.items() if name not in unnamed]
     return "-".join([member.get("kind", member.get("method", "")), *fields])
 
 

@@ -48,6 +48,10 @@ NAMES = """
     policy/disco/draft_model
     policy/specdec_pp/suffix
     policy/adaedl/few_blocks
+    policy/acceptance_gate-5-2.0/draft_model
+    policy/adaptive_k-4/draft_model
+    policy/throughput_tiers/eagle3
+    policy/ucbspec/draft_model
     tokens/cached_step_controller/v1
     skips/4-prefill_first-1024
     method/mtp/v1/turbospec

@@ -221,7 +221,7 @@ def test_alpha_is_what_was_accepted_of_what_was_verified() -> None:
     assert policy.alpha_estimate(memory) == (2 + 2.5) / (3 + 5)  # of the last two that tried
 
 
-def test_who_weighs_costs_disables_prefills() -> None:
+def test_who_gives_the_drafter_up_disables_prefills() -> None:
     names = [name for name in POLICIES.members if POLICIES.members[name].model_fields]
     examples = {name: POLICIES.members[name].examples[0] for name in names}
     disabling = {
@@ -229,7 +229,10 @@ def test_who_weighs_costs_disables_prefills() -> None:
         for name, fields in examples.items()
         if POLICIES.parse({"kind": name, **fields}).overrides(Policy.drops)
     }
-    assert disabling == {"goodput", "goodput_exact", "joint", "slo_aware", "turbospec"}
+    assert disabling == {
+        "acceptance_gate", "adaptive_k", "goodput", "goodput_exact", "joint", "slo_aware",
+        "turbospec",
+    }  # fmt: skip
 
 
 def test_prefills_are_disabled_also_where_they_have_steps_of_their_own(

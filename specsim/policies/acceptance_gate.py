@@ -1,0 +1,148 @@
+"""TensorRT-LLM: k by batch size, and an end to speculation where little is accepted."""
+
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats, Ints, PerRequest
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+
+MOST = 1 << 20  # what engine.max_num_seqs may be
+
+
+class Gate(Protocol):
+    """What is known of the requests that have ended."""
+
+    window: int  # requests; 0: the gate stays open
+    threshold: float  # tokens
+    num_ended: int
+    total: float
+    is_shut: int
+    num_present: int  # of the last step
+
+
+class GateMemory(NamedTuple):
+    """What it remembers."""
+
+    gate: Rows[Gate]
+    """One row."""
+    lens: Ints
+    """Draft length by batch size; the last is for all that are larger."""
+    means: Floats
+    """Accepted tokens per step of the last requests that ended, a ring."""
+    present: Ints
+    """Requests of the last step."""
+    steps: Floats
+    """Of each request: steps that gave it tokens, -1 once it is counted;"""
+    accepted: Floats
+    """and the drafts accepted in them."""
+    marks: Floats
+    """Whether it is in the step, while that is looked at."""
+
+
+@inner
+def count_ended(memory: GateMemory, request: int) -> None:
+    """Take in a request that has ended; shut the gate where the mean is too low."""
+    gate = memory.gate[0]
+    if memory.steps[request] <= 0.0 or gate.is_shut:
+        return
+    mean = memory.accepted[request] / memory.steps[request]
+    memory.steps[request] = -1.0
+    place = gate.num_ended % gate.window
+    gate.total += mean
+    gate.total -= memory.means[place]
+    memory.means[place] = mean
+    gate.num_ended += 1
+    if gate.num_ended >= gate.window:
+        gate.is_shut = gate.total / gate.window < gate.threshold
+
+
+def decide(view: View, memory: GateMemory) -> None:
+    """Draft as the schedule says, nothing once the gate is shut."""
+    step, gate = view.step[0], memory.gate[0]
+    if gate.window and step.num_rows == step.num_running:
+        for row in range(step.num_rows):
+            memory.marks[view.requests[row]] = 1.0
+        for place in range(gate.num_present):
+            if not memory.marks[memory.present[place]]:
+                count_ended(memory, memory.present[place])
+        for row in range(step.num_rows):
+            memory.marks[view.requests[row]] = 0.0
+            memory.present[row] = view.requests[row]
+        gate.num_present = step.num_rows
+    step.may_drop = gate.is_shut
+    k = memory.lens[min(step.num_rows, len(memory.lens) - 1)]
+    for row in range(step.num_rows):
+        view.lens[row] = 0 if gate.is_shut else k
+
+
+def drop(view: View, memory: GateMemory) -> None:
+    """Let go of everybody once the gate is shut: the drafter runs no more."""
+    for row in range(view.step[0].num_rows):
+        view.let_go[row] = memory.gate[0].is_shut != 0
+
+
+def observe(view: View, memory: GateMemory) -> None:
+    """Count what was accepted of each request."""
+    for row in range(view.step[0].num_rows):
+        request = view.requests[row]
+        if memory.steps[request] >= 0.0:
+            memory.steps[request] += 1.0
+            memory.accepted[request] += view.accepted_lens[row]
+
+
+@final
+class AcceptanceGate(LoopPolicy):
+    """k by batch size; for good none once the last requests had too little accepted per step.
+
+    TensorRT-LLM's ``draft_len_schedule`` (``llmapi/llm_args.py``: each length up to a batch size,
+    none beyond the last) and its gate of ``acceptance_window`` and ``acceptance_length_threshold``
+    (``_torch/speculative/speculation_gate.py SpeculationGate`` at 41080dc), neither of which it
+    sets by default. Who is not in a step any more has ended; a request that is preempted counts as
+    such, once.
+    """
+
+    kind: Literal["acceptance_gate"] = "acceptance_gate"
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {"draft_len_schedule": {4: 4, 8: 2, 32: 1}},
+        {"acceptance_window": 4, "acceptance_length_threshold": 2.0},
+    )
+    draft_len_schedule: (
+        dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]] | None
+    ) = None
+    """Draft length by the largest batch that it is for; by default the longest for all."""
+    acceptance_window: int = Field(default=0, ge=0)
+    """Requests that a mean is taken over; 0: speculation never ends."""
+    acceptance_length_threshold: float = Field(default=0.0, ge=0)
+    """Accepted tokens per step and request, below which it does."""
+
+    loops: ClassVar[Loops] = Loops(GateMemory, decide=decide, observe=observe, drop=drop)
+
+    @model_validator(mode="after")
+    def _check_schedule(self) -> Self:
+        if self.draft_len_schedule == {}:
+            raise ValueError("draft_len_schedule is empty; leave it out, or name a batch size")
+        return self
+
+    def start(self, server: ServerView) -> LoopMemory:
+        """Return an open gate."""
+        lens = np.array([server.max_draft_len])
+        if self.draft_len_schedule is not None:
+            sizes = sorted(self.draft_len_schedule)
+            of_each = [*(self.draft_len_schedule[size] for size in sizes), 0]
+            by_size = np.searchsorted(sizes, np.arange(sizes[-1] + 2))
+            lens = np.minimum(of_each, server.max_draft_len)[by_size]
+        window, threshold = self.acceptance_window, self.acceptance_length_threshold
+        return self.remember(
+            server,
+            gate=row_of(Gate, window=window, threshold=threshold),
+            lens=lens,
+            means=np.zeros(window + 1),
+            steps=PerRequest(0.0),
+            accepted=PerRequest(0.0),
+            marks=PerRequest(0.0),
+            present=np.zeros(MOST, dtype=np.int64),
+        )

@@ -1,0 +1,140 @@
+"""vLLM's adaptive k for DFlash: the common length of most tokens per second, never longer again."""
+
+from typing import ClassVar, Literal, NamedTuple, Protocol, final
+
+import numpy as np
+from pydantic import Field
+
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats, Ints
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.profile.step_time import priced, priced_plain, put_load
+
+BUCKETS = 32
+
+
+class Shortened(Protocol):
+    """Its one number that moves, and three of the policy's."""
+
+    cap: int  # tokens
+    weight: float
+    interval: int
+    least_size: int
+
+
+class ShortenedMemory(NamedTuple):
+    """What it remembers."""
+
+    known: Rows[Shortened]
+    """One row."""
+    survival: Floats
+    """Smoothed share of drafts accepted up to each position."""
+    chosen: Ints
+    """By batch size, up to a power of two: the k of late;"""
+    uses: Ints
+    """and how many steps have used it, 0 if none has been chosen."""
+
+
+@inner
+def bucket_of(size: int) -> int:
+    """Return the logarithm of the next power of two."""
+    bucket = 0
+    while 1 << bucket < size:
+        bucket += 1
+    return bucket
+
+
+@inner
+def best_k(view: View, memory: ShortenedMemory, num: int) -> int:
+    """Return the candidate 0, 1, 3, 7, ..., longest of most expected tokens per second."""
+    step, tokens = view.step[0], 1.0
+    if num < memory.known[0].least_size:
+        return int(step.max_draft_len)
+    best, best_rate, candidate = 0, 0.0, 0
+    put_load(view.pricing, step.next_context_tokens, num, num, 0)
+    for k in range(step.max_draft_len + 1):
+        tokens += memory.survival[k - 1] if k else 0.0
+        if k not in (candidate, step.max_draft_len):
+            continue
+        candidate = 2 * k + 1
+        pricing = view.pricing
+        time = priced(pricing, num * (1 + k), k) if k else priced_plain(pricing, num)
+        if tokens / time > best_rate:
+            best, best_rate = k, tokens / time
+    return best
+
+
+def decide(view: View, memory: ShortenedMemory) -> None:
+    """Draft as was chosen for such a batch; choose anew after an interval, nothing longer."""
+    step, known, num = view.step[0], memory.known[0], view.step[0].num_decodes
+    bucket = bucket_of(num)
+    if num and known.cap:
+        if not memory.uses[bucket] or memory.uses[bucket] >= known.interval:
+            known.cap = min(known.cap, best_k(view, memory, num))
+            memory.chosen[bucket], memory.uses[bucket] = known.cap, 0
+        memory.uses[bucket] += 1
+    step.may_drop = known.cap == 0
+    k = min(known.cap, memory.chosen[bucket]) if num else known.cap
+    for row in range(step.num_rows):
+        view.lens[row] = k
+
+
+def drop(view: View, memory: ShortenedMemory) -> None:
+    """Let go of everybody once nothing will be drafted any more."""
+    for row in range(view.step[0].num_rows):
+        view.let_go[row] = memory.known[0].cap == 0
+
+
+def observe(view: View, memory: ShortenedMemory) -> None:
+    """Smooth the share of drafts that were accepted up to each position."""
+    step, weight = view.step[0], memory.known[0].weight
+    for place in range(step.max_draft_len):
+        drafted, accepted = 0, 0
+        for row in range(step.num_rows):
+            drafted += view.draft_lens[row] > place
+            accepted += view.draft_lens[row] > place and view.accepted_lens[row] > place
+        if drafted:
+            fresh = weight * (accepted / drafted)
+            memory.survival[place] = (1.0 - weight) * memory.survival[place] + fresh
+    for place in range(1, step.max_draft_len):
+        memory.survival[place] = min(memory.survival[place], memory.survival[place - 1])
+
+
+@final
+class AdaptiveK(LoopPolicy):
+    """One k for all that maximises expected tokens over step time; once shortened it stays so.
+
+    vLLM's ``v1/worker/gpu/spec_decode/dflash/adaptive_k.py DFlashAdaptiveKPolicy,
+    DFlashAdaptiveKManager`` at b1171c8, which is in no release up to 0.33.0. Candidates are 0, 1,
+    3, 7, ... and the longest, of which batches of fewer than 16 always take the longest; shares of
+    acceptance by position are smoothed from 1. Once k is 0 the drafter runs no more. There the cost
+    of verifying comes from curves measured at the start, corrected by the clock, and that of
+    drafting does not depend on k; here both are the profile's.
+    """
+
+    kind: Literal["adaptive_k"] = "adaptive_k"
+    history_weight: float = Field(default=0.2, gt=0, le=1)
+    """Weight of the newest step."""
+    decision_interval: int = Field(default=2, ge=1)
+    """Steps of a batch size that use a choice."""
+    least_size: int = Field(default=16, ge=1)
+    """Least batch for which k is chosen."""
+
+    loops: ClassVar[Loops] = Loops(
+        ShortenedMemory, decide=decide, observe=observe, drop=drop, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
+        """Return the longest, and hope that all is accepted."""
+        known = row_of(
+            Shortened,
+            cap=server.max_draft_len,
+            weight=self.history_weight,
+            interval=self.decision_interval,
+            least_size=self.least_size,
+        )
+        survival = np.ones(server.max_draft_len + 1)
+        chosen, uses = np.zeros((2, BUCKETS), dtype=np.int64)
+        return self.remember(server, known=known, survival=survival, chosen=chosen, uses=uses)
