@@ -42,7 +42,7 @@ class TierMemory(NamedTuple):
 def share_at(memory: TierMemory, place: int, first: float, last: float) -> float:
     """Return the mean of a position, or what the positions before it make likely; NaN if none."""
     window, filled = memory.state[0].window, memory.filled[place]
-    known = min(filled, window)
+    known: int = min(filled, window)
     total = 0.0
     for age in range(known, 0, -1):
         total += memory.shares[place * window + (filled - age) % window]
