@@ -4,7 +4,7 @@ The spreads are those of servers that were measured: experiments/model-error.
 """
 
 from collections.abc import Mapping
-from math import log, sqrt
+from math import hypot, log
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ TERMS = (*_FACTORS, "host", "drafting")
 QUANTILE = 1.2816
 """Standard deviations on each side of an interval of 80 %."""
 _STEP = 0.05
+_LARGER = 2  # steps, and as much smaller ones, to find how times grow: they go up stairs
+_MOST_SLOPE = 0.9  # at 1 the server is saturated, and its latency says nothing
 
 
 class Spreads(NamedTuple):
@@ -72,26 +74,67 @@ def _scaled(part: Composed, names: tuple[str, ...], factor: float) -> Composed:
     return part.model_copy(update={name: factor * getattr(part, name) for name in names})
 
 
-def time_spread(profile: Profile, load: StepLoad, drafter: str | None, k: int) -> float | None:
-    """Return the standard deviation of the logarithm of a step's time; None where nobody knows.
+class UsualStep(NamedTuple):
+    """A step of a run on average; it stands for all of them."""
 
-    Of a composed profile that was fitted to runs, what is left once the terms are known.
+    load: StepLoad  # drafts included
+    drafters: tuple[str, ...]  # names of their costs in the profile; empty: nobody drafts
+    draft_len: int
+    is_open: bool
+    """Whether requests arrive whatever the server does: slower steps are larger, too."""
 
-    Args:
-        load: Of the step, drafts included; it stands for those of a run.
-        drafter: Who drafts `k` tokens for each sequence; None for nobody.
+    def time(self, profile: Profile, size: float = 1.0) -> float:
+        """Return what it takes by a profile, so many times as large; seconds."""
+        context, batched, count, prompts = (round(size * each) for each in self.load[:4])
+        load = StepLoad(context, max(batched, 1), max(count, 1), prompts)
+        drafts = tuple(profile.drafts[name] for name in self.drafters)
+        return StepCosts(profile.target, drafts, profile.overhead).step_time(load, self.draft_len)
+
+    def growth(self, profile: Profile) -> float:
+        """Return by how much time grows in all with what makes a step of the same size slower.
+
+        Where requests arrive at a rate, the size of a step is in proportion to its time (Little
+        1961, "A proof for the queuing formula L = lambda W"), and the time grows with the size.
+        """
+        if not self.is_open:
+            return 1.0
+        smaller, larger = (self.time(profile, size) for size in (1 / _LARGER, _LARGER))
+        slope = log(larger / smaller) / (2 * log(_LARGER))
+        return 1 / (1 - min(max(slope, 0.0), _MOST_SLOPE))
+
+
+class TimeError(NamedTuple):
+    """Standard deviations of the logarithm of how far a run's times are off."""
+
+    terms: tuple[float, ...]
+    """By each of `TERMS`, with its sign: the same for all runs by one profile."""
+    rest: float  # of each run by itself
+
+    @property
+    def spread(self) -> float:
+        return hypot(*self.terms, self.rest)
+
+    def spread_against(self, other: "TimeError") -> float:
+        """Return that of the ratio of two runs by one profile; 0 where their steps are alike."""
+        if self == other:
+            return 0.0
+        terms = (mine - theirs for mine, theirs in zip(self.terms, other.terms, strict=True))
+        return hypot(*terms, self.rest, other.rest)
+
+
+def time_error(profile: Profile, step: UsualStep) -> TimeError | None:
+    """Return how far times of runs are off whose steps are like one; None where nobody knows.
+
+    Of a composed profile that was fitted to runs, what is left once the terms are known. It is
+    linear in the terms.
     """
     if not isinstance(profile.target, Composed):
         return None
-    spreads = known_spreads()
+    spreads, growth = known_spreads(), step.growth(profile)
     if NOT_MEASURED not in profile.provenance.notes:
-        return spreads.rest
-
-    def time_of(changed: Profile) -> float:
-        drafts = () if drafter is None else (changed.drafts[drafter],)
-        return StepCosts(changed.target, drafts, changed.overhead).step_time(load, k)
-
-    usual = time_of(profile)
-    answers = {term: log(time_of(moved(profile, term, _STEP)) / usual) / _STEP for term in TERMS}
-    squares = sum((answers[term] * spreads.terms[term]) ** 2 for term in TERMS)
-    return sqrt(squares + spreads.rest**2)
+        return TimeError((0.0,) * len(TERMS), growth * spreads.rest)
+    usual = step.time(profile)
+    answers = (log(step.time(moved(profile, term, _STEP)) / usual) / _STEP for term in TERMS)
+    pairs = zip(answers, TERMS, strict=True)
+    terms = tuple(growth * answer * spreads.terms[term] for answer, term in pairs)
+    return TimeError(terms, growth * spreads.rest)

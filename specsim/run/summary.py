@@ -12,9 +12,12 @@ from numpy.typing import NDArray
 
 from specsim.core.atomic import new_folder
 from specsim.core.request import Columns
+from specsim.core.step import StepLoad
 from specsim.engine.fleet import Count, Scaling
 from specsim.profile import Profile
+from specsim.profile.model_error import TimeError, UsualStep, time_error
 from specsim.profile.profile import NOT_MEASURED
+from specsim.proposers import Proposer
 from specsim.results.folder import (
     RESULT_FILES,
     ROWS_PER_GROUP,
@@ -38,7 +41,7 @@ from specsim.results.stability import KEEPS_UP, Balance, Demand, Stability, bala
 from specsim.results.tables import RunTables, assemble
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
-from specsim.workload.arrivals import OpenArrivals
+from specsim.workload.arrivals import Arrivals, OpenArrivals
 from specsim.workload.arrivals.patterns import Burst, ClosedLoop
 from specsim.workload.trace import mean_rate
 
@@ -100,6 +103,26 @@ def step_times(profile: Profile) -> str:
     if profile.target.kind == "roofline":
         return "roofline"
     return "kernels" if NOT_MEASURED in profile.provenance.notes else "fitted"
+
+
+def _usual_step(tables: RunTables, proposer: Proposer | None, arrivals: Arrivals) -> UsualStep:
+    requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
+    decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
+    context = float((requests["prompt_len"] + requests["output_len"] / 2).mean())
+    prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
+    drafts, drafted = (float(requests[name].sum()) for name in ("drafts", "draft_tokens"))
+    load = StepLoad(
+        context_tokens=round(decodes * context),
+        batched_tokens=round(decodes + drafted / steps + prompts),
+        num_requests=round(decodes),
+        prefill_tokens=round(prompts),
+    )
+    return UsualStep(
+        load,
+        drafters=tuple(proposer.cost_keys) if proposer is not None and drafts else (),
+        draft_len=round(drafted / drafts) if drafts else 0,
+        is_open=isinstance(arrivals, OpenArrivals),
+    )
 
 
 _EPOCH = "19700101-000000"
@@ -166,6 +189,23 @@ class Summary:
             is_outside=None if turns is None else turns == 1,
             decode_waits=waits,
         )
+
+    @property
+    def usual_step(self) -> UsualStep:
+        """A step on average."""
+        run = self.run
+        return _usual_step(self.tables, run.deployment.proposer, run.experiment.workload.arrivals)
+
+    @cached_property
+    def time_error(self) -> TimeError | None:
+        """How far its times are off, as profiles like its own have been; None if not known.
+
+        Nor is it for pools, and for a server that did not keep up, whose times are those of a
+        queue.
+        """
+        if self.pools is not None or self.is_overloaded:
+            return None
+        return time_error(self.run.deployment.profile, self.usual_step)
 
     @cached_property
     def beyond(self) -> Beyond:

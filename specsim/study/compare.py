@@ -20,6 +20,7 @@ from specsim.core.runner import Runner
 from specsim.core.settings import validated
 from specsim.policies import POLICIES, Policy, has_async_form
 from specsim.policies.off import Off
+from specsim.profile.model_error import TimeError
 from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -205,9 +206,17 @@ def compare(
         tasks.append([(run, None if number else kept_in) for number, run in enumerate(runs)])
     with Runner(LocalProcesses(workers), on_progress) as runner:
         groups = dict(zip(policies, runner.run(_run_one, tasks), strict=True))
-    latencies = {label: [each["mean_e2el_ms"] for each in groups[label]] for label in policies}
+    summaries = {label: [data for data, _ in group] for label, group in groups.items()}
+    errors = {label: group[0][1] for label, group in groups.items()}
+    latencies = {label: [each["mean_e2el_ms"] for each in summaries[label]] for label in policies}
+    off = latencies["off"], errors["off"]
     results = [
-        PolicyResult(label, policy, groups[label], speed_up(latencies["off"], latencies[label]))
+        PolicyResult(
+            label,
+            policy,
+            summaries[label],
+            speed_up(off[0], latencies[label], (off[1], errors[label])),
+        )
         for label, policy in policies.items()
     ]
     return Comparison(results, replications, notes)
@@ -251,10 +260,10 @@ def folder_name(label: str) -> str:
     return f"{name}-{sha256(label.encode()).hexdigest()[:6]}"
 
 
-def _run_one(task: tuple[Experiment, Path | None]) -> dict[str, Any]:
+def _run_one(task: tuple[Experiment, Path | None]) -> tuple[dict[str, Any], TimeError | None]:
     experiment, folder = task
     keeps = folder is not None
     summary = Summary(simulate(experiment, keeps_steps=keeps, keeps_deliveries=keeps))
     if folder is not None:
         summary.save(folder)
-    return summary.data
+    return summary.data, summary.time_error

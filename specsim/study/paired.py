@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 import numpy as np
 
 from specsim.core.errors import ConfigError
+from specsim.profile.model_error import QUANTILE, TimeError
 from specsim.run.experiment import Experiment
 
 _T_95 = (
@@ -47,6 +48,10 @@ class SpeedUp:
     mean: float  # geometric mean over the replications
     low: float | None  # None with a single replication, which says nothing about spread
     high: float | None
+    model_low: float | None = None
+    """Ends of the interval of 80 % by how far step times have been off, with profiles like those
+    of the runs; None where nobody knows."""
+    model_high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,25 @@ class Regret:
     high: float | None
 
 
-def speed_up(baseline: list[float], candidate: list[float]) -> SpeedUp:
-    """Return the geometric mean of paired latency ratios, and its 95 % interval (t, of logs)."""
+def speed_up(
+    baseline: list[float],
+    candidate: list[float],
+    errors: tuple[TimeError | None, TimeError | None] = (None, None),
+) -> SpeedUp:
+    """Return the geometric mean of paired latency ratios, and its 95 % interval (t, of logs).
+
+    Args:
+        errors: How far times of the two may be off.
+    """
     mean, half_width = _log_ratio(baseline, candidate)
-    if half_width is None:
-        return SpeedUp(float(np.exp(mean)), None, None)
-    return SpeedUp(*(float(np.exp(mean + shift)) for shift in (0.0, -half_width, half_width)))
+    ends: list[float | None] = [None, None]
+    if half_width is not None:
+        ends = [float(np.exp(mean + sign * half_width)) for sign in (-1, 1)]
+    of_baseline, of_candidate = errors
+    if of_baseline is not None and of_candidate is not None:
+        half = QUANTILE * of_baseline.spread_against(of_candidate)
+        ends += [float(np.exp(mean + sign * half)) for sign in (-1, 1)]
+    return SpeedUp(float(np.exp(mean)), *ends)
 
 
 def regret(reference: list[float], candidate: list[float], label: str) -> Regret:

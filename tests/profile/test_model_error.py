@@ -6,7 +6,7 @@ import pytest
 
 from specsim.core.step import StepLoad
 from specsim.profile import Profile, load_profile
-from specsim.profile.model_error import TERMS, known_spreads, moved, time_spread
+from specsim.profile.model_error import TERMS, UsualStep, known_spreads, moved, time_error
 from specsim.profile.profile import NOT_MEASURED
 
 BUILT = load_profile("h200/llama-3.1-8b")
@@ -15,9 +15,9 @@ SPREADS = known_spreads()
 
 
 def spread(profile: Profile, load: StepLoad, k: int = 0) -> float:
-    found = time_spread(profile, load, "eagle3" if k else None, k)
+    found = time_error(profile, UsualStep(load, ("eagle3",) if k else (), k, is_open=False))
     assert found is not None
-    return found
+    return found.spread
 
 
 def test_a_step_is_off_by_what_it_consists_of() -> None:
@@ -41,7 +41,8 @@ def test_what_was_fitted_is_off_by_less() -> None:
 
 
 def test_of_other_kinds_nothing_is_known() -> None:
-    assert time_spread(load_profile("h100/llama-3.1-8b"), DECODES, None, 0) is None
+    step = UsualStep(DECODES, (), 0, is_open=False)
+    assert time_error(load_profile("h100/llama-3.1-8b"), step) is None
 
 
 @pytest.mark.parametrize("term", TERMS)

@@ -43,6 +43,13 @@ def interval(value: "SpeedUp") -> str:
     return f"{value.low:.3f} - {value.high:.3f}"
 
 
+def model_interval(value: "SpeedUp") -> str:
+    """Return the 80 % interval of a speed-up by what profiles have been off; ``-`` if not known."""
+    if value.model_low is None or value.model_high is None:
+        return "-"
+    return f"{value.model_low:.3f} - {value.model_high:.3f}"
+
+
 def percent(share: float) -> str:
     """Return a share in percent."""
     return f"{100 * share:.1f} %"

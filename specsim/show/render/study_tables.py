@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from specsim.results.stability import STABILITY_MARKS
-from specsim.show.render import interval, new_table
+from specsim.show.render import interval, model_interval, new_table
 
 if TYPE_CHECKING:
     from specsim.study.gate.verdict import GateVerdict, MetricChange
@@ -16,20 +16,24 @@ if TYPE_CHECKING:
     from specsim.study.tune.crossover import Check, Crossover, LoadCheck
 
 
+INTERVALS = ("95 % interval", "80 % by the profile")
+"""By the luck of the runs, and by how far step times of profiles like this one have been off."""
+
+
 def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
     """Return the tables of a tuning: batch sizes, crossover loads, and the schedule's check."""
     unit = tuning.load_unit
     crossovers = ([str(each.k), *_crossover(each)] for each in tuning.crossovers)
     return [
         _batch_table(tuning.batches, f"{title}: output throughput over k = 0, by batch size"),
-        new_table("load below which a fixed k pays", ["k", unit, "95 % interval"], crossovers),
+        new_table("load below which a fixed k pays", ["k", unit, *INTERVALS], crossovers),
         _check_table(tuning.check, f"speed-up of mean latency over no speculation, load in {unit}"),
     ]
 
 
 def _batch_table(batches: "BatchTuning", title: str) -> Table:
     ks = range(1, len(batches.points[0].measurements))
-    columns = ["batch", *(f"k={k}" for k in ks), "best k", "over next best", "95 % interval"]
+    columns = ["batch", *(f"k={k}" for k in ks), "best k", "over next best", *INTERVALS]
     rows = []
     for point in batches.points:
         gain = point.gain_over(point.best_k, point.next_best_k)
@@ -40,21 +44,26 @@ def _batch_table(batches: "BatchTuning", title: str) -> Table:
             str(point.best_k),
             f"{gain.mean:.3f} (k={point.next_best_k})",
             interval(gain),
+            model_interval(gain),
             f"tied with k={point.fastest_k}" if is_tie else "",
         ]
         rows.append(row)
     return new_table(title, [*columns, ""], rows)
 
 
-def _crossover(crossover: "Crossover") -> tuple[str, str]:
+def _crossover(crossover: "Crossover") -> tuple[str, ...]:
     last = _load(crossover.highest_load)
     if crossover.pays == "never":
-        return "never pays", ""
+        return "never pays", "", ""
     if crossover.load is None:
-        return f"always, up to {last}", ""
+        return f"always, up to {last}", "", ""
     low = "-" if crossover.low is None else _load(crossover.low)
     high = f"over {last}" if crossover.high is None else _load(crossover.high)
-    return _load(crossover.load), f"{low} - {high}"
+    by_profile = "-"
+    if crossover.model_low is not None or crossover.model_high is not None:
+        ends = crossover.model_low, crossover.model_high
+        by_profile = " - ".join("open" if each is None else _load(each) for each in ends)
+    return _load(crossover.load), f"{low} - {high}", by_profile
 
 
 def _load(value: float) -> str:
@@ -72,7 +81,7 @@ def _state(load: "LoadCheck") -> str:
 def _check_table(check: "Check", title: str) -> Table:
     ks = range(1, len(check.loads[0].fixed))
     fixed = [f"k={k}" for k in ks]
-    columns = ["load", *fixed, "schedule", "over best k", "95 % interval", "oracle*", ""]
+    columns = ["load", *fixed, "schedule", "over best k", *INTERVALS, "oracle*", ""]
     rows = [
         [
             load.name,
@@ -81,6 +90,7 @@ def _check_table(check: "Check", title: str) -> Table:
             f"{load.speed_up(load.schedule).mean:.3f}",
             f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
             interval(load.over_best_fixed),
+            model_interval(load.over_best_fixed),
             f"{load.oracle_over_schedule.mean:.3f}",
             _state(load),
         ]
@@ -121,9 +131,19 @@ def _server(k: int) -> str:
 def _gain(value: "SpeedUp") -> str:
     assert value.low is not None
     assert value.high is not None
-    percents = ((ratio - 1) * 100 for ratio in (value.low, value.mean, value.high))
-    low, mean, high = (round(percent, 1) + 0.0 for percent in percents)  # no negative zero
-    return f"{mean:.1f} % (95 %: {low:.1f} to {high:.1f} %)"
+    ends = f"95 %: {_percents(value.low, value.high)}"
+    if value.model_low is not None and value.model_high is not None:
+        by_profile = _percents(value.model_low, value.model_high)
+        ends += f"; as far as such profiles have been off, 80 %: {by_profile}"
+    return f"{_percent(value.mean)} % ({ends})"
+
+
+def _percents(low: float, high: float) -> str:
+    return f"{_percent(low)} to {_percent(high)} %"
+
+
+def _percent(ratio: float) -> str:
+    return f"{round((ratio - 1) * 100, 1) + 0.0:.1f}"  # no negative zero
 
 
 def _share(check: "Check") -> str:

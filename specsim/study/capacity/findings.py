@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from specsim.profile.model_error import QUANTILE, time_spread
+from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
@@ -204,7 +204,9 @@ class Found:
         step = self.at_capacity.runs[0].usual_step
         if step is None:
             return None
-        return time_spread(profiles[0], step.load, step.drafter, step.draft_len)
+        # `rate_if` itself knows how steps grow with their time.
+        found = time_error(profiles[0], step._replace(is_open=False))
+        return None if found is None else found.spread
 
     @cached_property
     def model_interval(self) -> tuple[float, float] | None:

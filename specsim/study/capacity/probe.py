@@ -9,14 +9,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.step import StepLoad
 from specsim.profile import Profile
+from specsim.profile.model_error import UsualStep
 from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
 from specsim.results.stability import Balance, Stability, arrival_order, together, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond, summarized
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
@@ -60,32 +59,6 @@ class Promise(NamedTuple):
 
 ALL = "all"
 """Names the promise of all limits that have no share of their own."""
-
-
-class UsualStep(NamedTuple):
-    """A step of a run on average."""
-
-    load: StepLoad
-    drafter: str | None  # None: nobody drafts
-    draft_len: int
-
-    @classmethod
-    def of(cls, tables: RunTables, experiment: Experiment) -> "UsualStep":
-        requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
-        decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
-        context = float((requests["prompt_len"] + requests["output_len"] / 2).mean())
-        prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
-        drafts, drafted = (float(requests[name].sum()) for name in ("drafts", "draft_tokens"))
-        load = StepLoad(
-            context_tokens=round(decodes * context),
-            batched_tokens=round(decodes + drafted / steps + prompts),
-            num_requests=round(decodes),
-            prefill_tokens=round(prompts),
-        )
-        config = experiment.engine.speculative_config
-        drafter = config.method if config is not None and drafts else None
-        each = round(drafted / drafts) if drafts else 0
-        return cls(load, drafter, each)
 
 
 @dataclass(frozen=True)
@@ -256,7 +229,7 @@ def measure(task: Task) -> LoadRun:
         most_running=most_running,
         resource=resource,
         beyond=Beyond.of(tables.totals),
-        usual_step=UsualStep.of(tables, trial.experiment),
+        usual_step=summary.usual_step,
     )
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies.size_schedule import Schedule
+from specsim.profile.model_error import TimeError
 from specsim.results.metrics import latency
 from specsim.results.stability import Stability
 from specsim.run.deployment import Deployment
@@ -42,6 +43,7 @@ class Measurement:
     context_tokens: int  # of the largest step
     batched_tokens: int  # of the largest step
     stability: Stability
+    time_error: TimeError | None
 
 
 class Trials(Runner):
@@ -61,7 +63,11 @@ class Trials(Runner):
 
 def latency_ratio(baseline: list[Measurement], candidate: list[Measurement]) -> SpeedUp:
     """Return the speed-up of the mean latency, paired by replication."""
-    return speed_up([m.e2e_latency for m in baseline], [m.e2e_latency for m in candidate])
+    return speed_up(
+        [m.e2e_latency for m in baseline],
+        [m.e2e_latency for m in candidate],
+        (baseline[0].time_error, candidate[0].time_error),
+    )
 
 
 def _measure(trial: Trial) -> Measurement:
@@ -79,6 +85,7 @@ def _measure(trial: Trial) -> Measurement:
         context_tokens=int(steps["context_tokens"].max()),
         batched_tokens=int(steps["batched_tokens"].max()),
         stability=summary.stability,
+        time_error=summary.time_error,
     )
 
 
@@ -121,7 +128,8 @@ class BatchPoint:
     def gain_over(self, k: int, other: int) -> SpeedUp:
         """Return the output throughput of one k as a multiple of that of another."""
         times = self.times
-        return speed_up(times[other].tolist(), times[k].tolist())
+        errors = self.measurements[other][0].time_error, self.measurements[k][0].time_error
+        return speed_up(times[other].tolist(), times[k].tolist(), errors)
 
     def requests_per_second(self, k: int) -> float:
         """Return how many requests this batch size answers per second."""

@@ -8,6 +8,7 @@ schedule is then checked against the best fixed k and the oracle.
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
+from math import log, nan
 from typing import Any, Literal
 
 import numpy as np
@@ -98,6 +99,10 @@ class Crossover:
     low: float | None  # ends of the 95 % interval; None where it is open
     high: float | None
     highest_load: float  # the last load looked at, which one of the two still sustains
+    model_low: float | None = None
+    """Ends of the interval of 80 % by how far step times have been off; None where it is open, or
+    nobody knows."""
+    model_high: float | None = None
 
 
 def find_crossovers(series: LoadSeries, trials: Trials) -> tuple[list[Crossover], list[LoadCurve]]:
@@ -151,14 +156,16 @@ def _crossover(curve: LoadCurve) -> Crossover:
     load = _falls_through_one(points, [p.speed_up.mean for p in points])
     if load is None:
         return Crossover(curve.k, "always", None, None, None, last)
-    low = _falls_through_one(points, [p.speed_up.low or 0.0 for p in points])
-    high = _falls_through_one(points, [p.speed_up.high or 0.0 for p in points])
-    return Crossover(curve.k, "below", load, low, high, last)
+    low, high, model_low, model_high = (
+        _falls_through_one(points, [getattr(p.speed_up, end) for p in points])
+        for end in ("low", "high", "model_low", "model_high")
+    )
+    return Crossover(curve.k, "below", load, low, high, last, model_low, model_high)
 
 
-def _falls_through_one(points: list[LoadPoint], speed_ups: list[float]) -> float | None:
+def _falls_through_one(points: list[LoadPoint], speed_ups: list[float | None]) -> float | None:
     """Return the lowest load at which a speed-up falls through 1; None if that is not known."""
-    logs = np.log(speed_ups)
+    logs = [nan if each is None else log(each) for each in speed_ups]
     for (left, above), (right, below) in pairwise(zip(points, logs, strict=True)):
         if above > 0 >= below:
             return float(left.load + (right.load - left.load) * above / (above - below))
