@@ -35,7 +35,12 @@ def plan(
     traffic: str = Option(
         "chat", help="chat, code, summarise, math, a data set, a trace, or an experiment."
     ),
-    qps: float = Option(10.0, help="Requests/s of the whole service."),
+    qps: float | None = Option(None, help="Requests/s of the whole service; by default 10."),
+    daily: str | None = Option(
+        None,
+        metavar="HOUR:RATE,...",
+        help="Or requests/s in the course of a day: 0:20,8:100,18:60, or a CSV of hour and rate.",
+    ),
     slo: str = Option(
         "ttft:500,tpot:50",
         metavar="METRIC:MS,...",
@@ -65,9 +70,9 @@ def plan(
     what is known by then.
     """
     warm_up(workers)
-    from specsim.show.render.capacity import plan_lines, plan_table
+    from specsim.show.render.capacity import plan_lines, plan_tables
     from specsim.study.calls import plan as ask
-    from specsim.study.plan.answer import FILES, save_plan
+    from specsim.study.plan.files import FILES, save_plan
     from specsim.study.plan.words import notes
 
     with results_folder(out, (*FILES, _PAGE)) as folder:
@@ -77,6 +82,7 @@ def plan(
                 sglang=sglang,
                 traffic=traffic,
                 qps=qps,
+                daily=daily,
                 slo=slo,
                 gpus=gpus,
                 attainment=attainment,
@@ -92,7 +98,7 @@ def plan(
             save_plan(found, folder)
     for line in plan_lines(found):
         typer.echo(line)
-    show(plan_table(found))
+    show(*plan_tables(found))
     for line in notes(found.advice):
         typer.echo(line)
     warn(found.warnings)
@@ -112,8 +118,8 @@ def init(
     Answers may also come from a pipe, one per line; an empty line takes what is proposed.
     """
     from specsim.study.calls import question_of
-    from specsim.study.plan.answer import commented
     from specsim.study.plan.candidates import first_option, with_replicas
+    from specsim.study.plan.files import commented
 
     answers: dict[str, Any] = {}
     with output_file(out) as file:

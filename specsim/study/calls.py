@@ -25,6 +25,7 @@ from specsim.study.gate import GateResults, Suite, parse_tolerances, run_suite
 from specsim.study.gate.verdict import GateVerdict, check_same_suite, judge
 from specsim.study.plan import Plan, Question, make_plan
 from specsim.study.plan.command import read_command
+from specsim.study.plan.day import Day, read_day
 from specsim.study.plan.traffic import find_traffic
 from specsim.study.sweep import Sweep, SweepFolder, run_sweep
 
@@ -49,7 +50,8 @@ def question_of(  # noqa: PLR0913 - the options of a command
     vllm: str | None = None,
     sglang: str | None = None,
     traffic: str = "chat",
-    qps: float | str = 10.0,
+    qps: float | str | None = None,
+    daily: str | None = None,
     slo: str | Slo = "ttft:500,tpot:50",
     gpus: str | Sequence[str] = "h100",
     attainment: float = 0.99,
@@ -63,7 +65,8 @@ def question_of(  # noqa: PLR0913 - the options of a command
     Args:
         vllm, sglang: The command line of the server, one of the two.
         traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
-        qps: Requests per second of the whole service.
+        qps: Requests per second of the whole service; by default 10.
+        daily: Or those of each hour of a day, such as ``0:20,8:100,18:60``, or a table of them.
         acceptance: In short form, in place of the nearest preset.
         redundancy: ``n+1`` for one server beyond those that the rate takes.
     """
@@ -71,10 +74,8 @@ def question_of(  # noqa: PLR0913 - the options of a command
         raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
     if not 0 <= seed < 2**63:
         raise ConfigError(f"--seed {seed}: must be at least 0 and below 2^63")
-    try:
-        rate = float(qps)
-    except ValueError as error:
-        raise ConfigError(f"--qps {qps:.80}: should be a number") from error
+    day = None if daily is None else read_day(daily)
+    rate = _rate_of(qps, day)
     _check_ranges(attainment, 0.02, rate)
     limits = parse_slo(slo) if isinstance(slo, str) else SloLimits(slo, {})
     command = read_command(vllm or sglang or "", "sglang" if vllm is None else "vllm")
@@ -90,7 +91,20 @@ def question_of(  # noqa: PLR0913 - the options of a command
         attainment=attainment,
         seed=seed,
         spare_servers=_spare_of(redundancy),
+        day=day,
     )
+
+
+def _rate_of(qps: float | str | None, day: Day | None) -> float:
+    """Return the requests per second to be served, of a day the most."""
+    if day is not None:
+        if qps is not None:
+            raise ConfigError("give either --qps or --daily, whose highest load is served")
+        return day.peak
+    try:
+        return 10.0 if qps is None else float(qps)
+    except ValueError as error:
+        raise ConfigError(f"--qps {qps:.80}: should be a number") from error
 
 
 def _spare_of(redundancy: str) -> int:

@@ -17,7 +17,7 @@ from specsim.results.metrics import Slo
 from specsim.results.stability import KEEPS_UP
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
-from specsim.show.render.capacity import plan_lines, plan_table
+from specsim.show.render.capacity import plan_lines, plan_tables
 from specsim.show.report import load_study
 from specsim.show.report.page import page_data
 from specsim.study.calls import question_of
@@ -27,11 +27,12 @@ from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
 from specsim.study.plan.advice import Advice
-from specsim.study.plan.answer import save_plan
 from specsim.study.plan.candidates import goal_of, later_policies, model_of, offered
+from specsim.study.plan.day import read_day
+from specsim.study.plan.files import save_plan
 from specsim.study.plan.traffic import KINDS, find_traffic
 from specsim.study.plan.what_if import slower_from
-from specsim.study.plan.words import headline, notes
+from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
 
 EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
@@ -399,7 +400,7 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
         shown = page_data(load_study(folder))["plan"]
         console = [*plan_lines(plan), *notes(plan.advice)]
         assert [shown["asked"].removesuffix("."), shown["headline"], *shown["notes"]] == console
-        columns = plan_table(plan).columns
+        columns = plan_tables(plan)[0].columns
         assert [column.header for column in columns] == shown["heads"]
         assert [list(cells) for cells in zip(*(c.cells for c in columns), strict=True)] == (
             shown["rows"]
@@ -588,3 +589,23 @@ def test_ctrl_c_leaves_what_is_known() -> None:
     assert plan.warnings[0].startswith("interrupted: ")
     with pytest.raises(KeyboardInterrupt):
         make_plan(question, on_stage=_Interrupting("short runs of 2"))
+
+
+def test_a_plan_of_a_day_says_what_each_way_costs_and_can_be_run(tmp_path: Path) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    plan = replace(plan, question=replace(plan.question, day=read_day("0:20,12:100")))
+    day = plan.advice.day
+    assert day is not None
+    fixed, scheduled, scaled = day.fleets
+    assert fixed.cost_per_day == 24 * 6.0
+    assert max(scheduled.cost_per_day, scaled.cost_per_day) < fixed.cost_per_day
+    assert [row[0] for row in day_table(plan.advice)[1]] == [each.way for each in day.fleets]
+    assert any(text.startswith("The day has 5,184,000 requests") for text in notes(plan.advice))
+    # 969 ms in the mean, at any load: by Little's law.
+    assert day.requests_per_server == pytest.approx(34.0 / day.headroom * 0.969)
+    save_plan(plan, tmp_path)
+    written = Experiment.load(tmp_path / "day.yaml")
+    assert written.workload.expected_requests == pytest.approx(day.requests, rel=1e-3)
+    assert written.autoscaling is not None
+    assert written.autoscaling.max_replicas == scaled.most_servers
+    assert page_data(load_study(tmp_path))["plan"]["day_rows"] == day_table(plan.advice)[1]

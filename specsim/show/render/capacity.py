@@ -9,7 +9,7 @@ from rich.table import Table
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import new_table
 from specsim.study.capacity.choices import metric_name, promise_words
-from specsim.study.plan.words import asked, headline, table
+from specsim.study.plan.words import asked, day_table, headline, table
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
@@ -183,13 +183,16 @@ def plan_lines(plan: "Plan") -> list[str]:
     return [asked(plan.advice), headline(plan.advice)]
 
 
-def plan_table(plan: "Plan") -> Table:
-    """Return all GPUs that were asked for, without speculation and with the best that was tried."""
-    heads, rows = table(plan.advice)
+def plan_tables(plan: "Plan") -> list[Table]:
+    """Return all GPUs that were asked for, and, if a day was, what it costs."""
+    return [_worded(*each) for each in (table(plan.advice), day_table(plan.advice)) if each[1]]
+
+
+def _worded(heads: list[str], rows: list[list[str]]) -> Table:
     found = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
     for place, head in enumerate(heads):
         words = [word for row in rows for word in row[place].split()]
-        is_text = place < 2 or head == heads[-1]
+        is_text = place < 2 or head == "how sure"
         widest = max(map(len, words), default=0)
         found.add_column(head, justify="left" if is_text else "right", min_width=widest)
     for row in rows:

@@ -92,6 +92,33 @@ class OtherPrice(_Fields):
     now: float  # likewise
 
 
+class DayFleet(_Fields):
+    """What is rented in the course of a day, in one way to change the number of servers."""
+
+    way: str
+    hardware: str
+    policy: str
+    rented: str  # in words: GPU and speculation
+    least_servers: int
+    most_servers: int
+    gpu_hours: float  # per day
+    cost_per_day: float
+    is_searched: bool  # False where its capacity was seen in short runs alone
+
+
+class DayAdvice(_Fields):
+    """A day of changing load; `Advice.requests_per_second` is its highest."""
+
+    hours: list[float]
+    rates: list[float]  # requests per second; between the hours they change evenly
+    requests: float
+    start_up_seconds: float  # until a server that is started serves
+    headroom: float
+    """Times the load for which an autoscaler keeps servers of the GPU that it rents."""
+    requests_per_server: float  # that are in a server at the load which leaves that headroom
+    fleets: list[DayFleet]  # of each way the cheapest
+
+
 class Advice(_Fields):
     """What to rent, what else there is, and what the answer hangs on."""
 
@@ -110,6 +137,7 @@ class Advice(_Fields):
     not_shown_cheaper_than: list[str]
     what_ifs: list[WhatIf]
     other_prices: list[OtherPrice]
+    day: DayAdvice | None = None
     assumptions: list[str]
     tried: list[Tried]
 
@@ -136,9 +164,9 @@ def speculation_words(option: Option) -> str:
     return f"{NAMES['proposers'].get(proposer.method, proposer.method)}, {how}"
 
 
-def rented_words(gpus: int, option: Option) -> str:
-    """Return ``2 H100, EAGLE-3, fixed draft length 2``."""
-    return f"{gpus:,} {gpu_name(option.hardware.profile.gpu)}, {speculation_words(option)}"
+def option_words(option: Option) -> str:
+    """Return ``H100, EAGLE-3, fixed draft length 2``."""
+    return f"{gpu_name(option.hardware.profile.gpu)}, {speculation_words(option)}"
 
 
 def choice_of(

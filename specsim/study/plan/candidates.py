@@ -20,6 +20,7 @@ from specsim.study.capacity import Contender, Goal, Hardware, Prices
 from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
+from specsim.study.plan.day import Day
 from specsim.study.plan.traffic import NAMES, Traffic
 
 PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
@@ -50,6 +51,7 @@ class Question:
     limit_shares: Mapping[str, float] = field(default_factory=dict)
     """Share of the requests that must keep a limit, in place of `attainment` jointly."""
     spare_servers: int = 0  # beyond those that the rate takes
+    day: Day | None = None  # in whose highest load `rate` is asked
 
     @property
     def model(self) -> str:

@@ -14,8 +14,16 @@ import numpy as np
 
 from specsim.profile.model_error import QUANTILE
 from specsim.study.capacity import Found
-from specsim.study.plan.advice import OtherPrice, WhatIf, rented_words, speculation_words
+from specsim.study.plan.advice import (
+    DayAdvice,
+    DayFleet,
+    OtherPrice,
+    WhatIf,
+    option_words,
+    speculation_words,
+)
 from specsim.study.plan.candidates import Option, Question
+from specsim.study.plan.day import START_UP, Day
 
 MOVED = (-0.1, 0.1)
 """By how much the chance of each draft token is moved."""
@@ -120,7 +128,7 @@ def _what_if(grounds: Grounds, world: _World) -> WhatIf:
         what=world.what,
         hardware=option.hardware.label,
         policy=option.label,
-        rented=rented_words(best.gpus, option),
+        rented=f"{best.gpus:,} {option_words(option)}",
         gpus=best.gpus,
         cost_per_hour=best.cost,
         is_searched=best.name in grounds.searched,
@@ -224,3 +232,49 @@ def other_prices(grounds: Grounds) -> list[OtherPrice]:
                 )
             )
     return found
+
+
+def day_advice(grounds: Grounds, day: Day) -> DayAdvice:
+    """Return what a day costs with fixed, scheduled and autoscaled servers, each the cheapest."""
+    fleets: dict[str, DayFleet] = {}
+    # What is rented for the highest load comes first among equals.
+    names = sorted(grounds.candidates(), key=lambda name: name != grounds.taken)
+    for name in names:
+        for fleet in _fleets(grounds, day, name):
+            if fleet.way not in fleets or fleet.cost_per_day < fleets[fleet.way].cost_per_day:
+                fleets[fleet.way] = fleet
+    scaled = fleets["autoscaled"]
+    found = grounds.tried[f"{scaled.hardware} {scaled.policy}"][1]
+    assert found.rate is not None
+    headroom = day.headroom(found.rate)
+    load = found.rate / headroom
+    return DayAdvice(
+        hours=list(day.hours),
+        rates=list(day.rates),
+        requests=day.requests,
+        start_up_seconds=START_UP,
+        headroom=headroom,
+        requests_per_server=load * latency_at(found, load) / 1e3,  # Little's law
+        fleets=list(fleets.values()),
+    )
+
+
+def _fleets(grounds: Grounds, day: Day, name: str) -> list[DayFleet]:
+    option, found = grounds.tried[name]
+    if found.rate is None or found.price is None:
+        return []
+    gpus = found.hardware.gpus_per_replica
+    return [
+        DayFleet(
+            way=fleet.way,
+            hardware=option.hardware.label,
+            policy=option.label,
+            rented=option_words(option),
+            least_servers=fleet.least,
+            most_servers=fleet.most,
+            gpu_hours=fleet.server_hours * gpus,
+            cost_per_day=fleet.server_hours * gpus * found.price,
+            is_searched=name in grounds.searched,
+        )
+        for fleet in day.fleets(found.rate, grounds.question.spare_servers)
+    ]

@@ -3,7 +3,7 @@
 from typing import Any
 
 from specsim.study.capacity.choices import metric_name, percentile, promise_words
-from specsim.study.plan.advice import Advice, Choice, WhatIf, gpu_name
+from specsim.study.plan.advice import Advice, Choice, DayAdvice, DayFleet, WhatIf, gpu_name
 
 
 def headline(advice: Advice) -> str:
@@ -57,7 +57,8 @@ def _cost_words(ratio: float) -> str:
 
 def title(advice: Advice) -> str:
     """Return what is asked for, without the limits."""
-    return f"{advice.requests_per_second:g} requests/s of {advice.traffic} to {advice.model}"
+    most = "" if advice.day is None else "at most "
+    return f"{most}{advice.requests_per_second:g} requests/s of {advice.traffic} to {advice.model}"
 
 
 def asked(advice: Advice) -> str:
@@ -75,6 +76,38 @@ def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
         "to spare", "how sure",
     ]  # fmt: skip
     return heads, [_row(advice, place) for place in range(len(advice.choices))]
+
+
+def day_table(advice: Advice) -> tuple[list[str], list[list[str]]]:
+    """Return heads and rows of what a day costs, in words; no rows where no day was asked."""
+    heads = ["servers", "what is rented", "how many", "GPU hours", f"{advice.currency} per day",
+             "less than fixed"]  # fmt: skip
+    if advice.day is None:
+        return heads, []
+    fixed = advice.day.fleets[0].cost_per_day
+    return heads, [_day_row(fleet, fixed) for fleet in advice.day.fleets]
+
+
+def _day_row(fleet: DayFleet, fixed: float) -> list[str]:
+    least, most = fleet.least_servers, fleet.most_servers
+    return [
+        fleet.way,
+        fleet.rented + ("" if fleet.is_searched else " (estimated)"),
+        f"{most:,}" if least == most else f"{least:,} to {most:,}",
+        f"{fleet.gpu_hours:,.0f}",
+        _number(fleet.cost_per_day, 2),
+        f"{1 - fleet.cost_per_day / fixed:.0%}",
+    ]
+
+
+def _day_notes(day: DayAdvice) -> list[str]:
+    start = f"{day.start_up_seconds:g} s"
+    return [
+        f"The day has {day.requests:,.0f} requests, {min(day.rates):g} to {max(day.rates):g} per "
+        f"second. By schedule servers start {start} before their hour. Autoscaled, Kubernetes' HPA "
+        f"keeps {day.requests_per_server:.0f} requests in each, which leaves room for "
+        f"{day.headroom:.2f} times the load while others start ({start}). Bursts are not in it."
+    ]
 
 
 def _row(advice: Advice, place: int) -> list[str]:
@@ -122,6 +155,7 @@ def notes(advice: Advice) -> list[str]:
         found.append("One server carries all, and none is in reserve (--redundancy n+1 adds one).")
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
+    found += [] if advice.day is None else _day_notes(advice.day)
     found += _what_if_notes(advice)
     if any(choice.state == "estimated" for choice in advice.choices):
         found.append("Estimated: by two short runs of each load, which may be 15 % off.")
@@ -233,11 +267,14 @@ def what_if_rows(advice: Advice) -> list[dict[str, Any]]:
 def page_words(advice: Advice) -> dict[str, Any]:
     """Return what a page shows of the answer."""
     heads, rows = table(advice)
+    day_heads, day_rows = day_table(advice)
     return {
         "headline": headline(advice),
         "asked": f"{asked(advice)}.",
         "heads": heads,
         "rows": rows,
+        "day_heads": day_heads,
+        "day_rows": day_rows,
         "notes": notes(advice),
         "taken": advice.taken,
         "what_ifs": what_if_rows(advice),

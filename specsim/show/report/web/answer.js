@@ -247,11 +247,13 @@ const planCell = (text) => (/^[\d,.]+$/.test(text) ? valued(text, Number(text.re
 
 /** Of `specsim plan`: as the console says it. */
 function planAnswer() {
-  const { headline, asked, heads, rows, notes } = DATA.plan;
+  const { headline, asked, heads, rows, day_heads, day_rows, notes } = DATA.plan;
+  const told = (title, head, body) => (body.length ? table(title, head, body.map((row) => row.map(planCell))) : null);
   return [
     make("p", { class: "headline" }, headline),
     make("p", { class: "asked" }, [asked, basisText(), priceDate()].filter(Boolean).join(" ")),
-    table("All GPUs that were asked for", heads, rows.map((row) => row.map(planCell))),
+    told("All GPUs that were asked for", heads, rows),
+    told("In the course of the day", day_heads, day_rows),
     make("ul", {}, ...notes.map((note) => make("li", {}, note))),
   ];
 }

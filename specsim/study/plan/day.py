@@ -1,0 +1,169 @@
+"""Day: how many servers a day of changing load takes: fixed, by schedule, or autoscaled.
+
+Nothing is simulated. A server that keeps the limits up to its capacity does so at every instant at
+which it is loaded no higher; what changes is how many there are, and how long they take to start.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from math import ceil, inf
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.autoscaling import Autoscaler
+from specsim.core.columns import read_columns
+from specsim.core.errors import ConfigError
+
+_HOURS = 24
+_DEFAULTS: dict[str, float] = {
+    name: Autoscaler.model_fields[name].default
+    for name in ("interval_s", "start_up_s", "scale_in_delay_s", "tolerance")
+}
+_LOOK, START_UP = _DEFAULTS["interval_s"], _DEFAULTS["start_up_s"]
+_STAYS = round(_DEFAULTS["scale_in_delay_s"] / _LOOK)  # looks for which fewer must be enough
+BEHIND = START_UP + _LOOK
+"""Seconds from when the load has risen to when a server that was started for that serves."""
+_STEEPEST = 3.0  # times as much load until a server has started: beyond, others must be there
+_SEGMENT = 0.25  # hours for which the rate of an experiment is constant
+
+
+class Fleet(NamedTuple):
+    """How many servers there are in the course of a day."""
+
+    way: str
+    least: int
+    most: int
+    server_hours: float
+
+
+@dataclass(frozen=True)
+class Day:
+    """Load by the hour; between two of them it changes evenly, and after the last to the first."""
+
+    hours: tuple[float, ...]  # from 0, rising, below 24
+    rates: tuple[float, ...]  # requests per second of the whole service
+
+    @property
+    def peak(self) -> float:
+        return max(self.rates)
+
+    def at(self, hours: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the rates at some hours, requests per second."""
+        return np.interp(hours, self.hours, self.rates, period=_HOURS)
+
+    @property
+    def requests(self) -> float:
+        """Requests of the day."""
+        return float(self._looks.mean()) * _HOURS * 3600
+
+    @property
+    def _looks(self) -> NDArray[np.float64]:
+        """The rate at each look of an autoscaler."""
+        return self.at(np.arange(0.0, _HOURS, _LOOK / 3600))
+
+    def headroom(self, capacity: float) -> float:
+        """Return how many times the load an autoscaler must keep servers for.
+
+        The load rises until a server has started, and HPA takes differences within its tolerance
+        for none. What one server takes, and rises too steep to be followed, do not count.
+        """
+        rates, rises = self._rises
+        ahead = rises[(rates > capacity) & (rises <= _STEEPEST)].max(initial=1.0)
+        return float(ahead) * (1 + _DEFAULTS["tolerance"])
+
+    def floor(self, capacity: float) -> int:
+        """Return the servers that must always be there, since the load rises too steeply."""
+        rates, rises = self._rises
+        return self._needed(float(rates[rises > _STEEPEST].max(initial=0.0)), capacity)
+
+    @property
+    def _rises(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The rate at each look, and how many times that of when servers that serve were asked."""
+        rates = self._looks
+        behind = np.roll(rates, ceil(BEHIND / _LOOK))
+        return rates, np.divide(rates, behind, out=np.full_like(rates, inf), where=behind > 0)
+
+    def fleets(self, capacity: float, spare: int) -> list[Fleet]:
+        """Return the servers of each way, each taking some requests/s; `spare` more at all times.
+
+        By schedule each hour has as many as its highest load takes, started before it begins;
+        autoscaled as Kubernetes' HPA does, with the defaults of `specsim.autoscaling`.
+        """
+        fixed = self._needed(self.peak, capacity) + spare
+        scheduled = self._scheduled(capacity) + spare
+        starts = sum(max(0, after - before) for before, after in _around(scheduled))
+        begun = starts * START_UP / 3600
+        scaled = self._scaled(capacity) + spare
+        return [
+            Fleet("fixed", fixed, fixed, float(fixed * _HOURS)),
+            Fleet("by schedule", *_ends(scheduled), float(scheduled.sum()) + begun),
+            Fleet("autoscaled", *_ends(scaled), float(scaled.mean()) * _HOURS),
+        ]
+
+    @staticmethod
+    def _needed(rate: float, capacity: float) -> int:
+        return max(1, ceil(rate / capacity))
+
+    def _scheduled(self, capacity: float) -> NDArray[np.int64]:
+        own = np.array(self.hours)
+        highest = []
+        for hour in range(_HOURS):
+            within = own[(own > hour) & (own < hour + 1)]
+            highest.append(self.at(np.array([hour, hour + 1.0, *within])).max())
+        return np.array([self._needed(rate, capacity) for rate in highest])
+
+    def _scaled(self, capacity: float) -> NDArray[np.int64]:
+        wanted = np.ceil(self._looks * self.headroom(capacity) / capacity)
+        wanted = np.clip(wanted, self.floor(capacity), self._needed(self.peak, capacity))
+        late = [np.roll(wanted, by) for by in range(_STAYS + 1)]
+        most: NDArray[np.float64] = np.max(late, axis=0)
+        return most.astype(np.int64)
+
+    def segments(self, turns: float) -> list[list[float]]:
+        """Return (seconds, sessions per second) for arrivals of kind ``piecewise``."""
+        middles = np.arange(_SEGMENT / 2, _HOURS, _SEGMENT)
+        return [[_SEGMENT * 3600, round(float(rate), 6)] for rate in self.at(middles) / turns]
+
+
+def _ends(counts: NDArray[np.int64]) -> tuple[int, int]:
+    return int(counts.min()), int(counts.max())
+
+
+def _around(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return each count with the next, and the last with the first."""
+    return list(pairwise([*counts.tolist(), int(counts[0])]))
+
+
+def read_day(text: str) -> Day:
+    """Return the day of ``0:20,8:100,18:60``, or of a table with columns ``hour`` and ``rate``.
+
+    A SpecsimError if it is neither, or hours do not rise.
+    """
+    if text.endswith((".csv", ".csv.gz", ".jsonl", ".parquet")):
+        columns, _ = read_columns(Path(text), ("hour", "rate"))
+        return _checked(text, columns["hour"].tolist(), columns["rate"].tolist())
+    try:
+        pairs = [tuple(map(float, part.split(":"))) for part in text.split(",")]
+        hours, rates = (list(column) for column in zip(*pairs, strict=True))
+    except ValueError as error:
+        raise ConfigError(
+            f"--daily {text:.80}: should be hours and requests/s, such as 0:20,8:100,18:60, or a "
+            "CSV file with columns hour and rate"
+        ) from error
+    return _checked(text, hours, rates)
+
+
+def _checked(text: str, hours: list[float], rates: list[float]) -> Day:
+    rising = all(before < after for before, after in pairwise(hours))
+    for rule, holds in (
+        ("needs at least two hours", len(hours) > 1),
+        ("hours must rise, from 0 and below 24", rising and hours[0] >= 0 and hours[-1] < _HOURS),
+        ("requests/s must be at least 0, one above 0, all at most 1,000,000",
+         all(0 <= rate < inf for rate in rates) and 0 < max(rates) <= 1e6),
+    ):  # fmt: skip
+        if not holds:
+            raise ConfigError(f"--daily {text:.80}: {rule}")
+    return Day(tuple(hours), tuple(rates))

@@ -1,0 +1,148 @@
+"""Files that a plan is written to: the answer, servers that can be started, and experiments."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from specsim.core.errors import ConfigError
+from specsim.core.settings import as_yaml, load_mapping
+from specsim.core.version import __version__
+from specsim.results.folder import write_json
+from specsim.run.experiment import Experiment
+from specsim.study.plan.advice import DayAdvice
+from specsim.study.plan.answer import Plan
+from specsim.study.plan.candidates import PROFILE_FILE, Option, with_replicas
+from specsim.study.plan.day import Day
+
+FILES = (
+    "plan.json", "capacity.json", "capacity.parquet", "experiment.yaml", "day.yaml", PROFILE_FILE,
+    "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
+)  # fmt: skip
+
+# Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version.
+_IMAGES = {"vllm": "vllm/vllm-openai:v{}.0", "sglang": "lmsysorg/sglang:latest"}
+_PORT = 8000
+_GPUS_PER_MACHINE = 8
+_MARK = f"# specsim_version: {__version__}\n"
+_TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
+
+
+def save_plan(plan: Plan, folder: Path) -> None:
+    """Write all files of a plan; those of the servers only if there is an answer."""
+    write_json(plan.to_dict(), folder / "plan.json")
+    plan.capacity.save(folder)
+    if plan.taken is None:
+        return
+    option, replicas = plan.options[plan.taken], plan.found[plan.taken].replicas or 1
+    experiment = with_replicas(option, plan.question, replicas)
+    about = f"{plan.taken}: specsim run experiment.yaml, specsim capacity experiment.yaml"
+    (folder / "experiment.yaml").write_text(commented(experiment, about), encoding="utf-8")
+    if plan.question.day is not None and plan.advice.day is not None:
+        day = _day_experiment(plan, plan.question.day, plan.advice.day)
+        about = f"the whole day, {plan.advice.day.requests:,.0f} requests: specsim run day.yaml"
+        (folder / "day.yaml").write_text(commented(day, about), encoding="utf-8")
+    if not option.hardware.is_measured:
+        fields = option.hardware.profile.model_dump(
+            mode="json", exclude_none=True, exclude_defaults=True
+        )
+        _write_yaml(folder / PROFILE_FILE, [fields])
+    # Of a policy that vLLM has not, the line is without it.
+    size = option.hardware.gpus_per_replica
+    line = plan.question.command.with_options(size, option.speculation)
+    (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
+    _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
+
+
+def _save_servers(
+    words: list[str], program: str, option: Option, replicas: int, folder: Path
+) -> None:
+    size = option.hardware.gpus_per_replica
+    values = {
+        "$image": _IMAGES[program].format(option.experiment.engine.vllm_version),
+        "$start": "args" if program == "vllm" else "command",
+        "$arguments": words[2:] if words[0] == "vllm" else words,  # after the image's entry point
+        "$size": size,
+        "$replicas": replicas,
+    }
+    here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
+    services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
+    hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
+    missing = option.missing_name
+    fill_in = f"; replace {missing} by the name of the drafter's weights" if missing else ""
+    _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
+    secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
+    _write_yaml(folder / "kubernetes.yaml", _filled(_TEXTS["kubernetes"], values), secret + fill_in)
+
+
+def _day_experiment(plan: Plan, day: Day, told: DayAdvice) -> Experiment:
+    """Return the autoscaled service on the day that was asked."""
+    fleet = next(each for each in told.fleets if each.way == "autoscaled")
+    option = plan.options[f"{fleet.hardware} {fleet.policy}"]
+    config = with_replicas(option, plan.question, fleet.most_servers).to_dict()
+    workload = config["workload"]
+    lengths = workload.get("lengths") or {"kind": "trace", "path": workload["arrivals"]["path"]}
+    segments = day.segments(plan.question.traffic.turns)
+    config["workload"] = {
+        "arrivals": {"kind": "piecewise", "segments": segments}, "lengths": lengths,
+    }  # fmt: skip
+    config["replicas"] = fleet.most_servers
+    config["autoscaling"] = {
+        "kind": "target_concurrency",
+        "target": round(told.requests_per_server, 2),
+        "min_replicas": fleet.least_servers,
+        "max_replicas": fleet.most_servers,
+        "price_per_gpu_hour": plan.question.prices.per_gpu_of(option.hardware.gpus),
+    }
+    return Experiment.parse(config, "day.yaml")
+
+
+def commented(experiment: Experiment, about: str) -> str:
+    """Return an experiment as YAML, with a comment above each field."""
+    parts = [f"{_MARK}# {about}\n"]
+    fields = experiment.model_dump(
+        mode="json", exclude_none=True, exclude_defaults=True, warnings=False
+    )
+    for name, value in fields.items():
+        text = as_yaml({name: value})
+        comment = _TEXTS["comments"].get(name)
+        parts.append((f"# {comment}\n" if comment else "") + text)
+    return "".join(parts)
+
+
+def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
+    gpu = option.hardware.profile.gpu
+    head = (
+        f"#!/bin/sh\n{_MARK}# One of {replicas} servers, on {option.hardware.gpus_per_replica} "
+        f"{gpu} each, behind a router that prefers the one with the fewest open requests.\n"
+    )
+    if option.needs_a_policy:
+        head += (
+            f"# {option.label} is no policy of the server's own; for a schedule that vLLM reads:\n"
+            "# specsim tune experiment.yaml --emit vllm\n"
+        )
+    if option.missing_name is not None:
+        said = f"serve.sh: replace {option.missing_name} by the name of the drafter's weights"
+        head += f"echo {shlex.quote(f'{said}, and delete this line')} >&2; exit 2\n"
+    return f"{head}exec {line}\n"
+
+
+def _composed(values: dict[str, Any], number: int, size: int) -> Any:
+    gpus = [str(each) for each in range(number * size, (number + 1) * size)]
+    own = {"$ports": f"{_PORT + number}:{_PORT}", "$gpus": gpus}
+    return _filled(_TEXTS["compose"], {**values, **own})
+
+
+def _filled(part: Any, values: dict[str, Any]) -> Any:
+    if isinstance(part, dict):
+        return {values.get(key, key): _filled(each, values) for key, each in part.items()}
+    if isinstance(part, list):
+        return [_filled(each, values) for each in part]
+    return values.get(part, part) if isinstance(part, str) else part
+
+
+def _write_yaml(path: Path, documents: list[dict[str, Any]], about: str = "") -> None:
+    text = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True, width=1000)
+    head = f"# {about}\n" if about else ""
+    path.write_text(_MARK + head + text, encoding="utf-8")
