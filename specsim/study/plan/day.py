@@ -30,7 +30,7 @@ _STEEPEST = 3.0  # times as much load until a server has started: beyond, others
 _SEGMENT = 0.25  # hours for which the rate of an experiment is constant
 
 
-class Fleet(NamedTuple):
+class DayServers(NamedTuple):
     """How many servers there are in the course of a day."""
 
     way: str
@@ -86,7 +86,7 @@ class Day:
         behind = np.roll(rates, ceil(BEHIND / _LOOK))
         return rates, np.divide(rates, behind, out=np.full_like(rates, inf), where=behind > 0)
 
-    def fleets(self, capacity: float, spare: int) -> list[Fleet]:
+    def fleets(self, capacity: float, spare: int) -> list[DayServers]:
         """Return the servers of each way, each taking some requests/s; `spare` more at all times.
 
         By schedule each hour has as many as its highest load takes, started before it begins;
@@ -98,9 +98,9 @@ class Day:
         begun = starts * START_UP / 3600
         scaled = self._scaled(capacity) + spare
         return [
-            Fleet("fixed", fixed, fixed, float(fixed * _HOURS)),
-            Fleet("by schedule", *_ends(scheduled), float(scheduled.sum()) + begun),
-            Fleet("autoscaled", *_ends(scaled), float(scaled.mean()) * _HOURS),
+            DayServers("fixed", fixed, fixed, float(fixed * _HOURS)),
+            DayServers("by schedule", *_ends(scheduled), float(scheduled.sum()) + begun),
+            DayServers("autoscaled", *_ends(scaled), float(scaled.mean()) * _HOURS),
         ]
 
     @staticmethod
