@@ -64,6 +64,7 @@ class Limits(Protocol):
     depth: int  # steps in flight at once
     land_at: int  # where in the order of the verbs a step that has been launched comes back
     leaves_out: int  # whether the drafter may leave out prompts; such a sequence `is_undrafted`
+    drafts_alike: int  # whether drafts of a step that may differ are made equally long
     sees_confidences: int  # whether a policy that is loops is shown how sure the drafter is
     shows_drafts: int  # and that before it says how much of what a lookup finds it takes
     charges_pieces: int  # whether the target's time depends on each sequence, not on sums only

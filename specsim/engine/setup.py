@@ -227,12 +227,15 @@ def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: W
     """Return the table of a replica, which sees what is shared and what it decides by itself."""
     records, deliveries = wiring.records, wiring.deliveries
     compiled = costs.compiled()
+    lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
+    may_differ = lens_by_size is None and not speculation.drafts_trees
     limits = {
         "keeps_steps": int(records.step_log is not None),
         "keeps_deliveries": int(deliveries is not None),
         "announces_ends": int(wiring.announces_ends),
         "has_offers": int(wiring.offers is not None),
         "leaves_out": int(speculation.leaves_out),
+        "drafts_alike": int(setup.is_async and may_differ),
         "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
     }
     shared: dict[str, Any] = {
@@ -256,7 +259,6 @@ def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: W
     for name, form in (("target", compiled.target), ("drafter", compiled.drafter)):
         if form is not None:
             shared[name] = form
-    lens_by_size = speculation.lens_by_size(setup.limits["max_num_running"])
     if lens_by_size is not None:
         shared["lens_by_size"] = lens_by_size
     shared |= speculation.shared()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.errors import ConfigError
@@ -176,9 +177,7 @@ class Controller:
         k = 0
         if rows:
             lens = np.asarray(self._policy.draft_lens(batch, self._memory))
-            if lens.ndim:  # nearest to one length per sequence is their mean
-                lens = lens[~batch.in_prefill].mean() if not batch.in_prefill.all() else lens.max()
-            k = round(float(lens))
+            k = common_len(lens[~batch.in_prefill]) if lens.ndim else int(lens)
         if not 0 <= k <= self._max_draft_len:
             raise ConfigError(
                 f"policy '{self._policy.kind}' asked for {k} tokens; a draft has 0 to "
@@ -221,6 +220,13 @@ class Controller:
     def _write(self, line: Settings) -> None:
         if self._log is not None:
             self._log.write(line.model_dump_json() + "\n")
+
+
+def common_len(lens: NDArray[np.int64]) -> int:
+    """Return what is nearest to one length per sequence: their mean; at least 1 if any drafts."""
+    if not lens.any():
+        return 0
+    return max(1, (2 * int(lens.sum()) + len(lens)) // (2 * len(lens)))
 
 
 def load_of(rows: list[Scheduled]) -> StepLoad:
