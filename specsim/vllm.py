@@ -54,6 +54,7 @@ class _Controlled:
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         rank = vllm_config.parallel_config.data_parallel_index
         self.controller = Controller(control, engine, rank)
+        _log.info("specsim: policy '%s' decides how much is drafted", control.policy)
         self._numbers: dict[str, int] = {}
         self._num_requests = 0
         self._steps: deque[_Awaited] = deque()

@@ -297,7 +297,7 @@ def _events(path: Path) -> Iterator[tuple[int, Settings]]:
 def _opened(named: str, rank: int) -> Any:
     path = Path(f"{named}-replica-{rank}" if rank else named)
     try:
-        return path.open("x", encoding="utf-8", buffering=1 << 16)
+        return path.open("x", encoding="utf-8", buffering=1)  # by line: a server may be killed
     except OSError as error:
         raise ConfigError(
             f"--additional-config specsim.log = {path}: {error.strerror}; name a new file"
