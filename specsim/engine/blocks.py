@@ -5,8 +5,11 @@ Source: vLLM 0.32.0 ``v1/core/block_pool.py``, re-implemented from a description
 Blocks whose content is published keep it while they wait in the free queue: a later request with
 the same prefix takes them out again, and only handing them out for something else evicts them.
 Released blocks without published content return to the front of the queue, published ones to its
-end. Equal content may live in several blocks; the one published first is found.
+end; it is a circle that begins and ends with the null block. Equal content may live in several
+blocks; the one published first is found.
 """
+
+from typing import Any
 
 from specsim.core.compiled import inlined, inner
 from specsim.engine.table import NO_BLOCK, NO_KEY, Table
@@ -19,10 +22,10 @@ _SHARED_GROUP, _OWN_GROUP = 40, 24  # bits of a key at which the group begins
 @inner
 def take_block(table: Table) -> int:
     """Return the first block of the free queue, which has one; it loses what it held."""
-    state = table.state[0]
-    number = state.first_free
+    number = table.blocks[NO_BLOCK].following
     block = table.blocks[number]
-    _leave_queue(table, number)
+    unlink(table.blocks, number)
+    table.state[0].num_free -= 1
     if block.key != NO_KEY:
         _forget(table, number)
         block.key = NO_KEY
@@ -34,50 +37,37 @@ def hold(table: Table, number: int) -> None:
     """Hold a published block; if nobody held it, it leaves the free queue."""
     block = table.blocks[number]
     if block.holders == 0:
-        _leave_queue(table, number)
+        unlink(table.blocks, number)
+        table.state[0].num_free -= 1
     block.holders += 1
 
 
 @inner
 def release_block(table: Table, number: int) -> None:
     """Give back one holder of a published block, or an unpublished block."""
-    state = table.state[0]
     block = table.blocks[number]
-    if block.key == NO_KEY:
-        block.previous_free = NO_BLOCK
-        block.next_free = state.first_free
-        if state.first_free == NO_BLOCK:
-            state.last_free = number
-        else:
-            table.blocks[state.first_free].previous_free = number
-        state.first_free = number
-        state.num_free += 1
-        return
-    block.holders -= 1
-    if block.holders == 0:
-        block.next_free = NO_BLOCK
-        block.previous_free = state.last_free
-        if state.last_free == NO_BLOCK:
-            state.first_free = number
-        else:
-            table.blocks[state.last_free].next_free = number
-        state.last_free = number
-        state.num_free += 1
+    is_published = block.key != NO_KEY
+    if is_published:
+        block.holders -= 1
+        if block.holders:
+            return
+    link(table.blocks, number, table.blocks[NO_BLOCK].preceding if is_published else NO_BLOCK)
+    table.state[0].num_free += 1
 
 
-@inner
-def _leave_queue(table: Table, number: int) -> None:
-    state = table.state[0]
-    block = table.blocks[number]
-    if block.previous_free == NO_BLOCK:
-        state.first_free = block.next_free
-    else:
-        table.blocks[block.previous_free].next_free = block.next_free
-    if block.next_free == NO_BLOCK:
-        state.last_free = block.previous_free
-    else:
-        table.blocks[block.next_free].previous_free = block.previous_free
-    state.num_free -= 1
+@inlined
+def link(rows: Any, place: int, before: int) -> None:
+    """Let a place of a circle of rows come after another."""
+    behind = rows[before].following
+    rows[place].preceding, rows[place].following = before, behind
+    rows[before].following = rows[behind].preceding = place
+
+
+@inlined
+def unlink(rows: Any, place: int) -> None:
+    """Take a place out of its circle of rows."""
+    rows[rows[place].preceding].following = rows[place].following
+    rows[rows[place].following].preceding = rows[place].preceding
 
 
 @inlined

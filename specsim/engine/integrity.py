@@ -25,12 +25,10 @@ _THOROUGH = 100  # blocks of a pool that is small enough to be looked at whole i
 
 def free_order(table: Table) -> list[int]:
     """Return the free queue of blocks, the next to be handed out first."""
-    state = table.state
-    blocks = table.blocks
     order: list[int] = []
-    number = int(state["first_free"][0])
-    following = blocks["next_free"].tolist()
-    while number != NO_BLOCK and len(order) < len(following):  # a broken queue may be a circle
+    following = table.blocks["following"].tolist()
+    number = following[NO_BLOCK]
+    while number != NO_BLOCK and len(order) < len(following):  # a broken queue may never end
         order.append(number)
         number = following[number]
     return order

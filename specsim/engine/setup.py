@@ -16,7 +16,6 @@ from specsim.engine.table import (
     ARRAY_TYPES,
     CHUNKED,
     NEVER,
-    NO_BLOCK,
     NO_KEY,
     NO_ROW,
     SLIDING,
@@ -169,16 +168,17 @@ class Setup:
         limits["num_tiers"] = len(sizes)
         if not sizes:
             return {}
-        tiers, stored = zeros("tiers", len(sizes)), zeros("stored", 1 + sum(sizes))
+        stored = zeros("stored", len(sizes) + sum(sizes))
         stored["key"] = NO_KEY
-        numbers: Ints = np.arange(len(stored))
-        stored["next_used"], stored["previous_used"] = numbers + 1, numbers - 1
-        ends = np.cumsum(sizes)
-        tiers["first"], tiers["last"] = ends - sizes + 1, ends
-        stored["previous_used"][tiers["first"]] = stored["next_used"][tiers["last"]] = NO_BLOCK
+        end = len(sizes)
+        for tier, size in enumerate(sizes):
+            circle = np.append(tier, np.arange(end, end + size))
+            stored["following"][circle] = np.roll(circle, -1)
+            stored["preceding"][circle] = np.roll(circle, 1)
+            end += size
         chains = 1 << max(4, (2 * max(sizes) - 1).bit_length())
         chained = zeros("tier_chains", len(sizes), chains)
-        return {"tiers": tiers, "stored": stored, "tier_chains": chained}
+        return {"stored": stored, "tier_chains": chained}
 
     def _buckets(self) -> NDArray[Any]:
         """Return the groups that are alike, those of full attention first."""
@@ -290,8 +290,6 @@ def _state(most: int, slots: int, num_blocks: int) -> NDArray[Any]:
     state["slowness"] = 1.0
     state["queue_head"] = state["queue_tail"] = NO_ROW
     state["num_free_slots"], state["most_run"] = slots, most
-    state["first_free"] = 1 if num_blocks > 1 else NO_BLOCK
-    state["last_free"] = num_blocks - 1
     state["num_free"] = num_blocks - 1
     return state
 
@@ -308,7 +306,5 @@ def _blocks(num_blocks: int) -> NDArray[Any]:
     blocks = zeros("blocks", num_blocks)
     blocks["key"] = NO_KEY
     numbers: Ints = np.arange(num_blocks)
-    blocks["next_free"] = numbers + 1
-    blocks["previous_free"] = numbers - 1
-    blocks["next_free"][-1] = NO_BLOCK
+    blocks["following"], blocks["preceding"] = np.roll(numbers, -1), np.roll(numbers, 1)
     return blocks

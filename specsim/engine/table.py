@@ -207,8 +207,8 @@ class Block(Protocol):
 
     key: int  # what it holds, if that is published, free or held; `NO_KEY` if not
     holders: int  # sequences that hold it; kept for published blocks only
-    next_free: int  # in the free queue
-    previous_free: int
+    following: int  # in the free queue; of the null block the first, and the last as
+    preceding: int
     is_undrafted: int
     """Whether the drafter has no entries of what it holds; kept only where it may leave out prompts
     and prefixes are cached."""
@@ -243,19 +243,12 @@ class Bucket(Protocol):
     has_dropped: int  # scratch: whether the last block has been dropped from that
 
 
-class Tier(Protocol):
-    """Host memory or disk: its blocks in `stored`, as a queue by last use."""
-
-    first: int  # what was used least recently
-    last: int
-
-
 class Stored(Protocol):
-    """Room for one KV block in a tier."""
+    """Room for one KV block in a tier; the first ones are where the queue of each tier begins."""
 
     key: int
-    next_used: int
-    previous_used: int
+    following: int  # used after it
+    preceding: int
     next_alike: int
 
 
@@ -299,8 +292,6 @@ class State(Protocol):
     queue_tail: int
     free_row: int  # first unused row; they are linked
     num_free_slots: int
-    first_free: int  # of the free queue of blocks
-    last_free: int
     num_free: int
     num_steps: int
     num_executed: int  # steps that had tokens
@@ -344,7 +335,6 @@ class Table(NamedTuple):
     blocks: Rows[Block]
     chains: NDArray[np.int32]
     """First block of each chain of published blocks, by a hash of their keys."""
-    tiers: Rows[Tier]
     stored: Rows[Stored]
     tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
     adapters: Rows[Adapter]
@@ -393,8 +383,8 @@ _SHORT: dict[type, tuple[str, ...]] = {
     Block: (
         "holders",
         "is_undrafted",
-        "next_free",
-        "previous_free",
+        "following",
+        "preceding",
         "next_alike",
         "published_in",
     ),

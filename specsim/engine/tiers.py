@@ -11,7 +11,7 @@ Sources: vLLM 0.32.0 ``distributed/kv_transfer/kv_connector/v1/offloading/schedu
 """
 
 from specsim.core.compiled import inlined, inner
-from specsim.engine.blocks import prefix_key
+from specsim.engine.blocks import link, prefix_key, unlink
 from specsim.engine.table import NO_BLOCK, NO_KEY, Table
 
 HOST, DISK = range(2)
@@ -56,8 +56,8 @@ def touch_prefix(table: Table, row: int) -> None:
             if place == NO_BLOCK:
                 _add(table, tier, key)
             else:
-                _unlink(table, tier, place)
-                _append(table, tier, place)
+                unlink(table.stored, place)
+                link(table.stored, place, table.stored[tier].preceding)
 
 
 @inner
@@ -74,14 +74,14 @@ def _stored(table: Table, tier: int, key: int) -> int:
 @inner
 def _add(table: Table, tier: int, key: int) -> None:
     """Put a block where a tier keeps what was used least recently."""
-    place = table.tiers[tier].first
-    _unlink(table, tier, place)
+    place = table.stored[tier].following
+    unlink(table.stored, place)
     _forget(table, tier, place)
     block, chain = table.stored[place], _chain(table, key)
     block.key = key
     block.next_alike = table.tier_chains[tier, chain]
     table.tier_chains[tier, chain] = place
-    _append(table, tier, place)
+    link(table.stored, place, table.stored[tier].preceding)
 
 
 @inner
@@ -98,31 +98,6 @@ def _forget(table: Table, tier: int, place: int) -> None:
     while table.stored[before].next_alike != place:
         before = table.stored[before].next_alike
     table.stored[before].next_alike = block.next_alike
-
-
-@inner
-def _unlink(table: Table, tier: int, place: int) -> None:
-    queue, block = table.tiers[tier], table.stored[place]
-    if block.previous_used == NO_BLOCK:
-        queue.first = block.next_used
-    else:
-        table.stored[block.previous_used].next_used = block.next_used
-    if block.next_used == NO_BLOCK:
-        queue.last = block.previous_used
-    else:
-        table.stored[block.next_used].previous_used = block.previous_used
-
-
-@inner
-def _append(table: Table, tier: int, place: int) -> None:
-    queue, block = table.tiers[tier], table.stored[place]
-    block.previous_used = queue.last
-    block.next_used = NO_BLOCK
-    if queue.last == NO_BLOCK:
-        queue.first = place
-    else:
-        table.stored[queue.last].next_used = place
-    queue.last = place
 
 
 @inlined

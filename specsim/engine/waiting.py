@@ -35,38 +35,32 @@ def next_waiting(table: Table, row: int) -> int:
 @inner
 def enqueue(table: Table, row: int) -> None:
     """Add a new sequence."""
-    state = table.state[0]
-    sequence = table.sequences[row]
-    sequence.status = WAITING
-    if table.limits[0].by_priority:
-        _push(table, row)
-        return
-    sequence.next_row = NO_ROW
-    sequence.previous_row = state.queue_tail
-    if state.queue_tail == NO_ROW:
-        state.queue_head = row
-    else:
-        table.sequences[state.queue_tail].next_row = row
-    state.queue_tail = row
-    state.num_waiting += 1
+    _stand(table, row, table.state[0].queue_tail, NO_ROW)
 
 
 @inner
 def put_back(table: Table, row: int) -> None:
     """Put a preempted sequence before all others, unless priorities decide."""
-    state = table.state[0]
-    sequence = table.sequences[row]
+    _stand(table, row, NO_ROW, table.state[0].queue_head)
+
+
+@inner
+def _stand(table: Table, row: int, previous: int, following: int) -> None:
+    """Let a sequence wait between two others, unless priorities decide; NO_ROW: at an end."""
+    state, sequence = table.state[0], table.sequences[row]
     sequence.status = WAITING
     if table.limits[0].by_priority:
         _push(table, row)
         return
-    sequence.previous_row = NO_ROW
-    sequence.next_row = state.queue_head
-    if state.queue_head == NO_ROW:
+    sequence.previous_row, sequence.next_row = previous, following
+    if previous == NO_ROW:
+        state.queue_head = row
+    else:
+        table.sequences[previous].next_row = row
+    if following == NO_ROW:
         state.queue_tail = row
     else:
-        table.sequences[state.queue_head].previous_row = row
-    state.queue_head = row
+        table.sequences[following].previous_row = row
     state.num_waiting += 1
 
 

@@ -352,7 +352,7 @@ def test_nobody_else_hits_what_is_not_known_to_be_shared() -> None:
         (take_block, "total"),
         (lambda table: table.tables[table.sequences[0].slot].__setitem__(1, 1), "total"),
         (lambda table: table.blocks[1].__setattr__("holders", 2), "sequences hold"),
-        (lambda table: table.blocks[7].__setattr__("next_free", 6), "used and free|twice"),
+        (lambda table: table.blocks[7].__setattr__("following", 6), "used and free|twice"),
         (lambda table: table.chains.__setitem__(slice(None), NO_BLOCK), "found by key"),
         (lambda table: table.sequences[0].__setattr__("capacity_len", 8), "block_size"),
         (lambda table: table.sequences[0].__setattr__("computed_len", 13), "do not fit"),
