@@ -78,6 +78,7 @@ class UsualStep(NamedTuple):
     """A step of a run on average; it stands for all of them."""
 
     load: StepLoad  # drafts included
+    context_len: float  # of a sequence, mean over the requests
     drafters: tuple[str, ...]  # names of their costs in the profile; empty: nobody drafts
     draft_len: int
     is_open: bool
@@ -125,10 +126,11 @@ class TimeError(NamedTuple):
 def time_error(profile: Profile, step: UsualStep) -> TimeError | None:
     """Return how far times of runs are off whose steps are like one; None where nobody knows.
 
-    Of a composed profile that was fitted to runs, what is left once the terms are known. It is
-    linear in the terms.
+    Of a composed profile that was fitted to runs, what is left once the terms are known, and
+    nothing at contexts that those runs did not have. It is linear in the terms.
     """
-    if not isinstance(profile.target, Composed):
+    is_known = profile.valid_range.is_known(step.context_len)
+    if not (isinstance(profile.target, Composed) and is_known):
         return None
     spreads, growth = known_spreads(), step.growth(profile)
     if NOT_MEASURED not in profile.provenance.notes:

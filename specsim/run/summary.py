@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -55,17 +56,19 @@ class Beyond:
     beyond_batched: int  # steps with more batched tokens than the valid range
     context_tokens: int  # of the largest step
     batched_tokens: int  # of the largest step
+    context_len: float  # of a sequence, mean over the requests
 
     @classmethod
-    def of(cls, totals: np.void) -> "Beyond":
-        return cls(**{name: int(totals[name]) for name in cls.__dataclass_fields__})
+    def of(cls, tables: RunTables) -> "Beyond":
+        of_steps = [name for name in cls.__dataclass_fields__ if name != "context_len"]
+        counts = {name: int(tables.totals[name]) for name in of_steps}
+        return cls(**counts, context_len=_context_len(tables.requests))
 
     @classmethod
     def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
         columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
-        return cls(
-            **{n: max(each) if n.endswith("_tokens") else sum(each) for n, each in columns.items()}
-        )
+        kinds: dict[str, Any] = {"tokens": max, "len": fmean}
+        return cls(**{n: kinds.get(n.split("_")[-1], sum)(each) for n, each in columns.items()})
 
     @property
     def share(self) -> float:
@@ -83,7 +86,19 @@ class Beyond:
                     f"{count / self.steps:.1%} of the steps lie outside the profile's valid range: "
                     f"up to {largest:,} {kind} tokens, fitted up to {limit:,}"
                 )
-        return found
+        return found + [
+            f"{each.model} on {each.gpu}: fitted to runs whose sequences have {lens[0]:,} to "
+            f"{lens[1]:,} tokens; here they have {self.context_len:,.0f} on average, of which the "
+            "fit says nothing"
+            for each in profiles
+            if (lens := each.valid_range.context_lens)
+            and not each.valid_range.is_known(self.context_len)
+        ]
+
+
+def _context_len(requests: NDArray[np.void]) -> float:
+    """Return the mean context of a sequence while it decodes, tokens."""
+    return float((requests["prompt_len"] + requests["output_len"] / 2).mean())
 
 
 ROOFLINE = (
@@ -108,7 +123,7 @@ def step_times(profile: Profile) -> str:
 def _usual_step(tables: RunTables, proposer: Proposer | None, arrivals: Arrivals) -> UsualStep:
     requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
     decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
-    context = float((requests["prompt_len"] + requests["output_len"] / 2).mean())
+    context = _context_len(requests)
     prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
     drafts, drafted = (float(requests[name].sum()) for name in ("drafts", "draft_tokens"))
     load = StepLoad(
@@ -119,6 +134,7 @@ def _usual_step(tables: RunTables, proposer: Proposer | None, arrivals: Arrivals
     )
     return UsualStep(
         load,
+        context_len=context,
         drafters=tuple(proposer.cost_keys) if proposer is not None and drafts else (),
         draft_len=round(drafted / drafts) if drafts else 0,
         is_open=isinstance(arrivals, OpenArrivals),
@@ -209,7 +225,7 @@ class Summary:
 
     @cached_property
     def beyond(self) -> Beyond:
-        return Beyond.of(self.tables.totals)
+        return Beyond.of(self.tables)
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -233,19 +249,7 @@ class Summary:
         return [
             *found,
             *self.beyond.warnings(profiles),
-            *self._unknown_contexts(profiles),
             *self._late_incidents(),
-        ]
-
-    def _unknown_contexts(self, profiles: Sequence[Profile]) -> list[str]:
-        requests = self.tables.requests
-        mean = float((requests["prompt_len"] + requests["output_len"] / 2).mean())
-        return [
-            f"{each.model} on {each.gpu}: fitted to runs whose sequences have "
-            f"{each.valid_range.context_lens[0]:,} to {each.valid_range.context_lens[1]:,} tokens; "
-            f"here they have {mean:,.0f} on average, of which the fit says nothing"
-            for each in profiles
-            if each.valid_range.context_lens and not each.valid_range.is_known(mean)
         ]
 
     @property

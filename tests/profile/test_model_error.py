@@ -15,7 +15,7 @@ SPREADS = known_spreads()
 
 
 def spread(profile: Profile, load: StepLoad, k: int = 0) -> float:
-    found = time_error(profile, UsualStep(load, ("eagle3",) if k else (), k, is_open=False))
+    found = time_error(profile, UsualStep(load, 1024, ("eagle3",) if k else (), k, is_open=False))
     assert found is not None
     return found.spread
 
@@ -41,7 +41,7 @@ def test_what_was_fitted_is_off_by_less() -> None:
 
 
 def test_of_other_kinds_nothing_is_known() -> None:
-    step = UsualStep(DECODES, (), 0, is_open=False)
+    step = UsualStep(DECODES, 1024, (), 0, is_open=False)
     assert time_error(load_profile("h100/llama-3.1-8b"), step) is None
 
 

@@ -257,7 +257,7 @@ def run_at(
         latencies_ms={"mean_e2el_ms": latency},
         most_running=1,
         resource="step_time",
-        beyond=Beyond(1, 0, 0, 1, 1),
+        beyond=Beyond(1, 0, 0, 1, 1, 1.0),
     )
 
 

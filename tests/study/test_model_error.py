@@ -1,21 +1,27 @@
 """How far step times have been off, as it reaches latencies, speed-ups and crossover loads."""
 
+from collections.abc import Callable
 from io import StringIO
 from math import log
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import tiny_config
 from rich.console import Console
 
 from specsim.profile import load_profile
 from specsim.profile.model_error import QUANTILE, TERMS, TimeError, known_spreads, moved
+from specsim.profile.profile import NOT_MEASURED
+from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render.run_tables import comparison_table
 from specsim.show.render.study_tables import tuning_tables, tuning_verdict
+from specsim.study.capacity import Capacity, Choices, Goal, Hardware, Prices, find_capacity
 from specsim.study.compare import compare
 from specsim.study.paired import speed_up
 from specsim.study.tune import tune
@@ -92,6 +98,52 @@ def test_of_profiles_whose_errors_nobody_has_measured_nothing_is_said() -> None:
     found = compare(experiment("h100/llama-3.1-8b", POISSON), ["static:k=1"], replications=1)
     assert {each.speed_up.model_low for each in found.results} == {None}
     assert "by the profile" not in printed(comparison_table(found, ""))
+
+
+@pytest.fixture
+def fitted(tmp_path: Path) -> Callable[[int], str]:
+    """A profile that was fitted to runs whose sequences have so many tokens."""
+    built = load_profile(COMPOSED)
+
+    def written(context_len: int) -> str:
+        lens = {"context_lens": (context_len, context_len)}
+        told = {"notes": built.provenance.notes.replace(NOT_MEASURED, "")}
+        profile = built.model_copy(
+            update={
+                "valid_range": built.valid_range.model_copy(update=lens),
+                "provenance": built.provenance.model_copy(update=told),
+            }
+        )
+        path = tmp_path / f"fitted-{context_len}.yaml"
+        path.write_text(yaml.safe_dump(profile.model_dump(mode="json", exclude_none=True)))
+        return str(path)
+
+    return written
+
+
+def capacity_of(given: Experiment, profile: str) -> Capacity:
+    goal = Goal(Slo(ttft_ms=2000, tpot_ms=50), 0.95, 0.05, True, None, 2, 100, None)
+    hardware = [Hardware("given", load_profile(profile))]
+    choices = Choices(hardware, {"off": given.effective_policy}, Prices.load(None))
+    return find_capacity(given, goal, choices)
+
+
+def test_what_was_fitted_at_one_context_is_told_not_to_be_known_at_others(
+    fitted: Callable[[int], str],
+) -> None:
+    given = experiment(fitted(300), CLOSED)
+    found = compare(given, ["static:k=1"], replications=2)
+    assert found.results[1].speed_up.model_low is not None
+    assert not found.warnings
+    given = experiment(elsewhere := fitted(4000), CLOSED)
+    found = compare(given, ["static:k=1"], replications=2)
+    assert found.results[1].speed_up.model_low is None
+    given = given.replace(engine=given.engine.model_copy(update={"max_num_seqs": 2}))
+    capacity = capacity_of(given, elsewhere)
+    assert capacity.found[0].model_interval is None
+    tuning = tune(given, max_k=1, replications=2)
+    for warnings in (found.warnings, capacity.notes, tuning.warnings):
+        assert any("here they have 288 on average" in line for line in warnings)
 
 
 def test_a_server_that_does_not_keep_up_has_no_such_interval() -> None:

@@ -226,7 +226,7 @@ def run_at(load: float, latency: float, shift: float, missed: float, held: int =
         reached_ms={"ttft_ms": 1.0, "tpot_ms": 2.0}, balance=KEEPS_UP, is_too_short=False,
         requests_per_second=load, mean_output_len=100.0,
         latencies_ms=dict.fromkeys(names_, latency * (1 + shift)), most_running=held,
-        resource="step_time", beyond=Beyond(1, 0, 0, 1, 1),
+        resource="step_time", beyond=Beyond(1, 0, 0, 1, 1, 1.0),
     )  # fmt: skip
 
 

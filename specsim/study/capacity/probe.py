@@ -228,7 +228,7 @@ def measure(task: Task) -> LoadRun:
         latencies_ms=_statistics(steady),
         most_running=most_running,
         resource=resource,
-        beyond=Beyond.of(tables.totals),
+        beyond=summary.beyond,
         usual_step=summary.usual_step,
     )
 

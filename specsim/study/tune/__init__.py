@@ -16,6 +16,7 @@ from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
+from specsim.run.summary import Beyond
 from specsim.study.loads import Loads
 from specsim.study.tune.batch import BatchPoint, BatchTuning, Trials, tune_batches
 from specsim.study.tune.crossover import (
@@ -87,18 +88,11 @@ class Tuning:
     @property
     def warnings(self) -> list[str]:
         found = []
-        valid = load_profile(self.experiment.profile).valid_range
+        profile = load_profile(self.experiment.profile)
         for point in self.batches.points:
-            largest = [m for group in point.measurements for m in group]
-            if any(
-                m.context_tokens > valid.context_tokens or m.batched_tokens > valid.batched_tokens
-                for m in largest
-            ):
-                found.append(
-                    f"from batch size {point.batch_size} on, steps lie outside the profile's valid "
-                    f"range (fitted up to {valid.context_tokens:,} context tokens and "
-                    f"{valid.batched_tokens:,} batched tokens)"
-                )
+            beyond = Beyond.over([m.beyond for group in point.measurements for m in group])
+            if lines := beyond.warnings([profile]):
+                found += [f"from batch size {point.batch_size} on: {line}" for line in lines]
                 break
         last = self.batches.points[-1].batch_size
         if last < self.batches.max_num_seqs:

@@ -22,7 +22,7 @@ from specsim.results.metrics import latency
 from specsim.results.stability import Stability
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import Beyond, Summary
 from specsim.study.loads import Loads, Trial, steady_window
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
 
@@ -40,8 +40,7 @@ class Measurement:
     fills up or drains; seconds."""
     mean_batch_size: float  # sequences per step over the same time as `time_per_token`
     mean_output_len: float  # tokens per request
-    context_tokens: int  # of the largest step
-    batched_tokens: int  # of the largest step
+    beyond: Beyond
     stability: Stability
     time_error: TimeError | None
 
@@ -82,8 +81,7 @@ def _measure(trial: Trial) -> Measurement:
         e2e_latency=float(latency(requests[2 * fifth : len(requests) - fifth]).mean()),
         mean_batch_size=float(steps["num_requests"][is_steady].mean()),
         mean_output_len=float(requests["output_len"].mean()),
-        context_tokens=int(steps["context_tokens"].max()),
-        batched_tokens=int(steps["batched_tokens"].max()),
+        beyond=summary.beyond,
         stability=summary.stability,
         time_error=summary.time_error,
     )
