@@ -92,11 +92,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "rate_memory": (0.0,),
         "threshold_memory": (0.0, 0.5),
     },
-    "adaptive_k": {
-        "history_weight": (0.7, 1.0),
-        "decision_interval": (1, 5),
-        "least_size": (1, 3),
-    },
+    "adaptive_k": {"history_weight": (0.7, 1.0), "decision_interval": (1, 5), "least_size": (1, 3)},
     "bandit": {"exploration": (0.0, 2.0)},
     "bayes": {"confidences": (False,)},
     "confidence": {"threshold": (0.0, 0.8, 1.0)},
@@ -194,11 +190,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "reserved_gib": (2.0,),
         "kv_bytes_per_token": (65536.0, 200000.0),
     },
-    "draft": {
-        "target_share": (0.0, 0.3),
-        "weights_gib": (1.0,),
-        "kv_bytes_per_token": (4096.0,),
-    },
+    "draft": {"target_share": (0.0, 0.3), "weights_gib": (1.0,), "kv_bytes_per_token": (4096.0,)},
     "composed": {
         "samples_drafts": (False,),
         "capture_sizes": ([], [1, 4, 32]),

@@ -164,10 +164,7 @@ def again(host: Host, world: World, base: Run) -> None:
     demand_same("again", base, host.run(world))
 
 
-_RATES = (
-    *("rate", "bandwidth_gb_s", "gb_per_s"),
-    *("compute_efficiency", "memory_efficiency"),
-)
+_RATES = (*("rate", "bandwidth_gb_s", "gb_per_s"), *("compute_efficiency", "memory_efficiency"))
 _DEFAULT_TIMES = {
     "roofline": {
         **{"compute_efficiency": 0.7, "memory_efficiency": 0.8},

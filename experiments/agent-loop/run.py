@@ -198,9 +198,7 @@ def write(path: Path, rows: list[Row]) -> None:
 
 
 def main(
-    folder: Path = HERE,
-    settings: Sequence[tuple[int, float]] = SETTINGS,
-    limit: int | None = None,
+    folder: Path = HERE, settings: Sequence[tuple[int, float]] = SETTINGS, limit: int | None = None
 ) -> None:
     turns = sessions()[:limit]
     print(f"{len(turns)} sessions, {sum(map(len, turns))} turns; "

@@ -107,10 +107,7 @@ def engine(base: Experiment, sizes: tuple[int, ...], rounds: int) -> list[dict]:
             }
             server = base.engine.model_copy(update={**config, "speculative_config": spec})
             comparison = compare(
-                base.replace(workload=workload, engine=server),
-                policies,
-                replications=1,
-                workers=2,
+                base.replace(workload=workload, engine=server), policies, replications=1, workers=2
             )
             rows += [
                 {

@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import (
-    DrawnAcceptance,
-    Rates,
-    run_lengths,
-    runs_below,
-    shifted_rate,
-)
+from specsim.acceptance.base import DrawnAcceptance, Rates, run_lengths, runs_below, shifted_rate
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 

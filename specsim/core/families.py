@@ -27,12 +27,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import yaml
-from pydantic import (
-    GetCoreSchemaHandler,
-    GetJsonSchemaHandler,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError, core_schema
 
 from specsim.core.blame import fault, is_shipped_class

@@ -406,11 +406,7 @@ class EngineConfig(Settings):
             check_padding(whole)
         self._check_pieces(whole, kv)
         order = "asynchronous" if is_async else "synchronous"
-        return Setup(
-            order="prefill_first" if is_v0 else order,
-            limits=whole,
-            kv=kv,
-        )
+        return Setup(order="prefill_first" if is_v0 else order, limits=whole, kv=kv)
 
 
 def check_padding(limits: Mapping[str, int]) -> None:

@@ -8,14 +8,7 @@ from specsim.core.compiled import inner
 from specsim.engine.engine_limits import IDLE
 from specsim.engine.table import Table
 from specsim.latency.form import composed_time, forward_time
-from specsim.profile.step_time import (
-    BASIS,
-    HAS_DRAFTER,
-    PASS,
-    DraftLoad,
-    draft_time,
-    overhead_time,
-)
+from specsim.profile.step_time import BASIS, HAS_DRAFTER, PASS, DraftLoad, draft_time, overhead_time
 
 
 @inner

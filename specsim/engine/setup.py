@@ -12,16 +12,7 @@ from specsim.decisions.loops import Asking, no_view
 from specsim.engine.facts import Facts
 from specsim.engine.order import VERBS
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import (
-    ARRAY_TYPES,
-    CHUNKED,
-    NEVER,
-    NO_KEY,
-    NO_ROW,
-    SLIDING,
-    STATE,
-    Table,
-)
+from specsim.engine.table import ARRAY_TYPES, CHUNKED, NEVER, NO_KEY, NO_ROW, SLIDING, STATE, Table
 from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts

@@ -380,14 +380,7 @@ class Table(NamedTuple):
 
 _SHORT: dict[type, tuple[str, ...]] = {
     Fact: ("prompt_len", "output_len", "max_tokens", "priority", "adapter", "rank", "num_keys"),
-    Block: (
-        "holders",
-        "is_undrafted",
-        "following",
-        "preceding",
-        "next_alike",
-        "published_in",
-    ),
+    Block: ("holders", "is_undrafted", "following", "preceding", "next_alike", "published_in"),
 }
 """Fields of four bytes, not eight, of what there is much of."""
 

@@ -79,14 +79,7 @@ _0_33 = _0_32._replace(
     skips_drafts=True,
     counts_running_loras=True,
 )
-RULES = {
-    "0.28": _0_28,
-    "0.29": _0_29,
-    "0.30": _0_30,
-    "0.31": _0_31,
-    "0.32": _0_32,
-    "0.33": _0_33,
-}
+RULES = {"0.28": _0_28, "0.29": _0_29, "0.30": _0_30, "0.31": _0_31, "0.32": _0_32, "0.33": _0_33}
 SINCE = {
     "max_num_active_seqs": "0.31",
     "long_prefill_token_threshold_adaptive": "0.31",

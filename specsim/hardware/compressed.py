@@ -14,13 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from specsim.hardware.kv_groups import FULL, SLIDING, KVLayers
-from specsim.hardware.layers import (
-    INDEX_BYTES,
-    RATIOS,
-    AttentionWidth,
-    LayerMatrix,
-    LayerType,
-)
+from specsim.hardware.layers import INDEX_BYTES, RATIOS, AttentionWidth, LayerMatrix, LayerType
 from specsim.hardware.model_fields import ModelFields
 
 _CHOSEN: LayerType = "compressed_sparse_attention"

@@ -13,14 +13,7 @@ from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
 from specsim.latency.base import LatencyModel
 from specsim.latency.cuda_graph import default_capture_sizes
-from specsim.latency.form import (
-    COMPOSED,
-    GROUP_LEN,
-    HEAD_LEN,
-    NO_WINDOW,
-    Form,
-    composed_time,
-)
+from specsim.latency.form import COMPOSED, GROUP_LEN, HEAD_LEN, NO_WINDOW, Form, composed_time
 
 _ENTRY = np.dtype(
     [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]

@@ -8,15 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.compiled import Loop, inner
-from specsim.core.desk import (
-    Desk,
-    FloatRows,
-    Floats,
-    Ints,
-    PerRequest,
-    ShortRows,
-    loop_on,
-)
+from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows, loop_on
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.decisions.policy import Policy, ServerView
 from specsim.policies.parts.budget import best_lens

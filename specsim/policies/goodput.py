@@ -222,13 +222,7 @@ class Goodput(LoopPolicy, PicksPrefix):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(
-        Weighed,
-        decide=decide,
-        observe=observe,
-        drop=drop,
-        rooms=ROOMS,
-    )
+    loops: ClassVar[Loops] = Loops(Weighed, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
 
     def start(self, server: ServerView) -> Any:
         """Return the prior."""

@@ -23,12 +23,7 @@ from specsim.profile.kernel_tables import (
     chosen,
     columns,
 )
-from specsim.profile.kernel_times import (
-    ExpertTimes,
-    line_of,
-    skewed,
-    small_weights,
-)
+from specsim.profile.kernel_times import ExpertTimes, line_of, skewed, small_weights
 from specsim.profile.matrix_times import MatrixTimes
 
 Values = NDArray[np.float64]

@@ -24,14 +24,7 @@ from specsim.latency import LATENCY
 from specsim.latency.base import LatencyModel
 from specsim.latency.form import Form
 from specsim.profile.adapter_cost import AdapterCost
-from specsim.profile.step_time import (
-    BASES,
-    COSTS,
-    DraftLoad,
-    draft_time,
-    overhead_time,
-    step_time,
-)
+from specsim.profile.step_time import BASES, COSTS, DraftLoad, draft_time, overhead_time, step_time
 
 Lens = int | list[int] | Ints
 Drafts = Lens | Tree | list[Tree]

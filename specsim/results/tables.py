@@ -15,12 +15,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
 from specsim.results.deliveries import EveryDelivery
-from specsim.results.records import (
-    GAP_FIELDS,
-    REQUEST_FIELDS,
-    TOTAL_FIELDS,
-    ReplicaRecords,
-)
+from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, TOTAL_FIELDS, ReplicaRecords
 from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
 
 _BLOCK = 4096  # rows between two cumulative counts, and rows that are multiplied at once

@@ -53,10 +53,7 @@ class Deployment:
 
     @classmethod
     def of(
-        cls,
-        experiment: Experiment,
-        profile: Profile | None = None,
-        believed: Profile | None = None,
+        cls, experiment: Experiment, profile: Profile | None = None, believed: Profile | None = None
     ) -> "Deployment":
         """Resolve an experiment; of one with pools, the decode pool.
 

@@ -11,12 +11,7 @@ from numpy.typing import NDArray
 from specsim.acceptance import Acceptance, Oracle, model_of
 from specsim.acceptance.base import Floats, TokenLucks
 from specsim.core.blame import held_to, is_shipped
-from specsim.core.candidate_luck import (
-    CandidateLuck,
-    RankTables,
-    drawn_ranks,
-    scores_by_rank,
-)
+from specsim.core.candidate_luck import CandidateLuck, RankTables, drawn_ranks, scores_by_rank
 from specsim.core.draft_luck import Confidences, DraftLuck, known_share
 from specsim.core.errors import TraceError
 from specsim.core.request import Columns, Request

@@ -246,11 +246,7 @@ class Summary:
             for profile in profiles
             if step_times(profile) == "roofline"
         ]
-        return [
-            *found,
-            *self.beyond.warnings(profiles),
-            *self._late_incidents(),
-        ]
+        return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
     @property
     def _while_down(self) -> str:

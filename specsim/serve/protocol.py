@@ -13,14 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from uuid import uuid4
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from specsim.serve.live import LiveAnswer
 from specsim.serve.texts import Ids

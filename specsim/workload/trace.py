@@ -163,9 +163,7 @@ class Trace:
                 recorded_lens={n: r[index] for n, r in records.items()} if records else NO_RECORDS,
             )
 
-    def _turns(
-        self,
-    ) -> Iterator[tuple[int | None, int, tuple[int, ...] | None, float, int | None]]:
+    def _turns(self) -> Iterator[tuple[int | None, int, tuple[int, ...] | None, float, int | None]]:
         assert self.sessions is not None
         size = len(self)
         waits = [0.0] * size if self.think_times is None else self.think_times.tolist()

@@ -108,8 +108,7 @@ def test_a_tokenizer_that_breaks_at_its_first_text(model: dict[str, Any], refuse
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [("max_num_seqs", -1), ("max_num_active_seqs", 10**40), ("block_size", 0)],
+    ("field", "value"), [("max_num_seqs", -1), ("max_num_active_seqs", 10**40), ("block_size", 0)]
 )
 def test_a_scenario_of_no_engine(field: str, value: int, refused: Refused) -> None:
     scenario = json.loads(SCENARIO.read_text())

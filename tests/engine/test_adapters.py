@@ -79,9 +79,7 @@ class Held:
     more=st.integers(0, 3),
 )
 @settings(
-    max_examples=40,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 def test_adapters_come_to_the_gpu_and_go_by_last_use(
     served: Callable[..., Any], adapters: list[int], active: int, more: int

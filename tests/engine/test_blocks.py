@@ -25,13 +25,7 @@ from specsim.hardware.kv_groups import one_group
 NUM_BLOCKS = 12
 BLOCK_SIZE = 4
 MAX_MODEL_LEN = 30
-TOKENS = [
-    [1] * 30,
-    [1] * 9 + [2] * 21,
-    [1] * 16 + [3] * 14,
-    [1] * 30,
-    list(range(30)),
-]
+TOKENS = [[1] * 30, [1] * 9 + [2] * 21, [1] * 16 + [3] * 14, [1] * 30, list(range(30))]
 """Prompt and answer of each request; some begin alike."""
 PROMPT_LENS = [20, 22, 17, 8, 28]
 LIMITS = {

@@ -302,10 +302,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
             "must be a mapping; correct",
         ),
         ({**QWEN_MOE, "mlp_only_layers": 3}, "mlp_only_layers = 3: must be a list of layers"),
-        (
-            {**QWEN_MOE, "num_hidden_layers": 10**12},
-            "num_hidden_layers = 10+: must be at most 4",
-        ),
+        ({**QWEN_MOE, "num_hidden_layers": 10**12}, "num_hidden_layers = 10+: must be at most 4"),
         ({"compress_ratios": [0, 4]}, "attention to a compressed context"),
         ({"block_configs": [{}] * 32}, "layers of different shapes"),
         (
@@ -321,10 +318,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
             },
             "attention with window_l",
         ),
-        (
-            {**NAS, "block_configs": [FFN] * 32},
-            "different numbers of key-value",
-        ),
+        ({**NAS, "block_configs": [FFN] * 32}, "different numbers of key-value"),
         (
             {"model_type": "minimax_m3", "sparse_attention_config": {"x": 1}},
             "'sparse_topk_blocks' is",
@@ -336,10 +330,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config: 'num_hidden_la"),
         ({"hidden_size": None, "text_config": []}, r"text_config = \[\]: must be a mapping"),
-        (
-            {"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}},
-            "config: .* sparse a",
-        ),
+        ({"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}}, "config: .* sparse a"),
     ],
 )
 def test_what_is_not_modelled_is_said(

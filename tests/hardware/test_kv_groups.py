@@ -344,8 +344,7 @@ def test_layers_of_two_widths_share_blocks_as_in_vllm() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "windows", "in_block"),
-    [("flash", (22, 21), 1_002_240), ("pro", (31, 30), 1_435_968)],
+    ("name", "windows", "in_block"), [("flash", (22, 21), 1_002_240), ("pro", (31, 30), 1_435_968)]
 )
 def test_caches_of_deepseek_v4_are_packed_as_in_vllm(
     name: str, windows: tuple[int, int], in_block: int

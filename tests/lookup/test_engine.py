@@ -112,9 +112,7 @@ def test_every_policy_runs_on_real_drafts_or_says_why_not(
     assert first == second
 
 
-def test_the_oracle_drafts_only_what_will_be_accepted(
-    on_tokens: Callable[..., Experiment],
-) -> None:
+def test_the_oracle_drafts_only_what_will_be_accepted(on_tokens: Callable[..., Experiment]) -> None:
     pairs = counts(simulate(on_tokens(policy={"kind": "oracle"})))
     assert sum(drafted for drafted, _ in pairs) > 0
     assert all(drafted == accepted for drafted, accepted in pairs)

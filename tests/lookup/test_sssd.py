@@ -142,11 +142,7 @@ def test_a_tree_holds_the_most_probable_candidates(
     most: int,
 ) -> None:
     lookup = lookup_over(
-        texts,
-        for_input=for_input,
-        for_corpus=for_corpus,
-        max_continuations=most,
-        use_tree=True,
+        texts, for_input=for_input, for_corpus=for_corpus, max_continuations=most, use_tree=True
     )
     draft = draft_after(lookup, known, max_nodes)
     values = values_of(trees_after(texts, known, for_input, for_corpus, most))

@@ -15,13 +15,7 @@ from pydantic import ValidationError
 from specsim.core.errors import TraceError
 from specsim.engine.versions import DEFAULT_VERSION, RULES
 from specsim.proposers import PROPOSERS
-from specsim.reality.parity import (
-    as_in_log,
-    compare_logs,
-    load_log,
-    load_scenario,
-    run_scenario,
-)
+from specsim.reality.parity import as_in_log, compare_logs, load_log, load_scenario, run_scenario
 
 OWN = Path(__file__).parent / "recorded"
 SHARED = data_folder().parent / "parity"

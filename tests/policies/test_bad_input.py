@@ -112,10 +112,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_one_line_exit_code_2_and_nothing_written(
-    case: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policy, changes, message = BAD[case]
     config = tiny_config(**changes, **({} if policy is None else {"policy": policy}))

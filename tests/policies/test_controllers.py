@@ -74,10 +74,7 @@ def test_cached_step_controller_looks_for_repeated_tokens(serve: Serve, steps: S
     table = [0] * len(answer)
     table[6], table[8], table[15] = 1, 3, 1
     run = serve(
-        "cached_step_controller",
-        [(0.0, 3, len(answer))],
-        [table],
-        tokens=[([1, 2, 3], answer)],
+        "cached_step_controller", [(0.0, 3, len(answer))], [table], tokens=[([1, 2, 3], answer)]
     )
     assert steps(run, "draft_tokens", "output_tokens") == [
         (0, 1),  # the prefill drafts nothing, and 9 is new

@@ -190,8 +190,7 @@ def test_a_method_of_its_own_is_asked_in_python(
 
 
 @pytest.mark.parametrize(
-    ("lens", "says"),
-    [("", "it runs as machine code"), ("view.lens[row + 99] = 1", "IndexError")],
+    ("lens", "says"), [("", "it runs as machine code"), ("view.lens[row + 99] = 1", "IndexError")]
 )
 def test_policy_check_says_how_it_runs_and_finds_what_machine_code_would_not(
     lens: str, says: str, written: Callable[..., str], cli: Run, tmp_path: Path,

@@ -110,10 +110,7 @@ def test_verification_length_maximises_goodput(
 # A token takes 10 s to verify, so speculation never pays; a pass of the drafter takes 1 s and
 # 1/16 s per token.
 PASS = {"kind": "linear", "alpha_ns": 0, "gamma_us": 62_500, "delta_ms": 1000}
-DEAR = {
-    "gamma_us": 10_000_000,
-    "drafts": {"draft_model": {"basis": "pass", "latency": PASS}},
-}
+DEAR = {"gamma_us": 10_000_000, "drafts": {"draft_model": {"basis": "pass", "latency": PASS}}}
 ROWS = [(0.0, 8, 6), (1.0, 8, 6), (180.0, 8, 6)]
 TABLES = [[0] * 6] * 3
 

@@ -96,8 +96,7 @@ def test_the_command_prints_errors_and_writes_a_profile(tmp_path: Path, cli: Run
     write_points(tmp_path / "steps.csv", made_up(noise=0.02))
     names = ("--model", "llama-3.1-8b", "--gpu", "h100")
     code, output, errors = cli(
-        *("profile", "fit", "steps.csv", *names),
-        *("--out", "mine.yaml", "--json", "fit.json"),
+        *("profile", "fit", "steps.csv", *names), *("--out", "mine.yaml", "--json", "fit.json")
     )
     assert (code, errors) == (0, "")
     assert "error of held-out steps" in output

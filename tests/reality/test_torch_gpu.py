@@ -280,8 +280,7 @@ def test_sequences_read_one_by_one_are_not_recorded() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "sizes"),
-    [(1, [1]), (4, [1, 2, 4]), (9, [1, 2, 4, 8, 9]), (24, [1, 2, 4, 8, 16, 24])],
+    ("most", "sizes"), [(1, [1]), (4, [1, 2, 4]), (9, [1, 2, 4, 8, 9]), (24, [1, 2, 4, 8, 16, 24])]
 )
 def test_batch_sizes(most: int, sizes: list[int]) -> None:
     assert batch_sizes(most) == sizes

@@ -55,11 +55,7 @@ BASE = {
     "num_warmups": "4",
 }
 NONE = {"method": "none", "num_speculative_tokens": "0"}
-K3 = {
-    "method": "eagle3",
-    "num_speculative_tokens": "3.0",
-    "accept_rate_per_pos": "0.7;0.5;0.35",
-}
+K3 = {"method": "eagle3", "num_speculative_tokens": "3.0", "accept_rate_per_pos": "0.7;0.5;0.35"}
 
 
 def made_up(path: Path, *rows: dict[str, str]) -> Path:
@@ -380,14 +376,8 @@ def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
         ({"ttft_p50_ms": "-1"}, ["ttft_p50_ms = '-1'", "at least 0"]),
         ({"prefix_caching": "perhaps"}, ["prefix_caching = 'perhaps' must be on or off"]),
         ({"isl": "uniform 9..3"}, ["isl = 'uniform 9..3'", "LOW <= HIGH"]),
-        (
-            {"isl": "200 (uniform 100..300)"},
-            ["isl = '200 (uniform 100..300)' must be tokens, "],
-        ),
-        (
-            {"osl": "growing"},
-            ["osl = 'growing' must be tokens, uniform LOW..HIGH, or N shared"],
-        ),
+        ({"isl": "200 (uniform 100..300)"}, ["isl = '200 (uniform 100..300)' must be tokens, "]),
+        ({"osl": "growing"}, ["osl = 'growing' must be tokens, uniform LOW..HIGH, or N shared"]),
         ({"num_prompts": "1,000"}, ["num_prompts = '1,000'", "a number of at least 0"]),
         ({"max_num_seqs": "64 (default)"}, ["max_num_seqs = '64 (default)' must be a number of "]),
         ({"prefix_caching": "on (default)"}, ["prefix_caching = 'on (default)' must be on or off"]),

@@ -182,10 +182,7 @@ def test_deliveries_come_back_by_request_from_the_parts_that_hold_them() -> None
 
 @pytest.mark.parametrize("at_once", [1, 3, 50, 10**6])
 def test_lists_per_request_do_not_depend_on_how_many_are_written_at_once(
-    at_once: int,
-    tiny: Callable[..., Experiment],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    at_once: int, tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     summary = Summary(simulate(tiny(), keeps_deliveries=True))
     for name in ("_DELIVERIES_AT_ONCE", "_REQUESTS_AT_ONCE"):

@@ -12,15 +12,7 @@ from conftest import Run, tiny_config
 from kernel_folder import make_kernel_folder
 
 import specsim
-from specsim.api import (
-    Summary,
-    compare,
-    load_profile,
-    parse_policies,
-    read_trace,
-    simulate,
-    sweep,
-)
+from specsim.api import Summary, compare, load_profile, parse_policies, read_trace, simulate, sweep
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.run.experiment import Experiment
 from specsim.study.gate import Suite

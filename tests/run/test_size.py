@@ -38,10 +38,7 @@ WIDE = {"mean": 10, "std": 1e308, "max": 20}
     ],
 )
 def test_a_run_without_measure_is_refused_before_it_begins(
-    workload: dict[str, Any],
-    more: dict[str, Any],
-    message: str,
-    tiny: Callable[..., Experiment],
+    workload: dict[str, Any], more: dict[str, Any], message: str, tiny: Callable[..., Experiment]
 ) -> None:
     changed = {**tiny_config()["workload"], **workload}
     with pytest.raises(ConfigError, match=message):

@@ -53,8 +53,7 @@ def test_what_is_logged_is_what_a_simulation_of_it_says(policy: str, tmp_path: P
     rows = logged(tmp_path)
     assert json.loads((tmp_path / "log/meta.json").read_text())["complete"]
     run = simulate(
-        Experiment.parse(tiny_config(**config), "test"),
-        requests=benchmark().requests_of(rows),
+        Experiment.parse(tiny_config(**config), "test"), requests=benchmark().requests_of(rows)
     )
     found = np.sort(run.replicas[0].requests, order="request")
     assert found["ended_at"] == pytest.approx([row["last_token_ts"] for row in rows], abs=1e-6)

@@ -154,9 +154,7 @@ def test_asynchronous_overhead_hides_behind_the_gpu(run: Callable[..., Run]) -> 
     ]
 
 
-def test_asynchronous_arrival_waits_behind_the_step_already_queued(
-    run: Callable[..., Run],
-) -> None:
+def test_asynchronous_arrival_waits_behind_the_step_already_queued(run: Callable[..., Run]) -> None:
     rows = [(0.0, 1, 9), (0.0625, 1, 1)]
     assert timeline(run(rows))[1] == (0.25, 0.5, 0.5)
     assert timeline(run(rows, async_scheduling=True))[1] == (0.25, 0.75, 0.75)

@@ -17,13 +17,7 @@ from scipy.stats import ttest_ind
 
 from specsim.api import gate
 from specsim.core.errors import ConfigError
-from specsim.study.gate import (
-    DEFAULT_TOLERANCES,
-    GateResults,
-    ScenarioResults,
-    Suite,
-    run_suite,
-)
+from specsim.study.gate import DEFAULT_TOLERANCES, GateResults, ScenarioResults, Suite, run_suite
 from specsim.study.gate.verdict import GateVerdict, github_annotations, judge
 
 OWN_POLICIES = '''

@@ -163,11 +163,7 @@ CAUGHT = "while True:\n        try: 1 // 0\n        except: pass"
 
 @pytest.mark.parametrize(
     ("method", "loop"),
-    [
-        ("draft_lens", CAUGHT),
-        ("max_draft_len", "while True: pass"),
-        ("start", "while True: pass"),
-    ],
+    [("draft_lens", CAUGHT), ("max_draft_len", "while True: pass"), ("start", "while True: pass")],
 )
 def test_a_loop_without_end_is_one_line(
     method: str, loop: str, cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

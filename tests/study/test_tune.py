@@ -266,9 +266,7 @@ def test_loads_are_printed_with_three_significant_digits(
     own = next(each for each in tuning.check.loads if each.name == "own")
     crossover = Crossover(1, "below", load, load, None, 4000.0)
     found = replace(
-        tuning,
-        crossovers=[crossover],
-        check=replace(tuning.check, loads=[replace(own, load=load)]),
+        tuning, crossovers=[crossover], check=replace(tuning.check, loads=[replace(own, load=load)])
     )
     words = text_of(found).split()
     assert words.count(text) == 3  # the crossover, its lower end, and the load of the check

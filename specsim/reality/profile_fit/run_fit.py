@@ -177,11 +177,7 @@ def _estimate(each: Parameter, place: float, width: float, is_told: bool) -> Est
 
 
 def _with_provenance(
-    profile: Profile,
-    fit: Sequence[Estimate],
-    fitted: Runs,
-    held_out: Runs,
-    check: LeftOut | None,
+    profile: Profile, fit: Sequence[Estimate], fitted: Runs, held_out: Runs, check: LeftOut | None
 ) -> Profile:
     """Return a fitted profile that says what was fitted to what, or why it is as built."""
     known, run = profile.provenance, fitted[0]

@@ -193,10 +193,7 @@ def capacity(sketch: Sketch) -> Spec:
     bar = {"color": sketch.by_colour, **TOLD}
     return {
         "transform": [*fields, *sketch.names],
-        "layer": [
-            mark("bar", bar),
-            mark("text", {"text": {"field": "short"}}, align="left", dx=5),
-        ],
+        "layer": [mark("bar", bar), mark("text", {"text": {"field": "short"}}, align="left", dx=5)],
         "encoding": {
             "x": x,
             "y": category("hardware", None, sort=sketch.axis(0).labels),
@@ -319,10 +316,7 @@ def breakdown(sketch: Sketch) -> Spec:
     spread: list[Spec] = [
         *calculate(part="[0, 1, 2, 3]"),
         {"flatten": ["part"]},
-        *calculate(
-            share="datum.parts[datum.part]",
-            name=f"{literal(parts)}[datum.part]",
-        ),
+        *calculate(share="datum.parts[datum.part]", name=f"{literal(parts)}[datum.part]"),
         stacked | {"as": ["from", "to"]},
         *calculate(
             middle="(datum.from + datum.to) / 2",

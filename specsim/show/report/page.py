@@ -11,14 +11,7 @@ from typing import Any
 from specsim.core.atomic import new_file
 from specsim.core.version import __version__
 from specsim.show import filled, read_web
-from specsim.show.cell_statistics import (
-    LATENCIES,
-    PARTS,
-    SERIES,
-    TAILS,
-    all_cells,
-    known_measures,
-)
+from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES, TAILS, all_cells, known_measures
 from specsim.show.charts import SCHEMA, Spec, of_study, theme, vega
 from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
 from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
@@ -141,11 +134,7 @@ def _unit(study: Study, measure: Measure) -> str:
 
 
 def _identity(point: Point) -> dict[str, Any]:
-    return {
-        "number": point.number,
-        "places": list(point.places),
-        "replication": point.replication,
-    }
+    return {"number": point.number, "places": list(point.places), "replication": point.replication}
 
 
 def _hashes(points: Sequence[Point]) -> list[list[Any]]:

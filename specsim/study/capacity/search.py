@@ -184,10 +184,7 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
 
 
 def refine(
-    near: float,
-    goal: Goal,
-    num_requests: int,
-    is_enough: Callable[[Interval], bool],
+    near: float, goal: Goal, num_requests: int, is_enough: Callable[[Interval], bool]
 ) -> Search:
     """Look for a capacity that shorter runs have shown to be near.
 
