@@ -9,6 +9,7 @@ from specsim.hardware.specs import (
     MemoryPlan,
     find_gpu,
     find_model,
+    gpus_alike,
     load_gpu,
     load_model,
     num_kv_blocks,
@@ -16,5 +17,5 @@ from specsim.hardware.specs import (
 
 __all__ = [
     "GIB", "AttentionWidth", "GpuSpec", "KVLayers", "KVLayout", "MemoryPlan", "ModelShape",
-    "find_gpu", "find_model", "kv_layout", "load_gpu", "load_model", "num_kv_blocks",
+    "find_gpu", "find_model", "gpus_alike", "kv_layout", "load_gpu", "load_model", "num_kv_blocks",
 ]  # fmt: skip

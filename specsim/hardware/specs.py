@@ -132,6 +132,11 @@ def load_gpu(name: str) -> GpuSpec:
         return GpuSpec.model_validate(load_mapping(path, ProfileError))
 
 
+def gpus_alike(name: str) -> list[str]:
+    """Return the names of other GPUs that begin with this one, such as a100-80gb with a100."""
+    return [each for each in resource_names("profiles", "*.yaml") if each.startswith(f"{name}-")]
+
+
 def load_model(name: str) -> ModelShape:
     """Return the shape of a model.
 

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from specsim.core.errors import ProfileError
-from specsim.hardware import GpuSpec, ModelShape, load_gpu, load_model
+from specsim.hardware import GpuSpec, ModelShape, gpus_alike, load_gpu, load_model
 from specsim.latency.base import LatencyModel
 from specsim.latency.form import ROOFLINE, Form
 
@@ -261,9 +261,11 @@ class Roofline(LatencyModel):
             return 0.0, 0.0
         bandwidth = self._gpu.interconnect_gb_per_s
         if bandwidth is None:
+            others = gpus_alike(self.gpu)
+            remedy = f"name {' or '.join(others)}" if others else "add it to the GPU's file"
             raise ProfileError(
-                f"tensor_parallel_size = {size}: GPU '{self.gpu}' has no interconnect_gb_per_s; "
-                "add it to the GPU's file or use 1"
+                f"tensor_parallel_size = {size}: GPU '{self.gpu}' ({self._gpu.name}) has no "
+                f"interconnect_gb_per_s; {remedy}, or use 1"
             )
         number = 2 * shape.num_hidden_layers
         # In a ring every GPU sends all but its own part of the vector, twice.

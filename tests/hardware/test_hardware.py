@@ -595,7 +595,7 @@ def test_without_a_file_the_profile_is_standard_output(cli: Run) -> None:
         (("--model", "llama-2-7", "--gpu", "h100"), "did you mean 'llama-2-7b'"),
         (("--model", "no.json", "--gpu", "h100"), "no.json: cannot be read"),
         (("--model", "llama-2-7b", "--gpu", "h1000"), "no GPU 'h1000'"),
-        (("--model", "llama-2-7b", "--gpu", "a100", "--tp", "2"), "no interconnect_gb_per_s"),
+        (("--model", "llama-2-7b", "--gpu", "a100", "--tp", "2"), "; name a100-40gb or a100-80gb,"),
         (("--model", "llama-2-7b", "--gpu", "h100", "--tp", "3"), "32 attention heads"),
         (("--model", "qwen3-8b", "--gpu", "ascend-910b4"), "no peak_tflops for bfloat16"),
         (("--model", "llama-2-7b", "--gpu", "h100", "--draft", "eagle"), "is not METHOD=MODEL"),

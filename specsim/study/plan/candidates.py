@@ -191,7 +191,8 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
         try:
             yield Hardware(gpu + suffix, _roofline(model, gpu, size)), PROFILE_FILE
         except SpecsimError as error:
-            left_out.append(f"{gpu}{suffix}: no profile of {model}, and no roofline: {error}")
+            why = str(error).splitlines()[0]
+            left_out.append(f"{gpu}{suffix}: no profile of {model}, and no roofline: {why}")
 
 
 def _roofline(model: str, gpu: str, size: int) -> Profile:
