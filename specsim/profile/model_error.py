@@ -4,6 +4,7 @@ The spreads are those of servers that were measured: experiments/model-error.
 """
 
 from collections.abc import Mapping
+from itertools import chain
 from math import hypot, log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,12 +16,13 @@ from specsim.latency.composed import Composed
 from specsim.profile.profile import NOT_MEASURED, Profile, StepCosts
 
 _FACTORS = {
-    "compute": ("compute_factor", "prompt_factor"),
-    "memory": ("read_factor", "expert_factor", "decode_factor"),
+    "compute": ("compute_factor",),
+    "memory": ("read_factor", "expert_factor"),
+    "attention": ("prompt_factor", "decode_factor"),
 }
 _HOST_US = 100.0
 TERMS = (*_FACTORS, "host", "drafting")
-"""What can be off: computing, reading memory, host time of a step, drafting."""
+"""What can be off: computing, reading weights, attention, host time of a step, drafting."""
 QUANTILE = 1.2816
 """Standard deviations on each side of an interval of 80 %."""
 _STEP = 0.05
@@ -63,7 +65,7 @@ def moved(profile: Profile, term: str, size: float) -> Profile:
 def _slower(latency: Any, factor: float) -> Any:
     if not isinstance(latency, Composed):
         return latency
-    names = (*_FACTORS["compute"], *_FACTORS["memory"], "fixed_us")
+    names = (*chain(*_FACTORS.values()), "fixed_us")
     head = latency.head.model_copy(
         update={"times_us": tuple(factor * each for each in latency.head.times_us)}
     )

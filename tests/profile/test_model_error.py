@@ -10,7 +10,8 @@ from specsim.profile.model_error import TERMS, UsualStep, known_spreads, moved, 
 from specsim.profile.profile import NOT_MEASURED
 
 BUILT = load_profile("h200/llama-3.1-8b")
-DECODES, PROMPT = StepLoad(1024, 1, 1), StepLoad(0, 16384, 1, 16384)
+DECODES, PROMPTS = StepLoad(1024, 1, 1), StepLoad(0, 8192, 16, 8192)
+LONG = StepLoad(64 * 50_000, 64, 64)
 SPREADS = known_spreads()
 
 
@@ -22,12 +23,15 @@ def spread(profile: Profile, load: StepLoad, k: int = 0) -> float:
 
 def test_a_step_is_off_by_what_it_consists_of() -> None:
     assert set(SPREADS.terms) == set(TERMS)
-    # One sequence reads the weights, a long prompt computes.
+    # One sequence reads the weights, short prompts compute, and many long ones attend.
     assert spread(BUILT, DECODES) == pytest.approx(
         hypot(SPREADS.terms["memory"], SPREADS.rest), rel=0.1
     )
-    assert spread(BUILT, PROMPT) == pytest.approx(
+    assert spread(BUILT, PROMPTS) == pytest.approx(
         hypot(SPREADS.terms["compute"], SPREADS.rest), rel=0.1
+    )
+    assert spread(BUILT, LONG) == pytest.approx(
+        hypot(SPREADS.terms["attention"], SPREADS.rest), rel=0.1
     )
     drafting = DECODES._replace(batched_tokens=6)
     assert spread(BUILT, drafting, 5) > spread(BUILT, drafting)
@@ -37,7 +41,7 @@ def test_what_was_fitted_is_off_by_less() -> None:
     told = BUILT.provenance.notes.replace(NOT_MEASURED, "")
     provenance = BUILT.provenance.model_copy(update={"notes": told})
     fitted = BUILT.model_copy(update={"provenance": provenance})
-    assert spread(fitted, PROMPT) == SPREADS.rest < spread(BUILT, PROMPT)
+    assert spread(fitted, PROMPTS) == SPREADS.rest < spread(BUILT, PROMPTS)
 
 
 def test_of_other_kinds_nothing_is_known() -> None:
@@ -55,8 +59,9 @@ def test_each_term_moves_what_it_is_of(term: str) -> None:
     drafters = [each.drafts["eagle3"].latency for each in (slower, BUILT)]
     passes = [each.forward_time(DECODES) for each in drafters if each is not None]
     moves = {
-        "compute": ratio(PROMPT) > 1.3,
+        "compute": ratio(PROMPTS) > 1.3,
         "memory": ratio(DECODES) > 1.3,
+        "attention": ratio(LONG) > 1.3,
         "host": (ratio(DECODES) - 1) * usual == pytest.approx(50e-6, rel=1e-3),
         "drafting": passes[0] > 1.3 * passes[1],
     }

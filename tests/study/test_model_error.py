@@ -57,7 +57,7 @@ def test_the_error_of_a_run_is_what_simulations_of_slower_servers_show(
         spread = known_spreads().terms[term]
         really = log(latency(0.1, term) / latency(-0.1, term)) / 0.2 * spread
         # Of all that the run may be off by, which is what a term's share of it is for.
-        assert found == pytest.approx(really, abs=0.25 * usual.time_error.spread)
+        assert found == pytest.approx(really, abs=0.3 * usual.time_error.spread)
 
 
 def test_what_two_runs_share_cancels() -> None:
