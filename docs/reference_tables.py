@@ -325,6 +325,9 @@ def results() -> str:
     """Return the columns and fields of a run's results, each with its meaning."""
     found: dict[str, dict[str, None]] = {}
     offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
+    spec = {"method": "draft_model", "num_speculative_tokens": 3}
+    own = {**spec, "own_gpus": {"profile": "h100/llama-3.2-1b"}}
+    apart = {"engine": {"speculative_config": own}}
     named = [Request(index=0, prompt_len=9, output_len=9, id="a", adapter=1)]
     with TemporaryDirectory() as folder:
         profile = Path(folder) / "lora.yaml"
@@ -333,6 +336,7 @@ def results() -> str:
         lora = {"engine": {**TINY["engine"], "lora_config": {}}, "profile": str(profile)}
         for changes, requests in (
             ({}, None), ({"pools": {}, "autoscaling": None}, None), (offload, None), (lora, named),
+            (apart, None),
         ):  # fmt: skip
             for file, names in _written({**TINY, **changes}, requests).items():
                 found.setdefault(file, {}).update(dict.fromkeys(names))

@@ -389,6 +389,12 @@ def check_proposer(policy: Policy, proposer: Proposer) -> None:
             f"drafts trees, which {method} cannot; use a draft model or head, or another policy",
         ),
         (
+            proposer.overlaps
+            and (isinstance(policy, DraftsTrees) or policy.uses_confidences is True),
+            "needs trees or confidences, which are not simulated of a drafter that overlaps; set "
+            "engine.speculative_config.own_gpus.overlaps to false, or use another policy",
+        ),
+        (
             policy.overrides(Policy.stop_len) and not policy.uses_confidences,
             "has a stop_len, so it must set uses_confidences",
         ),

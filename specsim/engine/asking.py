@@ -63,7 +63,7 @@ def _verify(table: Table) -> bool:
 def decide(table: Table) -> bool:
     """Ask for as many drafts as it says."""
     limits, state, view = table.limits[0], table.state[0], table.seen
-    look(table, limits.depth == 1 and not limits.prefill_first)
+    look(table, bool(limits.asks_last))
     shown, longest = view.step[0], limits.max_draft_len
     size = shown.num_rows
     state.num_empty = 0 if size else state.num_empty + 1

@@ -193,6 +193,12 @@ class EngineConfig(Settings):
                 "prefill_first or leave it out"
             )
         proposer = self.speculative_config
+        is_plain = self.scheduler == "v1" and (self.data_parallel_size or 1) == 1
+        if proposer and proposer.overlaps and (self.async_scheduling or not is_plain):
+            raise ValueError(
+                "speculative_config.own_gpus.overlaps: simulated beside synchronous scheduling of "
+                "one engine only; leave async_scheduling, scheduler and data_parallel_size out"
+            )
         if self.async_scheduling and proposer is not None and not proposer.supports_async:
             raise ValueError(
                 f"async_scheduling: vLLM does not combine it with method '{proposer.method}'; "
@@ -377,6 +383,7 @@ class EngineConfig(Settings):
         if interval is None:
             interval = 0 if RULES[self.vllm_version].keeps_few_prefixes else "dense"
         lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
+        overlaps = proposer is not None and proposer.overlaps
         limits = {
             "max_num_scheduled_tokens": self.max_num_scheduled_tokens
             or self.max_num_batched_tokens,
@@ -397,15 +404,15 @@ class EngineConfig(Settings):
             "prefill_interval": self.prefill_schedule_interval or 1,
             "max_draft_len": max_draft_len,
             "lookahead_len": max_draft_len if is_v0 else lookahead_len,
-            "draft_slots": proposer.draft_slots if proposer and not is_v0 else 0,
-            "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0,
+            "draft_slots": 0 if is_v0 or not proposer or proposer.apart else proposer.draft_slots,
+            "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0 and not overlaps,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
         whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
         if self.enable_prefix_caching:
             check_padding(whole)
         self._check_pieces(whole, kv)
-        order = "asynchronous" if is_async else "synchronous"
+        order = "asynchronous" if is_async else "overlapped" if overlaps else "synchronous"
         return Setup(order="prefill_first" if is_v0 else order, limits=whole, kv=kv)
 
 

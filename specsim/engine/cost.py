@@ -8,7 +8,15 @@ from specsim.core.compiled import inner
 from specsim.engine.engine_limits import IDLE
 from specsim.engine.table import Table
 from specsim.latency.form import composed_time, forward_time
-from specsim.profile.step_time import BASIS, HAS_DRAFTER, PASS, DraftLoad, draft_time, overhead_time
+from specsim.profile.step_time import (
+    BASIS,
+    HAS_DRAFTER,
+    PASS,
+    DraftLoad,
+    added_time,
+    draft_time,
+    overhead_time,
+)
 
 
 @inner
@@ -48,11 +56,33 @@ def charge_drafts(table: Table) -> None:
     if table.limits[0].leaves_out:
         read_prefixes(table)
         _leave_out(table)
+    if table.limits[0].overlaps:
+        keep_up(table)
     if table.costs[HAS_DRAFTER] and step.drafter_batched_tokens:
-        step.draft_time = state.slowness * _draft_time(table, step.target_time / state.slowness)
+        note_drafting(table, state.slowness * _draft_time(table, step.target_time / state.slowness))
     state.last_draft_time = step.draft_time
     if table.limits[0].prefill_first:
         step.verified_draft_time = step.draft_time
+
+
+@inner
+def note_drafting(table: Table, drafter_time: float) -> float:
+    """Note how long drafting takes, and return how much longer the step takes for it, seconds."""
+    step = table.steps[table.state[0].current]
+    step.drafter_time = drafter_time
+    step.draft_time = added_time(table.costs, drafter_time, step.target_time)
+    return float(step.draft_time)
+
+
+@inner
+def keep_up(table: Table) -> None:
+    """Have the drafter read one token of each decode: it has the entries of its own drafts."""
+    current = table.state[0].current
+    step = table.steps[current]
+    for place in range(step.num_requests):
+        verified_len = table.entries[current, place].verified_len
+        step.drafter_context_tokens += verified_len
+        step.drafter_batched_tokens -= verified_len
 
 
 @inner

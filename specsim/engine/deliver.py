@@ -203,6 +203,8 @@ def _add_up(table: Table, step: Step) -> None:
     totals.target_time += step.target_time
     totals.draft_time += step.draft_time
     totals.overhead_time += step.overhead_time
+    totals.drafter_time += step.drafter_time
+    totals.asked_tokens += step.asked_tokens
     totals.context_tokens = max(totals.context_tokens, step.context_tokens)
     totals.batched_tokens = max(totals.batched_tokens, step.batched_tokens)
     totals.beyond_context += step.context_tokens > limits.valid_context_tokens

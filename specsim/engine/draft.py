@@ -49,6 +49,8 @@ def offer(table: Table) -> None:
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
         if not sequence.in_chunk:
+            if limits.overlaps:
+                entry.offered_len = _kept_len(table, place)
             sequence.draft_len = entry.offered_len
             if is_ahead:
                 sequence.placeholder_len += 1 + entry.draft_len
@@ -84,6 +86,23 @@ def _is_drafted_for(table: Table, place: int) -> bool:
     sequence = table.sequences[table.entries[table.state[0].current, place].row]
     is_left_out = table.limits[0].leaves_out and sequence.is_undrafted
     return not sequence.in_chunk and not is_left_out
+
+
+@inner
+def _kept_len(table: Table, place: int) -> int:
+    """Return how much is left of a draft that was made while the step verified the one before.
+
+    It goes on from there, so it is of use if all of that was accepted, and its first token is the
+    one that the target has added: that much is verified before it is offered. Where no draft was at
+    hand, this is the pre-verify of PEARL, else its post-verify (Liu et al. 2025, section 4).
+    """
+    entry = table.entries[table.state[0].current, place]
+    sequence = table.sequences[entry.row]
+    output_len = sequence.known_len - sequence.prompt_len
+    is_over = output_len >= table.facts[entry.request].output_len
+    if not entry.offered_len or is_over or entry.accepted_len < entry.draft_len:
+        return 0
+    return int(entry.offered_len - 1 if table.fates[sequence.fate_at + output_len - 1] else 0)
 
 
 @inner
@@ -135,7 +154,9 @@ def verify(table: Table) -> None:
         output_len = sequence.known_len - sequence.prompt_len
         # A step may still be in flight for a sequence that has ended.
         if output_len < table.facts[entry.request].output_len:
-            fate = int(table.fates[sequence.fate_at + output_len])
+            # A draft that was made meanwhile began one token before, which was accepted.
+            ahead = int(table.limits[0].overlaps)
+            fate = int(table.fates[sequence.fate_at + output_len - ahead]) - ahead
             entry.accepted_len = min(fate, entry.verified_len)
 
 

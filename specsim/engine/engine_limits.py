@@ -61,6 +61,8 @@ class Limits(Protocol):
     expands_batch: int
     """Whether every draft token reads the whole context again to be verified (vLLM V0)."""
     prefill_first: int  # whether waiting prompts run first, in a step of their own (vLLM V0)
+    asks_last: int  # whether it is known what a step accepts before drafts are asked for
+    overlaps: int  # whether drafts are made while the target verifies those before
     depth: int  # steps in flight at once
     land_at: int  # where in the order of the verbs a step that has been launched comes back
     leaves_out: int  # whether the drafter may leave out prompts; such a sequence `is_undrafted`

@@ -1,6 +1,10 @@
 """Order: in which order a step's verbs are done, for each of the three schedulers.
 
+A drafter that drafts while the target verifies has an order of its own.
+
     synchronous     vLLM V1 with a step scheduled only when the one before has come back
+    overlapped      the same, but the drafter runs beside the target, and what it drafts is kept
+                    where it guessed what the target would say (PEARL)
     prefill_first   vLLM V0: waiting prompts run first, whole, in a step of their own; drafts are
                     proposed and verified within one step. The papers of 2024 measured on it.
     asynchronous    vLLM V1 with step n + 1 scheduled while step n runs, as if it accepted
@@ -62,6 +66,13 @@ ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         (
             *(SCHEDULE, TRIM, CHARGE_FORWARD, CHARGE_ADAPTERS, VERIFY, OBSERVE, ASK),
             *(CHARGE_DRAFTS, SCHEDULED),
+        ),
+        (WAIT, CHECK, DELIVER, DELIVERED, OFFER),
+    ),
+    "overlapped": (
+        (
+            *(SCHEDULE, TRIM, ASK, CHARGE_FORWARD, CHARGE_ADAPTERS, CHARGE_DRAFTS),
+            *(VERIFY, OBSERVE, SCHEDULED),
         ),
         (WAIT, CHECK, DELIVER, DELIVERED, OFFER),
     ),
@@ -154,7 +165,7 @@ def _wants_python(table: Table, verb: int) -> bool:
     if verb == OBSERVE:
         look_back(table)
     if verb == ASK:
-        look(table, limits.depth == 1 and not limits.prefill_first)
+        look(table, bool(limits.asks_last))
     if verb == TRIM:
         look(table, False)
         return bool(table.in_python[verb] != IF_ADMITTED or table.seen.step[0].num_admitted)

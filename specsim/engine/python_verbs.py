@@ -10,7 +10,7 @@ import numpy as np
 
 from specsim.core.step import StepLoad
 from specsim.decisions.policy import PicksDrafter
-from specsim.engine.cost import read_prefixes
+from specsim.engine.cost import keep_up, note_drafting, read_prefixes
 from specsim.engine.draft import offer
 from specsim.engine.engine_limits import IDLE
 from specsim.engine.ledger import Ledger
@@ -102,7 +102,7 @@ class PythonVerbs:
             return
         free_slots = self.ledger["num_free"] * common // blocks_per_common
         free_slots += lookahead_len * step.size
-        knows_accepted = not (is_late or self.ledger.is_async)
+        knows_accepted = bool(self.ledger.table.limits["asks_last"][0])
         self._speculation.ask(step, free_slots, knows_accepted=knows_accepted)
         self._mind_trims()
         if self._speculation.picks_prefix:
@@ -150,6 +150,8 @@ class PythonVerbs:
 
     def _charge_drafts(self) -> None:
         step, slowness = self.ledger.step, self._slowness
+        if self.ledger.table.limits["overlaps"][0]:
+            keep_up(self.ledger.records())
         usual_time = float(step.record["target_time"]) / slowness
         loads: list[tuple[int, StepLoad, Drafted]]
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
@@ -165,7 +167,7 @@ class PythonVerbs:
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)
             for drafter, load, draft_lens in loads
         )
-        step.record["draft_time"] = draft_time
+        draft_time = note_drafting(self.ledger.records(), draft_time)
         self.ledger.set(last_draft_time=draft_time)
         if self.ledger.table.limits["prefill_first"][0]:
             step.record["verified_draft_time"] = draft_time

@@ -59,6 +59,7 @@ def schedule(table: Table) -> None:
     step.ended_at = state.now
     step.target_time = 0.0
     step.draft_time = 0.0
+    step.drafter_time = 0.0
     step.overhead_time = 0.0
     step.verified_draft_time = state.last_draft_time
     step.tokens_left = limits.max_num_scheduled_tokens

@@ -104,6 +104,8 @@ class Setup:
             limits[name] = value
         limits["depth"] = 2 if self.is_async else 1
         limits["prefill_first"] = self.order == "prefill_first"
+        limits["asks_last"] = self.order == "synchronous"
+        limits["overlaps"] = self.order == "overlapped"
         limits["num_groups"] = len(self.kv.groups)
         limits["has_windows"] = self.kv.has_windows
         if self.limits.get("enable_prefix_caching"):

@@ -64,7 +64,8 @@ class Speculation:
         self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
         self.drops = policy.overrides(Policy.drops)
-        self.leaves_out = has_prefill and self.drops
+        overlaps = self.proposer is not None and self.proposer.overlaps
+        self.leaves_out = has_prefill and self.drops and not overlaps
         """Whether there may be sequences that are never drafted for."""
         self.sees_confidences = (
             self.knows_confidences

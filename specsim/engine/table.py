@@ -169,7 +169,8 @@ class Step(Protocol):
     started_at: float  # when the GPU begins with it
     ended_at: float  # when its tokens are delivered
     target_time: float
-    draft_time: float
+    draft_time: float  # how much longer it takes for drafts
+    drafter_time: float  # how long the drafter is at work, which may be beside the target
     overhead_time: float
     verified_draft_time: float  # what it took to make the drafts that it verifies
     own_context_tokens: int  # KV entries that exist when it starts, over its sequences

@@ -58,7 +58,7 @@ class DraftCost(Settings):
         """All but its passes, after no overhead: as `specsim.profile.step_time.COSTS`."""
         has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
         host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
-        return [0.0, 0.0, 1.0, has_latency, basis, *host, self.request_us * 1e-6]
+        return [0.0, 0.0, 1.0, has_latency, basis, *host, self.request_us * 1e-6, 0.0]
 
     def draft_time(self, load: StepLoad, draft_lens: Drafts, target_time: float) -> float:
         """Return how long it takes to draft for every sequence of a step, seconds.
@@ -291,6 +291,8 @@ class StepCosts:
     adapters: AdapterCost = field(default_factory=AdapterCost)
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
+    overlaps: bool = False
+    """Whether the drafter runs while the target does."""
 
     @property
     def uses_pieces(self) -> bool:
@@ -300,8 +302,8 @@ class StepCosts:
     @cached_property
     def numbers(self) -> list[float]:
         """All but the forward passes, in the order of `specsim.profile.step_time.COSTS`."""
-        of_draft = self.drafts[0].numbers[2:] if self.drafts else [0.0] * (len(COSTS) - 2)
-        return [*self.overhead.numbers, *of_draft]
+        of_draft = self.drafts[0].numbers[2:-1] if self.drafts else [0.0] * (len(COSTS) - 3)
+        return [*self.overhead.numbers, *of_draft, float(self.overlaps)]
 
     def compiled(self) -> CompiledCosts:
         """Return what loops work out by themselves; of several drafters they know none."""

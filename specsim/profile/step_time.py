@@ -21,11 +21,13 @@ COSTS = (
     "token",
     "step",
     "request",
+    "overlaps",
 )
 """What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
-of `specsim.profile.DraftCost`, whose basis is a place in `BASES`."""
+of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; and whether the drafter runs
+while the target does."""
 OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
-TARGET_SHARE, TOKEN, STEP, REQUEST = range(5, 9)  # their places
+TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)  # their places
 BASES = ("pass", "draft", "heads")
 PASS, HEADS = 0.0, 2.0  # places in it
 
@@ -100,13 +102,27 @@ def draft_time(
 
 
 @inner
+def added_time(costs: Any, time: Any, target_time: Any) -> Any:
+    """Return how much longer a step takes for drafts of so many seconds.
+
+    All of it; of a drafter that overlaps, what the target's forward pass does not hide, so that a
+    step takes the longer of both (Liu et al. 2025, "PEARL", section 4).
+    """
+    return (time - target_time) * (time > target_time) if costs[OVERLAPS] else time
+
+
+@inner
 def step_time(
     costs: Any, drafter: Any, pass_time: PassTime, made: DraftLoad, rows: Any, target_time: Any
 ) -> Any:
     """Return what a step takes altogether, seconds; see `draft_time`."""
     total = target_time + overhead_time(costs, made.num_requests)
     if costs[HAS_DRAFTER]:
-        total = total + draft_time(costs, drafter, pass_time, made, rows, target_time)
+        if costs[OVERLAPS]:  # it has the entries of its own drafts already
+            tokens = made.num_requests + made.prefill_tokens
+            made = DraftLoad(made[0], tokens, made[2], made[3], made[4], made[5])
+        time = draft_time(costs, drafter, pass_time, made, rows, target_time)
+        total = total + added_time(costs, time, target_time)
     return total
 
 

@@ -12,6 +12,7 @@ from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup
+from specsim.proposers._own_gpus import OwnGpus
 
 _VLLM_FIELDS = {
     *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
@@ -88,6 +89,16 @@ class Proposer(Member):
     def cost_keys(self) -> tuple[str, ...]:
         """Entries of the profile's ``drafts`` that hold its costs, one for each drafter."""
         return (self.method,)
+
+    @property
+    def apart(self) -> OwnGpus | None:
+        """The GPUs that only it runs on; None if it runs on those of the target."""
+        return None
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether it drafts while the target verifies."""
+        return self.apart is not None and self.apart.overlaps
 
     def lookahead_len(self, max_draft_len: int) -> int:
         """Return the extra KV slots that every sequence holds, tokens."""

@@ -4,6 +4,7 @@ from typing import Literal, Self, final
 
 from pydantic import Field, model_validator
 
+from specsim.proposers._own_gpus import OwnGpus
 from specsim.proposers.base import Proposer
 
 
@@ -12,12 +13,21 @@ class DraftModel(Proposer):
     """A separate, smaller model drafts k tokens in k forward passes of its own.
 
     Leviathan, Kalman, Matias (2023), "Fast Inference from Transformers via Speculative Decoding".
-    Its weights and its KV cache take memory from the block pool.
+    Its weights and its KV cache take memory from the block pool, unless it has GPUs of its own.
     """
 
     method: Literal["draft_model"] = "draft_model"
     drafts_trees = True
+    own_gpus: OwnGpus | None = None
+    """GPUs that only the drafter runs on; vLLM has none."""
     draft_slots = 1
+
+    @property
+    def apart(self) -> OwnGpus | None:
+        return self.own_gpus
+
+    def lookahead_len(self, max_draft_len: int) -> int:
+        return 0 if self.own_gpus else max_draft_len
 
 
 @final

@@ -75,9 +75,10 @@ class Deployment:
         max_draft_len = experiment.max_draft_len
         proposer = engine.speculative_config if max_draft_len else None
         drafts = _draft_costs(profile, proposer) if proposer else ()
+        on_target = () if proposer and proposer.apart else drafts
         _check_draft_lens(policy, max_draft_len, profile)
-        layers = _kv_layers(engine, profile, model, drafts, proposer)
-        memory = _memory(engine, profile, model, gpu, drafts, layers)
+        layers = _kv_layers(engine, profile, model, on_target, proposer)
+        memory = _memory(engine, profile, model, gpu, on_target, layers)
         if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
         limits = _limits(engine, profile, model, gpu, memory)
@@ -87,6 +88,7 @@ class Deployment:
             profile.overhead.of_engine(is_async=experiment.is_async),
             _adapter_cost(engine, profile),
             expands_batch=proposer is not None and proposer.disable_mqa_scorer,
+            overlaps=proposer is not None and proposer.overlaps,
         )
         return cls(
             engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),
@@ -103,8 +105,14 @@ class Deployment:
     @property
     def knows_confidences(self) -> bool:
         """Whether it is known in time how sure the drafter is of its tokens."""
-        has_any = self.proposer is None or self.proposer.has_confidence
+        drafter = self.proposer
+        has_any = drafter is None or (drafter.has_confidence and not drafter.overlaps)
         return has_any and not self.is_async
+
+    @property
+    def drafter(self) -> Profile | None:
+        """Of a drafter on GPUs of its own, the profile that says how many and which they are."""
+        return drafter_profile(self.proposer, self.profile)
 
     @property
     def is_lock_step(self) -> bool:
@@ -215,7 +223,26 @@ def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> 
     return profile.model_copy(update={"target": target})
 
 
+def drafter_profile(proposer: Proposer | None, target: Profile) -> Profile | None:
+    """Return the profile of a drafter with GPUs of its own; a ProfileError if there is none."""
+    if proposer is None or proposer.apart is None:
+        return None
+    return target if proposer.apart.profile is None else load_profile(proposer.apart.profile)
+
+
 def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
+    apart, own = proposer.apart, drafter_profile(proposer, profile)
+    if apart is None or own is None:
+        return _profiled_costs(profile, proposer)
+    if own is profile:
+        (given,) = _profiled_costs(profile, proposer)
+    else:
+        given = DraftCost(latency=own.target)
+    link = {"step_ms": given.step_ms + apart.step_ms, "token_us": given.token_us + apart.token_us}
+    return (given.model_copy(update=link),)
+
+
+def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
     for key in proposer.cost_keys:
         if key not in profile.drafts:
             known = ", ".join(profile.drafts) or "none"

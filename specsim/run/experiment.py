@@ -285,6 +285,11 @@ class Experiment(Settings):
                 f"replicas = {self.replicas} with pools: give pools.prefill.replicas and "
                 "pools.decode.replicas, and leave replicas out"
             )
+        if self.engine.speculative_config and self.engine.speculative_config.apart:
+            raise ValueError(
+                "engine.speculative_config.own_gpus with pools: which pool they belong to is not "
+                "simulated; leave one of them out"
+            )
         for place, pool in (("", self), ("pools.decode.", self.pools.decode)):
             if pool.engine is not None and pool.engine.kv_offload is not None:
                 raise ValueError(
@@ -334,7 +339,9 @@ class Experiment(Settings):
         policy, proposer = self.effective_policy, self.engine.speculative_config
         if self.engine.scheduler != "v1" or policy.needs_sync or policy.uses_confidences:
             return False
-        return isinstance(policy, Off) or proposer is None or proposer.supports_async
+        if isinstance(policy, Off) or proposer is None:
+            return True
+        return proposer.supports_async and not proposer.overlaps
 
     @classmethod
     def parse(cls, data: dict[str, Any], source: str) -> Self:

@@ -376,7 +376,9 @@ class Summary:
         end = float(self.tables.requests["ended_at"].max())
         counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
-        gpu_hours = seconds * profile.tensor_parallel_size / 3600.0
+        drafter = self.run.deployment.drafter
+        gpus = profile.tensor_parallel_size + (drafter.tensor_parallel_size if drafter else 0)
+        gpu_hours = seconds * gpus / 3600.0
         scaler = self.run.experiment.scalers.get(pool)
         price = None if scaler is None else scaler.price_per_gpu_hour
         return {
@@ -403,6 +405,16 @@ class Summary:
             "hit_rate": sum(found.values()) / int(requests["prompt_len"].sum()),
             "requests_that_loaded": int(had_loads.sum()),
             "mean_load_ms": float(times.mean() * 1e3) if len(times) else 0.0,
+        }
+
+    def _drafter(self, profile: Profile) -> dict[str, float]:
+        """Return what a drafter comes to that has GPUs of its own."""
+        totals = self.tables.totals
+        times = [float(totals[f"{name}_time"]) for name in ("target", "draft", "overhead")]
+        return {
+            "gpus": profile.tensor_parallel_size,
+            "busy_share": float(totals["drafter_time"]) / sum(times),
+            "drafted_tokens": int(totals["asked_tokens"]),
         }
 
     def _own_block(self) -> dict[str, Any]:
@@ -436,13 +448,15 @@ class Summary:
         }
 
     def _of_some_runs(self) -> dict[str, Any]:
-        """Return what only some runs have: sessions, pools, autoscaling, offloading."""
+        """Return what only some runs have: sessions, pools, scaling, own GPUs, offloading."""
         own: dict[str, Any] = {}
         if "session" in self._owners:
             own["sessions"] = session_metrics(self.request_columns)
         found = self.scalings.get(None) if self.pools is None else self.scalings
         scaled = {"autoscaling": found} if found else {}
         own |= scaled if self.pools is None else {"pools": {**self.pools.totals, **scaled}}
+        if self.run.deployment.drafter is not None:
+            own["drafter"] = self._drafter(self.run.deployment.drafter)
         if self.run.offload is not None:
             own["hits"] = self._hits(self.run.offload.loads)
         return own

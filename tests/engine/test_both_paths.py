@@ -307,6 +307,38 @@ def test_goodput_is_the_same_however_it_is_asked(
     assert seen == verbs
 
 
+def apart(profiles: dict[str, str]) -> Iterator[Case]:
+    """Yield runs of drafters on GPUs of their own, most of which overlap with the target."""
+    usual: dict[str, Any] = {"engine": ENGINES["crowded"], "replicas": 2, "incidents": SLOW}
+    own_gpus = {"latency_ms": 0.2, "token_bytes": 64000}
+    for name, changes, fields in (
+        ("beside", {"overlaps": True}, {}),
+        ("goodput", {"overlaps": True}, {"policy": "goodput"}),
+        ("schedule", {"overlaps": True}, {"policy": {"kind": "schedule",
+                                                     "ranges": [[1, 9, 4], [10, 20, 0]]}}),
+        ("joint", {"overlaps": True, "profile": "h100/llama-3.2-1b"}, {"policy": "joint"}),
+        ("alone", {}, {"policy": "goodput"}),
+    ):  # fmt: skip
+        spec = {"method": "draft_model", "num_speculative_tokens": 4,
+                "own_gpus": {**own_gpus, **changes}}  # fmt: skip
+        yield case(f"apart/{name}", spec=spec, profile=profiles["overhead"], **usual, **fields)
+
+
+@pytest.mark.parametrize(
+    "force",
+    [asks_in_python, has_no_form, charges_drafts_in_python, trims_nothing, observes]
+    + [each[0] for each in ASKED],
+)
+def test_drafters_on_gpus_of_their_own_do_the_same_in_python(
+    force: Callable[[pytest.MonkeyPatch], None],
+    profiles: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = digests(apart(profiles))
+    force(monkeypatch)
+    assert digests(apart(profiles)) == expected
+
+
 @pytest.mark.parametrize(
     "policy",
     ["disco", "specdec_pp", "adaedl", "throughput_tiers:interval=2,window=4", "ucbspec",
