@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import sha256
 from itertools import accumulate
 from threading import Lock
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +58,12 @@ class Acceptance(Member):
     as a share of the first one's chance there, for trees; 0 beyond the last. By default all are 1
     (Liu et al. 2024, "SmartSpec", section 4.4), which flatters wide trees. A model that holds
     others has its own."""
+    rejection: Literal["block", "typical", "fly"] | None = None
+    """By which rule drafts are rejected, if not token by token (Leviathan, Kalman, Matias 2023):
+    whole blocks at a time (Sun et al. 2024, arXiv 2403.10444; vLLM's ``rejection_sample_method:
+    block``), with which answers stay the target's own; or one with which they do not, Medusa's
+    typical acceptance (Cai et al. 2024, arXiv 2401.10774) or FLy (arXiv 2511.22972). It changes no
+    number here: the chances of a model are those that were measured under its rule."""
 
     @abstractmethod
     def survival_lens(
@@ -98,6 +104,11 @@ class Acceptance(Member):
     def state_share(self) -> float:
         """Share of the variance of a request's fates that the model's state explains."""
         return 0.0
+
+    @property
+    def is_lossless(self) -> bool:
+        """Whether answers are the target's own, whatever is drafted."""
+        return self.rejection in (None, "block")
 
     @property
     def has_model(self) -> bool:

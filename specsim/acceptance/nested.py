@@ -75,6 +75,10 @@ class Preset(Acceptance):
     def state_share(self) -> float:
         return self._model.state_share
 
+    @property
+    def is_lossless(self) -> bool:
+        return super().is_lossless and self._model.is_lossless
+
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return self._model.known_rates(requests, luck, max_draft_len)
 
@@ -119,6 +123,10 @@ class PerDrafter(Acceptance):
     examples = ({"models": {"small": {"kind": "bernoulli", "alpha": 0.6}}},)
     models: dict[str, NestedAcceptance] = Field(min_length=1)
     """By name of the drafter, as in ``speculative_config.models``."""
+
+    @property
+    def is_lossless(self) -> bool:
+        return super().is_lossless and all(each.is_lossless for each in self.models.values())
 
     def of_drafter(self, name: str) -> Acceptance:
         """Return the acceptance model of a drafter; a ConfigError if it has none."""
@@ -166,6 +174,10 @@ class Shift(Acceptance):
     @property
     def state_share(self) -> float:
         return (self.before.state_share + self.after.state_share) / 2.0
+
+    @property
+    def is_lossless(self) -> bool:
+        return super().is_lossless and self.before.is_lossless and self.after.is_lossless
 
     def of_drafter(self, name: str) -> "Shift":
         """Return the shift between what both models say of a drafter."""

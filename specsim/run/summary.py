@@ -419,6 +419,7 @@ class Summary:
 
     def _own_block(self) -> dict[str, Any]:
         run, tables = self.run, self.tables
+        acceptance = run.experiment.acceptance
         requests, totals = tables.requests, tables.totals
         profile = run.deployment.profile
         num_steps = int(totals["steps"])
@@ -431,6 +432,7 @@ class Summary:
             ),
             "replicas": run.experiment.num_engines,
             "is_async": run.deployment.is_async,
+            "is_lossless": acceptance is None or acceptance.is_lossless,
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
             "stability": self.stability,
             "beyond_valid_range": self.beyond.share,

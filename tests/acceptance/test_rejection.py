@@ -1,0 +1,71 @@
+"""Rules of rejection: FLy against every outcome written out, and whether answers stay whole."""
+
+from collections.abc import Callable
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+
+from specsim.acceptance import ACCEPTANCE
+from specsim.core.request import Request
+from specsim.core.rng import Luck
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+REQUESTS = [Request(index=i, prompt_len=4, output_len=2000) for i in range(20)]
+BERNOULLI = {"kind": "bernoulli", "alpha": 0.7}
+LOSSY = {**BERNOULLI, "rejection": "typical"}
+
+
+def tables(longest: int, **fields: Any) -> list[bytes]:
+    model = ACCEPTANCE.parse(fields)
+    return model.survival_lens(REQUESTS, Luck(7, 8), longest)
+
+
+def survived(tokens: tuple[int, ...], window: int) -> int:
+    """Return how long a draft survives: 2 a token accepted by itself, 1 rejected if unsure."""
+    for place, token in enumerate(tokens):
+        after = tokens[place + 1 : place + 1 + window]
+        if token < 2 and not (token == 1 and after == (2,) * window):
+            return place
+    return len(tokens)
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 6])
+@pytest.mark.parametrize("alpha", [0.5, 0.8])
+def test_fly_survives_as_long_as_its_rule_says(alpha: float, window: int) -> None:
+    unsure, longest = 0.4, 5
+    chances = {2: alpha, 1: (1.0 - alpha) * unsure, 0: (1.0 - alpha) * (1.0 - unsure)}
+    expected = np.zeros(longest + 1)
+    for tokens in product(chances, repeat=longest):
+        expected[survived(tokens, window)] += prod(chances[token] for token in tokens)
+    found = tables(longest, kind="fly", alpha=alpha, unsure=unsure, window=window)
+    lens = np.frombuffer(b"".join(found), dtype=np.uint8)
+    # Drafts that begin a draft's length apart share no luck.
+    apart = [lens[first :: longest + 1] for first in range(longest + 1)]
+    shares = [np.bincount(each, minlength=longest + 1) / len(each) for each in apart]
+    spread = np.sqrt(expected * (1.0 - expected) / len(apart[0]))
+    assert (np.abs(np.array(shares) - expected) <= 4.0 * spread + 1e-12).all()
+
+
+def test_fly_without_an_unsure_target_is_bernoulli() -> None:
+    assert tables(6, kind="fly", alpha=0.7, unsure=0.0, window=2) == tables(6, **BERNOULLI)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_lossless"),
+    [(BERNOULLI, True), ({**BERNOULLI, "rejection": "block"}, True), (LOSSY, False),
+     ({"kind": "fly", "alpha": 0.7, "unsure": 0.3}, False),
+     ({"kind": "shift", "at_request": 3, "before": BERNOULLI, "after": LOSSY}, False),
+     ({"kind": "per_drafter", "models": {"eagle3": LOSSY}}, False),
+     ({"kind": "preset", "name": "llama-3.1-8b/eagle/gsm8k"}, True),
+     ({"kind": "preset", "name": "llama-3.1-8b/eagle/gsm8k", "rejection": "typical"}, False)],
+)  # fmt: skip
+def test_a_result_says_whether_answers_are_the_targets_own(
+    model: dict[str, Any], is_lossless: bool, tiny: Callable[..., Experiment]
+) -> None:
+    found = Summary(simulate(tiny(acceptance=model))).data["specsim"]
+    assert found["is_lossless"] is is_lossless
