@@ -380,12 +380,16 @@ class Composer:
         name, total = self._options.kernels.get("a2a"), np.zeros(len(tokens))
         if name is not None:
             table = self._tables.table("comm", "moe_a2a_perf")
-            sizes = {"ep_size": gpus, "hidden_size": shape.hidden_size, "comm_backend": name}
+            sizes = {
+                **{"ep_size": gpus, "hidden_size": shape.hidden_size, "comm_backend": name},
+                **{"topk": shape.num_experts_per_tok, "num_experts": shape.num_experts},
+            }
             for phase in ("dispatch", "combine"):
                 points, times = line_of(
                     chosen(table, "all-to-all", phase=phase, **sizes), "num_tokens"
                 )
-                total += np.interp(tokens, points, times)
+                # More tokens than a low-latency kernel takes go through it in turns.
+                total += np.interp(tokens, points, times) * np.maximum(1, tokens / points[-1])
             self._note(table.source)
         else:
             sent = tokens * self._ranks * shape.hidden_size

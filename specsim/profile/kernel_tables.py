@@ -274,7 +274,8 @@ def chosen(table: MeasuredTable, what: str, **wanted: object) -> pa.Table:
 def columns(rows: pa.Table, *names: str) -> list[Values]:
     """Return columns as floats, and ``latency`` in microseconds at the end; shape (rows,) each."""
     found = [rows[name].to_numpy().astype(np.float64) for name in names]
-    return [*found, rows["latency"].to_numpy().astype(np.float64) * 1e3]
+    unit = 1.0 if "transmit_us" in rows.column_names else 1e3  # all-to-all; else milliseconds
+    return [*found, rows["latency"].to_numpy().astype(np.float64) * unit]
 
 
 def _hint(column: str, value: object, there: Sequence[Any]) -> str:

@@ -687,6 +687,28 @@ def test_ranks_share_experts_and_exchange_the_tokens_of_all(tables: Path) -> Non
         )
 
 
+def test_an_all_to_all_that_is_named_takes_its_own_microseconds(tables: Path) -> None:
+    """By hand: 100 us there and 50 back, twice that of twice as many as its largest; 48 layers."""
+    add_experts(tables)
+    rows = [
+        {"kernel_source": "deepep", "comm_backend": "deepep_ll", "phase": phase, "ep_size": 2,
+         "hidden_size": 2048, "topk": topk, "num_experts": 128, "num_tokens": tokens,
+         "transmit_us": us * topk / 8, "latency": us * topk / 8}
+        for phase, us in (("dispatch", 100.0), ("combine", 50.0))
+        for topk in (6, 8) for tokens in (1, 128)
+    ]  # fmt: skip
+    write(tables / "data/h200_sxm/comm/vllm/0.24.0", "moe_a2a_perf", rows)
+    by_nccl, by_kernel = (
+        TableProfile.of(options(tables, **EXPERTS, kernels=kernels)).profile.target
+        for kernels in ({}, {"a2a": "deepep_ll"})
+    )
+    for tokens, us in ((16, 150), (256, 300)):  # of which matrices are measured, too
+        load = StepLoad(0, tokens, tokens)
+        less = by_nccl.forward_time(load) - by_kernel.forward_time(load)
+        nccl = 2 * (10 + 1e-6 * 2 * tokens * 2048)
+        assert less == pytest.approx(48 * (nccl - us) * 1e-6, rel=1e-3)
+
+
 def test_a_profile_of_ranks_is_for_such_ranks(tables: Path) -> None:
     add_experts(tables)
     profile = TableProfile.of(options(tables, **EXPERTS)).profile

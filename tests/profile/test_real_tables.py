@@ -6,7 +6,8 @@ import pytest
 import yaml
 
 from specsim.core.resources import resource_names
-from specsim.hardware import load_gpu
+from specsim.core.step import StepLoad
+from specsim.hardware import load_gpu, load_model
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables, TableOptions, chosen, tables_folder
 from specsim.profile.kernel_times import line_of
@@ -71,3 +72,27 @@ def test_times_of_collectives_are_within_a_tenth_of_every_measured_row(gpu: str)
         }
         modelled = {size: table.time(size, table.gpus) for size in measured}
         assert modelled == pytest.approx(measured, rel=0.1), (table.operation, table.gpus)
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200", "b300"])
+def test_an_all_to_all_takes_what_was_measured_within_a_tenth(gpu: str) -> None:
+    ranks = {"data_parallel_size": 8, "enable_expert_parallel": True, "dtype": "fp8_block"}
+    table = GpuTables(tables_folder(), gpu, "vllm", {}).table("comm", "moe_a2a_perf")
+    shape = load_model("deepseek-v3")
+    kinds = {"ep_size": 8, "hidden_size": shape.hidden_size, "topk": 8, "num_experts": 256}
+    measured, modelled = {}, {}
+    for kernel in ("deepep_ht", "deepep_ll"):
+        options = TableOptions("deepseek-v3", gpu, **ranks, kernels={"a2a": kernel})
+        target = TableProfile.of(options).profile.target
+        for row in chosen(table, "all-to-all", comm_backend=kernel, **kinds).to_pylist():
+            key = kernel, row["num_tokens"]
+            us = row["transmit_us"] + row["notify_us"]
+            measured[key] = measured.get(key, 0.0) + shape.num_expert_layers * us * 1e-6
+            modelled[key] = target.forward_time(StepLoad(0, *[row["num_tokens"]] * 2))
+    both = sorted({size for _, size in measured if all((k, size) in measured for k, _ in measured)})
+    assert len(both) >= 5
+    for size in both:
+        # All else in the two steps is the same.
+        more = modelled["deepep_ht", size] - modelled["deepep_ll", size]
+        really = measured["deepep_ht", size] - measured["deepep_ll", size]
+        assert more == pytest.approx(really, abs=0.1 * measured["deepep_ht", size])
