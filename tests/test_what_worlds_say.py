@@ -72,7 +72,7 @@ def said(value: Any, name: str = "") -> Iterator[str]:
 
 def test_worlds_say_all_that_a_yaml_can_say() -> None:
     drawn: set[str] = set()
-    for number in range(4000):
+    for number in range(6000):
         world = draw_world(Random(f"{number} 0"))
         drawn.update(said(world["config"], "config"), said(world["profile"], "profile"))
     kinds = [kind for family in FAMILIES for kind in family.members.items()]

@@ -44,6 +44,7 @@ ACCEPTANCES: tuple[dict[str, Any], ...] = (
     {"kind": "per_position", "conditional_rates": [0.8, 0.7, 0.6]},
     {"kind": "per_position", "unconditional_rates": [0.9, 0.5, 0.5]},
     {"kind": "preset", "name": "llama-3.1-8b/eagle/gsm8k"},
+    {"kind": "fly", "alpha": 0.6, "unsure": 0.5, "window": 2, "rejection": "fly"},
     {
         "kind": "shift",
         "at_request": 5,
@@ -77,6 +78,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "acceptance": {
         "confidence_concentration": (0.05, 20.0),
         "rank_factors": ([], [0.5], [0.3, 0.2, 1.0]),
+        "rejection": ("block", "typical"),
     },
     "acceptance_gate": {
         "draft_len_schedule": ({"2": 2, "6": 1}, {"100": 0}),
@@ -106,6 +108,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "up_hysteresis": (0.3,),
     },
     "eagle2_tree": {"batch_tokens": (0, 9, 40, "goodput")},
+    "fly": {"window": (1, 9)},
     "goodput": {"prior": (0.0, 1.0)},
     "goodput_exact": {"prior_trials": (0.5,), **_PAST},
     "hybrid_suffix": {"tau": (0.0, 0.7, 2.0)},
