@@ -23,13 +23,12 @@ from specsim.profile.kernel_tables import (
     chosen,
     columns,
 )
-from specsim.profile.kernel_times import ExpertTimes, line_of, skewed, small_weights
+from specsim.profile.kernel_times import LAUNCH_US, ExpertTimes, line_of, skewed, small_weights
 from specsim.profile.matrix_times import MatrixTimes
 
 Values = NDArray[np.float64]
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
-_LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one by one
@@ -203,11 +202,11 @@ class Composer:
             else:
                 numbers += 2 * (queries + keys) + 4 * keys
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
-            total += count * (kernels * _LAUNCH_US + per_token * tokens)
+            total += count * (kernels * LAUNCH_US + per_token * tokens)
         if shape.state_layers:  # a norm more, behind the state
             numbers = 8 * shape.hidden_size + 3 * width + 4 * shape.convolved // size
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
-            total += shape.state_layers * (_SMALL_KERNELS * _LAUNCH_US + per_token * tokens)
+            total += shape.state_layers * (_SMALL_KERNELS * LAUNCH_US + per_token * tokens)
         return total
 
     def _quantizing(self, tokens: Values) -> Values:
@@ -258,7 +257,7 @@ class Composer:
         logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
         times = self._scales.compute * times + times[0] * (self._scales.read - self._scales.compute)
         logits = logits + self._truncating(table.tokens) + self._gathering(table.tokens)
-        times = np.maximum.accumulate(times + 5 * _LAUNCH_US + logits)
+        times = np.maximum.accumulate(times + 5 * LAUNCH_US + logits)
         sampled = table.tokens <= _MOST_SAMPLED
         tokens, times = table.tokens[sampled], times[sampled]
         kept = needed(tokens, times[None])

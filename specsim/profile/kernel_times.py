@@ -20,6 +20,7 @@ _BESIDE_EXPERTS_US = 38.0
 token where gpt-oss's are split among 8 GPUs or more, median of 28 splits on L40S and RTX PRO 6000
 (27 to 50)."""
 
+LAUNCH_US = 1.5  # of a kernel within a CUDA graph, besides what it does
 _SMALL_READ, _SMALL_FIXED_US = 0.83, 11.5
 _SMALL_COMPUTE = 1.58, 1.44  # in one tile, and in many
 _SMALL_TILES = (16, 32, 48, 64), (0.0, 0.3, 0.6, 1.0)
@@ -69,6 +70,11 @@ class HeadTimes:
                 "and length alike; choose another --tp, or use `specsim profile roofline`"
             )
         return HeadTimes(*np.array(both).T)
+
+    @property
+    def fewest(self) -> float:
+        """Of the fewest sequences with the shortest context."""
+        return float(self._times[np.lexsort((self._lens, self._batch))[0]])
 
     def grid(self) -> tuple[Values, Values, Values]:
         """Return context lengths, sequences, and the times of decodes; larger never faster."""

@@ -14,6 +14,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
 from specsim.latency.base import LatencyModel
+from specsim.latency.composed import AttentionLayers
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables, TableOptions
 from specsim.profile.kernel_times import ExpertTimes, HeadTimes, small_weights
@@ -581,6 +582,59 @@ def test_latent_attention_without_its_matrices_which_count_once(tables: Path) ->
     experts = 58 * 256 * 3 * 7168 * 2048
     small = 0.53 * experts + 2 * (671.03e9 - experts)
     assert made.memory.weight_bytes == pytest.approx(small / 8, rel=1e-3)
+
+
+def add_latent_kernels(tables: Path, engine: str) -> None:
+    """Add the kernel of latent attention alone, 4 microseconds and what the context takes."""
+    row = {"kernel_source": "fa3", "kv_cache_dtype": "bfloat16", "mla_dtype": "bfloat16",
+           "num_heads": 16}  # fmt: skip
+    folder = tables / f"data/h200_sxm/mla/{engine}/0.5.14"
+    decodes = [
+        {**row, "batch_size": b, "isl": 1, "step": n - 1, "latency": 0.004 + LATENT * b * n}
+        for b, n in product([1, 16, 256], [1, 1024, 16384])
+    ]
+    prompts = [
+        {**row, "batch_size": 1, "isl": n, "step": 0, "latency": 0.004 + PAIR * 16 * n * n / 2}
+        for n in [1, 16, 256, 4096, 16384]
+    ]
+    write(folder, "generation_mla_perf", decodes)
+    write(folder, "context_mla_perf", prompts)
+
+
+def latent_of(tables: Path) -> AttentionLayers:
+    [layers] = TableProfile.of(options(tables, **DEEPSEEK)).profile.target.attention
+    return layers
+
+
+@pytest.mark.parametrize("launches_us", [0, 40])
+def test_what_the_host_launches_does_not_count_as_latent_attention(
+    tables: Path, launches_us: int
+) -> None:
+    """A module that takes 40 microseconds longer at any batch and context; prompts are not told."""
+    add_latent_attention(tables)
+    add_latent_kernels(tables, "sglang")
+    before = latent_of(tables)
+    path = tables / "data/h200_sxm/mla/vllm/0.24.0"
+    for phase in ("generation", "context"):
+        table = pq.read_table(path / f"mla_{phase}_module_perf.parquet").to_pylist()
+        later = [{**row, "latency": row["latency"] + launches_us / 1e3} for row in table]
+        write(path, f"mla_{phase}_module_perf", later)
+    after = latent_of(tables)
+    assert after.decode_us == pytest.approx(np.array(before.decode_us), rel=1e-3)
+    more = np.array(after.prompt.times_us) - before.prompt.times_us
+    assert more == pytest.approx(np.full(len(more), launches_us), rel=1e-2, abs=0.1)
+
+
+def test_latent_attention_of_kernels_that_were_measured_one_by_one(tables: Path) -> None:
+    """As SGLang's tables have it: no module of it, and four small kernels beside it."""
+    add_latent_attention(tables)
+    module = latent_of(tables)
+    for phase in ("generation", "context"):
+        (tables / f"data/h200_sxm/mla/vllm/0.24.0/mla_{phase}_module_perf.parquet").unlink()
+    add_latent_kernels(tables, "vllm")
+    kernels = latent_of(tables)
+    assert kernels.decode_us == pytest.approx(np.array(module.decode_us), rel=1e-3)
+    assert kernels.prompt.times_us[0] == pytest.approx(4 + 4 * 1.5, rel=1e-2)
 
 
 @pytest.mark.parametrize(
