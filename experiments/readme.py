@@ -3,8 +3,8 @@
     python experiments/readme.py      # writes them anew; run.py --update does so, too
 
 A line `<!-- table: NAME -->` stands above each such table. tables.py in the same folder makes it:
-the function of that name, with "_" for spaces, returns header and rows. On pages of docs/ the name
-is EXPERIMENT/NAME.
+the function of that name, with "_" for spaces, returns header and rows. On pages of docs/ and
+the README of all the name is EXPERIMENT/NAME.
 """
 
 import csv
@@ -73,7 +73,8 @@ def grid(lines: Iterable[Iterable[str]]) -> str:
 
 def pages() -> list[Path]:
     """Return all pages that may have such tables."""
-    found = [*HERE.rglob("README.md"), *(HERE.parent / "docs").rglob("*.md")]
+    top = HERE.parent
+    found = [top / "README.md", *HERE.rglob("README.md"), *(top / "docs").rglob("*.md")]
     return sorted(path for path in found if "<!-- table: " in path.read_text(encoding="utf-8"))
 
 

@@ -1,5 +1,7 @@
 import json
 from collections.abc import Iterator
+from itertools import groupby
+from statistics import median
 from typing import Any
 
 from readme import HERE
@@ -59,6 +61,54 @@ def parameters() -> Iterator[Row]:
     fits = [{each["name"]: each for each in found["parameters"]} for found in servers.values()]
     for name in dict.fromkeys(name for fit in fits for name in fit):
         yield [f"`{name}`", *(_told(fit.get(name)) for fit in fits)]
+
+
+TARGETS = {  # without a fit, for all rows: median and worst
+    "tok/s": (("output_tok_s",), 0.06, 0.15),
+    "TPOT or ITL mean": (("tpot_or_itl_mean_ms",), 0.06, 0.15),
+    "TTFT p50": (("ttft_p50_ms", "ttft_mean_ms"), 0.12, 0.40),
+    "E2E mean": (("e2e_mean_ms",), 0.06, 0.15),
+}
+
+
+def loads() -> Iterator[list[str]]:
+    """Of all rows as built, load by load: median and worst, with the sign and the row of that."""
+    yield ["server", "load", "rows", *TARGETS]
+    last = ""
+    for row in _loads():
+        server, last = row["server"] if row["server"] != last else "", row["server"]
+        yield [
+            server,
+            row["load"],
+            str(row["rows"]),
+            *(_of_load([row], *t, of="worst_in") for t in TARGETS.values()),
+        ]
+
+
+def servers() -> Iterator[list[str]]:
+    """Of all rows as built: the loads' median, and the worst cell of any load, with that load."""
+    yield ["server", "rows", *TARGETS]
+    for server, rows in groupby(_loads(), key=lambda row: row["server"]):
+        members = list(rows)
+        cells = (_of_load(members, *target) for target in TARGETS.values())
+        yield [server, str(sum(row["rows"] for row in members)), *cells]
+
+
+def _loads() -> list[dict[str, Any]]:
+    text = (HERE / "gpu-runs" / "results" / "loads.json").read_text(encoding="utf-8")
+    return json.loads(text)
+
+
+def _of_load(
+    rows: list[dict[str, Any]], names: tuple[str, ...], middle: float, most: float, of: str = "load"
+) -> str:
+    found = [{**row, **row[name]} for row in rows for name in names if row.get(name)]
+    if not found:
+        return "–"
+    own = max(found, key=lambda each: abs(each["worst"]))
+    usual = _percent(median(each["median"] for each in found), middle)
+    sign = "-" if own["worst"] < 0 else "+"
+    return f"{usual} / {sign}{_percent(abs(own['worst']), most)} ({own[of]})"
 
 
 def _servers() -> Iterator[tuple[str, dict[str, Any]]]:
