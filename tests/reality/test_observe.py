@@ -19,6 +19,7 @@ import pytest
 import yaml
 from conftest import Run
 from openai_server import DELIVERIES, STEP, FakeVllm, serving
+from tiny_model import free_port
 
 from specsim.core.request import PrefixIds, Request
 from specsim.reality.observe import Observation, accepted_drafts, request_row
@@ -167,12 +168,6 @@ def test_no_failure_is_dropped(cli: Run, tmp_path: Path) -> None:
     assert load_run(Path("run")).num_failed == len(FAULTS)
     trace = read_trace(Path("run/requests.jsonl"))
     assert (len(trace), trace.num_dropped) == (NUM - len(FAULTS), len(FAULTS))
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def start_server() -> tuple["subprocess.Popen[bytes]", str]:

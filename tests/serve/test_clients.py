@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from serving import Served, serving, word_tokenizer
+from tiny_model import NEEDS_VLLM, PYTHON
 
 from specsim.reality.observe import Options as ObserveOptions
 from specsim.reality.observe import load_workload, observe
@@ -19,7 +20,6 @@ parser = argparse.ArgumentParser()
 add_cli_args(parser)
 main(parser.parse_args())
 """  # what `vllm bench serve` does, which wants to know the version of a package of another name
-VLLM = os.environ.get("SPECSIM_VLLM_PYTHON", "")
 
 
 def test_openai_package(served: Served) -> None:
@@ -100,14 +100,14 @@ def test_observe_measures_it(served: Served, tmp_path: Path) -> None:
     assert [row["output_toks"] for row in rows] == [12] * 10
 
 
-@pytest.mark.skipif(not VLLM, reason="SPECSIM_VLLM_PYTHON names no Python with vLLM")
+@NEEDS_VLLM
 @pytest.mark.parametrize("backend", ["openai", "openai-chat"])
 def test_vllm_bench_serve(backend: str, tmp_path: Path) -> None:
     tokenizer = word_tokenizer(tmp_path / "model")
     path = "chat/completions" if backend == "openai-chat" else "completions"
     with serving(ServeOptions(port=0, speed=2.0, grace=0.5, tokenizer=tokenizer)) as served:
         command = [
-            VLLM, "-c", _BENCH, "--backend", backend,
+            PYTHON, "-c", _BENCH, "--backend", backend,
             "--base-url", served.url, "--endpoint", f"/v1/{path}", "--model", "llama-3.1-8b",
             "--tokenizer", str(tokenizer.parent), "--dataset-name", "random", "--random-input-len",
             "50", "--random-output-len", "20", "--num-prompts", "20", "--request-rate", "40",

@@ -1,12 +1,16 @@
 """What several tests of what is shown share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from threading import Thread
 
 import pytest
 from conftest import tiny_config
+from reporting import whole_sweep
 
 from specsim.run.experiment import Experiment
+from specsim.show.report import load_study
+from specsim.show.study import Study
 from specsim.show.ui import Playground, UiServer, listen
 
 
@@ -18,3 +22,14 @@ def server() -> Iterator[UiServer]:
         Thread(target=found.serve_forever, daemon=True).start()
         yield found
         found.shutdown()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep over GPUs, policies and loads."""
+    return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
+
+
+@pytest.fixture(scope="module")
+def study(folder: Path) -> Study:
+    return load_study(folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import Run
-from reporting import Tags, copied, whole_sweep
+from reporting import Tags, copied
 
 import specsim
 from specsim.show.charts.sketch import DrawnMeasure
@@ -28,16 +28,6 @@ from specsim.study.paired import mean_and_half_width
 
 WEB = Path(specsim.__file__).parent / "show" / "report" / "web"
 EVIL = "static:k=3</script><img src=x onerror=window.hacked=1>{{data}}&amp;"
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
-
-
-@pytest.fixture(scope="module")
-def study(folder: Path) -> Study:
-    return load_study(folder)
 
 
 def page_of(study: Study, folder: Path) -> str:

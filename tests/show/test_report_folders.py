@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import Run, tiny_config
-from reporting import POLICIES, RATES, Tags, copied, sweep_folder, whole_sweep
+from reporting import POLICIES, RATES, Tags, copied, sweep_folder
 
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
@@ -19,16 +19,6 @@ from specsim.show.report import load_study
 from specsim.show.report.axes import draft_len, title_of
 from specsim.show.report.page import page_data
 from specsim.show.study import Study, measured, restricted, with_prices
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
-
-
-@pytest.fixture(scope="module")
-def study(folder: Path) -> Study:
-    return load_study(folder)
 
 
 def test_a_sweep_has_its_axes_in_their_parts(study: Study) -> None:

@@ -9,7 +9,6 @@ from urllib.parse import unquote
 
 import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
-from reporting import whole_sweep
 
 from specsim.show.report import load_study, write_page
 from specsim.show.study import Study, find_measure, gain, group, ranked, restricted
@@ -25,8 +24,8 @@ DRAWN = ("crossover", "over-load", "speed-up", "cost", "cdf", "timeline", "break
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Study:
-    found = load_study(whole_sweep(tmp_path_factory.mktemp("sweep") / "whole"))
+def study(folder: Path) -> Study:
+    found = load_study(folder)
     policy = replace(found.axes[1], labels=["off", "static:k=1", EVIL, "goodput"])
     axes = [found.axes[0], policy, found.axes[2]]
     prices = dict.fromkeys(found.axes[0].labels, 2.5)

@@ -8,7 +8,6 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import Run
-from reporting import whole_sweep
 
 from specsim.core.atomic import is_marked
 from specsim.show.charts.study_plots import plot_study
@@ -27,16 +26,6 @@ from specsim.show.study import (
     styles,
 )
 from specsim.study.paired import speed_up
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
-
-
-@pytest.fixture(scope="module")
-def study(folder: Path) -> Study:
-    return load_study(folder)
 
 
 def test_plots_are_drawn_and_the_same_every_time(folder: Path, cli: Run) -> None:

@@ -9,19 +9,17 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from tiny_model import NEEDS_VLLM, PYTHON
 
 from specsim.reality.vllm.control import replay
 
-PYTHON = os.environ.get("SPECSIM_VLLM_PYTHON", "")
 CASES = [
     *(("ngram", "sync", policy) for policy in ("goodput", "bandit", "turbospec")),
     *(("draft_model", "sync", policy) for policy in ("joint", "ema_tiers")),
     *(("draft_model", "async", policy) for policy in ("goodput", "joint", "q_learning")),
 ]
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="SPECSIM_VLLM_PYTHON does not name a Python that has vLLM"
-)
+pytestmark = NEEDS_VLLM
 
 
 def in_vllm(script: str, *arguments: str) -> str:

@@ -15,26 +15,11 @@ from typing import Any
 import pytest
 import yaml
 from conftest import ROOT, Run
+from tiny_model import MODEL, NEEDS_VLLM, PYTHON, START_TIMEOUT, free_port
 
 from specsim.reality.validation import load_run
 
-PYTHON = os.environ.get("SPECSIM_VLLM_PYTHON", "")
-START_TIMEOUT = 240.0  # seconds
 NUM = 40
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-}
 SPECULATIVE = {
     "method": "ngram",
     "num_speculative_tokens": 3,
@@ -42,9 +27,7 @@ SPECULATIVE = {
     "prompt_lookup_max": 3,
 }
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="SPECSIM_VLLM_PYTHON does not name a Python that has vLLM"
-)
+pytestmark = NEEDS_VLLM
 
 
 class Server:
@@ -52,9 +35,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps(MODEL))
-        with closing(socket.socket()) as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._log = folder / "server.log"
         self.recorded = folder / "recorded"

@@ -13,30 +13,13 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT
+from tiny_model import MODEL, NEEDS_VLLM, PYTHON, START_TIMEOUT, free_port
 
 from specsim.reality.validation import load_run
 
-PYTHON = os.environ.get("SPECSIM_VLLM_PYTHON", "")
-START_TIMEOUT = 240.0  # seconds
 NUM = 8
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "num_hidden_layers": 2,
-    "vocab_size": 1024,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "torch_dtype": "float32",
-}
 
-pytestmark = pytest.mark.skipif(
-    not PYTHON, reason="SPECSIM_VLLM_PYTHON does not name a Python that has vLLM"
-)
+pytestmark = NEEDS_VLLM
 
 
 def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
@@ -89,9 +72,7 @@ def ask(port: int, max_tokens: int) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_loses_no_step_and_no_request(tmp_path: Path, sent: signal.Signals) -> None:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     server = start(tmp_path, port)
     try:
         wait_until_up(server, port, tmp_path / "log.txt")
