@@ -28,7 +28,7 @@ from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
 
 Count = Annotated[int, Field(gt=0, le=2**31)]
-Slots = Annotated[int, Field(gt=0, le=1 << 20)]
+Sequences = Annotated[int, Field(gt=0, le=1 << 20)]
 _MOST_GROUPS = 256  # that keys of blocks can tell apart
 
 
@@ -53,9 +53,9 @@ class EngineConfig(Settings):
     """Whose scheduler it is, where versions differ."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
-    max_num_seqs: Slots | None = None
+    max_num_seqs: Sequences | None = None
     """By default 1024 on GPUs of 70 GiB and more other than the A100, else 256."""
-    max_num_active_seqs: Slots | None = None
+    max_num_active_seqs: Sequences | None = None
     """Caps the running sequences in place of max_num_seqs."""
     max_num_batched_tokens: Count | None = None
     """By default 16384 on GPUs of 160 GiB and more, 8192 from 70 GiB (not A100), else 2048."""

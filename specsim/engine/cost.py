@@ -99,17 +99,17 @@ def read_prefixes(table: Table) -> None:
         entry.unread_len = 0
         sequence = table.sequences[entry.row]
         may_have_prefix = table.limits[0].enable_prefix_caching or entry.is_loaded
-        if not may_have_prefix or sequence.slot < 0:
+        if not may_have_prefix or sequence.tables_at < 0:
             continue
         first = entry.start // block_size
         if not sequence.is_undrafted and (entry.is_admitted or entry.is_resumed):
             for cached in range(-(-entry.start // block_size)):
-                block = table.blocks[table.tables[sequence.slot, cached]]
+                block = table.blocks[table.tables[sequence.tables_at, cached]]
                 length = min(block_size, entry.start - cached * block_size)
                 entry.unread_len += block.is_undrafted * length
                 block.is_undrafted = 0
         for own in range(first, -(-(entry.start + entry.scheduled_len) // block_size)):
-            table.blocks[table.tables[sequence.slot, own]].is_undrafted = sequence.is_undrafted
+            table.blocks[table.tables[sequence.tables_at, own]].is_undrafted = sequence.is_undrafted
 
 
 @inner

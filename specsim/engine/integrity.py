@@ -49,7 +49,8 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     running = table.running[: int(state["num_running"][0])].tolist()
     if sorted(running) != np.flatnonzero(sequences["status"] == RUNNING).tolist():
         raise InvariantError("the running list is not the sequences that run")
-    holding = np.flatnonzero((sequences["slot"] >= 0) & (sequences["status"] != RUNNING)).tolist()
+    is_holding = (sequences["tables_at"] >= 0) & (sequences["status"] != RUNNING)
+    holding = np.flatnonzero(is_holding).tolist()
     held = [_blocks_of(table, row) for row in [*running, *holding]]
     for row, blocks in zip(running, held, strict=False):
         if NO_BLOCK in blocks:
@@ -63,17 +64,17 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     waiting = sequences[sequences["status"] == WAITING]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
-    if (waiting["slot"] != -1).any() or waiting["computed_len"].any():
+    if (waiting["tables_at"] != -1).any() or waiting["computed_len"].any():
         raise InvariantError("a sequence waits but holds blocks or computed tokens")
 
 
 def _blocks_of(table: Table, row: int) -> list[int]:
     """Return the blocks of a sequence in all groups, without those that have left a window."""
-    first = int(table.sequences["slot"][row])
+    first = int(table.sequences["tables_at"][row])
     held: list[int] = []
-    for slot in range(first, first + int(table.limits["num_groups"][0])):
-        holding: Any = table.holdings[slot]
-        held += table.tables[slot, holding["null_blocks"] : holding["num_blocks"]].tolist()
+    for at in range(first, first + int(table.limits["num_groups"][0])):
+        holding: Any = table.holdings[at]
+        held += table.tables[at, holding["null_blocks"] : holding["num_blocks"]].tolist()
     return [block for block in held if block != NO_BLOCK]  # states leave gaps
 
 
@@ -85,16 +86,16 @@ def _check_loading(table: Table, holding: list[int]) -> None:
     if sorted(loading) != np.flatnonzero(np.isin(status, (LOADING, LOADED))).tolist():
         raise InvariantError("the rows that load are not the sequences that do")
     for row in loading:
-        held = table.holdings["num_blocks"][sequences["slot"][row]]
+        held = table.holdings["num_blocks"][sequences["tables_at"][row]]
         if sequences["computed_len"][row] > held * table.groups["block_size"][0]:
             raise InvariantError(f"row {row} loads more tokens than its blocks hold")
     for row in holding:
         is_kept = sequences["is_sending"][row] or sequences["in_flight_len"][row]
         if status[row] == FINISHED and not is_kept:
             raise InvariantError(f"row {row} has ended and holds blocks that nobody will read")
-    free_slots = int(table.state["num_free_slots"][0])
-    if len(holding) + int(table.state["num_running"][0]) + free_slots != table.limits["num_slots"]:
-        raise InvariantError("sequences that hold blocks + free slots != slots")
+    free = int(table.state["num_free_tables"][0])
+    if len(holding) + int(table.state["num_running"][0]) + free != table.limits["most_holding"]:
+        raise InvariantError("sequences that hold blocks + free block tables != block tables")
 
 
 def _check_held(table: Table, held: list[int]) -> None:
@@ -137,8 +138,8 @@ def _check_free(table: Table, held: list[list[int]]) -> None:
 
 def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
     block_sizes = table.groups["block_size"]
-    slots = running["slot"][:, np.newaxis] + np.arange(len(block_sizes))
-    room = (table.holdings["num_blocks"][slots] * block_sizes).min(axis=1)
+    tables_at = running["tables_at"][:, np.newaxis] + np.arange(len(block_sizes))
+    room = (table.holdings["num_blocks"][tables_at] * block_sizes).min(axis=1)
     # The one block of a state ends where requests do at the latest, which need end no other block.
     capacity = np.minimum(running["capacity_len"], table.limits["max_model_len"])
     computed = running["computed_len"]

@@ -17,7 +17,7 @@ from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, SLIDING, STATE, 
 
 @inner
 def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) -> bool:
-    """Give a waiting sequence a slot, the blocks of its hit and of its first piece, or nothing.
+    """Give a waiting sequence tables, the blocks of its hit and of its first piece, or nothing.
 
     The watermark counts only while other sequences run. Returns whether the blocks were there.
     """
@@ -42,7 +42,7 @@ def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
     unavailable = limits.watermark_blocks if state.num_running else 0
     whole = needed = 0
     for number in range(limits.num_groups):
-        group, held = table.groups[number], table.holdings[sequence.slot + number].num_blocks
+        group, held = table.groups[number], table.holdings[sequence.tables_at + number].num_blocks
         whole += max(0, _blocks_for(known_len, group.block_size) - held)
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
         needed += group.wanted_blocks - held
@@ -58,7 +58,7 @@ def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
 
 @inner
 def load_blocks(table: Table, row: int, cached_len: int, loaded_len: int) -> bool:
-    """Give a waiting sequence a slot, the blocks of its hit and those to load into, or nothing.
+    """Give a waiting sequence tables, the blocks of its hit and those to load into, or nothing.
 
     It cannot be preempted while it loads, and so leaves what others need that are in their prefill.
     Returns whether the blocks were there.
@@ -96,7 +96,7 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
     length = min(sequence.known_len, table.limits[0].max_model_len) + draft_len
     remaining = 0
     for number in range(table.limits[0].num_groups):
-        held = table.holdings[sequence.slot + number].num_blocks
+        held = table.holdings[sequence.tables_at + number].num_blocks
         remaining += max(0, _blocks_for(length, table.groups[number].block_size) - held)
     return remaining
 
@@ -105,7 +105,7 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
 def _begin_holding(
     table: Table, row: int, cached_len: int, end_len: int, lookahead_len: int, reserved: int
 ) -> bool:
-    """Give a sequence a slot, the blocks of its hit and those up to `end_len`; False, and nothing.
+    """Give a sequence tables, the blocks of its hit and those up to `end_len`; False, and nothing.
 
     `reserved` blocks are to be left over, unless the whole prompt is asked for.
     """
@@ -132,12 +132,12 @@ def _begin_holding(
         needed += group.wanted_blocks - num_hits
     if limits.reserve_full_prompt and whole + unavailable > state.num_free:
         return False
-    if needed + unavailable + reserved > state.num_free or not state.num_free_slots:
+    if needed + unavailable + reserved > state.num_free or not state.num_free_tables:
         return False
-    state.num_free_slots -= 1
-    sequence.slot = table.slots[state.num_free_slots]
+    state.num_free_tables -= 1
+    sequence.tables_at = table.free_tables[state.num_free_tables]
     for number in range(limits.num_groups):
-        _hold_hits(table, sequence.slot + number, number, cached_len)
+        _hold_hits(table, sequence.tables_at + number, number, cached_len)
     _take(table, row)
     if limits.enable_prefix_caching:
         sequence.next_publish_len = cached_len + limits.hash_block_size
@@ -165,10 +165,10 @@ def _count_unheld(table: Table, number: int, num_hits: int) -> int:
 
 
 @inner
-def _hold_hits(table: Table, slot: int, number: int, cached_len: int) -> None:
+def _hold_hits(table: Table, at: int, number: int, cached_len: int) -> None:
     """Begin the holding of a group with the blocks of its hit."""
     num_hits = cached_len // table.groups[number].block_size
-    holding = table.holdings[slot]
+    holding = table.holdings[at]
     holding.num_blocks = num_hits
     holding.null_blocks = 0
     holding.published_blocks = num_hits
@@ -176,7 +176,7 @@ def _hold_hits(table: Table, slot: int, number: int, cached_len: int) -> None:
     holding.last_state = -1
     for place in range(num_hits):
         block = table.hits[number, place]
-        table.tables[slot, place] = block
+        table.tables[at, place] = block
         if block == NO_BLOCK:
             holding.null_blocks += 1
         else:
@@ -196,7 +196,7 @@ def extend(table: Table, row: int, end_len: int) -> bool:
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
     needed = 0
     for number in range(limits.num_groups):
-        group, holding = table.groups[number], table.holdings[sequence.slot + number]
+        group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
         held = holding.num_blocks
         if group.kind == STATE:
             wanted = _blocks_for(end_len, group.block_size) + group.num_spare
@@ -226,56 +226,56 @@ def _leave_windows(table: Table, row: int) -> None:
         if group.kind == FULL:
             continue
         if group.kind == STATE:
-            _leave_states(table, sequence.slot + number, group.block_size, settled_len)
+            _leave_states(table, sequence.tables_at + number, group.block_size, settled_len)
             continue
         left_len = settled_len // group.span_len * group.span_len
         if group.kind == SLIDING:
             left_len = max(0, settled_len - group.span_len + 1)
-        holding = table.holdings[sequence.slot + number]
+        holding = table.holdings[sequence.tables_at + number]
         left = min(left_len // group.block_size, holding.num_blocks)
-        _leave_leading(table, sequence.slot + number, left)
+        _leave_leading(table, sequence.tables_at + number, left)
 
 
 @inner
-def _leave_leading(table: Table, slot: int, left: int) -> None:
+def _leave_leading(table: Table, at: int, left: int) -> None:
     """Give back the leading blocks of a holding, up to a place."""
-    holding = table.holdings[slot]
+    holding = table.holdings[at]
     if left > holding.null_blocks:
-        _give_back(table, slot, holding.null_blocks, left)
+        _give_back(table, at, holding.null_blocks, left)
         for place in range(holding.null_blocks, left):
-            table.tables[slot, place] = NO_BLOCK
+            table.tables[at, place] = NO_BLOCK
         holding.null_blocks = left
 
 
 @inner
-def _leave_states(table: Table, slot: int, block_size: int, settled_len: int) -> None:
+def _leave_states(table: Table, at: int, block_size: int, settled_len: int) -> None:
     """Give back the states that no later one begins from (vLLM `MambaManager`).
 
     That from which the one before was computed has been read by then, wherever it lies.
     """
-    holding = table.holdings[slot]
+    holding = table.holdings[at]
     left = min(max(0, settled_len - 1) // block_size, holding.num_blocks)
     if table.limits[0].leaves_past_gaps:
-        _leave_leading(table, slot, left)
+        _leave_leading(table, at, left)
     else:
-        _leave_up_to_gap(table, slot, left)
+        _leave_up_to_gap(table, at, left)
     last = holding.last_state
     if 0 <= last < _blocks_for(settled_len, block_size) - 1:
-        block = table.tables[slot, last]
+        block = table.tables[at, last]
         if block != NO_BLOCK:
             release_block(table, block)
-            table.tables[slot, last] = NO_BLOCK
+            table.tables[at, last] = NO_BLOCK
 
 
 @inner
-def _leave_up_to_gap(table: Table, slot: int, left: int) -> None:
+def _leave_up_to_gap(table: Table, at: int, left: int) -> None:
     """Give back the blocks right before a place, as far as there is no null block among them."""
     first = left
-    while first > 0 and table.tables[slot, first - 1] != NO_BLOCK:
+    while first > 0 and table.tables[at, first - 1] != NO_BLOCK:
         first -= 1
-    _give_back(table, slot, first, left)
+    _give_back(table, at, first, left)
     for place in range(first, left):
-        table.tables[slot, place] = NO_BLOCK
+        table.tables[at, place] = NO_BLOCK
 
 
 @inner
@@ -289,32 +289,32 @@ def _next_leave_len(group: Group, null_blocks: int) -> int:
 
 @inner
 def release(table: Table, row: int) -> None:
-    """Take every block, and its slot, away from a sequence that ends or is preempted."""
+    """Take every block, and its tables, away from a sequence that ends or is preempted."""
     state, sequence = table.state[0], table.sequences[row]
     for number in range(table.limits[0].num_groups):
-        holding = table.holdings[sequence.slot + number]
-        _give_back(table, sequence.slot + number, holding.null_blocks, holding.num_blocks)
-    table.slots[state.num_free_slots] = sequence.slot
-    state.num_free_slots += 1
-    sequence.slot = -1
+        holding = table.holdings[sequence.tables_at + number]
+        _give_back(table, sequence.tables_at + number, holding.null_blocks, holding.num_blocks)
+    table.free_tables[state.num_free_tables] = sequence.tables_at
+    state.num_free_tables += 1
+    sequence.tables_at = -1
     sequence.capacity_len = 0
     sequence.next_publish_len = NEVER
 
 
 @inner
-def _give_back(table: Table, slot: int, first: int, end: int) -> None:
+def _give_back(table: Table, at: int, first: int, end: int) -> None:
     """Release the blocks of a holding from one place to before another.
 
     Published blocks go to the end of the free queue, the last one first; unpublished ones to its
     front, so that the last one is the next to be used.
     """
     for place in range(end - 1, first - 1, -1):
-        block = table.tables[slot, place]
+        block = table.tables[at, place]
         if table.blocks[block].key != NO_KEY:
             release_block(table, block)
-            table.tables[slot, place] = NO_BLOCK
+            table.tables[at, place] = NO_BLOCK
     for place in range(first, end):
-        block = table.tables[slot, place]
+        block = table.tables[at, place]
         if block != NO_BLOCK:
             release_block(table, block)
 
@@ -325,14 +325,14 @@ def _take(table: Table, row: int) -> None:
     limits, sequence = table.limits[0], table.sequences[row]
     capacity_len = NEVER
     for number in range(limits.num_groups):
-        group, holding = table.groups[number], table.holdings[sequence.slot + number]
+        group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
         if group.kind == STATE:
-            _take_states(table, sequence.slot + number, group.wanted_blocks, group.num_spare)
+            _take_states(table, sequence.tables_at + number, group.wanted_blocks, group.num_spare)
             if limits.state_block_size:  # every step may give one back
                 capacity_len = 0
             continue
         for place in range(holding.num_blocks, group.wanted_blocks):
-            table.tables[sequence.slot + number, place] = take_block(table)
+            table.tables[sequence.tables_at + number, place] = take_block(table)
         holding.num_blocks = group.wanted_blocks
         capacity_len = min(capacity_len, holding.num_blocks * group.block_size)
         if group.kind != FULL:
@@ -342,12 +342,12 @@ def _take(table: Table, row: int) -> None:
 
 
 @inner
-def _take_states(table: Table, slot: int, wanted: int, num_spare: int) -> None:
+def _take_states(table: Table, at: int, wanted: int, num_spare: int) -> None:
     """Give a holding of states the block that the step writes; those for drafts lie behind it.
 
     The latter are not read, and so move along.
     """
-    holding = table.holdings[slot]
+    holding = table.holdings[at]
     held = holding.num_blocks
     if wanted > held:
         if holding.has_taken:
@@ -356,14 +356,14 @@ def _take_states(table: Table, slot: int, wanted: int, num_spare: int) -> None:
             holding.last_state = held - 1
         end = max(held, wanted - num_spare - 1)
         for place in range(held, end):
-            table.tables[slot, place] = NO_BLOCK
+            table.tables[at, place] = NO_BLOCK
         if holding.has_taken:
             for place in range(held - num_spare, min(held, wanted - num_spare - 1)):
-                table.tables[slot, end] = table.tables[slot, place]
-                table.tables[slot, place] = NO_BLOCK
+                table.tables[at, end] = table.tables[at, place]
+                table.tables[at, place] = NO_BLOCK
                 end += 1
         for place in range(end, wanted):
-            table.tables[slot, place] = take_block(table)
+            table.tables[at, place] = take_block(table)
         holding.num_blocks = wanted
     holding.has_taken = 1
 

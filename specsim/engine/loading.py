@@ -55,8 +55,8 @@ def _mark_undrafted(table: Table, row: int, cached_len: int) -> None:
     """Note that the drafter has no entries of what is loaded; see `specsim.engine.cost`."""
     sequence, block_size = table.sequences[row], table.groups[0].block_size
     sequence.is_undrafted = table.limits[0].skips_loaded
-    for place in range(cached_len // block_size, table.holdings[sequence.slot].num_blocks):
-        table.blocks[table.tables[sequence.slot, place]].is_undrafted = 1
+    for place in range(cached_len // block_size, table.holdings[sequence.tables_at].num_blocks):
+        table.blocks[table.tables[sequence.tables_at, place]].is_undrafted = 1
 
 
 @inner
@@ -131,7 +131,7 @@ def free_deferred(table: Table) -> None:
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
         is_last = sequence.in_flight_len == entry.scheduled_len
-        is_kept = sequence.slot >= 0 and not sequence.is_sending
+        is_kept = sequence.tables_at >= 0 and not sequence.is_sending
         if sequence.status == FINISHED and is_last and is_kept:
             release(table, entry.row)
 

@@ -25,7 +25,7 @@ def have_blocks(table: Table, row: int, end_len: int) -> bool:
         victim = _victim(table)
         if table.limits[0].defers_frees and is_in_flight(table, victim):
             return False  # it would not give any blocks now
-        _withdraw(table, victim)
+        _unschedule(table, victim)
         _preempt(table, victim)
         if victim == row:
             return False
@@ -59,7 +59,7 @@ def _gives_way(table: Table, row: int, other: int) -> bool:
 
 
 @inner
-def _withdraw(table: Table, row: int) -> None:
+def _unschedule(table: Table, row: int) -> None:
     """Take a sequence back out that was scheduled earlier in this same call."""
     state = table.state[0]
     step = table.steps[state.current]

@@ -193,9 +193,9 @@ def publish(table: Table, row: int, end_len: int) -> None:
 def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
     """Publish what a group keeps of a sequence's leading blocks, which are full."""
     sequence, group = table.sequences[row], table.groups[number]
-    holding = table.holdings[sequence.slot + number]
+    holding = table.holdings[sequence.tables_at + number]
     for place in range(holding.published_blocks, full_blocks):
-        block = table.tables[sequence.slot + number, place]
+        block = table.tables[sequence.tables_at + number, place]
         if block != NO_BLOCK and (group.period == 1 or _is_kept(table, row, number, place)):
             key = prefix_key(table, sequence.request, number, (place + 1) * group.hashes - 1)
             publish_block(table, block, key)
@@ -217,7 +217,7 @@ def _claim_state(table: Table, row: int, number: int, publish_len: int) -> None:
     if table.limits[0].drops_last_hit:
         last = sequence.prompt_len // size - 1
     if last > 0 and publish_len == last * size:
-        block = table.blocks[table.tables[sequence.slot + number, last - 1]]
+        block = table.blocks[table.tables[sequence.tables_at + number, last - 1]]
         if block.key != NO_KEY:
             mark_alike(table, block.key, table.steps[table.state[0].current].index + 1)
 
@@ -234,7 +234,7 @@ def _publish_tail(table: Table, row: int, number: int, publish_len: int) -> None
         sequence.prompt_len % table.limits[0].hash_block_size
     ):
         return
-    block = table.tables[sequence.slot + number, num_hashes // group.hashes]
+    block = table.tables[sequence.tables_at + number, num_hashes // group.hashes]
     if table.blocks[block].key == NO_KEY:
         key = prefix_key(table, sequence.request, number, num_hashes - 1)
         publish_block(table, block, key)

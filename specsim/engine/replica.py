@@ -27,7 +27,7 @@ _AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails
     "draft_len": 0,
     "placeholder_len": 0,
     "in_chunk": 0,
-    "slot": -1,
+    "tables_at": -1,
     "capacity_len": 0,
     "next_publish_len": NEVER,
     "junction_len": 0,

@@ -67,7 +67,7 @@ def schedule(table: Table) -> None:
     step.piece_limit = NEVER
     if limits.long_prefill_token_threshold:
         step.piece_limit = _piece_limit(table)
-    step.defers_prefills = _defers_prefills(table)
+    step.defers_prefills = limits.prefill_interval > 1 and _defers_prefills(table)
     step.admits_prefill = 0
     step.has_chunk = 0
     step.num_adapters = 0

@@ -58,19 +58,19 @@ class Setup:
         most, num_blocks = int(limits["max_num_running"][0]), int(limits["num_blocks"][0])
         num_results, longest_draft = self.num_results, int(limits["max_draft_len"][0])
         width = self._most_blocks(longest_len)
-        slots = int(max(most, limits["num_slots"][0]))
-        limits["num_slots"] = slots
+        most_holding = int(max(most, limits["most_holding"][0]))
+        limits["most_holding"] = most_holding
         arrays = {
             **{name: zeros(name, *[1] * axes) for name, (_, axes) in ARRAY_TYPES.items()},
             "limits": limits,
-            "state": _state(most, slots, num_blocks),
+            "state": _state(most, most_holding, num_blocks),
             "sequences": linked_rows(_ROWS),
             "arrivals": zeros("arrivals", _ROWS),
             "queue": zeros("queue", _ROWS),
             "running": zeros("running", most),
-            "loading": zeros("loading", slots),
-            "notices": zeros("notices", slots),
-            "slots": np.arange(slots - 1, -1, -1, dtype=np.int64) * num_groups,
+            "loading": zeros("loading", most_holding),
+            "notices": zeros("notices", most_holding),
+            "free_tables": np.arange(most_holding - 1, -1, -1, dtype=np.int64) * num_groups,
             "entries": zeros("entries", depth, most),
             "steps": zeros("steps", depth),
             "groups": self._groups(depth),
@@ -79,8 +79,8 @@ class Setup:
             **self._tiers(limits),
             "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
             "adapters": _adapters(),
-            "tables": zeros("tables", slots * num_groups, width),
-            "holdings": zeros("holdings", slots * num_groups),
+            "tables": zeros("tables", most_holding * num_groups, width),
+            "holdings": zeros("holdings", most_holding * num_groups),
             "hits": zeros("hits", num_groups, width),
             "in_python": zeros("in_python", VERBS),
             "seen": no_view(most, longest_draft),
@@ -274,15 +274,15 @@ def linked_rows(size: int, first: int = 0) -> NDArray[Any]:
     rows = zeros("sequences", size)
     rows["next_row"] = np.arange(first + 1, first + size + 1)
     rows["next_row"][-1] = NO_ROW
-    rows["slot"] = -1
+    rows["tables_at"] = -1
     return rows
 
 
-def _state(most: int, slots: int, num_blocks: int) -> NDArray[Any]:
+def _state(most: int, most_holding: int, num_blocks: int) -> NDArray[Any]:
     state = zeros("state", 1)
     state["slowness"] = 1.0
     state["queue_head"] = state["queue_tail"] = NO_ROW
-    state["num_free_slots"], state["most_run"] = slots, most
+    state["num_free_tables"], state["most_run"] = most_holding, most
     state["num_free"] = num_blocks - 1
     return state
 

@@ -73,7 +73,7 @@ class Sequence(Protocol):
     placeholder_len: int
     """Output tokens in flight that are counted as computed (asynchronous scheduling)."""
     in_chunk: int  # whether the last scheduled piece stopped short of the known tokens
-    slot: int  # its first row in `tables` and `holdings`, one per group; -1 unless it runs
+    tables_at: int  # its first block table in `tables` and `holdings`, one per group; -1: none
     capacity_len: int
     """Tokens that its blocks can hold, or fewer if one of them leaves a window before."""
     next_publish_len: int  # length at which the next block can be published to the prefix cache
@@ -277,7 +277,7 @@ class State(Protocol):
 
     place: int  # in the order of the verbs
     now: float
-    until: float  # the next thing that may happen outside; nothing is done at or after it
+    until: float  # when something may happen outside next; nothing is done then or later
     next_at: float  # when the engine would go on by itself
     origin: float  # first arrival of the run
     gpu_free_at: float
@@ -292,7 +292,7 @@ class State(Protocol):
     queue_head: int
     queue_tail: int
     free_row: int  # first unused row; they are linked
-    num_free_slots: int
+    num_free_tables: int
     num_free: int
     num_steps: int
     num_executed: int  # steps that had tokens
@@ -328,7 +328,7 @@ class Table(NamedTuple):
     loading: NDArray[np.int64]  # rows that hold blocks but do not run, in the order they are served
     notices: Rows[Notice]
     running: NDArray[np.int64]
-    slots: NDArray[np.int64]  # unused slots, as a stack
+    free_tables: NDArray[np.int64]  # first ones of who may hold blocks next, as a stack
     entries: Rows[Entry]  # shape (steps in flight, sequences)
     steps: Rows[Step]
     groups: Rows[Group]
@@ -341,8 +341,8 @@ class Table(NamedTuple):
     adapters: Rows[Adapter]
     adapter_costs: NDArray[np.float64]
     """What they cost (`specsim.profile.adapter_cost.AdapterCost.numbers`)."""
-    tables: NDArray[np.int32]  # shape (slots * groups, blocks)
-    holdings: Rows[Holding]  # shape (slots * groups,)
+    tables: NDArray[np.int32]  # shape (block tables, blocks)
+    holdings: Rows[Holding]  # shape (block tables,)
     hits: NDArray[np.int32]
     """Scratch, shape (groups, blocks): the blocks of a prefix-cache hit."""
     keys: NDArray[np.int64]  # shared block keys of all requests, end to end

@@ -176,7 +176,7 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.draft_len = 0
     sequence.placeholder_len = 0
     sequence.in_chunk = 0
-    sequence.slot = -1
+    sequence.tables_at = -1
     sequence.capacity_len = 0
     sequence.next_publish_len = NEVER
     sequence.junction_len = 0
@@ -209,7 +209,7 @@ def withdraw(table: Table, row: int) -> None:
     """
     state, sequence = table.state[0], table.sequences[row]
     sequence.status = FINISHED
-    if sequence.slot >= 0:  # it ran
+    if sequence.tables_at >= 0:  # it ran
         release(table, row)
         close_gaps(table)
     else:

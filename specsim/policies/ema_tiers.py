@@ -13,8 +13,8 @@ from specsim.decisions.policy import Policy, ServerView
 
 
 @dataclass(slots=True)
-class _Slot:
-    """What is known of batches of some size and above, up to the next slot's."""
+class _Range:
+    """What is known of batches of some size and above, up to the next range's."""
 
     tiers: list[int]
     tier: int
@@ -28,10 +28,10 @@ class _Slot:
 @dataclass(slots=True)
 class _Memory:
     sizes: list[int]
-    slots: list[_Slot]
+    ranges: list[_Range]
 
-    def slot(self, num_requests: int) -> _Slot:
-        return self.slots[max(0, bisect_right(self.sizes, num_requests) - 1)]
+    def of_size(self, num_requests: int) -> _Range:
+        return self.ranges[max(0, bisect_right(self.sizes, num_requests) - 1)]
 
 
 @final
@@ -39,8 +39,8 @@ class EmaTiers(Policy[_Memory]):
     """Tiers of k by batch size; the smoothed accepted length moves between them, with hysteresis.
 
     SGLang's adaptive speculation (``srt/speculative/adaptive_spec_params.py`` and
-    ``adaptive_step_router.py`` at 015c872 and a12239f, their defaults). A step belongs to the slot
-    of the largest size that it reaches. Every `interval` verified steps of a slot after its
+    ``adaptive_step_router.py`` at 015c872 and a12239f, their defaults). A step belongs to the range
+    of the largest size that it reaches. Every `interval` verified steps of a range after its
     warm-up, go down while its smoothed length is at most the next lower tier - 0.5 +
     `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from 0 to
     the next tier, to try again. A change takes effect with the next drafts. Cost is known only
@@ -80,52 +80,52 @@ class EmaTiers(Policy[_Memory]):
 
     def start(self, server: ServerView) -> _Memory:
         """Return the middle tiers; tiers beyond the longest draft are cut to it."""
-        slots = []
+        ranges = []
         for number, (_, lens) in enumerate(sorted(self.tiers.items())):
             tiers = sorted({min(k, server.max_draft_len) for k in lens})
             tier = len(tiers) // 2
             usual = 0.0 if number else -0.25
             down = usual if self.down_hysteresis is None else self.down_hysteresis
-            slots.append(_Slot(tiers, tier, tiers[tier] - 1.0, down))
-        return _Memory(sorted(self.tiers), slots)
+            ranges.append(_Range(tiers, tier, tiers[tier] - 1.0, down))
+        return _Memory(sorted(self.tiers), ranges)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the k of the tier."""
-        slot = memory.slot(batch.size)
-        return slot.tiers[slot.tier]
+        own = memory.of_size(batch.size)
+        return own.tiers[own.tier]
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Smooth the accepted length; at the end of an interval, change the tier."""
         if not len(outcome.accepted_lens):
             return
-        slot = memory.slot(len(outcome.accepted_lens))
-        if slot.tiers[slot.tier]:
+        own = memory.of_size(len(outcome.accepted_lens))
+        if own.tiers[own.tier]:
             drafted = np.count_nonzero(outcome.draft_lens)
             if not drafted:
                 return
             mean = int(outcome.accepted_lens.sum()) / drafted
-            slot.accepted_len += self.smoothing * (mean - slot.accepted_len)
-        slot.num_steps += 1
-        since = slot.num_steps - self.warm_up
+            own.accepted_len += self.smoothing * (mean - own.accepted_len)
+        own.num_steps += 1
+        since = own.num_steps - self.warm_up
         if since > 0 and since % self.interval == 0:
-            slot.tier = self._next_tier(slot)
+            own.tier = self._next_tier(own)
 
-    def _next_tier(self, slot: _Slot) -> int:
-        tiers, tier = slot.tiers, slot.tier
+    def _next_tier(self, own: _Range) -> int:
+        tiers, tier = own.tiers, own.tier
         if tiers[tier] == 0:  # without drafts there is nothing to learn from: try again
             tier = min(tier + 1, len(tiers) - 1)
-            if slot.accepted_len < 0:
-                slot.accepted_len = tiers[tier] - 1.0
+            if own.accepted_len < 0:
+                own.accepted_len = tiers[tier] - 1.0
             return tier
         while tier > 0:
             lower = tiers[tier - 1]
-            limit = (0.5 if lower == 0 else lower - 0.5) + slot.down_hysteresis
-            if slot.accepted_len > limit:
+            limit = (0.5 if lower == 0 else lower - 0.5) + own.down_hysteresis
+            if own.accepted_len > limit:
                 break
             tier -= 1
-        if tier == slot.tier:
+        if tier == own.tier:
             while tier < len(tiers) - 1:
-                if slot.accepted_len <= tiers[tier] - 0.5 + self.up_hysteresis:
+                if own.accepted_len <= tiers[tier] - 0.5 + self.up_hysteresis:
                     break
                 tier += 1
         return tier

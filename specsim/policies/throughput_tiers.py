@@ -29,9 +29,9 @@ class TierMemory(NamedTuple):
     state: Rows[TierState]
     """One row."""
     sizes: Ints
-    """Least batch size of each slot, rising."""
+    """Least batch size of each range, rising."""
     may_take: Flags
-    """Shape (slots, longest + 1): whether a slot has a tier of that length."""
+    """Shape (ranges, longest + 1): whether a range has a tier of that length."""
     shares: Floats
     """Shape (longest, window): share of drafts that were accepted up to each position, a ring."""
     filled: Ints
@@ -57,7 +57,7 @@ def share_at(memory: TierMemory, place: int, first: float, last: float) -> float
 
 
 @inner
-def best_tier(view: View, memory: TierMemory, slot: int, num: int) -> int:
+def best_tier(view: View, memory: TierMemory, number: int, num: int) -> int:
     """Return the tier of most expected tokens per second; what it was if nothing is known."""
     step, tokens = view.step[0], 1.0
     best, best_rate, first, last = memory.state[0].k, 0.0, np.nan, np.nan
@@ -66,7 +66,7 @@ def best_tier(view: View, memory: TierMemory, slot: int, num: int) -> int:
         last = share_at(memory, k - 1, first, last)
         first = last if k == 1 else first
         tokens += last
-        if memory.may_take[slot * (step.max_draft_len + 1) + k]:
+        if memory.may_take[number * (step.max_draft_len + 1) + k]:
             rate = tokens / priced(view.pricing, num * (1 + k), k)
             if rate > best_rate:
                 best, best_rate = k, rate
@@ -80,10 +80,10 @@ def decide(view: View, memory: TierMemory) -> None:
     for place in range(state.k):
         is_known = is_known and memory.filled[place] >= state.window
     if is_known and step.num_decodes:
-        slot = 0
-        while slot + 1 < len(memory.sizes) and memory.sizes[slot + 1] <= step.num_decodes:
-            slot += 1
-        best = best_tier(view, memory, slot, step.num_decodes)
+        number = 0
+        while number + 1 < len(memory.sizes) and memory.sizes[number + 1] <= step.num_decodes:
+            number += 1
+        best = best_tier(view, memory, number, step.num_decodes)
         for place in range(best, state.k):
             memory.filled[place] = 0
         state.k = best
@@ -140,15 +140,15 @@ class ThroughputTiers(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest tier, or the middle one of the smallest batches; nothing seen."""
-        longest, slots = server.max_draft_len, sorted(self.tiers.items())
-        may_take = np.zeros((len(slots), longest + 1), dtype=np.bool_)
-        for place, (_, lens) in enumerate(slots):
+        longest, ranges = server.max_draft_len, sorted(self.tiers.items())
+        may_take = np.zeros((len(ranges), longest + 1), dtype=np.bool_)
+        for place, (_, lens) in enumerate(ranges):
             may_take[place, np.minimum(lens, longest)] = longest > 0
-        first = slots[0][1]
+        first = ranges[0][1]
         k = longest if may_take[:, longest].any() else first[len(first) // 2]
         fields: dict[str, Any] = {
             "state": row_of(TierState, k=k, window=self.window, interval=self.interval),
-            "sizes": np.array([size for size, _ in slots]),
+            "sizes": np.array([size for size, _ in ranges]),
             "may_take": may_take.ravel(),
             "shares": np.zeros(longest * self.window + 1),
             "filled": np.zeros(longest + 1, dtype=np.int64),

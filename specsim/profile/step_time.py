@@ -176,7 +176,7 @@ def priced(pricing: Pricing, batched_tokens: int, draft_len: int) -> float:
     load = pricing.load
     load[4], load[5] = draft_len, draft_len * load[2]
     if pricing.asked[0]:
-        return _told(pricing, batched_tokens, 0)
+        return _answered(pricing, batched_tokens, 0)
     for place in range(draft_len):
         pricing.rows[place] = load[2]
     return step_time_of(pricing, batched_tokens, draft_len)
@@ -186,12 +186,12 @@ def priced(pricing: Pricing, batched_tokens: int, draft_len: int) -> float:
 def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
     """Return what it takes where no drafter runs, not even to keep up with the target, seconds."""
     if pricing.asked[0]:
-        return _told(pricing, batched_tokens, 1)
+        return _answered(pricing, batched_tokens, 1)
     return plain_time_of(pricing, batched_tokens)
 
 
 @inner
-def _told(pricing: Pricing, batched_tokens: int, is_plain: int) -> float:
+def _answered(pricing: Pricing, batched_tokens: int, is_plain: int) -> float:
     pricing.asked[1], pricing.asked[2] = batched_tokens, is_plain
     pricing.answer[0] = nan
     run(pricing.ask)

@@ -142,7 +142,7 @@ class Deployment:
         most, blocks = setup.limits["max_num_running"], setup.limits["num_blocks"]
         limits = {
             # Whoever holds blocks has at least one; some thousands are as good as no limit.
-            "num_slots": most + min(blocks, max(4 * most, _MOST_HOLDING)),
+            "most_holding": most + min(blocks, max(4 * most, _MOST_HOLDING)),
             "defers_frees": int(self.is_async),
         }
         tiers = self.engine.kv_offload

@@ -293,7 +293,9 @@ class Service:
         return response
 
     async def _submit(self, reply: Reply, at: float) -> None:
-        if len(reply.answers) > self.live.slots.num_free:  # others have come since that was asked
+        if (
+            len(reply.answers) > self.live.drafting.num_free
+        ):  # others have come since that was asked
             reply.failed(reply.answers[0], "too many requests are unfinished")
         async for answer in self._turns.each(reply.answers):
             if reply.done.done():
@@ -334,11 +336,11 @@ class Service:
 
     def check_count(self, asked: int) -> None:
         """Refuse more answers than there is room for, ever or now."""
-        slots = self.live.slots
-        if asked > len(slots.requests):
-            most = f"at most {len(slots.requests):,} may be unfinished at once (--max-requests)"
+        drafting = self.live.drafting
+        if asked > len(drafting.requests):
+            most = f"at most {len(drafting.requests):,} may be unfinished at once (--max-requests)"
             raise Refusal(400, f"{asked:,} answers are asked for, and {most}")
-        if asked > slots.num_free:
+        if asked > drafting.num_free:
             raise Refusal(503, "too many requests are unfinished; try again later")
 
     async def _planned(

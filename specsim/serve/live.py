@@ -30,7 +30,7 @@ from specsim.reality.clock import Alarm
 from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.serve.slots import Slots
+from specsim.serve.live_drafting import LiveDrafting
 from specsim.serve.texts import Filler
 from specsim.serve.turns import SLICE
 
@@ -63,7 +63,7 @@ class LiveAnswer:
         self.finish = "length"
         self.text_len = len(filler.text)
         """Characters that are sent: fewer than there are, if a stop string ends it."""
-        self.slot = -1
+        self.index = -1
         self.sent_len = 0
         self.first_token_at = self.last_token_at = 0.0
         self.deliveries: list[tuple[float, int]] = []
@@ -121,7 +121,7 @@ class _UpToNow(Cluster):
 
     is_alone = False
     numbers: NDArray[np.int64]
-    """Of the request in each slot, which is its index to replicas, but not to the router."""
+    """Of the request of each index, by which replicas know it, but not the router."""
 
     def number_of(self, request: Request) -> int:
         """Return what a request is called to the router."""
@@ -146,13 +146,13 @@ class Live:
     def __init__(self, experiment: Experiment, *, speed: float = 1.0, size: int = 4096) -> None:
         self.experiment, self.speed = experiment, speed
         self.deployment = deployment = Deployment.of(experiment)
-        self.slots = Slots(experiment, deployment, size)
+        self.drafting = LiveDrafting(experiment, deployment, size)
         self.front = deployment.front(experiment.num_engines, num_requests=1)
         self.watchers: list[Watcher] = []
         self.replicas: dict[int, Replica] = {}  # those that are up, by number
         self.lengths = _answer_lens(experiment)
         self.numbers = count()  # of the requests: those of a simulation of the same ones
-        self._answers: dict[int, LiveAnswer] = {}  # those on their way, by slot
+        self._answers: dict[int, LiveAnswer] = {}  # those on their way, by index
         self.num_tokens = 0  # of those, prompts included
         self._loop: asyncio.AbstractEventLoop | None = None
         self._alarm: Alarm | None = None
@@ -166,21 +166,27 @@ class Live:
             self._group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
         self._cluster = _UpToNow(
             self._clock,
-            self.slots.requests,
+            self.drafting.requests,
             experiment.num_engines,
             self._make_replica,
             router=experiment.routing,
             seed=experiment.seed,
             keeps_up=True,
         )
-        self._cluster.numbers = self.slots.numbers
+        self._cluster.numbers = self.drafting.numbers
         schedule_incidents(self._clock, {None: self._cluster}, experiment.incidents or ())
 
     def _make_replica(self, number: int, start: float) -> Replica:
-        slots = self.slots
+        drafting = self.drafting
         records = _NoRecords(self.deployment.max_draft_len, replica=number)
-        wiring = slots.wiring(records, observers=[Deliverer(self, number)])
-        parts = (self.deployment.setup, self.deployment.costs, slots.start(number), wiring, start)
+        wiring = drafting.wiring(records, observers=[Deliverer(self, number)])
+        parts = (
+            self.deployment.setup,
+            self.deployment.costs,
+            drafting.start(number),
+            wiring,
+            start,
+        )
         replica = Replica(*parts, group=self._group)
         self.replicas[number] = replica
         return replica
@@ -216,7 +222,7 @@ class Live:
 
     def submit(self, answer: LiveAnswer, at: float) -> None:
         """Send a request to the router that came at a time, or as soon after it as time allows."""
-        if not self.slots.num_free:  # others have come since that was asked
+        if not self.drafting.num_free:  # others have come since that was asked
             answer.sink.failed(answer, "too many requests are unfinished")
             return
         self._sent_at = at = max(at, self._sent_at)  # bodies come in another order than heads
@@ -224,37 +230,37 @@ class Live:
         instant = max(reaches_at, self._clock.now)
         arrived_at = instant - float(self.front.delays[0])
         answer.request = replace(answer.request, arrived_at=arrived_at)
-        placed = self.slots.take(answer.request)
-        answer.slot = placed.index
-        self._answers[answer.slot] = answer
+        placed = self.drafting.take(answer.request)
+        answer.index = placed.index
+        self._answers[answer.index] = answer
         self.num_tokens += answer.num_tokens
         self._clock.call_at(instant, partial(self._submit, answer, placed))
         self._due(instant)
 
     def _submit(self, answer: LiveAnswer, placed: Request) -> None:
-        if self._answers.get(answer.slot) is answer:  # it has not gone on the way
+        if self._answers.get(answer.index) is answer:  # it has not gone on the way
             self._cluster.submit(placed)
 
     def withdraw(self, answer: LiveAnswer, why: str = "the client has gone") -> None:
         """Drop an answer that nobody waits for any more."""
-        if self._answers.get(answer.slot) is answer:
+        if self._answers.get(answer.index) is answer:
             self._run()
             self._drop(answer, why)
 
     def _drop(self, answer: LiveAnswer, why: str) -> None:
-        if self._answers.get(answer.slot) is not answer:
+        if self._answers.get(answer.index) is not answer:
             return  # it has just come to its end
         if not self._is_broken:
-            self._cluster.withdraw(answer.slot)
+            self._cluster.withdraw(answer.index)
         self._forget(answer)
         for watcher in self.watchers:
             watcher.broken_off(answer, why)
         self._due(self._clock.peek())
 
     def _forget(self, answer: LiveAnswer) -> None:
-        del self._answers[answer.slot]
+        del self._answers[answer.index]
         self.num_tokens -= answer.num_tokens
-        self.slots.give_back(answer.slot)
+        self.drafting.give_back(answer.index)
 
     def _run(self) -> None:
         """Let the event clock catch up."""
@@ -290,10 +296,10 @@ class Live:
         at = float(step.record["ended_at"])
         # The last to be admitted first: who waits for the first token is to have it in time.
         columns = (step[name][::-1].tolist() for name in _COLUMNS)
-        for slot, row, emitted_len, drafted, accepted in zip(*columns, strict=True):
+        for index, row, emitted_len, drafted, accepted in zip(*columns, strict=True):
             if not emitted_len:
                 continue
-            answer = self._answers[slot]
+            answer = self._answers[index]
             first = answer.sent_len
             gap = at - answer.last_token_at if first else None
             answer.last_token_at = at

@@ -210,7 +210,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert admit_blocks(self.table, row, cached_len, scheduled_len) == (wanted <= spare)
         if wanted > spare:
             assert free_order(self.table) == before
-            assert sequence.slot == -1
+            assert sequence.tables_at == -1
             return
         for block in hit:
             if block in self.queue:
@@ -273,9 +273,9 @@ class CacheMachine(RuleBasedStateMachine):
     def agrees(self) -> None:
         assert free_order(self.table) == list(self.queue)
         for row, blocks in self.blocks.items():
-            slot = self.table.sequences[row].slot
-            assert self.table.holdings[slot].num_blocks == len(blocks)
-            assert self.table.tables[slot, : len(blocks)].tolist() == blocks
+            at = self.table.sequences[row].tables_at
+            assert self.table.holdings[at].num_blocks == len(blocks)
+            assert self.table.tables[at, : len(blocks)].tolist() == blocks
         check_integrity(self.table, in_step=True)
 
 
@@ -317,7 +317,7 @@ def running_table(**limits: int) -> tuple[Table, list[int]]:
     sequence.computed_len = 9
     sequence.known_len = 10
     table.state[0].num_running = 1
-    return table, table.tables[sequence.slot, :3].tolist()
+    return table, table.tables[sequence.tables_at, :3].tolist()
 
 
 def test_a_preempted_sequence_hits_its_own_blocks_again() -> None:
@@ -344,7 +344,7 @@ def test_nobody_else_hits_what_is_not_known_to_be_shared() -> None:
     ("damage", "message"),
     [
         (take_block, "total"),
-        (lambda table: table.tables[table.sequences[0].slot].__setitem__(1, 1), "total"),
+        (lambda table: table.tables[table.sequences[0].tables_at].__setitem__(1, 1), "total"),
         (lambda table: table.blocks[1].__setattr__("holders", 2), "sequences hold"),
         (lambda table: table.blocks[7].__setattr__("following", 6), "used and free|twice"),
         (lambda table: table.chains.__setitem__(slice(None), NO_BLOCK), "found by key"),

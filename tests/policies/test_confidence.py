@@ -21,7 +21,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run
-from specsim.serve.slots import Slots
+from specsim.serve.live_drafting import LiveDrafting
 
 SHAREGPT = "llama-3.1-8b/eagle/sharegpt"
 Serve = Callable[..., Run]
@@ -376,10 +376,10 @@ def test_requests_that_come_one_by_one_meet_the_same_confidences(
 ) -> None:
     experiment = tiny(policy="joint", acceptance={"kind": "preset", "name": SHAREGPT})
     deployment, served = Deployment.of(experiment), requests(5, 30)
-    whole, slots = Drafting(experiment, deployment, served), Slots(experiment, deployment, 8)
-    taken = [slots.take(request).index for request in served]
+    whole, live = Drafting(experiment, deployment, served), LiveDrafting(experiment, deployment, 8)
+    taken = [live.take(request).index for request in served]
     positions, lens = np.arange(5) * 6, np.full(5, deployment.max_draft_len)
-    sources = [drafting.start(0).source for drafting in (whole, slots)]
+    sources = [drafting.start(0).source for drafting in (whole, live)]
     first, second = (
         source.confidences(np.array(indices), positions, lens)
         for source, indices in zip(sources, (range(5), taken), strict=True)

@@ -191,7 +191,7 @@ def test_ema_tiers_go_by_the_size_of_the_batch() -> None:
         return [policy.draft_lens(batch(*range(size)), memory) for size in (1, 7, 8, 31, 32, 99)]
 
     assert lens() == [5, 5, 1, 1, 1, 0]
-    policy.observe(outcome([1] * 20, [1] * 20), memory)  # of its own slot alone
+    policy.observe(outcome([1] * 20, [1] * 20), memory)  # of its own range of sizes alone
     assert lens() == [5, 5, 3, 3, 1, 0]
     policy.observe(outcome([1] * 40, [0] * 40), memory)
     assert lens() == [5, 5, 3, 3, 0, 0]

@@ -190,7 +190,7 @@ def check_nothing_is_left(served: Served) -> None:
             break
         time.sleep(0.01)
     assert found == {"num_running": 0, "num_free": usable}
-    assert served.live.slots.num_free == 4096
+    assert served.live.drafting.num_free == 4096
 
 
 def test_a_key_is_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""Policies of the user's remember requests as they like: slots are used again, numbers not."""
+"""Policies of the user's remember requests as they like: indices are used again, numbers not."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.serve import ServeOptions
-from specsim.serve.slots import Slots
+from specsim.serve.live_drafting import LiveDrafting
 
 
 class Pair(NamedTuple):
@@ -101,10 +101,10 @@ class ByItself(Policy):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-def test_a_policy_of_the_users_knows_nothing_of_who_had_a_slot_before(
+def test_a_policy_of_the_users_knows_nothing_of_who_had_its_index_before(
     memory: str, tmp_path: Path
 ) -> None:
-    """It decides what it decides in a simulation of the same requests, where none has a slot."""
+    """It decides what it decides in a simulation of the same requests, where each has its own."""
     config = tiny_config(policy={"kind": f"{__name__}:ByItself", "memory": memory})
     options = ServeOptions(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
     with serving(options, **config) as served:
@@ -140,13 +140,13 @@ def test_an_answers_confidences_are_not_counted_in_that_answer_alone() -> None:
     coin = {"kind": f"{__name__}:Coin", "confidence_concentration": 1e6}
     fields = {"policy": "confidence", "acceptance": coin}
     experiment = Experiment.parse(tiny_config(**fields), "test")
-    slots = Slots(experiment, Deployment.of(experiment), 64)
+    drafting = LiveDrafting(experiment, Deployment.of(experiment), 64)
     for number in range(64):
-        slots.take(Request(number, prompt_len=5, output_len=1))
-    speculation, firsts = slots.start(0), np.arange(64)
+        drafting.take(Request(number, prompt_len=5, output_len=1))
+    speculation, firsts = drafting.start(0), np.arange(64)
     assert speculation.source is not None
     stated = speculation.source.confidences(firsts, np.zeros_like(firsts), np.ones_like(firsts))
-    is_right = slots.survival_lens[:: slots.facts.rows["output_at"][1]] > 0
+    is_right = drafting.survival_lens[:: drafting.facts.rows["output_at"][1]] > 0
     assert 5 < is_right.sum() < 60
     assert stated[is_right].mean() == pytest.approx(stated[~is_right].mean(), abs=0.05)
     assert stated.mean() == pytest.approx(0.8, abs=0.05)

@@ -42,7 +42,7 @@ def benchmark() -> Any:
 
 @pytest.mark.parametrize("policy", ["static", "goodput", "window_opt", "q_learning", "joint"])
 def test_what_is_logged_is_what_a_simulation_of_it_says(policy: str, tmp_path: Path) -> None:
-    """Slots are used again here, and not there: nothing is left of who had one before."""
+    """Indices are used again here, and not there: nothing is left of who had one before."""
     config = {"policy": {"kind": policy}}
     options = ServeOptions(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
     with serving(options, **config) as served:
@@ -246,7 +246,7 @@ def test_requests_beyond_the_limit_are_refused() -> None:
         served.call(lambda: setattr(served.services[0], "check_count", lambda asked: None))
         assert served.ask("/v1/completions", {**ASKED, "n": 5})[0] == 503  # they came together
         assert served.events("/v1/completions", {**ASKED, "n": 5})[0]["error"]["code"] == 503
-        assert served.live.slots.num_free == 4
+        assert served.live.drafting.num_free == 4
 
 
 def test_connections_beyond_the_limit_are_refused() -> None:

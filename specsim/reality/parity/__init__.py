@@ -338,7 +338,7 @@ class _Outside:
             return setup
         limits = {
             **setup.limits,
-            "num_slots": setup.limits["max_num_running"] + setup.limits["num_blocks"],
+            "most_holding": setup.limits["max_num_running"] + setup.limits["num_blocks"],
             "holds_ended": int(self._loads.held_ns is not None),
             "defers_frees": int(setup.is_async),
         }

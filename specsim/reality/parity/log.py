@@ -117,10 +117,10 @@ class LogWriter:
     def _num_blocks(self, step: StepView) -> list[int] | list[list[int]]:
         """Return how many blocks each sequence of a step holds, without those that are null."""
         holdings, num_groups = step.table.holdings, int(step.table.limits["num_groups"][0])
-        slots = step.of_sequences("slot")[:, np.newaxis] + np.arange(num_groups)
+        tables_at = step.of_sequences("tables_at")[:, np.newaxis] + np.arange(num_groups)
         places = np.arange(step.table.tables.shape[1])
-        is_held = places < holdings["num_blocks"][slots][..., np.newaxis]
-        held = (is_held & (step.table.tables[slots] != NO_BLOCK)).sum(axis=-1)
+        is_held = places < holdings["num_blocks"][tables_at][..., np.newaxis]
+        held = (is_held & (step.table.tables[tables_at] != NO_BLOCK)).sum(axis=-1)
         numbers: list[Any] = (held if self._has_groups else held[:, 0]).tolist()
         return numbers
 

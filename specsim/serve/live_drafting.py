@@ -1,4 +1,4 @@
-"""Slots: the facts of a run whose requests are not known before they come.
+"""The facts of a run whose requests are not known before they come.
 
 A run settles everything that does not change about its requests before it begins, in arrays by
 request. Here these arrays have a place for as many requests as may be unfinished at once, each with
@@ -37,7 +37,7 @@ _SAMPLE, _SAMPLE_LEN = 128, 256  # requests, and tokens of each, in which chance
 _FREE = Request(index=0, prompt_len=1, output_len=1)
 
 
-class Slots(Drafting):
+class LiveDrafting(Drafting):
     """What `Drafting` settles for a whole run, settled request by request.
 
     Request k draws its luck as request k of a simulation does. A ConfigError if the policy or the
@@ -77,7 +77,7 @@ class Slots(Drafting):
         """What a policy of ours, or one that is loops, remembers of single requests, by replica."""
         self.num_free = size
         self.numbers = np.zeros(size, dtype=np.int64)
-        """The request in each slot: its number, counted over all."""
+        """The request of each index: its number, counted over all."""
 
     def start(self, replica: int) -> Speculation:
         """Return the speculation of one replica, with fresh memories."""
@@ -94,16 +94,16 @@ class Slots(Drafting):
         return self._offers
 
     def take(self, request: Request) -> Request:
-        """Settle a request; return it with its slot, which must be there, in place of its index."""
-        slot = int(self._free.argmax())  # the first, so that little memory is touched
-        self._free[slot] = False
-        self.numbers[slot] = request.index
+        """Settle a request; return it with a free index, of which there must be one."""
+        index = int(self._free.argmax())  # the first, so that little memory is touched
+        self._free[index] = False
+        self.numbers[index] = request.index
         for memories in self._lasting.values():
             for memory in memories:
-                memory.forget(slot)
+                memory.forget(index)
         self.num_free -= 1
-        self.requests[slot] = placed = replace(request, index=slot)
-        row = self.facts.rows[slot]
+        self.requests[index] = placed = replace(request, index=index)
+        row = self.facts.rows[index]
         row["prompt_len"], row["output_len"] = request.prompt_len, request.output_len
         row["max_tokens"] = request.max_tokens or request.output_len
         row["priority"], row["rank"] = request.priority, request.index & 0x7FFFFFFF
@@ -111,16 +111,16 @@ class Slots(Drafting):
             keys = self._keys(request)
             row["num_keys"] = len(keys)
             self.facts.keys[row["key_at"] : row["key_at"] + len(keys)] = keys
-        first, max_draft_len = slot * self._longest, self._deployment.max_draft_len
+        first, max_draft_len = index * self._longest, self._deployment.max_draft_len
         for model, luck in self._drafters:
             (table,) = model.survival_lens([request], luck, max_draft_len)
             self.survival_lens[first : first + len(table)] = np.frombuffer(table, dtype=np.uint8)
             first += self.facts.num_outputs
             if self._draft_luck is not None:
-                self._draft_luck.put(slot, self._stated(request, table))
+                self._draft_luck.put(index, self._stated(request, table))
         if self._offers is not None:
             (offered,) = self._offered([request]) or (b"",)
-            first = slot * (self._longest + 1)
+            first = index * (self._longest + 1)
             self._offers[first : first + len(offered)] = np.frombuffer(offered, dtype=np.uint8)
         return placed
 
@@ -146,17 +146,17 @@ class Slots(Drafting):
         numbers = np.frombuffer(digests, dtype=np.uint64)[::2] >> np.uint64(64 - _KEY_BITS)
         return -1 - numbers.astype(np.int64)
 
-    def give_back(self, slot: int) -> None:
-        """Let another request have a slot."""
-        self._free[slot] = True
+    def give_back(self, index: int) -> None:
+        """Let another request have an index."""
+        self._free[index] = True
         self.num_free += 1
-        self.requests[slot] = _FREE
+        self.requests[index] = _FREE
 
 
 def _untouched(size: int, kind: type) -> NDArray[Any]:
     """Return zeros that take memory page by page, as they are written; a ConfigError if too many.
 
-    Those of numpy ask for huge pages, of which a short answer in each slot would fill all.
+    Those of numpy ask for huge pages, of which a short answer for each index would fill all.
     """
     try:
         room = mmap.mmap(-1, max(1, size) * np.dtype(kind).itemsize)
