@@ -59,6 +59,9 @@ def plan(
     redundancy: str = Option(
         "n", metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1."
     ),
+    pools: bool = Option(
+        False, "--pools", help="Look at prefill and decode on GPUs of their own, too."
+    ),
     seed: int = Option(0, min=0, help="Seed of all runs."),
     workers: Workers = ALL_CORES,
     out: Out = None,
@@ -89,6 +92,7 @@ def plan(
                 acceptance=acceptance,
                 prices=prices,
                 redundancy=redundancy,
+                pools=pools,
                 seed=seed,
                 workers=workers,
                 on_progress=on_progress,

@@ -58,6 +58,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
     acceptance: str | None = None,
     prices: Path | str | None = None,
     redundancy: str = "n",
+    pools: bool = False,
     seed: int = 0,
 ) -> Question:
     """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
@@ -69,7 +70,10 @@ def question_of(  # noqa: PLR0913 - the options of a command
         daily: Or those of each hour of a day, such as ``0:20,8:100,18:60``, or a table of them.
         acceptance: In short form, in place of the nearest preset.
         redundancy: ``n+1`` for one server beyond those that the rate takes.
+        pools: Whether to look at prefill and decode on GPUs of their own, too.
     """
+    if pools and sglang is not None:
+        raise ConfigError("--pools: is of vLLM's transfers; leave it out with --sglang")
     if (vllm is None) == (sglang is None):
         raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
     if not 0 <= seed < 2**63:
@@ -92,6 +96,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
         seed=seed,
         spare_servers=_spare_of(redundancy),
         day=day,
+        pools=pools,
     )
 
 

@@ -21,7 +21,7 @@ from specsim.show.render.capacity import plan_lines, plan_tables
 from specsim.show.report import load_study
 from specsim.show.report.page import page_data
 from specsim.study.calls import question_of
-from specsim.study.capacity import Capacity, Found, Prices
+from specsim.study.capacity import Capacity, Contender, Found, Prices
 from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
@@ -609,3 +609,50 @@ def test_a_plan_of_a_day_says_what_each_way_costs_and_can_be_run(tmp_path: Path)
     assert written.autoscaling is not None
     assert written.autoscaling.max_replicas == scaled.most_servers
     assert page_data(load_study(tmp_path))["plan"]["day_rows"] == day_table(plan.advice)[1]
+
+
+RATES = {"h100 off": 26.0, "h100 static:k=3": 34.0, "h100 2p+1d off": 130.0}
+
+
+def test_prefill_and_decode_apart_compete_with_servers_that_do_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question = asked(f"Qwen/Qwen3-8B -tp 1 {EAGLE}", qps=100.0, pools=True)
+    screened: list[str] = []
+
+    def searched(contenders: list[Contender], *_: object) -> list[Found]:
+        found = []
+        for each in contenders:
+            option = Option(each.hardware, each.loads.experiment, each.label)
+            screened.append(option.name)
+            rate = RATES.get(option.name, 20.0)
+            found.append(found_of(option, question, rate, (rate * 0.98, rate * 1.02), 900.0))
+        return found
+
+    monkeypatch.setattr("specsim.study.plan.searched", searched)
+    monkeypatch.setattr("specsim.study.plan.refined", searched)
+    plan = make_plan(question)
+    # The queue grows for prefill, so that more servers get that.
+    splits = {name.split()[1] for name in screened if "p+" in name}
+    assert splits == {"1p+1d", "2p+1d", "3p+1d"}
+    assert (plan.taken, plan.found["h100 2p+1d off"].cost_per_hour) == ("h100 2p+1d off", 6.0)
+    shown = [(choice.pools, choice.policy) for choice in plan.advice.choices]
+    assert shown[0] == (None, "off")
+    assert ((2, 1), "off") in shown
+    said = headline(plan.advice)
+    assert said.startswith(
+        "Rent 3 H100: 1 unit of 3 GPUs, 6.00 USD per hour. In each unit 2 prefill"
+    )
+    save_plan(plan, tmp_path)
+    script = (tmp_path / "serve.sh").read_text()
+    assert "One of 2 servers that prefill and 1 that decode, on 1 h100 each" in script
+    assert '--kv-transfer-config \'{"kv_connector": "NixlConnector"' in script
+    assert not (tmp_path / "kubernetes.yaml").exists()
+    pools = Experiment.load(tmp_path / "experiment.yaml").pools
+    assert pools is not None
+    assert (pools.prefill.replicas, pools.decode.replicas) == (2, 1)
+
+
+def test_pools_are_of_vllm() -> None:
+    with pytest.raises(ConfigError, match="--pools: is of vLLM"):
+        question_of(sglang="--model-path Qwen/Qwen3-8B", pools=True)

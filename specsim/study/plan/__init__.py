@@ -30,6 +30,7 @@ _SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
 _OTHER_K = 1.3  # the same, also of another draft length than the first that is tried
 _MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
+_MORE_PREFILL, _MORE_DECODE = ((2, 1), (3, 1)), ((1, 2), (1, 3))  # servers of both pools
 _TOLERANCE, _REPLICATIONS, REQUESTS, LONGEST = 0.04, 5, 4000, 32_000
 
 
@@ -94,6 +95,10 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
     tell(f"short runs of {len(later)} more draft lengths, on {', '.join(drafters)}")
     _screen(screened, later, question, runner)
     yield _plan(question, screened, first.left_out, None)
+    if question.pools:
+        tell("short runs with prefill and decode apart")
+        _screen_apart(screened, question, runner)
+        yield _plan(question, screened, first.left_out, None)
     chosen = _finalists(screened)
     tell(f"long runs of {', '.join(chosen)}")
     found = _refined([screened.options[name] for name in chosen], screened, question, runner)
@@ -165,6 +170,31 @@ def _drafters(screened: _Screened, worth: set[str]) -> dict[str, str]:
     return chosen
 
 
+def _screen_apart(screened: _Screened, question: Question, runner: Runner) -> None:
+    """Try prefill and decode apart, on each GPU as it does best, with and without speculation.
+
+    First one server of each; then more in the pool whose queue grew.
+    """
+    best: dict[tuple[str, bool], Option] = {}
+    for name in sorted(screened.found, key=partial(_rank, screened)):
+        option = screened.options[name]
+        first = next((o for o in best.values() if _gpu_of(o) == _gpu_of(option)), option)
+        if option.hardware.label == first.hardware.label:
+            best.setdefault((_gpu_of(option), option.is_off), option)
+    even = [option.in_pools(1, 1) for option in best.values()]
+    _screen(screened, even, question, runner)
+    more = []
+    for option, pair in zip(best.values(), even, strict=True):
+        resource = screened.found[pair.name].resource
+        splits = _MORE_DECODE if resource == "decode_pool" else _MORE_PREFILL
+        more += [option.in_pools(*split) for split in splits]
+    _screen(screened, more, question, runner)
+
+
+def _gpu_of(option: Option) -> str:
+    return option.hardware.profile.gpu
+
+
 def _drafter(option: Option) -> str:
     proposer = option.experiment.engine.speculative_config
     assert proposer is not None
@@ -177,7 +207,8 @@ def _finalists(screened: _Screened) -> list[str]:
     for is_off in (True, False):
         names = [name for name, option in screened.options.items() if option.is_off is is_off]
         names.sort(key=partial(_rank, screened))
-        chosen += _of_kind(screened, names)
+        apart = [name for name in names if screened.options[name].hardware.pools]
+        chosen += _of_kind(screened, [name for name in names if name not in apart[1:]])
     if not chosen:
         raise ConfigError("no option keeps the limits in short runs; raise --slo")
     return sorted(chosen, key=partial(_rank, screened))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from specsim.study.capacity import Found
+from specsim.study.capacity import Found, Hardware
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
 from specsim.study.plan.traffic import NAMES
@@ -36,7 +36,8 @@ class Choice(_Fields):
     speculation: str  # in words
     state: Literal["searched", "estimated", "impossible"]  # estimated: by short runs alone
     why: str = ""  # it is impossible
-    gpus_per_server: int = 1
+    gpus_per_server: int = 1  # of a unit of pools, of all its servers
+    pools: tuple[int, int] | None = None  # servers of a unit that prefill, and that decode
     is_measured: bool = True
     servers: int | None = None
     servers_interval: tuple[int, int] | None = None
@@ -164,9 +165,21 @@ def speculation_words(option: Option) -> str:
     return f"{NAMES['proposers'].get(proposer.method, proposer.method)}, {how}"
 
 
+def place_words(gpu: str, pools: tuple[int, int] | None) -> str:
+    """Return ``H100``, or ``H100 (1 prefill + 2 decode)``."""
+    name = gpu_name(gpu)
+    return name if pools is None else f"{name} ({pools[0]} prefill + {pools[1]} decode)"
+
+
+def _pools_of(hardware: Hardware) -> tuple[int, int] | None:
+    return (hardware.pools[0][1], hardware.pools[1][1]) if hardware.pools else None
+
+
 def option_words(option: Option) -> str:
     """Return ``H100, EAGLE-3, fixed draft length 2``."""
-    return f"{gpu_name(option.hardware.profile.gpu)}, {speculation_words(option)}"
+    hardware = option.hardware
+    where = place_words(hardware.profile.gpu, _pools_of(hardware))
+    return f"{where}, {speculation_words(option)}"
 
 
 def choice_of(
@@ -180,6 +193,7 @@ def choice_of(
         "policy": option.label,
         "speculation": speculation_words(option),
         "gpus_per_server": hardware.gpus_per_replica,
+        "pools": _pools_of(hardware),
         "is_measured": hardware.is_measured,
     }
     if found.rate is None or found.replicas is None or probe is None:

@@ -16,7 +16,7 @@ from specsim.study.plan.advice import (
     Tried,
     against,
     choice_of,
-    gpu_name,
+    option_words,
     speculation_words,
 )
 from specsim.study.plan.candidates import Option, Question
@@ -155,17 +155,22 @@ class Plan:
         """
         shown: list[str] = []
         for gpu in self.question.gpus:
-            own = [n for n, o in self.options.items() if o.hardware.profile.gpu == gpu]
-            leader = self.taken if self.taken in own else self._cheapest(own)
-            if leader is None:
-                shown += own[:1]
-                continue
-            label = self.options[leader].hardware.label
-            beside = [name for name in own if self.options[name].hardware.label == label]
-            for is_off in (True, False):
-                names = [name for name in beside if self.options[name].is_off is is_off]
-                best = self.taken if self.taken in names else self._cheapest(names)
-                shown += [best] if best is not None else names[:1]
+            for is_apart in (False, True):  # prefill and decode
+                shown += self._shown_of(gpu, is_apart=is_apart)
+        return shown
+
+    def _shown_of(self, gpu: str, *, is_apart: bool) -> list[str]:
+        places = {name: option.hardware for name, option in self.options.items()}
+        own = [n for n, h in places.items() if h.profile.gpu == gpu and bool(h.pools) == is_apart]
+        leader = self.taken if self.taken in own else self._cheapest(own)
+        if leader is None:
+            return own[:1]
+        beside = [name for name in own if places[name].label == places[leader].label]
+        shown = []
+        for is_off in (True, False):
+            names = [name for name in beside if self.options[name].is_off is is_off]
+            best = self.taken if self.taken in names else self._cheapest(names)
+            shown += [best] if best is not None else names[:1]
         return shown
 
     def _none_beside(self, name: str) -> str | None:
@@ -203,8 +208,7 @@ class Plan:
         ]
 
     def _said(self, name: str) -> str:
-        option = self.options[name]
-        return f"{gpu_name(option.hardware.label)}, {speculation_words(option)}"
+        return option_words(self.options[name])
 
     def _assumptions(self, shown: list[str]) -> list[str]:
         presets = dict.fromkeys(self.options[name].acceptance for name in shown)
@@ -223,10 +227,13 @@ class Plan:
         ]
         missing = None if self.taken is None else self.options[self.taken].missing_name
         fill_in = f"no name of the drafter's weights is known: replace {missing} in the files"
+        apart = self.taken is not None and bool(self.options[self.taken].hardware.pools)
+        by_hand = "prefill and decode apart: behind a proxy that knows both (see serve.sh)"
         cut = "interrupted: this is what was known by then, from short runs where it says estimated"
         return [
             *([cut] if self.is_interrupted else []),
             *([fill_in] if missing else []),
+            *([by_hand] if apart else []),
             *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
             *question.command.notes,

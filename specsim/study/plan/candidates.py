@@ -15,7 +15,7 @@ from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions
 from specsim.profile.from_tables import HOST_TIMES
 from specsim.results.metrics import Slo
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import POOLS, Experiment
 from specsim.study.capacity import Contender, Goal, Hardware, Prices
 from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
@@ -31,6 +31,7 @@ _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
 _WITHOUT_WEIGHTS = (*_LOOKUPS, "mtp")  # of their own
+_LEAST_OUTSTANDING = {"kind": "least_outstanding"}
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
 _REQUESTS = 2000
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
@@ -52,6 +53,7 @@ class Question:
     """Share of the requests that must keep a limit, in place of `attainment` jointly."""
     spare_servers: int = 0  # beyond those that the rate takes
     day: Day | None = None  # in whose highest load `rate` is asked
+    pools: bool = False  # whether to look at prefill and decode on GPUs of their own, too
 
     @property
     def model(self) -> str:
@@ -95,6 +97,17 @@ class Option:
         if moved is None:
             return None
         return replace(self, experiment=self.experiment.replace(acceptance=moved))
+
+    def in_pools(self, prefill: int, decode: int) -> "Option":
+        """Return it with prompts computed by some servers and answered by others."""
+        own = self.hardware
+        parts = ((own.profile, prefill), (own.profile, decode))
+        hardware = Hardware(f"{own.label} {prefill}p+{decode}d", own.profile, parts)
+        changes = {
+            "pools": {"prefill": {"replicas": prefill}, "decode": {"replicas": decode}},
+            "routing": _LEAST_OUTSTANDING,
+        }
+        return replace(self, hardware=hardware, experiment=self.experiment.replace(**changes))
 
     def contender(self, goal: Goal) -> Contender:
         loads = Loads(self.experiment, goal.replications)
@@ -333,7 +346,11 @@ def with_replicas(option: Option, question: Question, replicas: int) -> Experime
     count = max(_REQUESTS, round(60 * question.rate))
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(question.rate, count)
-    if replicas > 1:
-        kind = "least_outstanding" if question.traffic.turns == 1 else "scored"
-        config |= {"replicas": replicas, "routing": {"kind": kind}}
+    if "pools" in config:
+        for pool in POOLS:
+            own = config["pools"].setdefault(pool, {})
+            own["replicas"] = own.get("replicas", 1) * replicas
+    elif replicas > 1:
+        routing = _LEAST_OUTSTANDING if question.traffic.turns == 1 else {"kind": "scored"}
+        config |= {"replicas": replicas, "routing": routing}
     return Experiment.parse(config, "plan")

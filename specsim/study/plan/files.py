@@ -25,6 +25,7 @@ FILES = (
 _IMAGES = {"vllm": "vllm/vllm-openai:v{}.0", "sglang": "lmsysorg/sglang:latest"}
 _PORT = 8000
 _GPUS_PER_MACHINE = 8
+_TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
 _MARK = f"# specsim_version: {__version__}\n"
 _TEXTS = load_mapping(Path(__file__).with_name("servers.yaml"), ConfigError)
 
@@ -49,9 +50,13 @@ def save_plan(plan: Plan, folder: Path) -> None:
         )
         _write_yaml(folder / PROFILE_FILE, [fields])
     # Of a policy that vLLM has not, the line is without it.
-    size = option.hardware.gpus_per_replica
+    size = option.hardware.profile.tensor_parallel_size
     line = plan.question.command.with_options(size, option.speculation)
+    if option.hardware.pools:
+        line += f" --kv-transfer-config {shlex.quote(_TRANSFER)}"
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
+    if option.hardware.pools:
+        return  # which proxy stands before them, nobody has said
     _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
 
 
@@ -112,11 +117,21 @@ def commented(experiment: Experiment, about: str) -> str:
 
 
 def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
-    gpu = option.hardware.profile.gpu
-    head = (
-        f"#!/bin/sh\n{_MARK}# One of {replicas} servers, on {option.hardware.gpus_per_replica} "
-        f"{gpu} each, behind a router that prefers the one with the fewest open requests.\n"
-    )
+    hardware = option.hardware
+    gpus = f"{hardware.profile.tensor_parallel_size} {hardware.profile.gpu} each"
+    head = f"#!/bin/sh\n{_MARK}"
+    if hardware.pools:
+        prefill, decode = (replicas * count for _, count in hardware.pools)
+        head += (
+            f"# One of {prefill} servers that prefill and {decode} that decode, on {gpus}: all are "
+            "started so,\n# and a proxy sends each request to one that prefills, then to one that "
+            "decodes.\n"
+        )
+    else:
+        head += (
+            f"# One of {replicas} servers, on {gpus}, behind a router that prefers the one with "
+            "the fewest open requests.\n"
+        )
     if option.needs_a_policy:
         head += (
             f"# {option.label} is no policy of the server's own; for a schedule that vLLM reads:\n"

@@ -3,7 +3,15 @@
 from typing import Any
 
 from specsim.study.capacity.choices import metric_name, percentile, promise_words
-from specsim.study.plan.advice import Advice, Choice, DayAdvice, DayFleet, WhatIf, gpu_name
+from specsim.study.plan.advice import (
+    Advice,
+    Choice,
+    DayAdvice,
+    DayFleet,
+    WhatIf,
+    gpu_name,
+    place_words,
+)
 
 
 def headline(advice: Advice) -> str:
@@ -12,14 +20,21 @@ def headline(advice: Advice) -> str:
     if best is None or best.servers is None or best.gpus is None:
         return "None of these GPUs keeps the limits at any load; raise --slo or lower --attainment."
     size = "1 GPU" if best.gpus_per_server == 1 else f"{best.gpus_per_server} GPUs"
-    servers = "1 server" if best.servers == 1 else f"{best.servers:,} servers"
+    unit = _unit(best)
+    servers = f"1 {unit}" if best.servers == 1 else f"{best.servers:,} {unit}s"
     if advice.spare_servers:
         servers += f" ({advice.spare_servers:,} in reserve)"
     rent = (
         f"Rent {best.gpus:,} {gpu_name(best.gpu)}: {servers} of {size}, "
         f"{best.cost_per_hour or 0:,.2f} {advice.currency} per hour."
     )
+    if best.pools is not None:
+        rent += f" In each unit {best.pools[0]} prefill and {best.pools[1]} decode."
     return f"{rent} {_on_speculation(advice, best)}"
+
+
+def _unit(choice: Choice) -> str:
+    return "server" if choice.pools is None else "unit"
 
 
 def _on_speculation(advice: Advice, best: Choice) -> str:
@@ -112,7 +127,7 @@ def _day_notes(day: DayAdvice) -> list[str]:
 
 def _row(advice: Advice, place: int) -> list[str]:
     choice = advice.choices[place]
-    name = gpu_name(choice.gpu) + ("" if choice.is_measured else " (roofline)")
+    name = place_words(choice.gpu, choice.pools) + ("" if choice.is_measured else " (roofline)")
     head = [name + (" (taken)" if place == advice.taken else ""), choice.speculation]
     if choice.servers is None:
         return [*head, *["-"] * (len(advice.slo) + 6), choice.state]
@@ -146,13 +161,15 @@ def notes(advice: Advice) -> list[str]:
     if best is not None and best.capacity is not None and best.servers is not None:
         each = advice.requests_per_second / best.servers
         found.append(
-            f"One server takes up to {best.capacity:.4g} requests/s within the limits"
+            f"One {_unit(best)} takes up to {best.capacity:.4g} requests/s within the limits"
             f"{_between(best.capacity_interval)}; each gets {each:.4g}{_count(best)}."
         )
     if best is not None:
         found += _cliff(best)
     if best is not None and best.servers == 1 and not advice.spare_servers:
-        found.append("One server carries all, and none is in reserve (--redundancy n+1 adds one).")
+        found.append(
+            f"One {_unit(best)} carries all, and none is in reserve (--redundancy n+1 adds one)."
+        )
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
     found += [] if advice.day is None else _day_notes(advice.day)
@@ -201,13 +218,14 @@ def _rented(each: WhatIf, currency: str) -> str:
 def _cliff(best: Choice) -> list[str]:
     """Return how fast the limits are lost beyond the capacity, and up to where they are safe."""
     said = []
+    unit = _unit(best)
     if best.beyond is not None:
         load, share = best.beyond
         said.append(f"Beyond: at {load:.4g} requests/s {share:.1%} of the requests are within.")
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
         said.append(
-            f"Plan for at most {low:.4g} requests/s per server: the lower end of the interval, a "
+            f"Plan for at most {low:.4g} requests/s per {unit}: the lower end of the interval, a "
             "risk of 2.5 % by sampling alone, without the errors of step times and acceptance."
         )
     if best.capacity_by_model is None:
@@ -231,7 +249,7 @@ def _model_error(best: Choice, between: tuple[float, float]) -> str:
 def _refusal(choice: Choice) -> str:
     if choice.policy is None:
         return choice.why
-    return f"{gpu_name(choice.hardware)}, {choice.speculation}: {choice.why}"
+    return f"{place_words(choice.gpu, choice.pools)}, {choice.speculation}: {choice.why}"
 
 
 def _count(best: Choice) -> str:
