@@ -75,6 +75,14 @@ def ui(
     ),
     overrides: Overrides = None,
     seed: Seed = None,
+    slo: str | None = Option(
+        None,
+        metavar="METRIC:MS,...",
+        help="Limits in ms: ttft:500,tpot:40; or each at a percentile: ttft:p90<800,tpot:p95<50.",
+    ),
+    prices: Path | None = Option(
+        None, help="Price per GPU and hour, YAML; by default dated examples."
+    ),
     port: int = Option(8437, min=0, max=65535, help="0 for any that is free."),
     no_browser: bool = Option(False, "--no-browser", help="Print the address, and open nothing."),
 ) -> None:
@@ -86,9 +94,14 @@ def ui(
     Examples: specsim ui; specsim ui experiment.yaml --port 0
     """
     from specsim.show import ui as page
+    from specsim.study.capacity import Prices, parse_slo
 
     config = config or Path(page.__file__).with_name("example.yaml")
-    playground = page.Playground(load_experiment(config, overrides, seed))
+    experiment, shares = load_experiment(config, overrides, seed), dict[str, float]()
+    if slo is not None:
+        limits, shares = parse_slo(slo)
+        experiment = experiment.replace("--slo", slo=limits)
+    playground = page.Playground(experiment, Prices.load(prices), shares)
     with page.listen(playground, port) as server:
         with spinner("simulating for the first time"):
             server.answer(page.Moved())

@@ -1,7 +1,7 @@
 """Playground: an experiment with some settings moved, and what comes of it beside policy off."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -15,11 +15,19 @@ from specsim.core.resources import resource_names
 from specsim.core.settings import Settings, nearest
 from specsim.policies.off import Off
 from specsim.profile import Profile, load_profile
-from specsim.results.metrics import distributions, keeps_limits, latencies, latency_statistics
+from specsim.results.metrics import (
+    Slo,
+    distributions,
+    keeps_limits,
+    latencies,
+    latency_statistics,
+    limited,
+)
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, step_times, summarized
 from specsim.show.report.axes import pools_of, title_of
 from specsim.study.capacity import Prices
+from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
 
@@ -55,6 +63,8 @@ class Playground:
 
     experiment: Experiment
     prices: Prices = field(default_factory=lambda: Prices.load(None))
+    limit_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the requests that must keep a limit, in place of `ATTAINMENT` jointly."""
     _runs: dict[str, Summary] = field(default_factory=dict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
     _simulated: int = 0
@@ -159,12 +169,17 @@ class Playground:
         prices = self.prices.per_gpu_hour
         is_priced = gpus.keys() <= prices.keys()
         cost = sum(prices[gpu] * n for gpu, n in gpus.items()) if is_priced else None
+        slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
+        shares = {name: share for name, share in self.limit_shares.items() if name in slo}
+        tokens_per_hour = 3600 * outcomes[0]["output_throughput"]
         return {
-            "attainment": ATTAINMENT,
-            "slo": moved.slo.model_dump(exclude_none=True) if moved.slo else {},
+            "promise": promise_words(slo, ATTAINMENT, shares),
+            "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),
+            "slo": slo,
             "speed_up": speed_up(means[1], means[0]).mean if len(means) > 1 else None,
             "gpus": " + ".join(f"{n} × {gpu}" for gpu, n in gpus.items()),
             "cost_per_hour": cost,
+            "cost_per_million": None if cost is None else 1e6 * cost / tokens_per_hour,
             "currency": self.prices.currency,
             "step_times": step_times(profile),
             "num_requests": len(runs[0].run.requests),
@@ -198,19 +213,35 @@ class Playground:
         return self._runs[key]
 
 
+def _is_kept(run: Summary, slo: Slo, shares: Mapping[str, float]) -> bool:
+    """Return whether enough requests kept the limits, and the server kept up."""
+    reached = limited(run.tables.requests, slo)
+    kept = {name: values <= limit for name, (values, limit) in reached.items()}
+    jointly = [each for name, each in kept.items() if name not in shares]
+    enough = [float(kept[name].mean()) >= share for name, share in shares.items()]
+    if jointly:
+        enough.append(float(np.all(jointly, axis=0).mean()) >= ATTAINMENT)
+    return all(enough) and run.stability != "overloaded"
+
+
 def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:
     requests = run.tables.requests
     arrived, ended = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
     times = np.linspace(arrived[0], ended[-1], 160)  # of the requests in the system over time
     there = np.searchsorted(arrived, times, "right") - np.searchsorted(ended, times, "right")
-    seconds = float(ended[-1] - arrived[0])
+    # While requests arrive and the server has filled up: what comes after is no rate of anything.
+    begin, end = (3 * arrived[0] + arrived[-1]) / 4, arrived[-1]
+    answered = requests[(requests["ended_at"] > begin) & (requests["ended_at"] <= end)]
+    if not len(answered):  # all at once
+        begin, end, answered = arrived[0], ended[-1], requests
+    seconds = float(end - begin)
     return {
         "label": run.run.experiment.effective_policy.kind,
         "stability": run.stability,
         "attainment": float(keeps_limits(run.tables, moved.slo).mean()) if moved.slo else None,
         **{name: latency_statistics(values) for name, values in latencies(requests).items()},
-        "output_throughput": int(requests["output_len"].sum()) / seconds,
-        "request_throughput": len(requests) / seconds,
+        "output_throughput": int(answered["output_len"].sum()) / seconds,
+        "request_throughput": len(answered) / seconds,
         "quantiles": distributions(requests),
         "in_system": {"time_s": times.tolist(), "requests": there.tolist()},
     }
