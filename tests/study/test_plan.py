@@ -4,25 +4,23 @@ import json
 import random
 import subprocess
 from dataclasses import replace
-from math import ceil
 from pathlib import Path
 
 import pytest
 import yaml
 from conftest import tiny_config
+from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
-from specsim.results.stability import KEEPS_UP
 from specsim.run.experiment import Experiment
-from specsim.run.summary import Beyond
 from specsim.show.render.capacity import plan_lines, plan_tables
 from specsim.show.report import load_study
 from specsim.show.report.page import page_data
 from specsim.study.calls import question_of
-from specsim.study.capacity import Capacity, Contender, Found, Prices
-from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
+from specsim.study.capacity import Contender, Found
+from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
@@ -34,12 +32,6 @@ from specsim.study.plan.traffic import KINDS, find_traffic
 from specsim.study.plan.what_if import slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
-
-EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""
-
-
-def asked(command: str = f"Qwen/Qwen3-8B {EAGLE}", **changes: object) -> Question:
-    return question_of(**{"vllm": f"vllm serve {command}", "gpus": "h100", **changes})
 
 
 @pytest.mark.parametrize(
@@ -218,47 +210,6 @@ def test_requests_longer_than_the_limit_are_simulated() -> None:
     assert (option.experiment.engine.max_model_len or 0) > question.traffic.longest > 2048
 
 
-def run_at(load: float, latency: float, shift: float, missed: float, held: int = 8) -> LoadRun:
-    names_ = [f"{s}_{m}_ms" for s in ("mean", "p50", "p99") for m in ("ttft", "tpot", "e2el")]
-    return LoadRun(
-        load=load, num_requests=4000, num_steady=3000, missed=missed, missed_by={"ttft_ms": missed},
-        promises={ALL: Promise(missed, 0.99)},
-        reached_ms={"ttft_ms": 1.0, "tpot_ms": 2.0}, balance=KEEPS_UP, is_too_short=False,
-        requests_per_second=load, mean_output_len=100.0,
-        latencies_ms=dict.fromkeys(names_, latency * (1 + shift)), most_running=held,
-        resource="step_time", beyond=Beyond(1, 0, 0, 1, 1, 1.0),
-    )  # fmt: skip
-
-
-def found_of(
-    option: Option, question: Question, rate: float, interval: tuple[float, float], latency: float
-) -> Found:
-    goal = replace(goal_of(question), shares=(1.0,))
-    at = question.rate / ceil(question.rate / rate)
-    loads = sorted({at, rate, rate * 1.02})
-    probes = [
-        LoadProbe(tuple(run_at(load, latency, s / 100, 0.5 * (load > rate)) for s in range(5)))
-        for load in loads
-    ]
-    between = Interval(rate, *interval)
-    answer = Answer(Bracket(rate, rate * 1.02), between, True, 4000, probes)
-    return Found(option.hardware, option.label, answer, 2.0, goal)
-
-
-def plan_of(off: tuple[float, float, float, float], on: tuple[float, float, float, float]) -> Plan:
-    """Make a plan of rate, interval and latency without speculation and with it."""
-    question = asked(qps=100.0)
-    options = {o.label: o for o in offered(question, ("off", "static:k=3")).options}
-    given = {"off": off, "static:k=3": on}
-    found = [
-        found_of(options[label], question, rate, (low, high), latency)
-        for label, (rate, low, high, latency) in given.items()
-    ]
-    experiment = options["off"].experiment
-    capacity = Capacity(experiment, found[0].goal, Prices.load(None), found, [])
-    return Plan(question, capacity, {o.name: o for o in options.values()}, {}, [])
-
-
 def test_the_cheaper_is_taken() -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     assert plan.taken == "h100 static:k=3"
@@ -292,26 +243,6 @@ def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> No
     assert said.startswith("Rent 3 H100: 3 servers of 1 GPU, 6.00 USD per hour. Speculation (EAGLE")
     assert "0.95 times as fast" in said
     assert "25% less cost on the same GPU" in said
-
-
-def of_two_gpus() -> Plan:
-    """Make a plan in which an H100 was searched, with speculation only, and an L40S was not."""
-    question = asked(gpus="h100,l40s,rtx4090", qps=100.0)
-    tried = offered(question, ("off", "static:k=3"))
-    options = {o.name: o for o in tried.options}
-    rates = {"h100 static:k=3": (34.0, 600.0), "h100 off": (26.0, 900.0),
-             "l40s static:k=3": (12.0, 300.0), "l40s off": (9.0, 700.0)}  # fmt: skip
-    found = {
-        name: found_of(options[name], question, rate, (rate * 0.98, rate * 1.02), latency)
-        for name, (rate, latency) in rates.items()
-    }
-    searched = replace(found["h100 static:k=3"])
-    experiment = options["h100 off"].experiment
-    capacity = Capacity(experiment, searched.goal, Prices.load(None), [searched], [])
-    short = {name: each for name, each in found.items() if name != "h100 static:k=3"}
-    left_out = ["rtx4090: no profile of qwen3-8b"]
-    options = {name: o for name, o in options.items() if name in rates}
-    return Plan(question, capacity, options, short, left_out)
 
 
 def test_every_gpu_that_was_asked_for_is_in_the_table() -> None:
@@ -599,6 +530,7 @@ def test_a_plan_of_a_day_says_what_each_way_costs_and_can_be_run(tmp_path: Path)
     fixed, scheduled, scaled = day.fleets
     assert fixed.cost_per_day == 24 * 6.0
     assert max(scheduled.cost_per_day, scaled.cost_per_day) < fixed.cost_per_day
+    assert f" A day costs 144.00 fixed, {scheduled.cost_per_day:.2f} by" in headline(plan.advice)
     assert [row[0] for row in day_table(plan.advice)[1]] == [each.way for each in day.fleets]
     assert any(text.startswith("The day has 5,184,000 requests") for text in notes(plan.advice))
     # 969 ms in the mean, at any load: by Little's law.

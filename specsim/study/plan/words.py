@@ -30,7 +30,14 @@ def headline(advice: Advice) -> str:
     )
     if best.pools is not None:
         rent += f" In each unit {best.pools[0]} prefill and {best.pools[1]} decode."
-    return f"{rent} {_on_speculation(advice, best)}"
+    return f"{rent} {_on_speculation(advice, best)}{_on_day(advice)}"
+
+
+def _on_day(advice: Advice) -> str:
+    if advice.day is None:
+        return ""
+    costs = [f"{each.cost_per_day:,.2f} {each.way}" for each in advice.day.fleets]
+    return f" A day costs {', '.join(costs)} ({advice.currency})."
 
 
 def _unit(choice: Choice) -> str:
@@ -72,7 +79,7 @@ def _cost_words(ratio: float) -> str:
 
 def title(advice: Advice) -> str:
     """Return what is asked for, without the limits."""
-    most = "" if advice.day is None else "at most "
+    most = "" if advice.day is None else "Up to "
     return f"{most}{advice.requests_per_second:g} requests/s of {advice.traffic} to {advice.model}"
 
 

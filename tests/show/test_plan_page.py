@@ -1,0 +1,45 @@
+"""The page of a plan in a browser, held to what audits of web pages ask."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from browser import CHROMIUM, DRIVER, Page, browser
+from planned import of_two_gpus
+
+from specsim.show.report import load_study, write_page
+from specsim.study.plan.day import read_day
+from specsim.study.plan.files import save_plan
+from specsim.study.plan.words import headline
+
+pytestmark = [
+    pytest.mark.extras,
+    pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
+]
+MOST_BYTES = 1_500_000
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 360])
+def test_the_page_passes_an_audit(tmp_path: Path, width: int, dark: bool) -> None:
+    plan = of_two_gpus()
+    plan = replace(plan, question=replace(plan.question, day=read_day("0:20,12:100")))
+    save_plan(plan, tmp_path)
+    path = tmp_path / "report.html"
+    write_page(load_study(tmp_path), path)
+    assert path.stat().st_size < MOST_BYTES
+    with browser(width=width, height=800, dark=dark) as driver:
+        page = Page(driver, path)
+        assert page.js("location.protocol") == "file:"
+        assert page.problems() == []
+        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        assert page.faint() == []
+        assert page.cut_off() == []
+        assert headline(plan.advice) in page.js("document.querySelector('#answer').textContent")
+        assert page.js("document.documentElement.lang") == "en"
+        assert page.js("!!document.querySelector('meta[name=viewport]') && document.title !== ''")
+        assert page.js("document.querySelectorAll('h1').length") == 1
+        tables = page.js(
+            "[...document.querySelectorAll('#answer caption')].map(e => e.textContent)"
+        )
+        assert any("In the course of the day" in text for text in tables)
