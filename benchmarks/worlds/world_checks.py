@@ -34,6 +34,7 @@ def check_run(run: Run) -> None:
     _check_requests(summary)
     _check_deliveries(summary)
     _check_steps(summary)
+    _check_drafter(summary)
     _check_clients(summary)
     _check_tokenizers(summary)
     _check_replicas_at_work(summary)
@@ -111,6 +112,15 @@ def _check_steps(summary: Summary) -> None:
         padding = run.deployment.max_draft_len * int((computed == 1).sum())  # vLLM's, with drafts
         extra = int(steps["prefill_tokens"].sum() - computed.sum())
         demand(0 <= extra <= padding, "tokens", f"prompts not computed once, but {extra} more")
+
+
+def _check_drafter(summary: Summary) -> None:
+    """A drafter beside the target does no more than it has time for, and drafts all there is."""
+    own = summary.data["specsim"].get("drafter")
+    if own is not None:
+        demand(0 <= own["busy_share"] <= 1 + SLACK, "drafter", "works longer than there is time")
+        verified = summary.tables.steps["draft_tokens"].sum()
+        demand(own["drafted_tokens"] >= verified, "drafter", "more is verified than was drafted")
 
 
 def _check_clients(summary: Summary) -> None:

@@ -62,6 +62,7 @@ def draw_world(rng: Random) -> World:
             engine["speculative_config"]["disable_lookahead_block_hashes"] = True
     _serve_adapters(config, profile, rows)
     _hold_prefills(config)
+    _set_apart(config, unit)
     return {
         "config": config,
         "profile": profile,
@@ -95,6 +96,15 @@ def _hold_prefills(config: dict[str, Any]) -> None:
     knows = engine.get("vllm_version") == "0.33" and "lora_config" not in engine
     if knows and "data_parallel_size" not in engine and rng.random() < 0.3:
         engine["prefill_schedule_interval"] = rng.choice([2, 3, 7])
+
+
+def _set_apart(config: dict[str, Any], unit: float) -> None:
+    """Give most draft models GPUs of their own; all else stays as it was."""
+    spec = config["engine"].get("speculative_config", {})
+    rng = Random(f"apart {json.dumps(config)}")
+    if spec.get("method") == "draft_model" and "pools" not in config and rng.random() < 0.7:
+        link = {"latency_ms": rng.choice([0.0, 20.0, 700.0]) * unit, "bandwidth_gb_s": 1e-3 / unit}
+        spec["own_gpus"] = {**link, "token_bytes": 4e4, "overlaps": rng.random() < 0.7}
 
 
 def _columns(workload: dict[str, Any], rows: list[dict[str, Any]] | None) -> frozenset[str]:
