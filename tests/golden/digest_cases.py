@@ -369,6 +369,11 @@ def special_cases(profiles: dict[str, str]) -> Iterator[Case]:
                    profile=profiles["linear"],
                    acceptance={"kind": "bernoulli", "alpha": 0.2})  # fmt: skip
         yield case(f"{policy}/v0", spec="eagle3:4", policy=policy, engine=V0)
+    for overlaps in (False, True):
+        own_gpus = {"overlaps": overlaps, "latency_ms": 0.1}
+        spec = {"method": "draft_model", "num_speculative_tokens": 4, "own_gpus": own_gpus}
+        yield case(f"own_gpus/{overlaps}", spec=spec, policy="goodput", engine=FEW, replicas=2,
+                   profile=profiles["overhead"])  # fmt: skip
 
 
 def acceptance_cases(trace: str) -> Iterator[Case]:

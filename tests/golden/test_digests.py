@@ -125,6 +125,8 @@ NAMES = """
     pools/recomputed/static
     tiers/disk
     pools/scaled
+    own_gpus/False
+    own_gpus/True
 """.split()  # noqa: SIM905
 
 

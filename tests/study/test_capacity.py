@@ -610,3 +610,12 @@ def test_the_command_speaks_of_units(cli: Run, tmp_path: Path) -> None:
     code, _, err = cli("capacity", "e.yaml", *options, "--gpus", "h200")
     assert (code, err.count("\n")) == (2, 1)
     assert err.startswith("error: --gpus: the profiles of the pools say which GPUs they have")
+
+
+def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
+    spec = {"method": "draft_model", "num_speculative_tokens": 3}
+    spec["own_gpus"] = {"profile": "h100/llama-3.2-1b"}
+    drafting = small("static").replace("a test", engine={"speculative_config": spec})
+    (hardware,) = find_hardware(drafting, ["h200"])
+    assert hardware.under(drafting.effective_policy, drafting).gpus == ["h200", "h100"]
+    assert hardware.under(Off(), drafting).gpus == ["h200"]

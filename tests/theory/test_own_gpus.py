@@ -36,7 +36,7 @@ def served(alpha: float, k: int, speed_ratio: float, **own_gpus: Any) -> Summary
             "workload": {
                 "arrivals": {"kind": "closed_loop", "concurrency": 1},
                 "lengths": {"kind": "constant", "prompt": 4, "output": 4000},
-                "num_requests": 8,
+                "num_requests": 6,
             },
             "engine": {"speculative_config": spec, "max_model_len": 8192, "num_gpu_blocks": 2000},
             "acceptance": {"kind": "bernoulli", "alpha": alpha},
@@ -84,3 +84,10 @@ def test_speed_ups_are_those_of_closed_forms(
     beside = served(alpha, k, speed_ratio, latency_ms=latency_ms, overlaps=True)
     assert speed_up(alone) == pytest.approx(separate(alpha, k, speed_ratio, link), rel=0.02)
     assert speed_up(beside) == pytest.approx(overlapped(alpha, k, speed_ratio, link), rel=0.02)
+
+
+def test_the_best_draft_takes_as_long_as_the_target() -> None:
+    """PEARL, section 4: the best length is the ratio of the speeds; sure drafts are worth it all."""
+    ups = {k: speed_up(served(0.8, k, 5.0, overlaps=True)) for k in (3, 4, 5, 6, 8)}
+    assert max(ups, key=ups.__getitem__) == 5
+    assert speed_up(served(1.0, 5, 5.0, overlaps=True)) == pytest.approx(5.0, rel=0.01)

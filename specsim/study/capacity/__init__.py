@@ -116,7 +116,7 @@ def find_capacity(
         )
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [
-        Contender(hardware, label, policy, loads, goal)
+        Contender(hardware.under(policy, experiment), label, policy, loads, goal)
         for hardware in choices.hardware
         for label, policy in choices.policies.items()
     ]
@@ -219,7 +219,8 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
     """Return what there is to know of step times and prices before believing the numbers."""
     hardware = {each.hardware.label: each.hardware for each in found}.values()
     guessed = [h.label for h in hardware if not h.is_measured]
-    unpriced = sorted({gpu for h in hardware for gpu in h.gpus} - set(prices.per_gpu_hour))
+    gpus = {gpu for each in found for gpu in each.hardware.gpus}
+    unpriced = sorted(gpus - set(prices.per_gpu_hour))
     notes = []
     if guessed:
         notes.append(f"{', '.join(guessed)}: {ROOFLINE}")

@@ -4,7 +4,7 @@ import datetime
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, NamedTuple, Self
@@ -16,9 +16,11 @@ from specsim.core.resources import find_resource
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.hardware import GIB, load_model
 from specsim.policies import Policy
+from specsim.policies.off import Off
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
+from specsim.run.deployment import drafter_profile
 from specsim.run.experiment import Experiment, PoolsConfig
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
@@ -187,6 +189,15 @@ class Hardware:
     profile: Profile
     pools: tuple[tuple[Profile, int], ...] = ()
     """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
+    drafter: Profile | None = None
+    """Of a drafter on GPUs of its own, which every replica has."""
+
+    def under(self, policy: Policy, experiment: Experiment) -> Self:
+        """Return it with the GPUs of a drafter, if that has some and the policy drafts."""
+        proposer = experiment.engine.speculative_config
+        if isinstance(policy, Off):
+            return self
+        return replace(self, drafter=drafter_profile(proposer, self.profile))
 
     @property
     def is_measured(self) -> bool:
@@ -202,6 +213,7 @@ class Hardware:
     def gpus(self) -> list[str]:
         """The GPU of each place that a GPU has in a replica or unit."""
         parts = self.pools or ((self.profile, 1),)
+        parts += ((self.drafter, 1),) if self.drafter else ()
         return [p.gpu for p, count in parts for _ in range(count * p.tensor_parallel_size)]
 
     @property

@@ -1,0 +1,113 @@
+"""Drafters on GPUs of their own: what is kept of a draft, what is counted, what is refused."""
+
+from typing import Any
+
+import pytest
+from deliveries import of_request
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specsim.core.errors import ConfigError
+from specsim.core.request import Request
+from specsim.profile import load_profile
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+
+OWN = {"profile": "h100/llama-3.2-1b"}
+
+
+def experiment(k: int = 4, engine: Any = (), **changes: Any) -> Experiment:
+    """Return an experiment whose drafter overlaps."""
+    spec = {"method": "draft_model", "num_speculative_tokens": k}
+    spec["own_gpus"] = {**OWN, "overlaps": True}
+    config = {
+        "workload": {
+            "arrivals": "burst",
+            "lengths": {"kind": "uniform", "prompt": [1, 50], "output": [5, 60]},
+            "num_requests": 12,
+        },
+        "engine": {"speculative_config": spec, **dict(engine)},
+        "acceptance": {"kind": "bernoulli", "alpha": 0.7},
+        "policy": "static",
+        "profile": "h100/llama-3.1-8b",
+        **changes,
+    }
+    return Experiment.parse(config, "a test")
+
+
+def replayed(lens: list[int], k: int) -> list[tuple[int, int, int]]:
+    """Return what each step of a request emits, verifies and accepts, worked out by hand.
+
+    Args:
+        lens: How long a draft would survive that begins at each output position.
+    """
+    at, draft_len, steps = 0, 0, []
+    while at < len(lens):
+        accepted_len = min(draft_len, lens[at - 1] - 1) if draft_len else 0
+        emitted_len = min(accepted_len + 1, len(lens) - at)
+        steps.append((emitted_len, draft_len, accepted_len))
+        # Meanwhile the drafter has begun where those drafts end, with what the target adds.
+        began, is_right = at + draft_len, accepted_len == draft_len
+        at += emitted_len
+        draft_len = k - 1 if at < len(lens) and is_right and lens[began] else 0
+    return steps
+
+
+FATES = st.lists(st.integers(0, 9), min_size=1, max_size=60)
+
+
+@given(fates=st.lists(FATES, min_size=1, max_size=5), k=st.integers(1, 7))
+def test_what_is_kept_is_what_a_replay_by_hand_keeps(fates: list[list[int]], k: int) -> None:
+    requests = [
+        Request(index=i, prompt_len=3 + i, output_len=len(lens), recorded_lens={"a": bytes(lens)})
+        for i, lens in enumerate(fates)
+    ]
+    recorded = experiment(k, acceptance={"kind": "recorded", "proposer": "a"})
+    run = simulate(recorded, requests=requests, keeps_deliveries=True)
+    for request, lens in enumerate(fates):
+        mine = of_request(run, request)
+        rows = zip(
+            *(each.tolist() for each in (mine.lens, mine.drafted, mine.accepted)), strict=True
+        )
+        assert list(rows) == replayed(lens, k)
+
+
+def test_what_a_drafter_does_and_how_many_gpus_it_has_are_told() -> None:
+    run = simulate(experiment())
+    own, steps = Summary(run).data["specsim"]["drafter"], Summary(run).tables.steps
+    asked = (steps["asked_draft_len"] * steps["num_requests"]).sum()
+    assert own["drafted_tokens"] == pytest.approx(asked)
+    assert 0 < own["busy_share"] < 1
+    assert own["gpus"] == load_profile(OWN["profile"]).tensor_parallel_size
+    assert "drafter" not in Summary(simulate(experiment(policy="off"))).data["specsim"]
+
+
+def test_its_gpus_are_paid_for_where_replicas_are() -> None:
+    scaler = {"kind": "target_concurrency", "target": 4, "max_replicas": 2, "interval_s": 1}
+    hours = [
+        Summary(simulate(experiment(policy=policy, autoscaling=scaler))).data["specsim"][
+            "autoscaling"
+        ]
+        for policy in ("static", "off")
+    ]
+    for each, gpus in zip(hours, (2, 1), strict=True):
+        assert each["gpu_hours"] == pytest.approx(gpus * each["replica_seconds"] / 3600)
+
+
+def test_the_target_has_the_memory_that_the_drafter_would_take() -> None:
+    free = simulate(experiment()).deployment.engine.num_gpu_blocks
+    assert free == simulate(experiment(policy="off")).deployment.engine.num_gpu_blocks
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [({"engine": {"async_scheduling": True}}, "own_gpus.overlaps"),
+     ({"engine": {"scheduler": "prefill_first"}}, "own_gpus.overlaps"),
+     ({"policy": "confidence"}, "own_gpus.overlaps"),
+     ({"policy": "eagle2_tree"}, "own_gpus.overlaps"),
+     ({"pools": {}}, "own_gpus with pools")],
+)  # fmt: skip
+def test_what_is_not_simulated_is_refused(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        experiment(**changes)
