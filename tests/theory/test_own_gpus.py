@@ -87,7 +87,7 @@ def test_speed_ups_are_those_of_closed_forms(
 
 
 def test_the_best_draft_takes_as_long_as_the_target() -> None:
-    """PEARL, section 4: the best length is the ratio of the speeds; sure drafts are worth it all."""
+    """PEARL, section 4: the best length is the ratio of the speeds; sure drafts bring all of it."""
     ups = {k: speed_up(served(0.8, k, 5.0, overlaps=True)) for k in (3, 4, 5, 6, 8)}
     assert max(ups, key=ups.__getitem__) == 5
     assert speed_up(served(1.0, 5, 5.0, overlaps=True)) == pytest.approx(5.0, rel=0.01)
