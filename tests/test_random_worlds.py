@@ -10,7 +10,7 @@ import pytest
 import worlds
 from world_checks import covered
 from world_making import World
-from world_parts import Uncompiled
+from world_parts import PythonGoodput, PythonJoint, Uncompiled
 from world_relations import RELATIONS
 from worlds import KEPT, look_at, problem_of
 
@@ -34,6 +34,11 @@ def test_what_holds_in_every_world(number: int) -> None:
 @pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
 def test_worlds_that_were_once_broken(path: Path) -> None:
     assert problem_of(json.loads(path.read_text())) is None
+
+
+def test_what_is_compared_with_loops_is_asked_in_python() -> None:
+    assert not PythonGoodput().is_asked_in_loops
+    assert not PythonJoint().is_asked_in_loops
 
 
 def plain_world(relation: str) -> World:

@@ -36,9 +36,10 @@ class Uncompiled(LatencyModel):
 
 
 class PythonGoodput(Goodput):  # type: ignore[misc]
-    """Decides in Python, as every class from outside."""
+    """Asked in Python at every step."""
 
     kind: str = "python_goodput"  # type: ignore[assignment]
+    is_asked_in_loops = property(lambda self: False)
 
 
 class PythonSchedule(Schedule):  # type: ignore[misc]
@@ -51,9 +52,7 @@ class PythonSchedule(Schedule):  # type: ignore[misc]
 
 
 class PythonJoint(Joint):  # type: ignore[misc]
-    """Acts in Python."""
+    """Likewise."""
 
     kind: str = "python_joint"  # type: ignore[assignment]
-
-    def loop_desk(self, memory: Any, most: int, num_requests: int) -> None:
-        """Have none."""
+    is_asked_in_loops = property(lambda self: False)
