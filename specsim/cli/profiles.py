@@ -76,12 +76,13 @@ def fit(
     """Fit a latency model to measured steps and print its error on steps it has not seen.
 
     A table of steps has the columns context_tokens, batched_tokens, num_requests, mixed (or
-    prefill_tokens) and seconds; so has the steps.jsonl of a measured run. Of runs with speculation
-    the steps include drafting, and the profile is one for that method and draft length; a
-    host_speed.jsonl beside the steps, of `specsim calibrate` on a CPU, is taken out of them. A
-    folder of kernel tables holds dense.csv, attention.csv, per_sequence.csv and,
-    optionally, skew.csv: each point of the attention kernel becomes a step, as far as it fits into
-    the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
+    prefill_tokens) and seconds; so has the steps.jsonl of a measured run. JSON lines of
+    forward-pass metrics of vLLM, SGLang or TensorRT-LLM without drafts (as NVIDIA's Dynamo defines
+    them) are such tables, too. Of runs with speculation the steps include drafting, and the profile
+    is one for that method and draft length; a host_speed.jsonl beside the steps, of `specsim
+    calibrate` on a CPU, is taken out of them. A folder of kernel tables holds dense.csv,
+    attention.csv, per_sequence.csv and, optionally, skew.csv: each point of the attention kernel
+    becomes a step, as far as it fits into the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
     shown side by side.
 
     With --start, a profile of `specsim profile build` is fitted to runs of a load generator: a few

@@ -154,7 +154,7 @@ def _csv_rows(path: Path) -> Iterator[list[str]]:
 
 
 def _json_rows(path: Path) -> Iterator[list[str]]:
-    """Take as columns what the first line has numbers for."""
+    """Take as columns what the first line has numbers for, also in mappings: ``outer.inner``."""
     names: list[str] = []
     with path.open(encoding="utf-8") as stream:
         for line, text in enumerate(lines(stream), start=1):
@@ -166,6 +166,8 @@ def _json_rows(path: Path) -> Iterator[list[str]]:
                 ) from error
             if not isinstance(row, dict):
                 raise ProfileError(f"{path}, line {line}: must be a mapping of names to values")
+            for name in [name for name in row if isinstance(row[name], dict)]:
+                row |= {f"{name}.{inner}": value for inner, value in row[name].items()}
             if not names:
                 names = [name for name in row if isinstance(row[name], int | float)]
                 yield names

@@ -92,6 +92,35 @@ def test_tables_are_read_by_their_header(tmp_path: Path) -> None:
         assert (read.mixed == points.mixed).all()
 
 
+def pass_record(prefill: tuple[int, int, int], decode: tuple[int, int], seconds: float) -> str:
+    """Return a forward pass as Dynamo's metrics have it, in JSON."""
+    names = ("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens")
+    decodes = zip(("num_decode_requests", "sum_decode_kv_tokens"), decode, strict=True)
+    done = {**dict(zip(names, prefill, strict=True)), **dict(decodes), "var_decode_kv_tokens": 0.5}
+    told = {"worker_id": "a", "wall_time": seconds, "scheduled_requests": done}
+    return json.dumps({**told, "queued_requests": {"num_decode_requests": 9}}) + "\n"
+
+
+def test_forward_passes_are_steps(tmp_path: Path) -> None:
+    path = tmp_path / "passes.jsonl"
+    idle = pass_record((0, 0, 0), (0, 0), 0.0)
+    path.write_text(
+        idle + pass_record((1, 512, 100), (3, 3003), 0.02) + pass_record((0, 0, 0), (2, 502), 0.01)
+    )
+    found = read_points(path)
+    assert found.context_tokens.tolist() == [100 + 3000, 500]
+    assert found.batched_tokens.tolist() == [515, 2]
+    assert found.num_requests.tolist() == [4, 2]
+    assert found.mixed.tolist() == [True, False]
+    assert found.seconds.tolist() == [0.02, 0.01]
+    path.write_text(idle + pass_record((0, 0, 0), (2, 502), 0.0))
+    with pytest.raises(ProfileError, match="line 2: wall_time = 0: a step takes time"):
+        read_points(path)
+    path.write_text(idle + idle.replace('"num_decode_requests": 0', '"num_decode_requests": -1'))
+    with pytest.raises(ProfileError, match="num_decode_requests = '-1' must be a number"):
+        read_points(path)
+
+
 def test_the_command_prints_errors_and_writes_a_profile(tmp_path: Path, cli: Run) -> None:
     write_points(tmp_path / "steps.csv", made_up(noise=0.02))
     names = ("--model", "llama-3.1-8b", "--gpu", "h100")

@@ -25,6 +25,16 @@ _NAMES = {
     "seconds": ("seconds", "target_time"),
 }
 """Columns of a table of steps, and what they may be called."""
+_PASS_SECONDS = "wall_time"
+_PASS = tuple(
+    f"scheduled_requests.{kind}"
+    for kind in (
+        *("num_prefill_requests", "sum_prefill_tokens", "sum_prefill_kv_tokens"),
+        *("num_decode_requests", "sum_decode_kv_tokens"),
+    )
+)
+"""Of forward-pass metrics, the records of vLLM, SGLang and TensorRT-LLM behind NVIDIA's Dynamo
+(ai-dynamo/dynamo: components/src/dynamo/common/forward_pass_metrics.py)."""
 _BLOCK = 16  # tokens
 _STEPS = "steps.jsonl"
 
@@ -146,9 +156,40 @@ def read_points(path: Path) -> Points:
         path: CSV, Parquet or JSON lines with columns context_tokens, batched_tokens, num_requests
             (or requests), mixed (or prefill_tokens: mixed where not 0) and seconds (or
             target_time); such as the ``steps.parquet`` of a simulated run, or the ``steps.jsonl``
-            of a measured one.
+            of a measured one. Or JSON lines of forward-pass metrics (`_PASS`).
     """
     header = table_header(path)
+    if _PASS[0] in header:
+        values, called = _passes(path), _PASS_SECONDS
+    else:
+        values, called = _steps(path, header)
+    not_empty = values["batched_tokens"] > 0
+    zero = np.flatnonzero(not_empty & (values["seconds"] < _SHORTEST))
+    if len(zero):
+        seconds = values["seconds"][zero[0]]
+        raise ProfileError(
+            f"{path}, line {int(zero[0]) + first_line(path)}: {called} = {seconds:g}: a "
+            "step takes time; correct or remove the row"
+        )
+    context, batched, requests, prefill, seconds = (values[name] for name in _NAMES)
+    return Points(context, batched, requests, prefill > 0, seconds).take(not_empty)
+
+
+def _passes(path: Path) -> Columns:
+    """Return forward-pass metrics as columns of steps; a decode's context counts its own token."""
+    found, _ = read_columns(path, (*_PASS, _PASS_SECONDS))
+    prompts, chunks, cached, decodes, contexts = (found[name] for name in _PASS)
+    return {
+        "context_tokens": cached + np.maximum(contexts - decodes, 0),
+        "batched_tokens": chunks + decodes,
+        "num_requests": prompts + decodes,
+        "prefill_tokens": chunks,
+        "seconds": found[_PASS_SECONDS],
+    }
+
+
+def _steps(path: Path, header: Sequence[str]) -> tuple[Columns, str]:
+    """Return a table's columns, and what it calls the seconds."""
     found = {}
     for name, called in _NAMES.items():
         present = [each for each in called if each in header]
@@ -165,17 +206,7 @@ def read_points(path: Path) -> Points:
             )
         found[name] = present[0]
     columns, _ = read_columns(path, found.values())
-    values: Columns = {name: columns[called] for name, called in found.items()}
-    not_empty = values["batched_tokens"] > 0
-    zero = np.flatnonzero(not_empty & (values["seconds"] < _SHORTEST))
-    if len(zero):
-        seconds = values["seconds"][zero[0]]
-        raise ProfileError(
-            f"{path}, line {int(zero[0]) + first_line(path)}: {found['seconds']} = {seconds:g}: a "
-            "step takes time; correct or remove the row"
-        )
-    context, batched, requests, prefill, seconds = (values[name] for name in _NAMES)
-    return Points(context, batched, requests, prefill > 0, seconds).take(not_empty)
+    return {name: columns[called] for name, called in found.items()}, found["seconds"]
 
 
 def _points_at_usual_speed(tables: Sequence[Path]) -> list[Points]:
