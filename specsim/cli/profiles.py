@@ -82,8 +82,8 @@ def fit(
     is one for that method and draft length; a host_speed.jsonl beside the steps, of `specsim
     calibrate` on a CPU, is taken out of them. A folder of kernel tables holds dense.csv,
     attention.csv, per_sequence.csv and, optionally, skew.csv: each point of the attention kernel
-    becomes a step, as far as it fits into the GPU's memory. Regression by Huber's loss, no coefficient negative; both kinds of model are
-    shown side by side.
+    becomes a step, as far as it fits into the GPU's memory. Regression by Huber's loss, no
+    coefficient negative; both kinds of model are shown side by side.
 
     With --start, a profile of `specsim profile build` is fitted to runs of a load generator: a few
     factors on its kernels and times on the host, with bounds and a prior around the start. Printed
