@@ -29,7 +29,7 @@ from specsim.study.plan.candidates import goal_of, later_policies, model_of, off
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.traffic import KINDS, find_traffic
-from specsim.study.plan.what_if import slower_from
+from specsim.study.plan.what_if import Grounds, day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
 
@@ -588,3 +588,20 @@ def test_prefill_and_decode_apart_compete_with_servers_that_do_both(
 def test_pools_are_of_vllm() -> None:
     with pytest.raises(ConfigError, match="--pools: is of vLLM"):
         question_of(sglang="--model-path Qwen/Qwen3-8B", pools=True)
+
+
+def test_an_autoscaler_does_not_give_up_a_server_that_it_will_want_back() -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    name = "h100 static:k=3"
+    found = plan.found[name]
+    # At half the load answers are four times as fast, so that few requests are in two servers.
+    probes = [LoadProbe((run_at(x, ms, 0.0, 0.0),)) for x, ms in ((8.0, 250.0), (34.0, 1000.0))]
+    steep = replace(found, answer=replace(found.answer, probes=probes))
+    grounds = Grounds(
+        plan.question, {name: (plan.options[name], steep)}, frozenset({name}), {}, {}, name
+    )
+    day = day_advice(grounds, read_day("0:20,12:60"))
+    load = 34.0 / day.headroom
+    half = load / 2
+    assert day.requests_per_server == pytest.approx(2 * half * latency_at(steep, half) / 1e3)
+    assert day.requests_per_server < 0.6 * load * latency_at(steep, load) / 1e3

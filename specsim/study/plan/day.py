@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.autoscaling import Autoscaler
+from specsim.autoscaling.targets import TargetConcurrency
 from specsim.core.columns import read_columns
 from specsim.core.errors import ConfigError
 
@@ -24,7 +25,8 @@ _DEFAULTS: dict[str, float] = {
 }
 _LOOK, START_UP = _DEFAULTS["interval_s"], _DEFAULTS["start_up_s"]
 _STAYS = round(_DEFAULTS["scale_in_delay_s"] / _LOOK)  # looks for which fewer must be enough
-BEHIND = START_UP + _LOOK
+_SEEN = TargetConcurrency.model_fields["window_s"].default / 2  # so old is what is averaged
+BEHIND = START_UP + _LOOK + _SEEN
 """Seconds from when the load has risen to when a server that was started for that serves."""
 _STEEPEST = 3.0  # times as much load until a server has started: beyond, others must be there
 _SEGMENT = 0.25  # hours for which the rate of an experiment is constant

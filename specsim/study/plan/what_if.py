@@ -247,16 +247,26 @@ def day_advice(grounds: Grounds, day: Day) -> DayAdvice:
     found = grounds.tried[f"{scaled.hardware} {scaled.policy}"][1]
     assert found.rate is not None
     headroom = day.headroom(found.rate)
-    load = found.rate / headroom
     return DayAdvice(
         hours=list(day.hours),
         rates=list(day.rates),
         requests=day.requests,
         start_up_seconds=START_UP,
         headroom=headroom,
-        requests_per_server=load * latency_at(found, load) / 1e3,  # Little's law
+        requests_per_server=_kept_in_each(found, found.rate / headroom, scaled.most_servers),
         fleets=list(fleets.values()),
     )
+
+
+def _kept_in_each(found: Found, load: float, most: int) -> float:
+    """Return the requests in each server at which an autoscaler has one for each such load.
+
+    By Little's law; and so few that one server less is not wanted before it could take the load:
+    answers are faster while there are more servers, so that fewer requests are in them.
+    """
+    loads = [load * fewer / (fewer + 1) for fewer in range(1, most)]
+    inside = [each * latency_at(found, each) / 1e3 for each in (load, *loads)]
+    return min([inside[0], *((n + 1) / n * each for n, each in enumerate(inside[1:], start=1))])
 
 
 def _fleets(grounds: Grounds, day: Day, name: str) -> list[DayFleet]:
