@@ -267,6 +267,9 @@ def _load(path: str) -> object:
     module, _, attribute = path.rpartition(":")
     try:
         return getattr(_module_at(Path(module)), attribute)
+    except ModuleNotFoundError as error:
+        where = f" in {Path.cwd()}, nor among what is installed" if error.name == module else ""
+        raise ConfigError(f"cannot load '{path}': {error}{where}") from error
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
     except SpecsimError:

@@ -1,5 +1,6 @@
 """What every acceptance model promises."""
 
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,11 @@ def test_a_shorter_draft_survives_as_far_as_it_reaches(model: Any, shorter: int)
         model.survival_lens(REQUESTS, LUCK, shorter),
         strict=True,
     ):
-        assert list(short) == [min(shorter, length) for length in long]
+        reached = [min(shorter, length) for length in long]
+        if model.kind == "fly":  # which looks ahead, but no further than the draft
+            assert all(map(le, short, reached))
+        else:
+            assert list(short) == reached
 
 
 @pytest.mark.parametrize("model", MODELS)

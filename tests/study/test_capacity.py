@@ -491,7 +491,10 @@ def test_a_limit_may_have_a_percentile_of_its_own(text: str) -> None:
         ("ttft:p0<500", "p0 must be above p0 and at most p100"),
         ("ttft:p101<500", "p101 must be above p0 and at most p100"),
         ("itl:p90<5", "no metric 'itl'"),
-        ("ttft:p90<fast", "valid number"),
+        ("ttft:p90<fast", "'ttft:p90<fast' is not METRIC:MILLISECONDS"),
+        ("ttft:p90>800", "as ttft:p90<800 or ttft:p90<0.8s is"),
+        ("ttft:50us", "'ttft:50us' is not METRIC:MILLISECONDS"),
+        ("ttft:-+", "valid number"),
         ("ttft:p90<500,ttft:p99<900", "'ttft' is given twice"),
     ],
 )

@@ -200,7 +200,8 @@ def test_description_of_a_trace(tmp_path: Path) -> None:
 VIDUR = b"arrived_at,num_prefill_tokens,num_decode_tokens\n"
 BAD = {
     "empty": (b"", "is empty"),
-    "no request": (VIDUR, "no known format|no request"),
+    "no request": (VIDUR, "has no row|no request"),
+    "header alone": (b"arrival_time,prompt_len,output_len\n", "has no row"),
     "missing column": (b"arrived_at,num_prefill_tokens\n1,2\n", "no known format has these"),
     "negative length": (
         VIDUR + b"0,5,5\n1,-3,2\n",

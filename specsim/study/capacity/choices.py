@@ -108,7 +108,8 @@ class SloLimits(NamedTuple):
 
 
 _LIMIT = re.compile(
-    r"(?P<metric>\w+?)(_ms)?([:_-]?p(?P<percentile>\d+(\.\d+)?))?\s*(:|<=?)\s*(?P<value>[^:<]+?)"
+    r"(?P<metric>\w+?)(_ms)?([:_-]?p(?P<percentile>\d+(\.\d+)?))?\s*(:|<=?)\s*"
+    r"(?P<value>[-+.\de]+)\s*(?P<unit>ms|s)?"
 )
 _UNITS = {"ms": 1.0, "s": 1000.0}
 
@@ -123,14 +124,14 @@ def parse_slo(text: str) -> SloLimits:
         if found is None:
             raise ConfigError(
                 f"--slo {text}: '{part.strip()}' is not METRIC:MILLISECONDS, as ttft:500 is, or "
-                "METRIC:PERCENTILE<MILLISECONDS, as ttft:p90<800 is"
+                "METRIC:PERCENTILE<MILLISECONDS, as ttft:p90<800 or ttft:p90<0.8s is"
             )
         metric, name = found["metric"], f"{found['metric']}_ms"
         if metric not in known:
             raise ConfigError(f"--slo {text}: no metric '{metric}'; {nearest(metric, known)}")
         if name in limits:
             raise ConfigError(f"--slo {text}: '{metric}' is given twice; leave it out once")
-        limits[name] = _milliseconds(found["value"])
+        limits[name] = _milliseconds(found["value"], found["unit"])
         if found["percentile"] is not None:
             shares[name] = float(found["percentile"]) / 100
             if not 0 < shares[name] <= 1:
@@ -141,13 +142,12 @@ def parse_slo(text: str) -> SloLimits:
         return SloLimits(Slo.model_validate(limits), shares)
 
 
-def _milliseconds(text: str) -> float | str:
-    """Return a time such as ``800``, ``800ms`` or ``0.8s`` in milliseconds, others as they are."""
-    found = re.fullmatch(r"(.*?)\s*(ms|s)", text)
+def _milliseconds(value: str, unit: str | None) -> float | str:
+    """Return a time in milliseconds; what is no number as it is."""
     try:
-        return float(found[1]) * _UNITS[found[2]] if found else text
+        return float(value) * _UNITS[unit or "ms"]
     except ValueError:
-        return text
+        return value
 
 
 class Prices(Settings):

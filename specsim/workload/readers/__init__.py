@@ -278,7 +278,9 @@ def read_trace(path: Path | str) -> Trace:
         reader = READERS.parse({"kind": kind})
         if reader.matches(file):
             return reader.read(file)
-    columns = ", ".join(file.columns) or "none"
+    if not file.columns:
+        raise TraceError(f"{path}: has no row; a trace holds a request at least")
+    columns = ", ".join(file.columns)
     if _TEXT & set(file.columns):
         raise TraceError(
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
