@@ -4,9 +4,8 @@
 
 A step of 256 decoding sequences with up to 8 drafts each, on the costs of h100/llama-3.1-8b with
 eagle3 (medusa_tree: a100/llama-7b with three heads; lookups: h100/llama-3.1-8b with ngram). Counted
-is all that the policy adds to a step: its views, `drops`, `verify_lens`, `observe` and
-`draft_lens`. The median CPU time over many steps, of the least disturbed of five repeats. "In the
-engine": the same verbs of a run, as its engine has them done, looking up confidences included.
+is all that the policy adds to a step: its views, `drops`, `verify_lens`, `observe`, `draft_lens`
+and `stop_len`. The median CPU time over many steps, of the least disturbed of five repeats.
 """
 
 import csv
@@ -17,26 +16,22 @@ from dataclasses import replace
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 
 from specsim.acceptance import Oracle
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.core.trees import Tree
-from specsim.engine.order import ASK, OBSERVE, TRIM
-from specsim.engine.python_verbs import PythonVerbs
 from specsim.policies import (
     POLICIES,
     ModelView,
     OraclePolicy,
+    Policy,
     ServerView,
     quick_step_time,
     quick_step_times,
 )
 from specsim.profile import StepCosts, load_profile
-from specsim.run.experiment import Experiment
-from specsim.run.simulate import simulate
 
 HERE = Path(__file__).parent
 BATCH = 256
@@ -63,8 +58,6 @@ CASES: dict[str, tuple[Any, str]] = {
     "draft_goodput": ("draft_goodput", "eagle3"),
     "joint": ("joint", "eagle3"),
     "joint, ngram": ("joint", "ngram"),
-    "joint, in the engine": ("joint", "eagle3"),
-    "joint, ngram, in the engine": ("joint", "ngram"),
     "bayes": ("bayes", "eagle3"),
     "medusa_tree": ("medusa_tree", "medusa"),
     "ema_tiers": ("ema_tiers", "eagle3"),
@@ -74,6 +67,13 @@ CASES: dict[str, tuple[Any, str]] = {
     "slo_aware": ("slo_aware:tpot_ms=20", "eagle3"),
     "oracle": ("oracle", "eagle3"),
     "random": ("random", "eagle3"),
+    "acceptance_gate": ("acceptance_gate:acceptance_window=5", "eagle3"),
+    "adaptive_k": ("adaptive_k", "eagle3"),
+    "throughput_tiers": ("throughput_tiers", "eagle3"),
+    "ucbspec": ("ucbspec", "eagle3"),
+    "disco": ("disco", "eagle3"),
+    "specdec_pp": ("specdec_pp", "eagle3"),
+    "adaedl": ("adaedl", "eagle3"),
 }
 
 
@@ -134,9 +134,9 @@ def samples(policy: str, method: str) -> list[float]:
         tokens = [rng.integers(0, 30_000, n + 1).tolist() for n in survived]
 
         began = thread_time_ns()
-        if parsed.may_drop and parsed.drops_now(memory):
+        if parsed.overrides(Policy.drops) and parsed.drops_now(memory):
             parsed.drops(view(load, 0.03 * step), memory)
-        if parsed.trims:
+        if parsed.overrides(Policy.verify_lens):
             drafts = parsed.verify_lens(view(load, 0.03 * step), found, memory)
         spent = thread_time_ns() - began
         accepted = np.minimum(survived, drafts)
@@ -154,56 +154,24 @@ def samples(policy: str, method: str) -> list[float]:
             token_ids=[t[: n + 1] for t, n in zip(tokens, accepted.tolist(), strict=True)],
         )
         began = thread_time_ns()
-        if parsed.observes:
+        if parsed.overrides(Policy.observe):
             parsed.observe(output, memory)
         if parsed.is_dynamic:
             asked = parsed.draft_lens(view(load, 0.03 * step), memory)
-            if parsed.estimates_alpha:
+            if parsed.overrides(Policy.alpha_estimate):
                 parsed.alpha_estimate(memory)
+            if parsed.overrides(Policy.stop_len):
+                parsed.stop_len(view(load, 0.03 * step), found, memory)
         spent += thread_time_ns() - began
         taken.append(spent / 1e3)
     return taken[WARM_UP:]
-
-
-def in_engine(policy: str, method: str) -> list[float]:
-    """Microseconds of each step of a run in which nearly as many sequences decode."""
-    lengths = {"kind": "uniform", "prompt": [PROMPT, PROMPT], "output": [1, 2 * OUTPUT]}
-    drafter = {"method": method, "num_speculative_tokens": LONGEST}
-    config = {
-        "workload": {"arrivals": {"kind": "burst"}, "lengths": lengths, "num_requests": 4 * BATCH},
-        "engine": {"max_num_seqs": BATCH, "speculative_config": drafter, "max_model_len": 2048},
-        "acceptance": {"kind": "beta", "a": 3.5, "b": 1.5},
-        "profile": "h100/llama-3.1-8b",
-        "policy": policy,
-    }
-    taken: list[list[float]] = []  # sequences, microseconds
-    wanted = PythonVerbs.handlers
-
-    def watched(self: PythonVerbs) -> dict[int, Any]:
-        def timed(verb: int, handler: Any) -> Any:
-            def run() -> None:
-                if verb == TRIM:
-                    taken.append([self.ledger.step.size, 0.0])
-                began = thread_time_ns()
-                handler()
-                taken[-1][1] += (thread_time_ns() - began) / 1e3
-
-            return run
-
-        found = wanted(self)
-        return found | {verb: timed(verb, found[verb]) for verb in (TRIM, ASK, OBSERVE)}
-
-    with patch.object(PythonVerbs, "handlers", watched):
-        simulate(Experiment.parse(config, "benchmark"))
-    return [spent for size, spent in taken if size > 0.98 * BATCH][WARM_UP:]
 
 
 def main() -> None:
     rows = []
     names = [name for name in CASES if len(sys.argv) < 2 or name in sys.argv[1:]]
     for name in names:
-        sample = in_engine if name.endswith("in the engine") else samples
-        repeats = [sample(*CASES[name]) for _ in range(REPEATS)]
+        repeats = [samples(*CASES[name]) for _ in range(REPEATS)]
         taken = min(repeats, key=statistics.median)
         rows.append((name, statistics.median(taken), statistics.quantiles(taken, n=20)[-1]))
         print(f"{name:28} {rows[-1][1]:8.1f} us, 95 %: {rows[-1][2]:8.1f} us", flush=True)

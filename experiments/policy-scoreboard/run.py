@@ -115,7 +115,9 @@ def scenario(
     return {"workload": {**workload, "num_requests": REQUESTS[load]}, "acceptance": acceptance[0]}
 
 
-def cells(engine: dict[str, Any]) -> Iterator[Cell]:
+def cells(engine: dict[str, Any], *, shifts: bool = False) -> Iterator[Cell]:
+    """Yield the cells; with a shift of the traffic for each drafter, or for the head alone."""
+    others = ("shift",) if shifts else ()
     for traffic, loads in LOADS.items():
         both = (traffic, FOLLOWING[traffic])
         lengths = (dataset(both[0]), dataset(both[1]))
@@ -124,7 +126,7 @@ def cells(engine: dict[str, Any]) -> Iterator[Cell]:
             yield Cell("head", traffic, load, scenario(load, loads, lengths, heads))
         suffix = {"method": "suffix", "num_speculative_tokens": 7}
         found = (preset(both[0], "ngram"), preset(both[1], "ngram"))
-        for load in ("low", "saturated", "ramp"):
+        for load in ("low", "saturated", "ramp", *others):
             fields = scenario(load, loads, lengths, found)
             fields["engine"] = {**engine, "speculative_config": suffix}
             yield Cell("lookup", traffic, load, fields)
@@ -132,7 +134,7 @@ def cells(engine: dict[str, Any]) -> Iterator[Cell]:
         alphas = [dict(zip("ab", MODEL_ALPHAS[name], strict=True)) for name in both]
         models = [{"kind": "beta", **each} for each in alphas]
         spec = {"method": "draft_model", "num_speculative_tokens": 7}
-        for load in ("low", "medium", "saturated", "ramp"):
+        for load in ("low", "medium", "saturated", "ramp", *others):
             fields = scenario(load, MODEL_LOADS, (own[0], own[1]), (models[0], models[1]))
             fields["engine"] = {**engine, "speculative_config": spec}
             fields["profile"] = "a100/llama-7b"
@@ -160,23 +162,24 @@ def recorded(engine: dict[str, Any]) -> Iterator[Cell]:
             yield Cell("lookup, recorded", traffic, load, real)
 
 
-def allowed(experiment: Experiment, *, has_model: bool) -> dict[str, Policy]:
-    """Return the policies that the drafter allows; no Bayes where there is no model to know."""
-    proposer, found = experiment.engine.speculative_config, []
+def allowed(experiment: Experiment, texts: list[str]) -> dict[str, Policy]:
+    """Return the policies that the drafter allows, and `off`."""
+    proposer, found = experiment.engine.speculative_config, {}
     assert proposer is not None
-    for text, policy in parse_policies(POLICIES).items():
+    for text, policy in parse_policies(texts).items():
         try:
             check_proposer(policy, proposer)
         except ValueError:
             continue
-        if text != "off" and (has_model or not text.startswith("bayes")):
-            found.append(text)
-    return parse_policies(found)
+        found[text] = policy
+    return found
 
 
 def rows_of(base: Experiment, cell: Cell) -> list[dict[str, Any]]:
     experiment = base.replace(**cell.fields)
-    policies = allowed(experiment, has_model=cell.half != "recorded")
+    is_known = cell.half != "recorded"
+    asked = [text for text in POLICIES if is_known or not text.startswith("bayes")]
+    policies = allowed(experiment, asked)
     comparison = compare(experiment, policies, replications=REPLICATIONS)
     rows = []
     for standing in comparison.standings:

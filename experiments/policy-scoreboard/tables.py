@@ -10,6 +10,20 @@ BOUNDS = ("bayes", "bayes:confidences=false", "oracle")
 GROUPS = ("head", "model", "lookup", "recorded")
 HALVES = ("recorded", "held out", "chosen on")
 
+BOARD = "policy-scoreboard/regrets.csv"
+PLACES = [
+    f"{drafter}, {world}" for drafter in GROUPS[:3] for world in ("stationary", "changing")
+] + ["recorded"]
+SOURCES = {
+    "joint": "specsim", "goodput_exact": "specsim", "draft_goodput": "specsim",
+    "goodput": "SmartSpec", "confidence": "SmartSpec", "turbospec": "TurboSpec",
+    "slo_aware": "AdaServe", "disco": "DISCO", "specdec_pp": "SpecDec++", "adaedl": "AdaEDL",
+    "bandit": "BanditSpec", "ucbspec": "BanditSpec, as released", "step_controller": "on-the-fly",
+    "window_opt": "on-the-fly", "q_learning": "on-the-fly", "schedule": "vLLM",
+    "adaptive_verification": "vLLM", "adaptive_k": "vLLM", "ema_tiers": "SGLang",
+    "throughput_tiers": "SGLang", "acceptance_gate": "TensorRT-LLM", "off": "–", "static": "–",
+}  # fmt: skip
+
 
 def group_of(row: Row) -> str:
     return "recorded" if row["half"] == "recorded" else row["drafter"]
@@ -29,6 +43,31 @@ def regret_by_drafter() -> Iterator[list[str]]:
             for each in GROUPS
         ]
         yield [f"`{name}`", *cells]
+
+
+def board() -> Iterator[list[str]]:
+    """Yield regrets against the best fixed k; bold: worse for certain, italic: better."""
+    yield ["policy", "source", *PLACES, "worst cell"]
+    rows: dict[str, Rows] = {}
+    for row in read(BOARD):
+        rows.setdefault(row["policy"], []).append(row)
+
+    def mean(policy: str) -> float:
+        return fmean(float(row["mean_percent"]) for row in rows[policy])
+
+    for policy in sorted(rows, key=mean):
+        places = {row["group"]: row for row in rows[policy]}
+        cells = [_regret(places[place]) if place in places else "–" for place in PLACES]
+        worst = max(float(row["worst_cell_percent"]) for row in rows[policy])
+        source = SOURCES[policy.partition(":")[0].partition(",")[0]]
+        yield [f"`{policy}`", source, *cells, f"{worst:+.0f}"]
+
+
+def _regret(row: Row) -> str:
+    text = f"{float(row['mean_percent']):+.1f}"
+    if float(row["p"]) >= 0.05:
+        return text
+    return f"**{text}**" if float(row["mean_percent"]) > 0 else f"*{text}*"
 
 
 def cell_by_cell() -> Iterator[list[str]]:
