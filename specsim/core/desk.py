@@ -22,7 +22,6 @@ Floats = Annotated[NDArray[np.float64], 1]
 Flags = Annotated[NDArray[np.bool_], 1]
 ByteRows = Annotated[NDArray[np.uint8], 2]
 Singles = Annotated[NDArray[np.float32], 1]
-IntRows = Annotated[NDArray[np.int64], 2]
 ShortRows = Annotated[NDArray[np.int16], 2]
 FloatRows = Annotated[NDArray[np.float64], 2]
 Arrays = TypeVar("Arrays")
