@@ -1,4 +1,4 @@
-"""Order: in which order a step's verbs are done, for each of the three schedulers.
+"""Order: in which order a step's verbs are done, for each scheduler.
 
 A drafter that drafts while the target verifies has an order of its own.
 
