@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import ROOT, data_folder, load_script, needs
 
@@ -450,3 +451,46 @@ def test_disaggregation(tmp_path: Path) -> None:
 
     assert sustained("h100", "off", "3p + 1d") > 1.3 * sustained("h100", "off", "colocated")
     assert sustained("h100", "static", "colocated") > sustained("h100", "static", "3p + 1d")
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The board of published controllers, which lies beside the scoreboard's script."""
+    monkeypatch.setitem(sys.modules, "run", script("policy-scoreboard"))
+    return load_script(ROOT / "experiments" / "policy-scoreboard" / "board.py")
+
+
+def test_the_boards_regrets_are_those_of_its_cells(board: ModuleType) -> None:
+    cells, kept = (rows(board.HERE / name) for name in ("board.csv", "regrets.csv"))
+    found = board.regrets(cells)
+    assert [{name: str(value) for name, value in row.items()} for row in found] == kept
+    assert sum(row["cells"] for row in found if row["policy"] == "goodput") == 45
+
+
+def test_a_board_of_equals_seldom_calls_one_of_them_worse(board: ModuleType) -> None:
+    rng = np.random.default_rng(1)
+    fixed = dict.fromkeys(("off", *board.FIXED), 9.0) | {"static:k=1": 1.0}
+
+    def world() -> list[dict[str, Any]]:
+        spread = {traffic: 0.005 * 16 ** rng.uniform() for traffic in "abcdef"}
+        drawn = [
+            (traffic, f"x{i}", np.exp(rng.normal(0, spread[traffic], board.REPLICATIONS)))
+            for traffic in spread
+            for i in range(15)
+        ]
+        known = [
+            (traffic, policy, [latency] * board.REPLICATIONS)
+            for traffic in spread
+            for policy, latency in fixed.items()
+        ]
+        return [
+            {"drafter": "head", "load": "low", "traffic": traffic, "policy": policy}
+            | {f"mean_e2el_ms_{n}": str(value) for n, value in enumerate(values)}
+            for traffic, policy, values in known + drawn
+        ]
+
+    def is_wrong() -> bool:
+        found = board.regrets(world())
+        return any(float(row["p"]) < 0.05 for row in found if row["policy"].startswith("x"))
+
+    assert np.mean([is_wrong() for _ in range(100)]) <= 0.11  # 5 %, and three deviations

@@ -107,7 +107,7 @@ def regrets(rows: list[Row]) -> list[Row]:
         parts = each.var(axis=1, ddof=1) / REPLICATIONS
         mean, error = float(each.mean()), float(np.sqrt(parts.sum())) / len(each)
         freedom = parts.sum() ** 2 / (parts**2).sum() * (REPLICATIONS - 1) if error else np.inf
-        p = 2.0 * float(t.sf(abs(mean) / error, freedom)) if error else 1.0
+        p = 2.0 * float(t.sf(abs(mean) / error, freedom)) if error else float(mean == 0.0)
         half = float(t.isf(0.025 / len(each_of), freedom)) * error
         worst = float(each.mean(axis=1).max())
         row = {"group": group, "policy": policy, "cells": len(each), "p": p}
