@@ -254,6 +254,7 @@ def build(
     model: MadeModel,
     gpu: str = Option(..., help="A name in profiles/, h200, or a YAML file like those."),
     tp: Replica = 1,
+    pp: int = Option(1, "--pp", min=1, help="Stages of a pipeline, which divide the layers."),
     dp: int = Option(1, "--dp", min=1, help="Data-parallel ranks that share the experts."),
     ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
     dtype: str = Option(
@@ -304,6 +305,7 @@ def build(
         gpu=gpu,
         drafts=_drafts(draft),
         tensor_parallel_size=tp,
+        pipeline_parallel_size=pp,
         data_parallel_size=dp,
         enable_expert_parallel=ep,
         dtype=dtype,

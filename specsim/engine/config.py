@@ -44,6 +44,8 @@ class EngineConfig(Settings):
     """Checked against the profile's model, if given."""
     tensor_parallel_size: Count | None = None
     """Checked against the profile's, if given."""
+    pipeline_parallel_size: Count | None = None
+    """Checked against the profile's, if given."""
     data_parallel_size: Count | None = None
     """Ranks with a scheduler and a KV cache each, by default 1; those of a mixture of experts share
     the experts, and make every forward pass together."""
@@ -280,6 +282,7 @@ class EngineConfig(Settings):
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         config = self.model_copy(update=missing)
         config._check_limits()
+        config._check_pipeline(proposer, is_async=is_async)
         layout = config.kv_layout(proposer)
         config._check_groups(layout)
         config._check_blocks(layout, is_async=is_async)
@@ -287,7 +290,29 @@ class EngineConfig(Settings):
 
     def in_flight_tokens(self, *, is_async: bool) -> int:
         """Return the most tokens of one sequence in steps that are in flight."""
-        return (self.max_num_batched_tokens or 0) * (2 if is_async else 1)
+        steps = 1 + (self.pipeline_parallel_size or 1) if is_async else 1
+        return (self.max_num_batched_tokens or 0) * steps
+
+    def _check_pipeline(self, proposer: Proposer | None, *, is_async: bool) -> None:
+        """Raise a ConfigError if stages are beside what is not simulated with them."""
+        if (self.pipeline_parallel_size or 1) == 1:
+            return
+        others = {
+            "speculation": proposer is not None,
+            "scheduler prefill_first": self.scheduler == "prefill_first",
+            "async_scheduling false": not is_async,
+            "data_parallel_size": (self.data_parallel_size or 1) > 1,
+            "kv_offload": self.kv_offload is not None,
+            "lora_config": self.lora_config is not None,
+            "kv_groups": self.kv_groups is not None,
+            f"vllm_version {self.vllm_version}": self.vllm_version != DEFAULT_VERSION,
+        }
+        for name, is_given in others.items():
+            if is_given:
+                raise ConfigError(
+                    f"engine.pipeline_parallel_size = {self.pipeline_parallel_size}: stages with "
+                    f"{name} are not simulated; leave it out, or take a profile of one stage"
+                )
 
     def _check_limits(self) -> None:
         batched_tokens, seqs = self.max_num_batched_tokens or 0, self.max_num_seqs or 0
@@ -413,7 +438,13 @@ class EngineConfig(Settings):
             check_padding(whole)
         self._check_pieces(whole, kv)
         order = "asynchronous" if is_async else "overlapped" if overlaps else "synchronous"
-        return Setup(order="prefill_first" if is_v0 else order, limits=whole, kv=kv)
+        stages = self.pipeline_parallel_size or 1
+        return Setup(
+            order="prefill_first" if is_v0 else order,
+            limits=whole,
+            kv=kv,
+            stages=(1 / stages,) * stages,
+        )
 
 
 def check_padding(limits: Mapping[str, int]) -> None:

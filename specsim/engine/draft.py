@@ -54,6 +54,7 @@ def offer(table: Table) -> None:
             sequence.draft_len = entry.offered_len
             if is_ahead:
                 sequence.placeholder_len += 1 + entry.draft_len
+                sequence.decodes_from = step.index + limits.decode_stagger
 
 
 @inner

@@ -64,6 +64,7 @@ class Limits(Protocol):
     asks_last: int  # whether it is known what a step accepts before drafts are asked for
     overlaps: int  # whether drafts are made while the target verifies those before
     depth: int  # steps in flight at once
+    decode_stagger: int  # steps from a decode of a sequence to its next one: stages of a pipeline
     land_at: int  # where in the order of the verbs a step that has been launched comes back
     leaves_out: int  # whether the drafter may leave out prompts; such a sequence `is_undrafted`
     drafts_alike: int  # whether drafts of a step that may differ are made equally long

@@ -8,7 +8,9 @@ A drafter that drafts while the target verifies has an order of its own.
     prefill_first   vLLM V0: waiting prompts run first, whole, in a step of their own; drafts are
                     proposed and verified within one step. The papers of 2024 measured on it.
     asynchronous    vLLM V1 with step n + 1 scheduled while step n runs, as if it accepted
-                    everything (0.32.0 ``v1/engine/core.py step_with_batch_queue``)
+                    everything (0.32.0 ``v1/engine/core.py step_with_batch_queue``); in a pipeline
+                    of n stages up to n + 1 steps are in flight, and a sequence decodes in every
+                    nth (``config/vllm.py max_concurrent_batches``, ``async_scheduler.py``)
 
 A step is launched, and later it comes back ("lands"). What a verb does stands in the module of its
 name; a verb of which the policy, the latency model or the drafter is Python is done there
@@ -198,7 +200,8 @@ def _begin(table: Table) -> bool:
     if state.preempted_in_vain >= IN_VAIN:
         has_work = 0
     flushes = limits.depth > 1 and state.has_unflushed
-    if ((has_work and not state.is_stuck) or flushes) and state.in_flight < limits.depth:
+    is_stuck = state.is_stuck and not (len(table.stages) > 1 and _has_requests_in_flight(table))
+    if ((has_work and not is_stuck) or flushes) and state.in_flight < limits.depth:
         if state.now >= state.until:  # where a run begins: more may arrive at that very instant
             state.next_at = state.now
             state.place = 0
@@ -212,6 +215,16 @@ def _begin(table: Table) -> bool:
         return True
     state.place = 0
     return _until_arrival(table)
+
+
+@inner
+def _has_requests_in_flight(table: Table) -> bool:
+    """Whether a step in flight is not empty; a pipeline then is filled up, if with empty ones."""
+    limits, state = table.limits[0], table.state[0]
+    for number in range(state.in_flight):
+        if table.steps[(state.oldest + number) % limits.depth].num_requests:
+            return True
+    return False
 
 
 @inner
@@ -261,10 +274,36 @@ def _overhead(table: Table) -> bool:
     step = table.steps[state.current]
     if step.overhead_time and not _until(table, state.now + step.overhead_time):
         return False
+    if len(table.stages) > 1:
+        _pass_stages(table)
+        return True
     step.started_at = max(state.now, state.gpu_free_at)
     state.gpu_free_at = step.started_at + step.target_time + step.draft_time
     step.ended_at = state.gpu_free_at
     return True
+
+
+@inner
+def _pass_stages(table: Table) -> None:
+    """Let the step go through the pipeline: each stage begins when it and the one before end.
+
+    The first one needs the tokens that the last one has sampled for the sequences of the step.
+    """
+    state = table.state[0]
+    step = table.steps[state.current]
+    step.ended_at = max(state.now, table.stages[0].free_at)
+    for place in range(step.num_requests):
+        row = table.entries[state.current, place].row
+        step.ended_at = max(step.ended_at, table.sequences[row].sampled_at)
+    step.started_at = step.ended_at
+    for number in range(len(table.stages)):
+        stage = table.stages[number]
+        step.ended_at = max(step.ended_at, stage.free_at) + stage.share * step.target_time
+        stage.free_at = step.ended_at
+    for place in range(step.num_requests):
+        entry = table.entries[state.current, place]
+        if not entry.is_partial:
+            table.sequences[entry.row].sampled_at = step.ended_at
 
 
 @inner

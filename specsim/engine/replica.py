@@ -26,6 +26,8 @@ _AS_IN_A_QUEUE = {  # what a sequence has lost when its replica fails
     "computed_len": 0,
     "draft_len": 0,
     "placeholder_len": 0,
+    "decodes_from": 0,
+    "sampled_at": 0.0,
     "in_chunk": 0,
     "tables_at": -1,
     "capacity_len": 0,

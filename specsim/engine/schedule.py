@@ -3,7 +3,7 @@
 Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py`` and ``async_scheduler.py``, re-implemented from
 a description of their behaviour and compared step by step with recordings of the real one
 (``specsim parity``); for `prefill_first` vLLM 0.6 ``core/scheduler.py _schedule_default``. One
-text-only decoder model, no pipeline parallelism.
+text-only decoder model.
 """
 
 from math import nan
@@ -17,7 +17,7 @@ from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
 from specsim.engine.tiers import stored_prefix
-from specsim.engine.waiting import begin, close_gaps, enqueue, first_waiting, leave_queue
+from specsim.engine.waiting import begin, close_gaps, enqueue, first_settled, leave_queue
 
 
 @inner
@@ -68,6 +68,7 @@ def schedule(table: Table) -> None:
     if limits.long_prefill_token_threshold:
         step.piece_limit = _piece_limit(table)
     step.defers_prefills = limits.prefill_interval > 1 and _defers_prefills(table)
+    step.defers_decodes = 0
     step.admits_prefill = 0
     step.has_chunk = 0
     step.num_adapters = 0
@@ -108,7 +109,7 @@ def schedule(table: Table) -> None:
             state.prefills_from = state.num_executed + limits.prefill_interval
     state.num_steps += 1
     state.has_unflushed = 0
-    state.is_stuck = not (step.num_requests or step.preemptions)
+    state.is_stuck = not (step.num_requests or step.preemptions or step.defers_decodes)
 
 
 @inner
@@ -160,6 +161,9 @@ def _schedule_running(table: Table) -> None:
             and computed_len + 2 - sequence.placeholder_len >= sequence.requested_len
         ):
             continue  # its end is already certain
+        if step.index < sequence.decodes_from:
+            step.defers_decodes = 1
+            continue
         if step.defers_prefills and sequence.in_chunk:
             continue
         known_len = sequence.known_len + sequence.placeholder_len
@@ -208,7 +212,7 @@ def _schedule_waiting(table: Table) -> None:
         and step.inputs_left > limits.draft_slots
         and state.num_running < limits.max_num_running
     ):
-        row = first_served(table) if limits.max_loras else first_waiting(table)
+        row = first_served(table) if limits.max_loras else first_settled(table)
         if row == NO_ROW:
             return
         cached_len = cached_prefix(table, row)

@@ -33,6 +33,8 @@ class Setup:
     """By the names of `specsim.engine.table.Limits`; what is missing is 0."""
     kv: KVLayout
     """The groups of layers that have KV blocks of their own."""
+    stages: tuple[float, ...] = (1.0,)
+    """Share of each stage of the pipeline in the time of a pass."""
     num_results: int = 1024
     """Steps and requests that are held back at most."""
 
@@ -73,6 +75,7 @@ class Setup:
             "free_tables": np.arange(most_holding - 1, -1, -1, dtype=np.int64) * num_groups,
             "entries": zeros("entries", depth, most),
             "steps": zeros("steps", depth),
+            "stages": _stages(self.stages),
             "groups": self._groups(depth),
             "buckets": self._buckets(),
             "blocks": _blocks(num_blocks),
@@ -102,7 +105,8 @@ class Setup:
         limits = zeros("limits", 1)
         for name, value in self.limits.items():
             limits[name] = value
-        limits["depth"] = 2 if self.is_async else 1
+        limits["decode_stagger"] = len(self.stages)
+        limits["depth"] = 1 + len(self.stages) if self.is_async else 1
         limits["prefill_first"] = self.order == "prefill_first"
         limits["asks_last"] = self.order == "synchronous"
         limits["overlaps"] = self.order == "overlapped"
@@ -285,6 +289,12 @@ def _state(most: int, most_holding: int, num_blocks: int) -> NDArray[Any]:
     state["num_free_tables"], state["most_run"] = most_holding, most
     state["num_free"] = num_blocks - 1
     return state
+
+
+def _stages(shares: Sequence[float]) -> NDArray[Any]:
+    stages = zeros("stages", len(shares))
+    stages["share"] = shares
+    return stages
 
 
 def _adapters(count: int = 0) -> NDArray[Any]:

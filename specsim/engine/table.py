@@ -72,6 +72,8 @@ class Sequence(Protocol):
     draft_len: int  # drafts that wait to be verified
     placeholder_len: int
     """Output tokens in flight that are counted as computed (asynchronous scheduling)."""
+    decodes_from: int  # number of the step that may hold its next decode (vLLM: with a pipeline)
+    sampled_at: float  # when its last token leaves the last stage, which the first one waits for
     in_chunk: int  # whether the last scheduled piece stopped short of the known tokens
     tables_at: int  # its first block table in `tables` and `holdings`, one per group; -1: none
     capacity_len: int
@@ -186,6 +188,7 @@ class Step(Protocol):
     piece_limit: int  # longest piece that any sequence may get
     num_adapters: int  # LoRA adapters that it serves, where `Limits.max_loras` bounds them
     defers_prefills: int  # whether it reads no prompts (vLLM: prefill_schedule_interval)
+    defers_decodes: int  # whether sequences of an earlier step wait for their turn (pipeline)
     admits_prefill: int  # whether it admits anybody of whom more than a token is to be computed
     has_chunk: int  # whether a running sequence came into it in the middle of its prefill
     num_running: int
@@ -272,6 +275,13 @@ class Holding(Protocol):
     last_state: int  # of a state: the place of the one before; -1 if there is none
 
 
+class Stage(Protocol):
+    """A stage of the pipeline, which has a part of the layers; GPUs of its own."""
+
+    share: float  # of the time of a pass
+    free_at: float
+
+
 class State(Protocol):
     """Where a replica is."""
 
@@ -329,6 +339,7 @@ class Table(NamedTuple):
     notices: Rows[Notice]
     running: NDArray[np.int64]
     free_tables: NDArray[np.int64]  # first ones of who may hold blocks next, as a stack
+    stages: Rows[Stage]
     entries: Rows[Entry]  # shape (steps in flight, sequences)
     steps: Rows[Step]
     groups: Rows[Group]

@@ -33,6 +33,19 @@ def next_waiting(table: Table, row: int) -> int:
 
 
 @inner
+def first_settled(table: Table) -> int:
+    """Return the first waiting row of which no step is in flight; NO_ROW if there is none.
+
+    One that was preempted meanwhile keeps its place until what it computed has come back. With two
+    steps in flight it always has.
+    """
+    row = first_waiting(table)
+    while row != NO_ROW and table.sequences[row].in_flight_len:
+        row = next_waiting(table, row)
+    return row
+
+
+@inner
 def enqueue(table: Table, row: int) -> None:
     """Add a new sequence."""
     _stand(table, row, table.state[0].queue_tail, NO_ROW)
@@ -175,6 +188,8 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.computed_len = 0
     sequence.draft_len = 0
     sequence.placeholder_len = 0
+    sequence.decodes_from = 0
+    sequence.sampled_at = 0.0
     sequence.in_chunk = 0
     sequence.tables_at = -1
     sequence.capacity_len = 0

@@ -25,6 +25,7 @@ from specsim.profile.kernel_tables import (
 )
 from specsim.profile.kernel_times import LAUNCH_US, ExpertTimes, line_of, skewed, small_weights
 from specsim.profile.matrix_times import MatrixTimes
+from specsim.profile.stages import stage_layers
 
 Values = NDArray[np.float64]
 
@@ -69,6 +70,7 @@ class Composer:
                 "bfloat16 or int4"
             )
         self.sources: list[str] = []
+        self.stages = stage_layers(shape, options)
 
     def latency(self) -> dict[str, Any]:
         """Return the fields of a `specsim.latency.composed.Composed`."""
@@ -82,6 +84,7 @@ class Composer:
         small = self._small_kernels(tokens)
         small = small + self._quantizing(tokens) + self._hyper_connections(tokens)
         compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
+        compute = compute + self._sends(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
         kept = needed(tokens, np.stack([total, total + read]))
@@ -123,7 +126,7 @@ class Composer:
 
     @property
     def weight_bytes(self) -> float:
-        """Memory of the weights on each GPU, bytes."""
+        """Memory of the weights on each GPU, of a pipeline on those of the fullest stage, bytes."""
         shape = self._shape
         of_vocabulary = shape.hidden_size * shape.vocab_size
         own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
@@ -134,14 +137,23 @@ class Composer:
         small = experts * self._dtype.bytes_per_weight / self._ranks
         small += mlps * self._precision.matrix_bytes("mlp")
         small += (rest - experts - mlps) * self._precision.matrix_bytes("attention")
-        return float(plain + small) / self._size
+        if (
+            most := self._fullest_share
+        ) < 1:  # the first stage has the embedding, the last the head
+            plain = of_vocabulary * _MATRIX_BYTES
+        return float(plain + small * most) / self._size
 
     @property
     def kv_bytes_per_token(self) -> float:
         """Key and value of a token in every layer, on each GPU, bytes."""
         is_halved = self._options.kv_dtype == "fp8" and not self._shape.o_groups
         share = 0.5 if is_halved else 1.0
-        return self._shape.kv_bytes_per_token_and_gpu(self._size) * share
+        return self._shape.kv_bytes_per_token_and_gpu(self._size) * share * self._fullest_share
+
+    @property
+    def _fullest_share(self) -> float:
+        """Of the layers, of the stage that has most."""
+        return max(self.stages) / sum(self.stages)
 
     def _layer_matrices(self) -> list[Matrix]:
         shape, size = self._shape, self._size
@@ -366,6 +378,21 @@ class Composer:
         mixed = sum(layer.kind != "none" for layer in self._shape.layers)
         number = self._shape.num_halves if self._ranks == 1 else mixed
         return np.asarray((number + 1) * each)
+
+    def _sends(self, tokens: Values) -> Values:
+        """Return what it takes to send hidden states and residuals from stage to stage, all stages.
+
+        As NCCL's all-gather between two GPUs of which each sends as much. Each GPU sends its part,
+        and those of a stage gather them (vLLM 0.32 ``distributed/parallel_state.py``).
+        """
+        stages, size = len(self.stages), self._size
+        if stages == 1:
+            return np.zeros(len(tokens))
+        numbers = 2 * tokens * self._shape.hidden_size
+        total = self._nccl("all_gather", 2, 2 * numbers / size)
+        if size > 1:
+            total = total + self._nccl("all_gather", size, numbers)
+        return np.asarray((stages - 1) * total)
 
     def _exchanges(self, tokens: Values) -> Values:
         """Return how long all ranks' tokens take to their experts and back, all layers.

@@ -23,6 +23,7 @@ from specsim.profile.kernel_tables import (
     tables_folder,
 )
 from specsim.profile.profile import NOT_MEASURED
+from specsim.profile.stages import stage_shares
 
 _FAMILIES = ["attention", "moe", "gemm", "allreduce", "a2a", "quant"]  # of kernels in tables
 _FAMILIES += ["graphs", "sampling", "drafts"]  # of what else a server does
@@ -83,7 +84,7 @@ class TableProfile(MadeProfile):
             "gpu": options.gpu,
             "tensor_parallel_size": options.tensor_parallel_size,
             "provenance": {},
-            "target": target.latency(),
+            "target": (latency := target.latency()),
             "drafts": _drafts(options, model, tables),
             "overhead": HOST_TIMES,
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
@@ -91,6 +92,8 @@ class TableProfile(MadeProfile):
             "weights_gib": round(target.weight_bytes / GIB, 3),
             "kv_bytes_per_token": target.kv_bytes_per_token,
         }
+        if options.pipeline_parallel_size > 1:
+            fields["stage_shares"] = stage_shares(target.stages, latency)
         for key in options.versions.keys() - tables.keys:
             raise ProfileError(
                 f"--table {key}={options.versions[key]}: nothing of this profile comes from such a "

@@ -75,6 +75,7 @@ class TableOptions:
     drafts: Mapping[str, str] = field(default_factory=dict)
     """Model of each proposer that the profile will have costs for."""
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     data_parallel_size: int = 1
     """Ranks that share the experts, each with as many tokens as the profile is asked about."""
     enable_expert_parallel: bool = False
@@ -103,10 +104,11 @@ class Scales(NamedTuple):
         """Return what the data sheets of both GPUs say; a ProfileError if one does not."""
         if options.tables_of is None:
             return cls()
-        if options.tensor_parallel_size * options.data_parallel_size > 1:
+        sizes = options.tensor_parallel_size, options.pipeline_parallel_size
+        if max(*sizes, options.data_parallel_size) > 1:
             raise ProfileError(
                 f"--tables-of {options.tables_of}: what GPUs send each other is not carried over; "
-                "leave --tp and --dp out, or use `specsim profile roofline`"
+                "leave --tp, --pp and --dp out, or use `specsim profile roofline`"
             )
         name = Precision.of(options.dtype).stored("experts").peak
         read, compute = [], []

@@ -202,6 +202,8 @@ class Profile(Settings):
     gpu: str
     """As in ``profiles/<gpu>.yaml``."""
     tensor_parallel_size: int = Field(default=1, gt=0)
+    stage_shares: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(1.0,), min_length=1)
+    """Of pipeline parallelism: what each stage takes of the time of a pass; together 1."""
     provenance: Provenance
     target: Annotated[LatencyModel, LATENCY]
     drafts: dict[str, DraftCost] = Field(default_factory=dict)
@@ -241,6 +243,17 @@ class Profile(Settings):
             }
         return shared
 
+    @property
+    def num_gpus(self) -> int:
+        """Of a replica."""
+        return self.tensor_parallel_size * len(self.stage_shares)
+
+    @model_validator(mode="after")
+    def _check_stages(self) -> Self:
+        if abs(sum(self.stage_shares) - 1) > _ROUNDING:
+            raise ValueError(f"stage_shares = {self.stage_shares!r}: must add up to 1")
+        return self
+
     @model_validator(mode="after")
     def _check_names_agree(self) -> Self:
         for name in _SHARED:
@@ -253,6 +266,7 @@ class Profile(Settings):
         return self
 
 
+_ROUNDING = 1e-4
 _SHARED = ("model", "gpu", "tensor_parallel_size")
 
 

@@ -135,7 +135,7 @@ class Deployment:
             "valid_context_tokens": valid.context_tokens,
             "valid_batched_tokens": valid.batched_tokens,
         }
-        return replace(setup, limits=limits)
+        return replace(setup, limits=limits, stages=self.profile.stage_shares)
 
     def loading_limits(self, setup: Setup) -> dict[str, int]:
         """Return the limits of an engine whose blocks are loaded into, or kept to be read."""
@@ -200,12 +200,14 @@ def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> No
             f"engine.model = '{engine.model}', but the profile was made for '{model.name}'; choose "
             "the profile of that model or correct engine.model"
         )
-    size = engine.tensor_parallel_size
-    if size is not None and size != profile.tensor_parallel_size:
-        raise ProfileError(
-            f"engine.tensor_parallel_size = {size}, but the profile was made with "
-            f"{profile.tensor_parallel_size}; choose a profile '...-tp{size}'"
-        )
+    stages = len(profile.stage_shares)
+    for name, made in (("tensor", profile.tensor_parallel_size), ("pipeline", stages)):
+        size, short = getattr(engine, f"{name}_parallel_size"), f"{name[0]}p"
+        if size is not None and size != made:
+            raise ProfileError(
+                f"engine.{name}_parallel_size = {size}, but the profile was made with {made}; "
+                f"choose a profile '...-{short}{size}', or build one (--{short} {size})"
+            )
 
 
 def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> Profile:
@@ -338,6 +340,7 @@ def _limits(
     return {
         "model": model.name,
         "tensor_parallel_size": profile.tensor_parallel_size,
+        "pipeline_parallel_size": len(profile.stage_shares),
         "max_num_seqs": seqs,
         "max_num_batched_tokens": batched_tokens,
         "max_model_len": max_model_len,

@@ -377,7 +377,7 @@ class Summary:
         counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
         drafter = self.run.deployment.drafter
-        gpus = profile.tensor_parallel_size + (drafter.tensor_parallel_size if drafter else 0)
+        gpus = profile.num_gpus + (drafter.tensor_parallel_size if drafter else 0)
         gpu_hours = seconds * gpus / 3600.0
         scaler = self.run.experiment.scalers.get(pool)
         price = None if scaler is None else scaler.price_per_gpu_hour

@@ -73,6 +73,10 @@ class PoolServers:
         mine = experiment.of_pool("prefill")
         servers = cls(experiment.pools, Deployment.of(mine), decode, mine)
         for name, server in (("prefill", servers.prefill), ("decode", decode)):
+            if len(server.profile.stage_shares) > 1:
+                raise ConfigError(
+                    f"pools.{name}: a pipeline in pools is not simulated; name a profile without"
+                )
             layout = server.setup.kv
             if len(layout.groups) > 1 or layout.has_windows:
                 raise ConfigError(

@@ -36,6 +36,7 @@ from to_record import (
     random_cadence_scenario,
     random_groups_scenario,
     random_loras_scenario,
+    random_pipeline_scenario,
     random_scenario,
     random_states_scenario,
     random_stops_scenario,
@@ -223,6 +224,7 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     if spec and spec["method"] in ("eagle", "mtp"):
         config.speculative_config.method = spec["method"]  # all that the scheduler looks at
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
+    config.parallel_config.pipeline_parallel_size = engine.get("pipeline_parallel_size", 1)
     drops = spec is not None and spec["method"] in ("eagle", "mtp")
     # What VllmConfig decides by the model's config.json, which here is another's.
     config.scheduler_config.disable_hybrid_kv_cache_manager = (
@@ -271,7 +273,7 @@ def make_scheduler(engine: dict[str, Any]) -> Scheduler:
         if alike:
             group.kv_cache_spec = next(iter(alike.values()))
     block_size, hash_block_size = resolve_kv_cache_block_sizes(kv_config, config)
-    return (AsyncScheduler if engine["async_scheduling"] else Scheduler)(
+    scheduler = (AsyncScheduler if engine["async_scheduling"] else Scheduler)(
         vllm_config=config,
         kv_cache_config=kv_config,
         structured_output_manager=StructuredOutputManager(config),
@@ -279,6 +281,9 @@ def make_scheduler(engine: dict[str, Any]) -> Scheduler:
         hash_block_size=hash_block_size,
         log_stats=True,
     )
+    if engine.get("pipeline_parallel_size", 1) > 1:
+        scheduler.use_v2_model_runner = True  # as it is but on a CPU
+    return scheduler
 
 
 class Driver:
@@ -372,8 +377,11 @@ class Driver:
             blocks = held if self.engine.get("kv_groups") else held[0]
             scheduled.append([name, length, drafts, computed[name], blocks])
             self.emits[index, name] = not self.requests[name].is_prefill_chunk
+        ended = self.ended  # the second model runner calls those that resume new, too
         new = [entry.req_id for entry in output.scheduled_new_reqs]
-        resumed = [name for name in cached.req_ids if name in cached.resumed_req_ids]
+        resumed = [name for name in new if "first_step" in ended[name]]
+        resumed += [name for name in cached.req_ids if name in cached.resumed_req_ids]
+        new = [name for name in new if name not in resumed]
         self.padded |= {(index, row[0]) for row in scheduled if row[2] and row[0] in new + resumed}
         for name in new:
             self.ended[name] |= {"first_step": index, "cached": computed[name]}
@@ -470,14 +478,21 @@ class Driver:
 
     def run_async(self) -> None:
         in_flight: deque[tuple[Any, dict[str, Any], int]] = deque()
-        gpu_free_at = 0
+        stages = [0] * self.engine.get("pipeline_parallel_size", 1)  # when each is free
+        ready: dict[str, int] = {}  # when the last sampled token is there
         while True:
             self.add_arrivals()
             if self.scheduler.has_requests():
                 output, step, time = self.schedule()
-                gpu_free_at = max(self.clock, gpu_free_at) + time
-                in_flight.append((output, step, gpu_free_at))
-                if len(in_flight) < 2 and (step["sched"] or self.scheduler.has_requests()):
+                names = [row[0] for row in step["sched"]]
+                done = max([self.clock, *(ready.get(name, 0) for name in names)])
+                for number, free_at in enumerate(stages):
+                    stages[number] = done = max(done, free_at) + time
+                if len(stages) > 1:
+                    ready |= {name: done for name in names if self.emits[step["i"], name]}
+                in_flight.append((output, step, done))
+                room = len(in_flight) < 1 + len(stages)
+                if room and (step["sched"] or self.scheduler.has_requests()):
                     continue
             elif not in_flight:
                 if self.next_row == len(self.rows):
@@ -549,6 +564,7 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
             "stops": random_stops_scenario,
             "loras": random_loras_scenario,
             "cadence": random_cadence_scenario,
+            "pipeline": random_pipeline_scenario,
         }
         scenario = draws.get(kind, random_scenario)(seed)
     scenario["engine"] |= LACKING

@@ -95,6 +95,15 @@ def random_cadence_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"cadence-{seed}", "kind": "cadence"}
 
 
+def random_pipeline_scenario(seed: int) -> dict[str, Any]:
+    """The same in a pipeline of stages, without speculation."""
+    scenario, draw = random_scenario(seed), random.Random(f"pipeline {seed}")
+    stages = draw.choice([2, 2, 3, 4])
+    others = {"spec": None, "async_scheduling": True}
+    scenario["engine"] |= {"pipeline_parallel_size": stages, **others}
+    return scenario | {"name": f"pipeline-{seed}", "kind": "pipeline"}
+
+
 def random_loads_scenario(seed: int) -> dict[str, Any]:
     """The same with prompts of which another engine has some, and blocks that are kept at the end.
 

@@ -89,6 +89,8 @@ class EngineScript(Settings):
     """None: dense."""
     vllm_version: VllmVersion = DEFAULT_VERSION
     prefill_schedule_interval: int | None = None
+    pipeline_parallel_size: int = 1
+    """Stages, each of which takes what a step's script says."""
     max_loras: int | None = None
     """Where requests are for LoRA adapters."""
 
@@ -225,9 +227,10 @@ class _Scripted(LatencyModel):
     base: int
 
     @classmethod
-    def costs(cls, cost: CostScript) -> StepCosts:
-        per_token = cost.per_token_ns + cost.per_ctx_ns
-        target = cls(per_context=cost.per_ctx_ns, per_token=per_token, base=cost.base_ns)
+    def costs(cls, cost: CostScript, stages: int) -> StepCosts:
+        context, base = stages * cost.per_ctx_ns, stages * cost.base_ns
+        per_token = stages * cost.per_token_ns + context
+        target = cls(per_context=context, per_token=per_token, base=base)
         return StepCosts(target, (), Overhead())
 
     def form(self) -> Form:
@@ -309,7 +312,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         observers=[log, IntegrityCheck()] if check else [log],
         announces_ends=scenario.loads is not None,
     )
-    costs = _Scripted.costs(scenario.cost)
+    costs = _Scripted.costs(scenario.cost, scenario.engine.pipeline_parallel_size)
     replica = Replica(
         outside.connected(setup), costs, speculation, wiring, on_notices=outside.begin
     )

@@ -1,0 +1,84 @@
+"""Pipeline parallelism: stages that work on different steps, and sequences that wait for them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from conftest import tiny_config
+
+from specsim.core.errors import SpecsimError
+from specsim.core.request import Request
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
+
+Start = Callable[..., Run]
+
+
+@pytest.fixture
+def run(constant_step: Callable[..., str]) -> Start:
+    """Run requests of 1 prompt token, all at once, in passes of 12 ms whatever their size."""
+
+    def start(stages: int, count: int, output_len: int = 50, **fields: Any) -> Run:
+        shares = {"stage_shares": [1 / stages] * stages} if stages > 1 else {}
+        experiment = tiny_config(
+            engine={
+                "num_gpu_blocks": 5000, "max_model_len": 1024, "max_num_seqs": 8,
+                "enable_prefix_caching": False, **fields.pop("engine", {}),
+            },
+            profile=constant_step(delta_ms=12, drafts={"ngram": {"token_us": 1}}, **shares),
+            **fields,
+        )  # fmt: skip
+        requests = [
+            Request(index=index, arrived_at=0.0, prompt_len=1, output_len=output_len)
+            for index in range(count)
+        ]
+        return simulate(Experiment.parse(experiment, "pipeline"), requests=requests, check=True)
+
+    return start
+
+
+def lasted(run: Run) -> float:
+    ended: float = Summary(run).tables.requests["ended_at"].max()
+    return ended
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_one_request_takes_as_long_as_without_stages(run: Start, stages: int) -> None:
+    assert lasted(run(stages, 1)) == pytest.approx(lasted(run(1, 1)))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_many_small_batches_fill_all_stages(run: Start, stages: int) -> None:
+    """A step holds 8 of 8 times as many requests as there are stages: all stages work at once."""
+    rounds, count = 20, 8 * stages
+    alone = lasted(run(1, count, rounds, engine={"max_num_active_seqs": 8}))
+    assert alone == pytest.approx(stages * rounds * 0.012)
+    engine = {"max_num_seqs": count, "max_num_batched_tokens": count, "max_num_scheduled_tokens": 8}
+    filled = lasted(run(stages, count, rounds, engine=engine))
+    assert filled == pytest.approx((rounds + (stages - 1) / stages) * 0.012)
+
+
+def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:
+    """All decode in one step, as vLLM schedules them, so that two stages are no faster than one."""
+    assert lasted(run(2, 8)) == pytest.approx(lasted(run(1, 8)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"engine": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+             "policy": "static", "acceptance": {"kind": "bernoulli", "alpha": 0.5}},
+            "speculation",
+        ),
+        ({"engine": {"async_scheduling": False}}, "async_scheduling false"),
+        ({"engine": {"scheduler": "prefill_first"}}, "prefill_first"),
+        ({"engine": {"vllm_version": "0.33"}}, "vllm_version 0.33"),
+        ({"engine": {"data_parallel_size": 2}}, "data_parallel_size"),
+        ({"engine": {"pipeline_parallel_size": 4}}, "the profile was made with 2"),
+    ],
+)  # fmt: skip
+def test_what_does_not_combine_is_refused(run: Start, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecsimError, match=message):
+        run(2, 1, **fields)
