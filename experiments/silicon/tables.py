@@ -1,0 +1,66 @@
+from collections.abc import Iterable, Iterator
+from statistics import median
+
+from readme import Rows, read
+
+METRICS = ("tpot", "ttft")
+BAR = 0.1
+
+
+def lines() -> Iterator[tuple[list[str], Rows]]:
+    """Yield engine, model and GPU, and their loads."""
+    rows = read("silicon/results.csv")
+    names = ("engine", "model", "gpu")
+    for line in dict.fromkeys(tuple(row[name] for name in names) for row in rows):
+        yield list(line), [row for row in rows if tuple(row[name] for name in names) == line]
+
+
+def off(rows: Rows, who: str, metric: str) -> float:
+    """Return the median of the absolute errors."""
+    return median(abs(float(row[f"{who}_{metric}"])) for row in rows)
+
+
+def compared(rows: Rows) -> Rows:
+    return [row for row in rows if row["aiconfigurator_tpot"]]
+
+
+def errors() -> Iterator[list[str]]:
+    """Of all loads of a line, and of those that both answered, ours / AIConfigurator's."""
+    yield [
+        *("engine", "model", "GPU", "loads", "TPOT", "TTFT", "of these with both"),
+        *("TPOT, ours / theirs", "TTFT, ours / theirs"),
+    ]
+    for (engine, model, gpu), rows in lines():
+        both = compared(rows)
+        cells = [f"{off(rows, 'error', metric):.1%}" for metric in METRICS]
+        pairs = [
+            " / ".join(f"{off(both, who, metric):.1%}" for who in ("error", "aiconfigurator"))
+            if both
+            else "refused"
+            for metric in METRICS
+        ]
+        name, system = model.partition("/")[2], gpu.removesuffix("_sxm")
+        yield [engine, name, system, str(len(rows)), *cells, str(len(both)), *pairs]
+
+
+def tally() -> Iterator[list[str]]:
+    """How many lines meet what was asked for."""
+    yield ["", "lines", "at most 10 %", "better than AIConfigurator, of lines with both"]
+    found = list(lines())
+    for metric in METRICS:
+        kept = [rows for _, rows in found]
+        pairs = [both for rows in kept if (both := compared(rows))]
+        yield [
+            metric.upper(),
+            str(len(kept)),
+            str(_count(off(rows, "error", metric) <= BAR for rows in kept)),
+            f"{_count(_is_better(both, metric) for both in pairs)} of {len(pairs)}",
+        ]
+
+
+def _is_better(both: Rows, metric: str) -> bool:
+    return off(both, "error", metric) < off(both, "aiconfigurator", metric)
+
+
+def _count(flags: Iterable[bool]) -> int:
+    return sum(map(bool, flags))
