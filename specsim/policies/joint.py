@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.compiled import inner
-from specsim.core.desk import Desk, PerRequest
+from specsim.core.desk import Desk, Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.draft_goodput import (
@@ -22,7 +22,7 @@ from specsim.policies.draft_goodput import (
     tally,
 )
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, survive
+from specsim.policies.parts.estimate import PRIOR_TRIALS, Fading, alpha_of_all, fade, survive
 from specsim.policies.parts.exchange import (
     Trade,
     ask_python,
@@ -50,9 +50,12 @@ from specsim.policies.parts.prospects import (
 from specsim.policies.parts.spending import spent_time
 from specsim.policies.parts.upkeep import LOSS, note_gains, settle_served, share_of
 
-_PRIOR_TRIALS = 20.0  # that the rate of all requests counts for in the rate of one
+_PRIOR_TRIALS = (1.0, 5.0, 20.0)  # that the rate of all requests may count for in that of one
+_STALE_TRIALS = 10.0  # that all requests' counts for at least, however long ago they were
+_LONG_RUN = 500.0  # trials of all requests that the prior is a mean of, at last
 _SAMPLE = 32  # drafts of a step that are looked at for the prospects
 _PROBED = 4  # sequences of which such a step verifies a token at least
+_REMEMBERED = 0.999  # share of what is known of how alike requests are that a draft leaves
 _RECENT = 0.9  # share of a request's trials that the next draft leaves
 
 
@@ -77,7 +80,7 @@ def _for_all(desk: Joining) -> int:
     state.may_stop = 0
     if not longest:
         return 0
-    rate = rate_of(trade.exchange[0], num)
+    rate = rate_of(trade.exchange, num)
     time = trade.times[0].next_plain
     plain = value_of(num, time, rate)
     worth = rate * time if rate else plain
@@ -165,7 +168,7 @@ def _stop(desk: Joining) -> int:
     further one adds is less.
     """
     trade, num, spending = desk.trade, desk.trade.decodes[2], desk.trade.spending
-    rate, drafting = rate_of(trade.exchange[0], num), trade.drafting
+    rate, drafting = rate_of(trade.exchange, num), trade.drafting
     if rate <= 0.0:
         return int(desk.state[0].may_stop)
     price = rate * (spent_time(spending, num) - spent_time(spending, 0)) / num
@@ -192,7 +195,7 @@ def _by_past(desk: Joining) -> int:
     fading.sizes[0] = trade.sizes[1] = num
     fading.sizes[1] = trade.limits[0].max_len
     survive(fading, alpha_of_all(fading.totals, desk.state[0].prior))
-    rate = rate_of(trade.exchange[0], trade.decodes[2])
+    rate = rate_of(trade.exchange, trade.decodes[2])
     spend_before(trade, set_prices(trade), rate)
     desk.state[0].idle_steps += 1
     most = 0
@@ -217,7 +220,7 @@ def _of_found(desk: Joining) -> int:
     if not found or not set_prices(trade):
         return 0
     _calibrate(desk, True)
-    spend_on_found(trade, rate_of(trade.exchange[0], trade.decodes[2]))
+    spend_on_found(trade, rate_of(trade.exchange, trade.decodes[2]))
     return -1
 
 
@@ -271,7 +274,7 @@ def _trim(desk: Joining) -> int:
     _calibrate(desk, are_new)
     if are_new and (num_drafts < _SAMPLE or state.idle_steps % 4 == 0):
         _look_at(desk, num_drafts)
-    spend_on_drafts(trade, rate_of(trade.exchange[0], trade.decodes[2]))
+    spend_on_drafts(trade, rate_of(trade.exchange, trade.decodes[2]))
     left = _PROBED if state.is_probing else 0
     for row in range(num if left else 0):
         if left and desk.draft_lens[row]:
@@ -291,13 +294,56 @@ def _learn(desk: Joining) -> int:
         drafted = max(drafted, desk.draft_lens[row])
     desk.fading.sizes[0] = desk.calibrating.sizes[0] = num
     if not desk.state[0].has_confidences:
-        fade(desk.fading)
-        for row in range(num):
-            desk.state[0].num_seen += desk.draft_lens[row] > 0
+        _add_trials(desk)
     elif drafted:
         tally(desk.calibrating)
         _add_fates(desk)
     return 0
+
+
+@inner
+def _add_trials(desk: Joining) -> None:
+    """Take in what was accepted; where nothing is tried, what is known counts for less."""
+    fading, state = desk.fading, desk.state[0]
+    trials, accepted = 0, 0
+    for row in range(state.num_rows):
+        is_drafted = desk.draft_lens[row] > 0
+        state.num_seen += is_drafted
+        state.num_tried += is_drafted and not fading.counts[desk.requests[row], 1]
+        if is_drafted and not state.drafts_alike:
+            _note_misses(desk, row)
+        accepted += desk.accepted_lens[row]
+        trials += desk.accepted_lens[row] + (desk.accepted_lens[row] < desk.draft_lens[row])
+    fading.rates[1] = _PRIOR_TRIALS[_least_of(desk.misses)]
+    fade(fading)
+    if trials:  # what was believed before any draft must not last
+        state.num_trials = min(state.num_trials + trials, _LONG_RUN)
+        state.prior += (accepted - trials * state.prior) / state.num_trials
+    elif fading.totals[1] > _STALE_TRIALS:
+        fading.totals[0] *= fading.rates[0]
+        fading.totals[1] *= fading.rates[0]
+
+
+@inner
+def _least_of(values: Floats) -> int:
+    """Return the last place of the least of some values."""
+    least = 0
+    for place in range(len(values)):
+        if values[place] <= values[least]:
+            least = place
+    return least
+
+
+@inner
+def _note_misses(desk: Joining, row: int) -> None:
+    """Note how far each weight of the rate of all is off in what became of a request's draft."""
+    counts, request = desk.fading.counts, desk.requests[row]
+    alpha = alpha_of_all(desk.fading.totals, desk.state[0].prior)
+    is_accepted = 1.0 if desk.accepted_lens[row] else 0.0
+    for place in range(len(_PRIOR_TRIALS)):
+        trials = _PRIOR_TRIALS[place]
+        rate = (counts[request, 0] + trials * alpha) / (counts[request, 1] + trials)
+        desk.misses[place] = _REMEMBERED * desk.misses[place] + (rate - is_accepted) ** 2
 
 
 @inner
@@ -308,6 +354,7 @@ def _add_fates(desk: Joining) -> None:
         request, accepted = desk.requests[row], desk.accepted_lens[row]
         if desk.draft_lens[row] > 0:
             trials = accepted + (1 if accepted < desk.draft_lens[row] else 0)
+            desk.state[0].num_tried += not fates[request, 1]
             fates[request, 0] = _RECENT * fates[request, 0] + accepted
             fates[request, 1] = _RECENT * fates[request, 1] + trials
         # One trial in two halves is all that is known at first.
@@ -394,7 +441,7 @@ def verify(view: View, desk: Joining) -> None:
         longest = max(longest, view.draft_lens[row])
         tokens -= view.draft_lens[row]
     _put_decodes(trade, step.context_tokens, tokens, step.num_decodes, step.prefill_tokens)
-    drafted = 0 if rate_of(trade.exchange[0], step.num_decodes) else longest
+    drafted = 0 if rate_of(trade.exchange, step.num_decodes) else longest
     ask_python(trade, step.num_rows * step.width, drafted)
     _trim(desk)
 
@@ -455,6 +502,7 @@ class Joint(LoopPolicy):
         state = row_of(
             JointState,
             prior=self.prior,
+            num_trials=PRIOR_TRIALS,
             probe=-1,
             has_confidences=server.has_confidences,
             drafts_alike=server.drafts_alike,
@@ -463,7 +511,7 @@ class Joint(LoopPolicy):
             Fading,
             counts=PerRequest(0.0, 2),
             totals=np.zeros(2),
-            rates=np.array([1.0 - 1.0 / self.window, _PRIOR_TRIALS, 1.0, 0.0]),
+            rates=np.array([1.0 - 1.0 / self.window, _PRIOR_TRIALS[-1], 0.0, 0.0]),
         )
         return self.remember(
             server,
@@ -477,6 +525,7 @@ class Joint(LoopPolicy):
             calibrating=calibrating_desk(bins_of(longest), self.calibration_window),
             seen=prospects(longest, self.prior),
             fading=fading,
+            misses=np.zeros(len(_PRIOR_TRIALS)),
             len_kinds=LEN_KINDS,
             state=state,
             lives=no_lives(),

@@ -89,7 +89,7 @@ def weigh(desk: Trade) -> int:
     if verb == _LEARNS:
         note_step(desk)
         return -1
-    rate = rate_of(desk.exchange[0], desk.decodes[2])
+    rate = rate_of(desk.exchange, desk.decodes[2])
     if verb == _TRIMS:
         spend_on_drafts(desk, rate)
         return -1

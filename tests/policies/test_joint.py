@@ -82,9 +82,9 @@ def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
     assert share_of(lives, 10, 10.0, 10) == pytest.approx(10 * 0.05 / 100)
     for _ in range(19):
         share_of(lives, 10, 10.0, 10)
-    # Two end after 20 steps; eight that were expected to live for 100 are still counted.
+    # Two end after 20 steps; five that were expected to live for 100 are still counted.
     share = share_of(lives, 8, 8.0, 8)
-    assert share == pytest.approx(8 * 0.05 / ((8 * 100 + 2 * 20) / (8 + 2)), rel=0.01)
+    assert share == pytest.approx(8 * 0.05 / ((5 * 100 + 2 * 20) / (5 + 2)), rel=0.01)
 
 
 def test_a_draft_model_that_pays_is_not_given_up_in_a_burst() -> None:
@@ -113,13 +113,16 @@ def test_the_drafter_reads_nothing_of_whom_it_has_let_go() -> None:
 
 @pytest.mark.parametrize(
     ("method", "profile", "behind"),
-    [("eagle3", "h100/llama-3.1-8b", 1.0), ("draft_model", "h100/llama-3.1-8b-kernels", 1.05)],
+    [("eagle3", "h100/llama-3.1-8b", 1.0), ("draft_model", "h100/llama-3.1-8b-kernels", 1.08)],
     ids=["nothing where k is 0", "a pass where k is 0"],
 )
 def test_a_drafter_that_was_given_up_is_tried_again(
     method: str, profile: str, behind: float
 ) -> None:
-    """It comes to pay after 50 requests, most of which it was not worth drafting for."""
+    """It comes to pay after 50 requests, most of which it was not worth drafting for.
+
+    One that reads what the target reads is tried the more rarely, by what a try costs.
+    """
 
     def after(alpha: float, policy: str) -> float:
         before, now = ({"kind": "bernoulli", "alpha": each} for each in (0.15, alpha))

@@ -14,10 +14,15 @@ from specsim.policies.parts.times import spending_desk
 from specsim.profile.step_time import plain_time_of, step_time_of
 
 _TRUST = 4.0  # steps that the profile counts for at first
+SIZES = 10  # classes of batches that have a rate each
+_SHARED = 8.0  # steps that the rate of all counts for in the rate of a class
 
 
 class Rate(Protocol):
-    """What the last steps emitted in what time: sums over them, fading."""
+    """What the last steps emitted in what time: sums over them, fading.
+
+    Time is counted in what such a step takes without drafts: what a batch explains of it is known.
+    """
 
     keep: float
     """Share that a step leaves of the others."""
@@ -25,6 +30,7 @@ class Rate(Protocol):
     sequences: float
     time: float
     steps: float
+    plain: float  # seconds of the step that is decided about, without drafts; 1 if not known
 
 
 class Bounds(Protocol):
@@ -102,19 +108,40 @@ class Trade(NamedTuple):
 
 
 @inner
-def rate_of(exchange: Rate, num: int) -> float:
+def rate_of(exchange: Rows[Rate], num: int) -> float:
     """Return the tokens per second of a batch of so many sequences; 0 while it is not known.
 
     The long-run rate: a policy that maximises tokens - rate x time in every step, where rate is the
     ratio of the two that it arrives at, maximises that ratio over all steps (Dinkelbach 1967); the
     best ratio within each step does not. Prompts are to be read whatever is drafted, so their time
-    is left out. Time per step and tokens per sequence change slowly; batches do not, so that the
-    rate is made of the former for a given batch.
+    is left out. A second that is saved with few sequences cannot be spent with many, so that
+    batches of about this size have a rate of their own, shrunk to that of all.
     """
-    if not exchange.time:
+    if not exchange[0].time:
         return 0.0
-    rate: float = num * exchange.tokens / exchange.sequences * exchange.steps / exchange.time
+    steps = exchange[size_class(num)].steps
+    own = _yield(exchange, size_class(num)) if steps else 0.0
+    shared = _yield(exchange, 0)
+    rate: float = num / exchange[0].plain * (steps * own + _SHARED * shared) / (steps + _SHARED)
     return rate
+
+
+@inner
+def _yield(exchange: Rows[Rate], place: int) -> float:
+    """Return tokens per sequence, in the time of a step without drafts."""
+    rate = exchange[place]
+    found: float = rate.tokens / rate.sequences * rate.steps / rate.time
+    return found
+
+
+@inner
+def size_class(num: int) -> int:
+    """Return the place of the rate of batches of 1, 2 or 3, 4 to 7, ... sequences."""
+    place = 1
+    while num > 1 and place < SIZES:
+        num //= 2
+        place += 1
+    return place
 
 
 @inner
@@ -175,13 +202,14 @@ def set_times(desk: Trade, longest: int) -> None:
     if desk.decodes[2]:
         times.next = _time(desk, desk.decodes, 0)
         times.next_plain = plain_time_of(spending.pricing, desk.decodes[1])
+        desk.exchange[0].plain = plain_time_of(spending.pricing, desk.decodes[2])
     _correct(desk)
 
 
 @inner
 def note_step(desk: Trade) -> None:
     """Take in the outcome of the step `running`, its time as if the profile were right."""
-    exchange, load, times = desk.exchange[0], desk.running, desk.times[0]
+    exchange, load, times = desk.exchange, desk.running, desk.times[0]
     num, tokens, time = desk.outcome[0], desk.outcome[1], desk.outcome[2]
     time /= desk.learned[0].target
     if not num or load[1] <= load[3]:
@@ -193,11 +221,20 @@ def note_step(desk: Trade) -> None:
         least = times.next_plain  # its drafts were made before these prompts were read
     if time <= least:
         return
-    keep = exchange.keep
-    exchange.tokens = keep * exchange.tokens + tokens
-    exchange.sequences = keep * exchange.sequences + num
-    exchange.time = keep * exchange.time + time
-    exchange.steps = keep * exchange.steps + 1.0
+    plain = 1.0
+    if not desk.limits[0].times_given:
+        set_load(desk.spending, desk.decodes, 0)
+        plain = plain_time_of(desk.spending.pricing, desk.decodes[2])
+    _add(exchange[0], num, tokens, time / plain)
+    _add(exchange[size_class(int(num))], num, tokens, time / plain)
+
+
+@inner
+def _add(rate: Rate, num: float, tokens: float, time: float) -> None:
+    rate.tokens = rate.keep * rate.tokens + tokens
+    rate.sequences = rate.keep * rate.sequences + num
+    rate.time = rate.keep * rate.time + time
+    rate.steps = rate.keep * rate.steps + 1.0
 
 
 @inner
@@ -336,7 +373,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
         Trade,
         *loops,
         spending=spending_desk(Desk, server.pricing),
-        exchange=row_of(Rate, keep=1.0 - 1.0 / window),
+        exchange=np.repeat(row_of(Rate, keep=1.0 - 1.0 / window, plain=1.0), 1 + SIZES),
         learned=row_of(
             Learned,
             **dict.fromkeys(("target", "drafting"), 1.0),
@@ -362,8 +399,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
 
 def known_rate(desk: Trade, num: int) -> float:
     """Return `rate_of` a batch of so many sequences, in Python."""
-    rate: Rate = as_records(desk.exchange)[0]
-    return rate_of(rate, num)
+    return rate_of(as_records(desk.exchange), num)
 
 
 def put_loads(

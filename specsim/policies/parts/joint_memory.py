@@ -14,7 +14,7 @@ from specsim.policies.parts.prospects import Seen
 
 NEW, SERVED, LET_GO = range(3)
 """What is in `Joining.states`."""
-PRIOR_REQUESTS = 8.0
+PRIOR_REQUESTS = 5.0
 """Requests that count for a prior: they are expected to decode for as many steps as"""
 STEADY = 100.0
 """those over which a drafter has to be worth its upkeep."""
@@ -23,7 +23,8 @@ STEADY = 100.0
 class JointState(Protocol):
     """Where it stands; flags are 0 or 1."""
 
-    prior: float  # alpha before any draft
+    prior: float  # alpha in the long run; before any draft, what is believed
+    num_trials: float  # that it is a mean of, the first few being a belief
     num_rows: int  # sequences that the verb is about
     width: int  # tokens of the longest draft that is shown
     has_confidences: int  # whether the drafter knows how sure it is
@@ -37,11 +38,14 @@ class JointState(Protocol):
     idle_steps: int  # since something was drafted that did not seem to pay
     is_probing: int  # whether this is such a step
     num_seen: int  # drafts that prospects are made of
-    num_noted: int  # steps that these three gains are means of, fading:
+    num_tried: int  # requests that were drafted for
+    num_noted: int  # steps that these are means of, fading:
+    batch: float  # sequences; and for each of them
     for_all: float
-    """What drafting is worth more than a server without a drafter, over what a step is worth;"""
-    with_prefills: float  # that less the drafter's prefills;
-    for_served: float  # and of those whom it serves alone
+    """what drafting is worth more than a server without a drafter, over what a step is worth,"""
+    with_prefills: float  # that less the drafter's prefills,
+    batch_served: float  # and, over fewer steps, sequences, and for each of them
+    for_served: float  # what it is worth if it drafts for those alone whom it serves
     is_closed: int  # whether the drafter is not worth reading the prompts of more requests
     steps_since_new: int
     """Since a request was admitted, until which it may come to serve more of the batch."""
@@ -56,7 +60,6 @@ class JointState(Protocol):
 class Lives(Protocol):
     """For how many steps a prompt that was read is of use."""
 
-    admitted_ever: float  # requests
     step: float
     age: float  # steps since the requests of the last step began, added up,
     running: float  # and how many these were
@@ -87,6 +90,9 @@ class Joining(NamedTuple):
     calibrating: Annotated[Any, Calibrating]
     seen: Annotated[Any, Seen]
     fading: Annotated[Any, Fading]
+    misses: Floats
+    """Squared errors, fading, of what requests are expected to accept, by how much of that is what
+    all of them do."""
     kinds: Ints
     """Of each request: how its last drafts fared, in classes from poor to good. Text is easy or
     hard to draft for a while, which confidences know nothing of."""

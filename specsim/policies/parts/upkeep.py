@@ -19,13 +19,12 @@ from specsim.policies.parts.joint_memory import (
 from specsim.policies.parts.prospects import age
 
 _KEPT = 0.999  # share of what is known of requests that a step leaves
-_PRIOR_GAIN = 0.05  # share of a step that a drafter is expected to gain
+_PRIOR_GAIN = 0.03  # share of a step that a drafter is expected to gain
 _SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no prompts
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _NOTHING = 1e-6  # share of a step: rounding
 _STALE_DRAFTS = 32.0  # that all before a probe count for beside it, at most
-_FIRST_PROBE = 128.0  # steps after which one is made first
 _PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
 LOSS = 0.002
 """Share of all steps that may be lost by drafting what does not seem to pay."""
@@ -42,18 +41,22 @@ def note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) ->
     if state.num_seen < _EVIDENCE:  # before, gains are what the prior says
         return
     state.num_noted += 1
-    steps = min(float(state.num_noted), STEADY)
-    prior = PRIOR_REQUESTS / (desk.lives[0].admitted_ever + PRIOR_REQUESTS)
+    num, steps = desk.trade.decodes[2], min(float(state.num_noted), STEADY)
     for_all, with_prefills, for_served = gains
-    state.for_all += (for_all - state.for_all) / steps
-    state.with_prefills += (with_prefills - state.with_prefills) / steps
-    state.for_served += (for_served - state.for_served) / min(steps, _SOON)
+    state.batch += (num - state.batch) / steps
+    state.for_all += (num * for_all - state.for_all) / steps
+    state.with_prefills += (num * with_prefills - state.with_prefills) / steps
+    soon = min(steps, _SOON)
+    state.batch_served += (num - state.batch_served) / soon
+    state.for_served += (num * for_served - state.for_served) / soon
+    prior = PRIOR_REQUESTS / (state.num_tried + PRIOR_REQUESTS)
     least = max(idle / 2.0, _WORTHWHILE) if state.is_closed else _WORTHWHILE
     costs = idle + for_all - with_prefills > _NOTHING
-    state.is_closed = costs and _shrunk(state.with_prefills, prior) < least
+    state.is_closed = costs and _shrunk(state.with_prefills / state.batch, prior) < least
     is_waning = state.is_closed or state.steps_since_new > STEADY
-    worst = min(_shrunk(state.for_all, prior), _shrunk(state.for_served, prior))
-    state.is_off = is_waning and worst < 0.0
+    of_all = _shrunk(state.for_all / state.batch, prior)
+    of_served = _shrunk(state.for_served / state.batch_served, prior)
+    state.is_off = is_waning and min(of_all, of_served) < 0.0
 
 
 @inner
@@ -108,21 +111,21 @@ def _reading_time(desk: Trade) -> float:
 def _choose_probe(desk: Joining, newest: int) -> None:
     """Draft for a new request, if there is one, though the drafter was given up."""
     state = desk.state[0]
+    longest = _PROBE_DRAFTS * state.probe_loss / LOSS
     if not state.is_closed:
-        state.probe_after = _FIRST_PROBE
+        state.probe_after = longest / 2.0
     elif state.probes_left <= 0:
         state.probe = -1
         if state.idle_steps >= state.probe_after and newest >= 0:
             state.probe, state.probes_left = newest, _PROBE_DRAFTS
             state.idle_steps = 0
             age(desk.seen, _STALE_DRAFTS)
-            state.probe_after = min(2 * state.probe_after, _PROBE_DRAFTS * state.probe_loss / LOSS)
+            state.probe_after = longest
 
 
 @inner
 def admit(lives: Lives, num: int, seconds: float) -> None:
     """Take in how many a step admits, and how long prompts would have been read in it."""
-    lives.admitted_ever += num
     lives.admitted += num
     lives.reading += seconds
     lives.ended += num
