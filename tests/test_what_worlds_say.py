@@ -42,7 +42,10 @@ NOT_DRAWN = {
     ),
     "round_robin.refresh_ms": "refused: it looks at nothing",
     "random.refresh_ms": "refused: it looks at nothing",
-    "engine.tensor_parallel_size": "must be the profile's, and is it by default",
+    **{
+        f"engine.{name}_parallel_size": "must be the profile's, and is it by default"
+        for name in ("tensor", "pipeline")
+    },
     "kernels.data_parallel_size": "the engine's",
     "kernels.enable_expert_parallel": "the engine's",
     "kernels.tensor_parallel_size": "the profile's",

@@ -100,11 +100,21 @@ def _check_steps(summary: Summary) -> None:
     demand(emitted == rows["output_len"].sum(), "tokens", "of steps != output")
     demand(steps["scheduled_at"] <= steps["started_at"], "clock", "a step starts before its time")
     demand(steps["started_at"] < steps["ended_at"], "clock", "a step takes no time")
+    shares = summary.run.deployment.profile.stage_shares
     for replica in range(summary.run.experiment.num_engines):
         mine = steps[summary.tables.step_replicas == replica]
         demand(np.diff(mine["ended_at"]) > 0, "clock", "two steps of a replica end at once")
-        overlap = mine["started_at"][1:] - mine["ended_at"][:-1]
-        demand(overlap >= -SLACK * mine["ended_at"][1:], "clock", "two passes on one GPU at once")
+        slack = SLACK * mine["ended_at"][1:]
+        if len(shares) == 1:
+            gaps = [mine["started_at"][1:] - mine["ended_at"][:-1]]
+        else:  # each step has all of the first stage, and of the last
+            passes = mine["target_time"]
+            gaps = [
+                np.diff(mine["started_at"]) - shares[0] * passes[:-1],
+                np.diff(mine["ended_at"]) - shares[-1] * passes[1:],
+            ]
+        for gap in gaps:
+            demand(gap >= -slack, "clock", "two passes on one GPU at once")
     run = summary.run
     is_simple = run.pools is None and run.offload is None
     if is_simple and not (rows["preemptions"].any() or rows["requeues"].any()):

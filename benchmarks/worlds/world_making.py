@@ -63,6 +63,7 @@ def draw_world(rng: Random) -> World:
     _serve_adapters(config, profile, rows)
     _hold_prefills(config)
     _set_apart(config, unit)
+    _divide(config, profile)
     return {
         "config": config,
         "profile": profile,
@@ -105,6 +106,19 @@ def _set_apart(config: dict[str, Any], unit: float) -> None:
     if spec.get("method") == "draft_model" and "pools" not in config and rng.random() < 0.7:
         link = {"latency_ms": rng.choice([0.0, 20.0, 700.0]) * unit, "bandwidth_gb_s": 1e-3 / unit}
         spec["own_gpus"] = {**link, "token_bytes": 4e4, "overlaps": rng.random() < 0.7}
+
+
+def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
+    """Divide most models without a drafter over stages, where that is simulated."""
+    engine = config["engine"]
+    rng = Random(f"stages {json.dumps(config)}")
+    others = {
+        *("speculative_config", "scheduler", "data_parallel_size", "kv_offload", "kv_groups"),
+        *("lora_config", "vllm_version", "pools"),
+    }
+    is_async = engine.get("async_scheduling") is not False
+    if is_async and not others & {*config, *engine} and rng.random() < 0.7:
+        profile["stage_shares"] = rng.choice([[0.5, 0.5], [0.3, 0.3, 0.4], [0.25] * 4])
 
 
 def _columns(workload: dict[str, Any], rows: list[dict[str, Any]] | None) -> frozenset[str]:

@@ -392,6 +392,7 @@ def acceptance_cases(trace: str) -> Iterator[Case]:
         {"kind": "shift", "at_request": 120, "before": {"kind": "bernoulli", "alpha": 0.9},
          "after": {"kind": "bernoulli", "alpha": 0.3}},
         {"kind": "per_drafter", "models": {"eagle3": {"kind": "bernoulli", "alpha": 0.6}}},
+        {"kind": "fly", "alpha": 0.8, "unsure": 0.5, "window": 2},
     ]  # fmt: skip
     for number, model in enumerate(models):
         for policy in ("static", {"kind": "goodput", "granularity": "request"}):

@@ -71,6 +71,7 @@ NAMES = """
     acceptance/7-preset/static
     acceptance/8-shift/goodput-request
     acceptance/9-per_drafter/static
+    acceptance/10-fly/static
     acceptance/recorded/static
     profile/two_regime/sync
     profile/tabulated_mixed/v0
