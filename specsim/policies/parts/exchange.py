@@ -53,6 +53,7 @@ class Taken(Protocol):
     last: float  # and as many as there is room for
     next: float  # the one that is decided about, if it verifies and drafts nothing
     next_plain: float
+    next_single: float  # without a drafter, of a token of each sequence
 
 
 class Learned(Protocol):
@@ -191,8 +192,10 @@ def _time(desk: Trade, load: Ints, longest: int) -> float:
 @inner
 def set_times(desk: Trade, longest: int) -> None:
     """Work out what both steps take, unless Python has done so."""
-    times, spending = desk.times[0], desk.spending
-    if desk.limits[0].times_given:
+    times, spending, limits = desk.times[0], desk.spending, desk.limits[0]
+    if limits.times_given:
+        if limits.has_plain and desk.decodes[2]:
+            desk.exchange[0].plain = times.next_single
         return
     times.running = _time(desk, desk.running, 0)
     times.running_plain = plain_time_of(spending.pricing, desk.running[1])
@@ -202,7 +205,8 @@ def set_times(desk: Trade, longest: int) -> None:
     if desk.decodes[2]:
         times.next = _time(desk, desk.decodes, 0)
         times.next_plain = plain_time_of(spending.pricing, desk.decodes[1])
-        desk.exchange[0].plain = plain_time_of(spending.pricing, desk.decodes[2])
+        times.next_single = plain_time_of(spending.pricing, desk.decodes[2])
+        desk.exchange[0].plain = times.next_single
     _correct(desk)
 
 
@@ -221,7 +225,7 @@ def note_step(desk: Trade) -> None:
         least = times.next_plain  # its drafts were made before these prompts were read
     if time <= least:
         return
-    plain = 1.0
+    plain = times.next_single if desk.limits[0].has_plain else 1.0
     if not desk.limits[0].times_given:
         set_load(desk.spending, desk.decodes, 0)
         plain = plain_time_of(desk.spending.pricing, desk.decodes[2])
@@ -426,6 +430,8 @@ def _give_times(desk: Trade, server: ServerView, most: int, drafted: int) -> Non
     times["running"], times["running_plain"] = server.step_time(running, 0), plain_time(running)
     if decodes.num_requests:
         times["next"], times["next_plain"] = server.step_time(decodes, 0), plain_time(decodes)
+        single = decodes._replace(batched_tokens=decodes.num_requests)
+        times["next_single"] = plain_time(single)
     if most >= 0:
         longest = min(server.max_draft_len, most // max(decodes.num_requests, 1))
         times["first"], times["last"] = (server.step_time(running, k) for k in (1, longest))
