@@ -7,13 +7,15 @@ from collections.abc import Mapping
 from itertools import chain
 from math import hypot, log
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.core.step import StepLoad
-from specsim.latency.composed import Composed
 from specsim.profile.profile import NOT_MEASURED, Profile, StepCosts
+
+if TYPE_CHECKING:
+    from specsim.latency.composed import Composed
 
 _FACTORS = {
     "compute": ("compute_factor",),
@@ -47,7 +49,7 @@ def known_spreads() -> Spreads:
 def moved(profile: Profile, term: str, size: float) -> Profile:
     """Return a composed profile with one of `TERMS` moved by so many of its units."""
     target = profile.target
-    assert isinstance(target, Composed)
+    assert _is_composed(target)
     drafts = profile.drafts
     if term == "host":
         target = target.model_copy(update={"fixed_us": max(0.0, target.fixed_us + size * _HOST_US)})
@@ -62,8 +64,12 @@ def moved(profile: Profile, term: str, size: float) -> Profile:
     return profile.model_copy(update={"target": target, "drafts": drafts})
 
 
+def _is_composed(latency: Any) -> "TypeGuard[Composed]":
+    return getattr(latency, "kind", None) == "composed"
+
+
 def _slower(latency: Any, factor: float) -> Any:
-    if not isinstance(latency, Composed):
+    if not _is_composed(latency):
         return latency
     names = (*chain(*_FACTORS.values()), "fixed_us")
     head = latency.head.model_copy(
@@ -72,7 +78,7 @@ def _slower(latency: Any, factor: float) -> Any:
     return _scaled(latency, names, factor).model_copy(update={"head": head})
 
 
-def _scaled(part: Composed, names: tuple[str, ...], factor: float) -> Composed:
+def _scaled(part: "Composed", names: tuple[str, ...], factor: float) -> "Composed":
     return part.model_copy(update={name: factor * getattr(part, name) for name in names})
 
 
@@ -132,7 +138,7 @@ def time_error(profile: Profile, step: UsualStep) -> TimeError | None:
     nothing at contexts that those runs did not have. It is linear in the terms.
     """
     is_known = profile.valid_range.is_known(step.context_len)
-    if not (isinstance(profile.target, Composed) and is_known):
+    if not (_is_composed(profile.target) and is_known):
         return None
     spreads, growth = known_spreads(), step.growth(profile)
     if NOT_MEASURED not in profile.provenance.notes:

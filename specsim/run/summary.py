@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class Beyond:
     @classmethod
     def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
         columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
-        kinds: dict[str, Any] = {"tokens": max, "len": fmean}
+        kinds: dict[str, Any] = {"tokens": max, "len": np.mean}
         return cls(**{n: kinds.get(n.split("_")[-1], sum)(each) for n, each in columns.items()})
 
     @property

@@ -19,7 +19,7 @@ SCENARIOS = [
     path
     for folder in FOLDERS
     for path in sorted(folder.glob("*.scenario.json"))
-    if not path.name.startswith(("loads-", "states-"))  # it knows no other engine and no states
+    if not path.name.startswith(("loads-", "states-", "pipeline-"))  # nor states, nor stages
 ]
 
 
