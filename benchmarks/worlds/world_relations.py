@@ -266,9 +266,19 @@ def _is_simple(run: Run) -> bool:
     return is_one and not is_real and experiment.effective_policy.kind in ("off", "static")
 
 
+def _has_turns_side_by_side(run: Run) -> bool:
+    """Return whether a turn of a session does not wait for the one before, as sub-agents do."""
+    return any(
+        request.turn > 1
+        and request.after_turns is not None
+        and request.turn - 1 not in request.after_turns
+        for request in run.requests
+    )
+
+
 def alone(host: Host, world: World, base: Run) -> None:
     """Who is alone in the world is served alike by one replica and by four."""
-    if not _is_simple(base):
+    if not _is_simple(base) or _has_turns_side_by_side(base):
         return
     workload = copy.deepcopy(world["config"]["workload"])
     workload.pop("duration", None)
