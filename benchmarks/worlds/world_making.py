@@ -62,6 +62,7 @@ def draw_world(rng: Random) -> World:
             engine["speculative_config"]["disable_lookahead_block_hashes"] = True
     _serve_adapters(config, profile, rows)
     _hold_prefills(config)
+    _name_rule(config)
     _set_apart(config, unit)
     _divide(config, profile)
     return {
@@ -97,6 +98,18 @@ def _hold_prefills(config: dict[str, Any]) -> None:
     knows = engine.get("vllm_version") == "0.33" and "lora_config" not in engine
     if knows and "data_parallel_size" not in engine and rng.random() < 0.3:
         engine["prefill_schedule_interval"] = rng.choice([2, 3, 7])
+
+
+def _name_rule(config: dict[str, Any]) -> None:
+    """Say of half of the drafters by which rule is rejected; all else stays as it was."""
+    engine, acceptance = config["engine"], config.get("acceptance", {})
+    rng = Random(f"rule {json.dumps(config)}")
+    is_plain = '"rejection"' not in json.dumps(acceptance)
+    rule = acceptance.get("rejection", "standard" if is_plain else "typical")
+    spec = engine.get("speculative_config", {})
+    knows = engine.get("vllm_version") == "0.33" if rule == "fly" else rule != "typical"
+    if spec and knows and spec.get("num_speculative_tokens", 2) > 1 and rng.random() < 0.5:
+        spec["rejection_sample_method"] = rng.choice(["block", rule]) if rule != "fly" else rule
 
 
 def _set_apart(config: dict[str, Any], unit: float) -> None:

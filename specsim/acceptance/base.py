@@ -106,9 +106,22 @@ class Acceptance(Member):
         return 0.0
 
     @property
+    def inner(self) -> "tuple[Acceptance, ...]":
+        """The models that it is made of."""
+        return ()
+
+    @property
+    def rules(self) -> frozenset[str | None]:
+        """Rules of rejection that its chances are of; None is token by token."""
+        inner = frozenset[str | None]().union(*(model.rules for model in self.inner))
+        if self.rejection is None:
+            return inner or frozenset([None])
+        return inner - {None} | {self.rejection}
+
+    @property
     def is_lossless(self) -> bool:
         """Whether answers are the target's own, whatever is drafted."""
-        return self.rejection in (None, "block")
+        return self.rules <= {None, "block"}
 
     @property
     def has_model(self) -> bool:

@@ -22,9 +22,8 @@ class Fly(Acceptance):
     """Independent tokens of one alpha; a rejection where the target is unsure may be passed over.
 
     That is so if the next `window` tokens of the draft are accepted by themselves, and there are as
-    many ("FLy", arXiv 2511.22972; vLLM pull request 53987, ``rejection_sample_method: fly``, which
-    no release up to 0.33.0 has). Answers are not the target's own. The fields of vLLM whose default
-    is known are theirs; how often the target is unsure hangs on its ``fly_entropy_threshold`` and
+    many ("FLy", arXiv 2511.22972; ``rejection_sample_method: fly`` of vLLM 0.33.0). Answers are not
+    the target's own. How often the target is unsure hangs on vLLM's ``fly_entropy_threshold`` and
     on the models, and is to be measured. A draft that is cut short is taken to survive as it would
     have in full length, though its last windows are cut off then.
     """
@@ -36,20 +35,22 @@ class Fly(Acceptance):
     """P(a draft token is accepted by itself | all before it in the draft were)."""
     unsure: float = Field(ge=0, le=1)
     """P(the target is unsure | it would reject the token)."""
-    window: int = Field(default=6, ge=1)
-    """Tokens after it that must be accepted by themselves."""
+    window: int | None = Field(default=None, ge=1)
+    """Tokens after it that must be accepted by themselves, vLLM's ``fly_window_size``; by default
+    6, but fewer than a draft has (``config/speculative.py``)."""
 
     def survival_lens(
         self, requests: Sequence[Request], luck: Luck, max_draft_len: int
     ) -> list[bytes]:
         indices, counts = drawn_positions(requests, max_draft_len)
         uniforms = luck.uniforms(indices, counts)
+        window = self.window or max(min(6, max_draft_len - 1), 1)
         accepted = uniforms < self.alpha
-        following = np.append(run_lengths(accepted, self.window)[1:], 0)
+        following = np.append(run_lengths(accepted, window)[1:], 0)
         is_unsure = uniforms < self.alpha + (1.0 - self.alpha) * self.unsure
-        passed = accepted | (is_unsure & (following == self.window))
+        passed = accepted | (is_unsure & (following == window))
         # A window that begins later would reach beyond the draft.
-        first = min(self.window, max_draft_len)
+        first = min(window, max_draft_len)
         last = max_draft_len - first
         lens = run_lengths(passed, last)
         whole = lens == last

@@ -76,8 +76,8 @@ class Preset(Acceptance):
         return self._model.state_share
 
     @property
-    def is_lossless(self) -> bool:
-        return super().is_lossless and self._model.is_lossless
+    def inner(self) -> tuple[Acceptance, ...]:
+        return (self._model,)
 
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         return self._model.known_rates(requests, luck, max_draft_len)
@@ -125,8 +125,8 @@ class PerDrafter(Acceptance):
     """By name of the drafter, as in ``speculative_config.models``."""
 
     @property
-    def is_lossless(self) -> bool:
-        return super().is_lossless and all(each.is_lossless for each in self.models.values())
+    def inner(self) -> tuple[Acceptance, ...]:
+        return tuple(self.models.values())
 
     def of_drafter(self, name: str) -> Acceptance:
         """Return the acceptance model of a drafter; a ConfigError if it has none."""
@@ -176,8 +176,8 @@ class Shift(Acceptance):
         return (self.before.state_share + self.after.state_share) / 2.0
 
     @property
-    def is_lossless(self) -> bool:
-        return super().is_lossless and self.before.is_lossless and self.after.is_lossless
+    def inner(self) -> tuple[Acceptance, ...]:
+        return (self.before, self.after)
 
     def of_drafter(self, name: str) -> "Shift":
         """Return the shift between what both models say of a drafter."""

@@ -1,11 +1,11 @@
 """What every proposer says of itself: who drafts, and what that takes from the engine."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN, split_rows
 from specsim.core.families import Member
@@ -16,7 +16,7 @@ from specsim.proposers._own_gpus import OwnGpus
 
 _VLLM_FIELDS = {
     *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
-    "disable_lookahead_block_hashes",
+    *("disable_lookahead_block_hashes", "rejection_sample_method"),
     *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth"),
     "suffix_decoding_min_token_prob",
@@ -39,12 +39,26 @@ class Proposer(Member):
     """vLLM's batch-size schedule, ranges (first, last, k); the policy ``schedule`` follows it."""
     model: str | None = None
     """Name of the draft model or head; for the record, costs come from the profile."""
+    rejection_sample_method: Literal["standard", "block", "fly"] | None = None
+    """By which rule vLLM rejects drafts (``fly`` since 0.33). It says nothing of how many that are:
+    `acceptance.rejection` must be of the same rule."""
     disable_lookahead_block_hashes: bool = False
     """EAGLE and MTP, since vLLM 0.33: find cached prefixes as 0.32 does, without their last
     block."""
     disable_mqa_scorer: bool = False
     """vLLM V0 only: verify by batch expansion, each draft token as a sequence of its own that
     reads the whole context again (0.6 ``spec_decode/batch_expansion.py``)."""
+
+    @field_validator("rejection_sample_method", mode="before")
+    @classmethod
+    def _refuse_rates(cls, method: Any) -> Any:
+        """Say where vLLM's ``synthetic`` is here: its rates are an acceptance model."""
+        if method == "synthetic":
+            raise ValueError(
+                "its synthetic_acceptance_rates are an acceptance model here; leave it out, and "
+                "give acceptance: {kind: per_position, unconditional_rates: [...]}"
+            )
+        return method
 
     # What it takes from the engine
     draft_slots: ClassVar[int] = 0

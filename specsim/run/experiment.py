@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from specsim.acceptance import ACCEPTANCE, Acceptance, model_of
+from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.autoscaling import AUTOSCALING, Autoscaler, started_by
 from specsim.core.atomic import new_file
@@ -26,7 +26,6 @@ from specsim.engine.incidents import Incident, check_incidents
 from specsim.engine.transfer import TransferConfig
 from specsim.policies import (
     POLICIES,
-    KnowsModel,
     PicksDrafter,
     PicksSource,
     Policy,
@@ -36,10 +35,10 @@ from specsim.policies import (
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
-from specsim.proposers import Proposer
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
+from specsim.run.fitting import check_model, check_rejection, check_tokens
 from specsim.workload import WorkloadConfig
 
 POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
@@ -167,8 +166,9 @@ class Experiment(Settings):
                 "engine.async_scheduling to false or leave it out"
             )
         check_proposer(policy, proposer)
-        _check_tokens(proposer, self.acceptance)
-        _check_acceptance(policy, self.acceptance)
+        check_rejection(proposer, self.acceptance, self.engine.vllm_version)
+        check_tokens(proposer, self.acceptance)
+        check_model(policy, self.acceptance)
         self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
         return self
 
@@ -389,33 +389,6 @@ class Experiment(Settings):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
-
-
-def _check_acceptance(policy: Policy, acceptance: Acceptance) -> None:
-    if isinstance(policy, KnowsModel) and not acceptance.has_model:
-        raise ValueError(
-            f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
-            f"'{acceptance.kind}' has none; use a model, or another policy"
-        )
-
-
-def _check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
-    """Refuse to compare tokens that nobody knows, and to draft tokens that nobody compares."""
-    models = [model_of(acceptance, part.cost_keys[0]) for part in proposer.parts]
-    for drafter, model in zip(proposer.parts, models, strict=True):
-        if model.verifies_tokens and not drafter.has_lookup():
-            raise ValueError(
-                f"acceptance '{model.kind}' compares real drafts, and method '{drafter.method}' "
-                "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
-                "acceptance recorded"
-            )
-        if model.verifies_tokens:
-            drafter.check_real_drafts()
-    if proposer.has_fallback and not models[0].verifies_tokens:
-        raise ValueError(
-            f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
-            "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
-        )
 
 
 def _without_seed(config: dict[str, Any]) -> dict[str, Any]:

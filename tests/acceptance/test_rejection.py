@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from specsim.acceptance import ACCEPTANCE
+from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.run.experiment import Experiment
@@ -69,3 +70,46 @@ def test_a_result_says_whether_answers_are_the_targets_own(
 ) -> None:
     found = Summary(simulate(tiny(acceptance=model))).data["specsim"]
     assert found["is_lossless"] is is_lossless
+
+
+METHOD = "engine.speculative_config.rejection_sample_method"
+FLY = {"kind": "fly", "alpha": 0.7, "unsure": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "others"),
+    [("standard", BERNOULLI, ""), ("block", BERNOULLI, ""), ("fly", FLY, ""),
+     ("fly", {**BERNOULLI, "rejection": "fly"}, ""),
+     ("standard", {**BERNOULLI, "rejection": "block"}, "block"), ("block", FLY, "fly"),
+     ("fly", BERNOULLI, "standard"), ("standard", LOSSY, "typical"),
+     ("fly", {"kind": "per_drafter", "models": {"eagle3": BERNOULLI}}, "standard"),
+     ("block", {"kind": "shift", "at_request": 3, "before": FLY, "after": FLY}, "fly")],
+)  # fmt: skip
+def test_vllms_rule_is_that_of_the_acceptance_model(
+    method: str, model: dict[str, Any], others: str, tiny: Callable[..., Experiment]
+) -> None:
+    spec = {"method": "eagle3", "num_speculative_tokens": 4, "rejection_sample_method": method}
+    engine = {"speculative_config": spec, "vllm_version": "0.33"}
+    if not others:
+        assert tiny(acceptance=model, engine=engine).acceptance is not None
+        return
+    with pytest.raises(ConfigError, match=f"{METHOD} = {method}: .* accepted with {others}; name"):
+        tiny(acceptance=model, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("version", "k", "method", "found"),
+    [("0.32", 4, "fly", "vLLM has it since 0.33"), ("0.33", 1, "fly", "for 2 tokens and more"),
+     ("0.33", 4, "synthetic", "give acceptance: {kind: per_position")],
+)  # fmt: skip
+def test_rules_that_vllm_has_not_so_are_refused(
+    version: str, k: int, method: str, found: str, tiny: Callable[..., Experiment]
+) -> None:
+    spec = {"method": "eagle3", "num_speculative_tokens": k, "rejection_sample_method": method}
+    with pytest.raises(ConfigError, match=found):
+        tiny(acceptance=FLY, engine={"speculative_config": spec, "vllm_version": version})
+
+
+@pytest.mark.parametrize(("k", "window"), [(2, 1), (4, 3), (9, 6)])
+def test_flys_window_is_vllms_by_default(k: int, window: int) -> None:
+    assert tables(k, **FLY) == tables(k, **FLY, window=window)

@@ -1,0 +1,56 @@
+"""Whether policy, drafter and acceptance model fit together; a ValueError that says why not."""
+
+from specsim.acceptance import Acceptance, model_of
+from specsim.policies import KnowsModel, Policy
+from specsim.proposers import Proposer
+
+
+def check_model(policy: Policy, acceptance: Acceptance) -> None:
+    """Refuse a policy that knows the state of a model, where there is none."""
+    if isinstance(policy, KnowsModel) and not acceptance.has_model:
+        raise ValueError(
+            f"policy '{policy.kind}' knows the state of the acceptance model, and acceptance "
+            f"'{acceptance.kind}' has none; use a model, or another policy"
+        )
+
+
+def check_rejection(proposer: Proposer, acceptance: Acceptance, vllm_version: str) -> None:
+    """Refuse a rule of rejection that the acceptance model is not of, or the engine has not."""
+    method = proposer.rejection_sample_method
+    if method is None:
+        return
+    place = f"engine.speculative_config.rejection_sample_method = {method}"
+    # What was measured token by token holds for blocks, which reject no more.
+    fitting: dict[str, set[str | None]]
+    fitting = {"standard": {None}, "block": {None, "block"}, "fly": {"fly"}}
+    if others := acceptance.rules - fitting[method]:
+        found = " and ".join(sorted(rule or "standard" for rule in others))
+        raise ValueError(
+            f"{place}: acceptance '{acceptance.kind}' says what is accepted with {found}; name one "
+            "rule in both (acceptance.rejection, standard if left out, or acceptance kind fly), or "
+            "leave it out"
+        )
+    if method == "fly" and (vllm_version < "0.33" or proposer.num_speculative_tokens < 2):
+        raise ValueError(
+            f"{place}: vLLM has it since 0.33, for 2 tokens and more; set engine.vllm_version to "
+            "0.33 and num_speculative_tokens to at least 2, or leave it out"
+        )
+
+
+def check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
+    """Refuse to compare tokens that nobody knows, and to draft tokens that nobody compares."""
+    models = [model_of(acceptance, part.cost_keys[0]) for part in proposer.parts]
+    for drafter, model in zip(proposer.parts, models, strict=True):
+        if model.verifies_tokens and not drafter.has_lookup():
+            raise ValueError(
+                f"acceptance '{model.kind}' compares real drafts, and method '{drafter.method}' "
+                "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
+                "acceptance recorded"
+            )
+        if model.verifies_tokens:
+            drafter.check_real_drafts()
+    if proposer.has_fallback and not models[0].verifies_tokens:
+        raise ValueError(
+            f"method '{proposer.method}' drafts real tokens only; use acceptance token_match (of a "
+            "hybrid: per_drafter, with token_match for its lookup) and a workload with token ids"
+        )
