@@ -14,7 +14,6 @@ goes on with the drafts that it was configured for, and says so once.
 import json
 import logging
 import os
-import time
 from collections import deque
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as _Sync
 from specsim.core.errors import ConfigError
 from specsim.core.settings import validated
 from specsim.core.step import StepLoad
+from specsim.reality.clock import Clock
 from specsim.reality.vllm.control import Control, Controller, Emitted, Engine, Scheduled, load_of
 
 VARIABLE = "SPECSIM_CONTROL"
@@ -48,12 +48,14 @@ class _Controlled:
 
     controller: Controller | None = None
     """None once a decision has failed: a server must not fall with it."""
+    clock: Clock  # of what steps take; may be replaced
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         control, engine = _control(vllm_config), _engine(vllm_config)
         super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
         rank = vllm_config.parallel_config.data_parallel_index
         self.controller = Controller(control, engine, rank)
+        self.clock = Clock()
         _log.info("specsim: policy '%s' decides how much is drafted", control.policy)
         self._numbers: dict[str, int] = {}
         self._num_requests = 0
@@ -76,7 +78,7 @@ class _Controlled:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
     def _decide(self, output: Any, controller: Controller) -> None:
-        now = time.perf_counter()
+        now = self.clock.now()
         rows = self._rows(output)
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         free_slots = pool.get_num_free_blocks() * self.block_size  # type: ignore[attr-defined]
@@ -113,7 +115,7 @@ class _Controlled:
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _observe(self, output: Any, made: Any, controller: Controller) -> None:
-        now = time.perf_counter()
+        now = self.clock.now()
         while self._steps and self._steps[0].output is not output:
             self._steps.popleft()
         if not self._steps:

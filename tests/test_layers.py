@@ -186,7 +186,11 @@ def test_what_a_script_imports_exists(path: Path) -> None:
     """Some import inside a function, which a renamed class breaks only when it is called."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specsim"):
-            module = import_module(str(node.module))
+            try:
+                module = import_module(str(node.module))
+            except ModuleNotFoundError as error:
+                assert (error.name or "").startswith("vllm")  # noqa: PT017 - which is not installed
+                continue
             for alias in node.names:
                 name = f"{node.module}.{alias.name}"
                 assert hasattr(module, alias.name) or find_spec(name), name

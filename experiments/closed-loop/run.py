@@ -1,0 +1,125 @@
+"""What `measure.py` served, simulated: is a policy's gain in a real vLLM the simulated one?
+
+    python experiments/closed-loop/run.py
+
+Reads measured.csv, and the profile and rates that come from recordings of the same server that are
+not compared. Writes gains.csv: each policy's mean latency over that of the static draft length that
+was best in the measured runs, paired load by load, beside the same ratio simulated.
+"""
+
+import csv
+import json
+from functools import cache
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from loads import CELLS, LONGEST, POLICIES, STATIC, Cell, changes_at, requests_of
+
+from specsim.api import Experiment, Summary, load_profile, simulate
+from specsim.core.request import Request
+from specsim.study.paired import speed_up
+
+HERE = Path(__file__).parent
+LUCKS = 20
+Latencies = dict[str, list[float]]
+"""Mean end-to-end latency by policy, one per repetition, milliseconds."""
+
+
+def measured(cell: Cell) -> Latencies:
+    """Return what was measured."""
+    with (HERE / "measured.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["cell"] == cell.name]
+    return {
+        policy: [float(row["mean_e2el_ms"]) for row in rows if row["policy"] == policy]
+        for policy in POLICIES
+    }
+
+
+@cache
+def server() -> dict[str, Any]:
+    """Return what is known of the server."""
+    found: dict[str, Any] = json.loads((HERE / "server.json").read_text())
+    return found
+
+
+def experiment(cell: Cell, policy: str, num_requests: int, luck: int) -> Experiment:
+    """Return the simulation of a load."""
+    engine = dict(server()["engine"])
+    for name in ("dtype", "enforce_eager"):
+        del engine[name]
+    engine["num_gpu_blocks"] = engine.pop("num_gpu_blocks_override")
+    speculation = {"method": "draft_model", "num_speculative_tokens": LONGEST}
+    rates = {
+        kind: {"kind": "per_position", "conditional_rates": each}
+        for kind, each in server()["conditional_rates"].items()
+    }
+    half = {"before": rates[cell.before], "after": rates[cell.after]}
+    fields = {
+        "workload": {
+            "arrivals": {"kind": "burst"},
+            "num_requests": num_requests,
+            "lengths": {"kind": "uniform", "prompt": [1, 2], "output": [1, 2]},
+        },  # in whose place are those that were served
+        "engine": {**engine, "speculative_config": speculation},
+        "acceptance": {"kind": "shift", "at_request": changes_at(num_requests), **half},
+        "profile": str(HERE / "profile.yaml"),
+        "policy": policy,
+        "seed": luck,
+    }
+    return Experiment.parse(fields, cell.name)
+
+
+def simulated(cell: Cell, repetitions: int) -> list[Latencies]:
+    """Return what is simulated, once per luck, of the loads that were measured."""
+    profile = load_profile(str(HERE / "profile.yaml"))
+    loads = [
+        [
+            Request(number, len(each.prompt), each.output_len, each.at)
+            for number, each in enumerate(requests_of(cell, repetition))
+        ]
+        for repetition in range(repetitions)
+    ]
+
+    def latency(policy: str, load: list[Request], luck: int) -> float:
+        run = experiment(cell, policy, len(load), luck)
+        found: float = Summary(simulate(run, requests=load, profile=profile)).data["mean_e2el_ms"]
+        return found
+
+    return [
+        {p: [latency(p, load, luck * 100 + n) for n, load in enumerate(loads)] for p in POLICIES}
+        for luck in range(LUCKS)
+    ]
+
+
+def gains(cell: Cell) -> list[dict[str, Any]]:
+    """Return each policy's gain over the static draft length that was measured to be best."""
+    real = measured(cell)
+    best = min(STATIC, key=lambda policy: fmean(real[policy]))
+    worlds = simulated(cell, len(real["off"]))
+    rows = []
+    for policy in (each for each in POLICIES if each != best):
+        found = speed_up(real[best], real[policy])
+        by_luck = [speed_up(world[best], world[policy]).mean for world in worlds]
+        middle, half = fmean(by_luck), 1.96 * stdev(by_luck)
+        row = {
+            "cell": cell.name, "policy": policy, "over": best,
+            "measured": found.mean, "measured_low": found.low, "measured_high": found.high,
+            "simulated": middle, "simulated_low": middle - half, "simulated_high": middle + half,
+            "measured_ms": fmean(real[policy]),
+            "simulated_ms": fmean(fmean(world[policy]) for world in worlds),
+        }  # fmt: skip
+        rows.append({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+    return rows
+
+
+def main() -> None:
+    rows = [row for cell in CELLS for row in gains(cell)]
+    with (HERE / "gains.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""A real vLLM that serves one run after another under policies of specsim; runs in vLLM's Python.
+
+    python serve.py ENGINE.json < runs, a JSON line each > answers, likewise, among vLLM's own lines
+
+One engine serves all, so that policies that take turns meet the same machine within seconds. A run
+may be recorded; its policy, which begins without memories, may be None: vLLM's own scheduler.
+On a CPU the clock counts what this process computes, since others use the machine, too, and stands
+still where nothing is to be done until the next request.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
+
+from vllm import EngineArgs, LLMEngine, SamplingParams
+from vllm.platforms import current_platform
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmScheduler
+
+from specsim.reality.clock import Clock
+from specsim.reality.vllm.control import Control, Controller, Engine
+from specsim.reality.vllm.scheduler import FOLDER_VARIABLE, RecordingAsyncScheduler
+from specsim.vllm import VARIABLE, AsyncScheduler
+
+
+class ComputeClock(Clock):
+    """Seconds of this process on a CPU, and those that were skipped."""
+
+    skipped = 0.0
+
+    def now(self) -> float:
+        return time.process_time() + self.skipped
+
+    def wait(self, seconds: float) -> None:
+        self.skipped += seconds
+
+
+class WallClock(Clock):
+    """Seconds that pass."""
+
+    def wait(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+class _Nothing:
+    """Makes the layout of plain schedulers that of the others, so that an object can change."""
+
+
+class Plain(_Nothing, VllmScheduler):
+    """vLLM's asynchronous scheduler."""
+
+
+class Controlled(RecordingAsyncScheduler, AsyncScheduler):
+    """The same, controlled, timed and, now and then, recorded."""
+
+    own_seconds = 0.0  # of all that is not vLLM's
+    num_steps = sum_k = 0
+
+    def _decide(self, output: Any, controller: Any) -> None:
+        begun = time.thread_time()
+        super()._decide(output, controller)
+        self.own_seconds += time.thread_time() - begun
+        self.num_steps += 1
+        self.sum_k += output.num_spec_tokens_to_schedule
+
+    def _observe(self, output: Any, made: Any, controller: Any) -> None:
+        begun = time.thread_time()
+        super()._observe(output, made, controller)
+        self.own_seconds += time.thread_time() - begun
+
+
+def main(path: Path) -> None:
+    given = json.loads(path.read_text())
+    os.environ[FOLDER_VARIABLE] = f"{path}-start"
+    os.environ[VARIABLE] = json.dumps({"policy": "off"})
+    engine = LLMEngine.from_engine_args(EngineArgs(**given, scheduler_cls=Controlled))
+    scheduler, limits = engine.engine_core.engine_core.scheduler, _limits(given)
+    scheduler.stop_run()
+    scheduler.clock = ComputeClock() if current_platform.is_cpu() else WallClock()
+    for line in sys.stdin:
+        run = json.loads(line)
+        print(json.dumps(answer(engine, scheduler, limits, run)), flush=True)
+
+
+def answer(engine: Any, scheduler: Any, limits: Engine, run: dict[str, Any]) -> dict[str, Any]:
+    """Return what came of a run: seconds, those of each request, and what the policy took."""
+    is_plain, folder = run["policy"] is None, run.get("record")
+    scheduler.__class__ = Plain if is_plain else Controlled
+    scheduler.own_seconds, scheduler.num_steps, scheduler.sum_k = 0.0, 0, 0
+    if not is_plain:
+        control = Control(policy=run["policy"], profile=run.get("profile"))
+        scheduler.controller = Controller(control, limits)
+    if folder:
+        scheduler.start_run(Path(folder))
+    found = serve(engine, scheduler.clock, run["requests"])
+    if folder:
+        scheduler.stop_run()
+    if scheduler.controller is None:
+        raise SystemExit("the policy failed; see above")
+    steps = max(1, scheduler.num_steps)
+    own_us = 1e6 * scheduler.own_seconds / steps
+    return {**found, "own_us_per_step": own_us, "mean_k": scheduler.sum_k / steps}
+
+
+def _limits(given: dict[str, Any]) -> Engine:
+    speculation = given["speculative_config"]
+    return Engine(
+        method=speculation["method"],
+        num_speculative_tokens=speculation["num_speculative_tokens"],
+        max_num_seqs=given["max_num_seqs"],
+    )
+
+
+def serve(engine: Any, clock: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what each request took, seconds, from when it was due."""
+    begun, started_at = clock.now(), time.time()
+    waiting, ends = list(enumerate(requests))[::-1], {}
+    while waiting or engine.has_unfinished_requests():
+        now = clock.now() - begun
+        while waiting and waiting[-1][1]["at"] <= now:
+            number, request = waiting.pop()
+            params = SamplingParams(
+                temperature=0.0, max_tokens=request["output_len"], ignore_eos=True, detokenize=False
+            )
+            prompt = {"prompt_token_ids": request["prompt"]}
+            engine.add_request(f"{started_at}-{number}", prompt, params)
+        if not engine.has_unfinished_requests():
+            clock.wait(max(0.0, waiting[-1][1]["at"] - now))
+            continue
+        for output in engine.step():
+            if output.finished:
+                number = int(output.request_id.rsplit("-", 1)[1])
+                ends[number] = clock.now() - begun - requests[number]["at"]
+    return {"seconds": clock.now() - begun, "latencies": [ends[n] for n in sorted(ends)]}
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
