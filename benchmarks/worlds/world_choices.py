@@ -199,6 +199,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "capture_sizes": ([], [1, 4, 32]),
         "fixed_us": (0.3,),
         "prompts_at_least_us": (1.5,),
+        "eager_at_least_us": (1.5,),
         **{f"{name}_factor": (0.6, 1.5) for name in ("read", "compute", "decode", "prompt")},
         "expert_factor": (1.5,),
     },

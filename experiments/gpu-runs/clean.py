@@ -73,21 +73,18 @@ def _cleaned_row(row: Row) -> Row:
 
 
 def _counted_by_the_server(told: Row) -> Row:
-    """Return the load of a row of /metrics: how many ran, what was cached, and what drafts gained.
+    """Return the load of a row of /metrics: how many ran, what was cached, how often lookups found.
 
-    Lookups find nothing in most steps; the rates are shares of all steps of a sequence then.
+    Those of n-grams find nothing in most steps of a sequence.
     """
     running, length = float(told["running_mean"]), float(told["isl"])
     cached = round(float(told["prefix_hit_rate"]) * length)
     drafts = float(told["num_drafts"] or 0) / (float(told["engine_steps"]) * running)
-    rates = [
-        float(rate) * min(drafts, 1) for rate in told["accept_rate_per_pos"].split(";") if rate
-    ]
     return {
         "gpu": "",  # not named
         "concurrency": str(max(1, round(running))),
         "isl": f"{cached} shared prefix + {round(length) - cached} suffix",
-        "accept_rate_per_pos": ";".join(f"{rate:.4f}" for rate in rates),
+        "match_probability": f"{min(drafts, 1):.4f}" if told["method"] == "ngram" else "",
     }
 
 

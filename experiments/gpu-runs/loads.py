@@ -13,7 +13,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from clean import cleaned
-from run import LLAMA, LLAMA_HEAD, SERVERS, Server, data_folder
+from run import LLAMA, ON_A100, SERVERS, Server, data_folder
 
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
@@ -25,13 +25,14 @@ OUT = Path(__file__).parent / "results" / "loads.json"
 MIXED, QWEN = "a100class_suffix-ngram-eagle3.csv", "Qwen/Qwen3-30B-A3B-Instruct-2507"
 # Of suffix decoding a row does not say how long each draft was.
 METHODS = tuple(f"method_as_written={name}" for name in ("none", "ngram", "eagle3"))
+GRAPHS = {"graphs": "16"}  # vLLM 0.12: twice max_num_seqs, which is 8
 OF_SERVER = ("tpot_or_itl_mean_ms", "ttft_mean_ms", "e2e_mean_ms")
 OTHERS = (
     Server(
         "a100class-llama-3.1-8b",
         MIXED,
         (f"model={LLAMA}", *METHODS),
-        {"model": "llama-3.1-8b", "gpu": "a100-80gb", "drafts": LLAMA_HEAD},
+        {**ON_A100, "kernels": GRAPHS},
         (),
         OF_SERVER,
     ),
@@ -43,6 +44,7 @@ OTHERS = (
             "model": "qwen3-30b-a3b",
             "gpu": "a100-80gb",
             "tensor_parallel_size": 2,
+            "kernels": GRAPHS,
             "drafts": {"eagle3": "eagle3-qwen3-30b-a3b"},
         },
         (),

@@ -141,7 +141,8 @@ def scaled(latency: Any, factor: float) -> Any:
     else:
         assert isinstance(latency, Composed)
         names = ["read_factor", "expert_factor", "compute_factor", "decode_factor", "prompt_factor",
-                 "fixed_us", "prompts_at_least_us", "decodes_at_least_us"]  # fmt: skip
+                 "fixed_us"]  # fmt: skip
+        names += [f"{passes}_at_least_us" for passes in ("prompts", "decodes", "eager")]
         times = tuple(factor * each for each in latency.head.times_us)
         head = latency.head.model_copy(update={"times_us": times})
         latency = latency.model_copy(update={"head": head})

@@ -270,8 +270,8 @@ def build(
         metavar="FAMILY=NAME",
         help="The kernel that the server logged: attention=fa2, moe=marlin, gemm=..., "
         "moe=sglang (if only its table has it), allreduce=trtllm (FlashInfer's), quant=fused. How "
-        "it ran: graphs=decodes, sampling=sort or triton (top-p, top-k), drafts=flashinfer "
-        "(before Blackwell).",
+        "it ran: graphs=decodes, graphs=16 (the largest, tokens), sampling=sort or triton (top-p, "
+        "top-k), drafts=flashinfer (before Blackwell).",
     ),
     tables: Path | None = Option(
         None, help="Folder of kernel tables; by default that of aiconfigurator-core."

@@ -136,6 +136,8 @@ class Composed(LatencyModel):
     graphs were captured of decodes only; the pass takes no less."""
     decodes_at_least_us: NonNegativeFloat = 0.0
     """The same for a pass without prompts, where no CUDA graphs were captured."""
+    eager_at_least_us: NonNegativeFloat = 0.0
+    """The same for a pass of more tokens than the largest of `capture_sizes`."""
     read_factor: PositiveFloat = 1.0
     """What `read_us` is multiplied with; 1 unless fitted to runs, as are all factors."""
     expert_factor: PositiveFloat = 1.0
@@ -209,8 +211,13 @@ class Composed(LatencyModel):
             groups.append(tables.add([reaches[place] for place in kept], prompts[kept]))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
         start += [len(self.attention), self.prompts_at_least_us * 1e-6]
-        start += [self.decodes_at_least_us * 1e-6]
+        start += [self.decodes_at_least_us * 1e-6, self.eager_at_least_us * 1e-6]
+        start += [float(max(self._sizes, default=0))]
         return np.array([*start, *groups, *tables.numbers], dtype=np.float64)
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        return default_capture_sizes(256) if self.capture_sizes is None else self.capture_sizes
 
     def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:
         """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""
@@ -218,7 +225,7 @@ class Composed(LatencyModel):
         read = np.array(self.read_us)
         read = self.read_factor * (read[0] + self.expert_factor * (read - read[0]))
         times = (read + self.compute_factor * np.array(self.compute_us)) * 1e-6
-        sizes = default_capture_sizes(256) if self.capture_sizes is None else self.capture_sizes
+        sizes = self._sizes
         if not sizes:
             return axis.tolist(), times
         points = [*(float(end) for _, end in _of_stairs(sizes)), *axis[axis > sizes[-1]].tolist()]

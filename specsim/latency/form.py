@@ -13,9 +13,9 @@ A form is an array of numbers. The first says which formula, the rest are its co
   padded; what each is padded to; and another form.
 - `COMPOSED`, then what is fixed, whether every decoded token is sampled after, where the tables of
   the matrices and of the head begin, how many kinds of layers there are, and what a step with
-  prompts takes at least, and one without; of each kind its window, the query tokens of a tile, the
-  time of a pair and of a launch, and where its tables of decodes and of prompts begin; then all
-  tables, as above, in seconds.
+  prompts takes at least, one without, and one of more tokens than the largest CUDA graph, which
+  is next; of each kind its window, the query tokens of a tile, the time of a pair and of a launch,
+  and where its tables of decodes and of prompts begin; then all tables, as above, in seconds.
 """
 
 from typing import Any
@@ -30,7 +30,7 @@ Form = NDArray[np.float64]
 COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE, COMPOSED = 0.0, 1.0, 2.0, 3.0, 4.0
 
 NO_WINDOW = float(1 << 40)  # a window that no context reaches
-HEAD_LEN, GROUP_LEN = 8, 6
+HEAD_LEN, GROUP_LEN = 10, 6
 """Numbers at the beginning of a composed form, and of each of its kinds of layers."""
 MOST_VERIFIED = 64
 """Query tokens of a sequence up to which attention treats it as a decode, its drafts included."""
@@ -106,7 +106,7 @@ def composed_time(
         total += prompts
         if decodes:
             total += _decode_time(form, at, decodes, seen / decodes, pairs if longest > 1 else 0.0)
-    return float(max(total, form[6] if prefill_tokens else form[7]))
+    return max(total, _least(form, batched_tokens, prefill_tokens))
 
 
 @inner
@@ -129,7 +129,14 @@ def _composed_by_sums(form: Form, context: int, tokens: int, size: int, prefill:
             seen = min(mean + query_len, form[at])
             is_plain = query_len <= 1.0 and not prefills
             total += _decode_time(form, at, decodes, seen, 0.0 if is_plain else pairs)
-    return float(max(total, form[6] if prefills else form[7]))
+    return max(total, _least(form, tokens, prefills))
+
+
+@inlined
+def _least(form: Form, tokens: int, prefills: int) -> float:
+    """Return what the host takes to launch the kernels of a step one by one; in graphs nothing."""
+    least = form[6] if prefills else form[7]
+    return float(max(least, form[8]) if tokens > form[9] else least)
 
 
 @inner

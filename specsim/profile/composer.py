@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import ModelShape, load_gpu
+from specsim.latency.cuda_graph import default_capture_sizes
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
 from specsim.profile.kernel_tables import (
     DTYPES,
@@ -33,6 +34,9 @@ _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one by one
+_LAUNCH_BY_HOST_US = 50.0  # of one kernel of a compiled layer; experiments/gpu-runs/PROTOCOL.md
+_EXPERT_KERNELS = 6  # per layer: choosing, sorting, two products, activation, sum
+_FUSED_EXPERT_KERNELS = 2  # FlashInfer's are one call, after one that quantizes
 _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the time it takes
 _SCANNED_NS = 2.4  # per logit of a row, each row by a multiprocessor (132 where not known)
 _MOST_SAMPLED = 4096  # tokens of a step that the next one is sampled after; beyond, a line
@@ -69,6 +73,7 @@ class Composer:
                 f"--dtype {options.dtype}: is of experts, and '{options.model}' has none; choose "
                 "bfloat16 or int4"
             )
+        self._expert_kernels = _EXPERT_KERNELS
         self.sources: list[str] = []
         self.stages = stage_layers(shape, options)
 
@@ -101,12 +106,31 @@ class Composer:
 
     @property
     def _eager_fields(self) -> dict[str, Any]:
-        graphs = self._chosen("graphs", "decodes", "none")
+        """Return what the host takes where no CUDA graph is: beyond the largest, or as named.
+
+        The largest, tokens, may be named: vLLM up to 0.12 captures none of more than twice
+        max_num_seqs, whatever the drafts.
+        """
+        named = self._options.kernels.get("graphs", "")
+        if named.isdecimal() and (largest := int(named)):
+            sizes = default_capture_sizes(largest // 2)
+            return {"capture_sizes": sizes, "eager_at_least_us": self._launching_us}
+        graphs = self._chosen("graphs", "decodes", "none", "16")
         if graphs is None:
-            return {}
+            return {"eager_at_least_us": self._launching_us}
         least = _EAGER_LAYER_US * self._shape.num_hidden_layers
         none = {"decodes_at_least_us": least, "capture_sizes": ()} if graphs == "none" else {}
         return {"prompts_at_least_us": least, **none}
+
+    @property
+    def _launching_us(self) -> float:
+        """Return what the host takes to launch a pass of compiled layers kernel by kernel."""
+        shape = self._shape
+        kernels = sum(each.runs for each in self._layer_matrices())
+        kernels += (_SMALL_KERNELS + 1) * shape.num_hidden_layers
+        kernels += self._expert_kernels * shape.num_expert_layers
+        kernels += shape.num_halves + 1 if self._size > 1 else 0
+        return _LAUNCH_BY_HOST_US * kernels
 
     @property
     def _own_fields(self) -> dict[str, Any]:
@@ -346,6 +370,8 @@ class Composer:
             raise ProfileError(f"{error}{others}") from error
         times = experts.times(skewed(measured, table), tokens)
         self._note(f"{table.source} ({kernel})")
+        if "flashinfer" in kernel:
+            self._expert_kernels = _FUSED_EXPERT_KERNELS
         missed = 1 - experts.chosen / experts.number
         read = times[0] * (1 - missed**tokens) / (1 - missed ** tokens[0])
         read = np.minimum(read, times)

@@ -550,6 +550,21 @@ def test_steps_with_prompts_take_as_long_as_launching_without_graphs(tables: Pat
     assert always_eager.capture_sizes == ()
 
 
+def test_passes_beyond_the_largest_graph_take_as_long_as_launching(tables: Path) -> None:
+    plain, small = (
+        TableProfile.of(options(tables, kernels=kernels)).profile.target
+        for kernels in ({}, {"graphs": "16"})
+    )
+    assert small.capture_sizes == (1, 2, 4, 8, 16)
+    launching = 32 * (4 + 5 + 1) * 50e-6  # matrices, small kernels and attention of each layer
+    within, beyond = StepLoad(1024, 16, 4, 0), StepLoad(1024, 32, 8, 0)
+    assert small.forward_time(within) == plain.forward_time(within)
+    assert plain.forward_time(beyond) < small.forward_time(beyond) == pytest.approx(launching)
+    assert plain.eager_at_least_us == small.eager_at_least_us  # of more than 512 tokens
+    with pytest.raises(ProfileError, match="graphs=0"):
+        TableProfile.of(options(tables, kernels={"graphs": "0"}))
+
+
 def test_drafts_that_flashinfer_plans_take_longer_each(tables: Path) -> None:
     drafts = {"drafts": {"eagle3": "eagle3-llama-3.1-8b"}}
     plain, planned = (

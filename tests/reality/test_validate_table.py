@@ -298,6 +298,21 @@ def test_acceptance_is_that_of_the_row_however_requests_differ(tmp_path: Path) -
         assert found.values["acceptance_length"] == pytest.approx(1 + 2.69, rel=0.02)
 
 
+def test_a_lookup_drafts_as_often_as_the_row_says(tmp_path: Path) -> None:
+    cells = {**K3, "method": "ngram", "num_prompts": "100", "isl": "200", "osl": "100"}
+    always, seldom = (
+        predict([one(tmp_path, **cells, match_probability=share)], PROFILE)[0].values
+        for share in ("", "0.25")
+    )
+    assert seldom["acceptance_length"] == pytest.approx(always["acceptance_length"], rel=0.05)
+    # Tokens are drafts and what they gained, or steps without.
+    tokens = 100 * 99
+    drafts = tokens / (seldom["acceptance_length"] + 3)
+    assert seldom["num_drafts"] == pytest.approx(drafts, rel=0.1)
+    with pytest.raises(ConfigError, match=r"match_probability = '1\.2' must be a share"):
+        one(tmp_path, **cells, match_probability="1.2")
+
+
 def test_requests_that_differ_spread_latency(tmp_path: Path) -> None:
     cells = {**K3, "osl": "100", "isl": "200", "num_prompts": "200"}
     alike = predict([one(tmp_path, **cells)], PROFILE, spread=math.inf)[0].values

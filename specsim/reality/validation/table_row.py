@@ -86,6 +86,7 @@ class TableRow:
             num_speculative_tokens=k,
             rates=self._rates(k, measured),
             acceptance_spread=self._spread(),
+            match_probability=self._match_probability(),
             concurrency=concurrency,
             request_rate=rate,
             burstiness=self.number("burstiness") or 1.0,
@@ -363,6 +364,12 @@ class TableRow:
         if spread == 0:
             raise self.wrong("acceptance_spread", "a number above 0, or inf")
         return spread
+
+    def _match_probability(self) -> float | None:
+        share = self.number("match_probability")
+        if share is not None and share > 1:
+            raise self.wrong("match_probability", "a share between 0 and 1")
+        return share
 
     def _counts_warmups(
         self, measured: Mapping[str, float], count: int, num_warmups: int, k: int
