@@ -5,6 +5,7 @@ import random
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -25,9 +26,10 @@ from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan
 from specsim.study.plan.advice import Advice
-from specsim.study.plan.candidates import goal_of, later_policies, model_of, offered
+from specsim.study.plan.candidates import goal_of, later_policies, offered
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
+from specsim.study.plan.models import model_of, shape_note
 from specsim.study.plan.traffic import KINDS, find_traffic
 from specsim.study.plan.what_if import Grounds, day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
@@ -43,6 +45,9 @@ from specsim.workload import WorkloadConfig
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
         ("/models/openai/gpt-oss-120b/", "gpt-oss-120b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"),
+        ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
+        ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek-v3"),
+        ("moonshotai/Kimi-K2-Thinking", "kimi-k2.5"),
     ],
 )
 def test_names_of_huggingface_lead_to_shapes(name: str, shape: str) -> None:
@@ -69,6 +74,42 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
     assert [option.name for option in options] == ["h100 off"]
     model = options[0].hardware.profile.model
     assert model == str(tmp_path / "tuned/config.json")
+
+
+@pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-V3.2"])
+def test_a_name_that_begins_like_another_models_is_not_taken_for_it(name: str) -> None:
+    with pytest.raises(ConfigError, match="no shape of it"):
+        model_of(f"deepseek-ai/{name}")
+
+
+TUNED = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128264,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 32768, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "hardware"),
+    [
+        ({}, "llama-3.1-8b"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "llama-3.1-8b-fp8"),
+        ({"intermediate_size": 14208}, None),
+        ({"vocab_size": 151936}, None),
+    ],
+)
+def test_a_fine_tune_in_a_folder_has_the_profiles_of_its_base(
+    tmp_path: Path, changes: dict[str, Any], hardware: str | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TUNED | changes))
+    option = offered(asked(str(tmp_path)), ("off",)).options[0]
+    assert option.hardware.is_measured is (hardware is not None)
+    if hardware is not None:
+        assert option.experiment.profile == f"h100/{hardware}"
+        assert option.experiment.engine.max_model_len == 32768
+        assert shape_note(str(tmp_path)) == (
+            f"step times and drafters of llama-3.1-8b, whose shape {tmp_path} has"
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)

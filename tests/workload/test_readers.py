@@ -116,6 +116,16 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
         "2026-01-01 00:00:01.5Z,7,3\n",
         [0.0, 1.5], [5, 7], [2, 3], 0,
     ),
+    "columns-words": (
+        "request_id;createdAt;n_in;tokens_out;max_tokens;end_time\n"
+        "r1;1763971201500;7;3;9;1763971209000\nr0;1763971200000;5;2;9;1763971208000\n",
+        [0.0, 1.5], [5, 7], [2, 3], 0,
+    ),
+    "columns-offset": (
+        "received_at\tinput_tok\tgenerated_tokens\n2026-01-01T01:00:00.0000000+01:00\t5\t2\n"
+        "2026-01-01 00:00:01,500+00:00\t7\t3\n",
+        [0.0, 1.5], [5, 7], [2, 3], 0,
+    ),
     "native": (
         '{"id": "a", "arrived_at": 1.0, "prompt_len": 3, "output_len": 2, "priority": -1}\n'
         '{"id": "b", "arrived_at": 1.5, "prompt_len": 4, "output_len": 1, "priority": 5}\n',

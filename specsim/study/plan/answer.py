@@ -20,6 +20,7 @@ from specsim.study.plan.advice import (
     speculation_words,
 )
 from specsim.study.plan.candidates import Option, Question
+from specsim.study.plan.models import shape_note
 from specsim.study.plan.what_if import (
     WORTH,
     Grounds,
@@ -212,7 +213,9 @@ class Plan:
 
     def _assumptions(self, shown: list[str]) -> list[str]:
         presets = dict.fromkeys(self.options[name].acceptance for name in shown)
-        return [self.question.traffic.note, *(f"acceptance {said}" for said in presets if said)]
+        shape = shape_note(self.question.command.model)
+        acceptance = [f"acceptance {said}" for said in presets if said]
+        return [self.question.traffic.note, *([shape] if shape else []), *acceptance]
 
     @property
     def warnings(self) -> list[str]:

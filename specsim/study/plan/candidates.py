@@ -2,14 +2,11 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
-from specsim.core.resources import find_resource, resource_names
-from specsim.core.settings import nearest
+from specsim.core.errors import CapacityError, ConfigError, SpecsimError
+from specsim.core.resources import find_resource
 from specsim.hardware import load_gpu, load_model
-from specsim.hardware.specs import find_model
 from specsim.policies import POLICIES
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions
@@ -21,6 +18,7 @@ from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
 from specsim.study.plan.day import Day
+from specsim.study.plan.models import context_of, key_of, model_of, of_longest, weights_of
 from specsim.study.plan.traffic import NAMES, Traffic
 
 PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
@@ -59,6 +57,11 @@ class Question:
     def model(self) -> str:
         """Name of its shape in ``profiles/``."""
         return model_of(self.command.model)
+
+    @property
+    def weights(self) -> str | None:
+        """How its weights are stored, if not as in that shape."""
+        return self.command.weights or weights_of(self.command.model)
 
 
 @dataclass(frozen=True)
@@ -130,36 +133,6 @@ class Offered:
     left_out: list[str] = field(default_factory=list)  # what, and why
 
 
-def model_of(name: str) -> str:
-    """Return the shape of a model in ``profiles/``, or the config.json of a folder.
-
-    If there is none, a ConfigError with the nearest.
-    """
-    if (config := Path(name) / "config.json").is_file():
-        return str(config.resolve())
-    key = _key(name)
-    if (shape := _of_longest(NAMES["aliases"], key)) is not None:
-        return shape
-    try:
-        return find_model([key], "the command")
-    except ProfileError as error:
-        known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
-        raise ConfigError(
-            f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model "
-            "name a folder with its config.json (./my-model)"
-        ) from error
-
-
-def _key(name: str) -> str:
-    return name.rstrip("/").rsplit("/", 1)[-1].lower()
-
-
-def _of_longest(known: dict[str, str], key: str) -> str | None:
-    """Return what is known by the longest name that a key begins with, up to its end or a dash."""
-    fitting = [name for name in known if key == name or key.startswith(f"{name}-")]
-    return known[max(fitting, key=len)] if fitting else None
-
-
 def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     """Return the options with some policies, and ``off`` if that is among them.
 
@@ -190,15 +163,15 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
     """Yield a GPU in the wanted size, or in all of which there are profiles, and their names."""
     given, model = question.command.tensor_parallel_size, question.model
     suffixes = {size: f"-tp{size}" if size > 1 else "" for size in ([given] if given else _SIZES)}
-    ending = f"-{question.command.weights}" if question.command.weights else ""
+    ending = f"-{question.weights}" if question.weights else ""
     names = {suffix: f"{gpu}/{model}{ending}{suffix}" for suffix in suffixes.values()}
     known = {s: n for s, n in names.items() if find_resource("profiles", f"{n}.yaml") is not None}
     for suffix, name in known.items():
         yield Hardware(gpu + suffix, load_profile(name)), name
     if known:
         return
-    if question.command.weights:
-        left_out.append(f"{gpu}: no profile of {model} in {question.command.weights}")
+    if question.weights:
+        left_out.append(f"{gpu}: no profile of {model} in {question.weights}")
         return
     for size, suffix in suffixes.items():
         try:
@@ -307,7 +280,7 @@ def _engine(question: Question) -> dict[str, Any]:
     A server refuses those that exceed its limit, and nobody knows which of them would be asked
     again, shorter: they are simulated as they are.
     """
-    own = dict(question.command.engine)
+    own = context_of(question.command.model) | question.command.engine
     limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
     if (needed := _ROOM * question.traffic.longest) > limit:
         own["max_model_len"] = needed
@@ -326,8 +299,8 @@ def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | Non
     }
     if policy.kind == "static":
         drafts.pop("num_speculative_tokens_per_batch_size", None)
-    served = _key(question.command.model).removeprefix("meta-")
-    name = _of_longest(NAMES["weights"].get(proposer.method, {}), served)
+    served = key_of(question.command.model).removeprefix("meta-")
+    name = of_longest(NAMES["weights"].get(proposer.method, {}), served)
     if "model" in drafts or (name is None and proposer.method in _WITHOUT_WEIGHTS):
         return drafts
     return {**drafts, "model": name or f"{_UNKNOWN}{proposer.method.upper()}"}

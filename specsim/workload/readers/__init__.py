@@ -200,10 +200,15 @@ class TraceFile:
             yield Row(f"{self.path}, row {number}", row)
 
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
-        reader = csv.DictReader(lines(stream), restval=None)
+        reader = csv.DictReader(lines(stream), restval=None, delimiter=self._delimiter)
         for values in reader:
             values.pop(None, None)
             yield Row(f"{self.path}, line {reader.line_num}", values)
+
+    @property
+    def _delimiter(self) -> str:
+        """What stands most often in the first line: a comma, a semicolon or a tab."""
+        return max(",;\t", key=self._first_line().count)
 
     def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
         for number, line in enumerate(lines(stream), start=1):
@@ -288,5 +293,5 @@ def read_trace(path: Path | str) -> Trace:
         )
     raise TraceError(
         f"{path}: no known format has these columns: {columns}; name the columns of a table "
-        "prompt_len, output_len and, if known, arrived_at (`specsim list` shows all readers)"
+        "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
     )

@@ -1,35 +1,41 @@
 """Tables of no known format, whose columns are recognised by their names."""
 
 import re
+from datetime import UTC, datetime
 from typing import Literal, final
-
-import numpy as np
 
 from specsim.core.errors import TraceError
 from specsim.core.reading import short
 from specsim.workload.readers import Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
-_TOKENS = r"(?:num_)?(?:{}|{}s)(?:_(?:len|lens|length|lengths|tokens|token_count|toks))"
-_NAMES = {
-    "prompt_len": re.compile(_TOKENS.format("prompt|input|context|prefill", "prompt|input")),
-    "output_len": re.compile(
-        _TOKENS.format("output|completion|generated|response|decode|answer", "output|completion")
-    ),
-    "arrival": re.compile(
-        r"(?:arrived_at|(?:arrival|request|start|sent|submit)(?:_time(?:stamp)?)?|time(?:stamp)?)"
-        r"(?:_(?P<unit>s|sec|seconds|ms|us|ns))?"
-    ),
-}
-_SECONDS = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_LENS = {"len", "lens", "length", "lengths", "token", "tokens", "tok", "toks"}
+_FILLERS = {"n", "num", "number", "nb", "count", "of"}
+_SIDES = {
+    "prompt_len": {"prompt", "prompts", "input", "inputs", "in", "context", "prefill"},
+    "output_len": {
+        "output", "outputs", "out", "completion", "completions", "generated", "generation",
+        "response", "answer", "decode",
+    },
+}  # fmt: skip
+_SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_CLOCKS = {
+    "arrived", "created", "received", "sent", "started", "submitted", "time", "timestamp", "ts",
+    "datetime",
+}  # fmt: skip
+_EVENTS = {"arrival", "request", "start", "submit"}  # at a time, which may be unsaid
+_LATER = 1e11  # no number of seconds since 1970, so one of milliseconds, or of less
 
 
 @final
 class NamedColumns(Reader):
     """CSV or JSON lines with columns such as ``arrival_time, prompt_len, output_len``.
 
-    Lengths in tokens, arrivals in seconds, in the unit that the name ends in (``_ms``, ``_us``,
-    ``_ns``), or as ISO 8601. What was taken for what, and what was ignored, is said.
+    Names are looked at by their words: ``n_in``, ``promptTokens``, ``tokens_completion`` and
+    ``created_at`` do as well. Lengths in tokens, arrivals in seconds, in the unit that the name
+    ends in (``_ms``, ``_us``, ``_ns``), or as ISO 8601; what is too large for seconds since 1970 is
+    of milliseconds, microseconds or nanoseconds. What was taken for what, and what was ignored, is
+    said.
     """
 
     kind: Literal["columns"] = "columns"
@@ -66,35 +72,49 @@ _SAID = {"prompt_len": "prompt length", "output_len": "output length", "arrival"
 
 def is_arrival(name: str) -> bool:
     """Return whether a column's name says that it holds arrivals."""
-    return _NAMES["arrival"].fullmatch(_plain(name)) is not None
+    words = [word for word in _words(name) if word not in _SECONDS]
+    known = _CLOCKS | _EVENTS | {"at"}
+    return words[:1] != ["at"] and bool(words) and set(words) <= known and words != ["request"]
 
 
 def _recognised(file: TraceFile) -> dict[str, list[str]]:
-    return {
-        what: [name for name in file.columns if pattern.fullmatch(_plain(name))]
-        for what, pattern in _NAMES.items()
+    found = {
+        what: [name for name in file.columns if _is_len(_words(name), side)]
+        for what, side in _SIDES.items()
     }
+    return found | {"arrival": [name for name in file.columns if is_arrival(name)]}
 
 
-def _plain(name: str) -> str:
-    """Return ``prompt_tokens`` of ``Prompt tokens`` and ``promptTokens``."""
-    parts = re.sub(r"([a-z])([A-Z])", r"\1_\2", name.strip())
-    return re.sub(r"[^a-z0-9]+", "_", parts.lower()).strip("_")
+def _is_len(words: list[str], side: set[str]) -> bool:
+    """Return whether words such as "num input tokens", or "n in", say a length of this side."""
+    own, others = side.intersection(words), set(words) - side
+    is_number = bool(_LENS & others) or (bool(_FILLERS & others) and own <= {"in", "out"})
+    return bool(own) and is_number and others <= _LENS | _FILLERS
+
+
+def _words(name: str) -> list[str]:
+    """Return "prompt", "tokens" of ``Prompt tokens`` and ``promptTokens``."""
+    return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
 
 
 def _seconds(row: Row, name: str) -> float:
     text = row.get(name)
-    match = _NAMES["arrival"].fullmatch(_plain(name))
-    assert match is not None
+    unit = next((_SECONDS[word] for word in _words(name) if word in _SECONDS), None)
     try:
-        return float(text) * _SECONDS.get(match["unit"] or "s", 1.0)
+        return float(text) * (unit or _unit(float(text)))
     except (TypeError, ValueError, OverflowError):
         pass
     try:
-        clock = np.datetime64(str(text).strip().removesuffix("Z"), "ns")
+        clock = datetime.fromisoformat(str(text).strip())
     except ValueError:
         raise TraceError(
             f"{row.place}: {name} = {short(text)} is neither seconds nor a time such as "
             "2026-11-16T18:17:03.5; correct or remove the row"
         ) from None
-    return float(clock.astype(np.int64)) * 1e-9
+    return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
+
+
+def _unit(since_1970: float) -> float:
+    """Return the unit of a time that would be in a far century, were it in seconds."""
+    fitting = (1e-3**n for n in (3, 2, 1) if since_1970 > _LATER * 1e3 ** (n - 1))
+    return next(fitting, 1.0)
