@@ -27,7 +27,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.settings import validated
 from specsim.core.step import StepLoad
 from specsim.reality.clock import Clock
-from specsim.reality.vllm.control import Control, Controller, Emitted, Engine, Scheduled, load_of
+from specsim.reality.vllm.control import Control, Controller, Engine, Rows, load_of
 
 VARIABLE = "SPECSIM_CONTROL"
 _LOOKUPS = {"ngram", "ngram_gpu", "suffix"}
@@ -82,28 +82,29 @@ class _Controlled:
         rows = self._rows(output)
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         free_slots = pool.get_num_free_blocks() * self.block_size  # type: ignore[attr-defined]
-        k = controller.decide(rows, now, len(self.running), free_slots)  # type: ignore[attr-defined]
+        num_running, load = len(self.running), load_of(rows)  # type: ignore[attr-defined]
+        k = controller.decide(rows, load, now, num_running, free_slots)
         output.num_spec_tokens_to_schedule = k
-        self._steps.append(_Awaited(output, load_of(rows), k, now))
+        self._steps.append(_Awaited(output, load, k, now))
 
-    def _rows(self, output: Any) -> list[Scheduled]:
+    def _rows(self, output: Any) -> Rows:
+        """Return its sequences, with the fields of `Scheduled`."""
         requests, drafts = self.requests, output.scheduled_spec_decode_tokens  # type: ignore[attr-defined]
         rows = []
         for request_id, count in output.num_scheduled_tokens.items():
             request = requests[request_id]
             computed = request.num_computed_tokens
             known = request.num_tokens
-            rows.append(
-                Scheduled(
-                    self._numbers[request_id],
-                    request.num_prompt_tokens,
-                    known,
-                    computed + count < known + request.num_output_placeholders,
-                    computed,
-                    count,
-                    len(drafts.get(request_id, ())),
-                )
+            row = (
+                self._numbers[request_id],
+                request.num_prompt_tokens,
+                known,
+                computed + count < known + request.num_output_placeholders,
+                computed,
+                count,
+                len(drafts.get(request_id, ())),
             )
+            rows.append(row)
         return rows
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -130,9 +131,7 @@ class _Controlled:
             tokens = sampled[made.req_id_to_index[request_id]] if sampled else ()
             if len(tokens):
                 verified = len(drafts.get(request_id, ()))
-                rows.append(
-                    Emitted(self._numbers[request_id], verified, len(tokens) - 1, len(tokens))
-                )
+                rows.append((self._numbers[request_id], verified, len(tokens) - 1, len(tokens)))
         controller.observe(step.load, step.k, seconds, rows)
         if len(self._numbers) > 2 * len(self.requests) + 64:  # type: ignore[attr-defined]
             known = {each for step in self._steps for each in step.output.num_scheduled_tokens}

@@ -8,7 +8,7 @@ STATIC = POLICIES[:3]
 LONGEST = 5  # draft that a policy may ask for, tokens
 KINDS = {"easy": (2, 2048), "hard": (2048, 4096)}  # words of each kind, as models.py has them
 MAX_NUM_SEQS = 64
-MAX_NUM_BATCHED_TOKENS = 512
+MAX_NUM_BATCHED_TOKENS = 400
 
 
 class Cell(NamedTuple):

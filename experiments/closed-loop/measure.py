@@ -234,8 +234,8 @@ def main() -> None:
     with TemporaryDirectory(prefix="closed-loop-") as name:
         server = Server(Path(name), given.device)
         (HERE / "target.json").write_text(server.config + "\n")
-        for k in RECORDED_LENS:  # kernels are compiled for each number of tokens
-            server.run(policy_of(k), requests_of(RECORDED, 100 + k))
+        for k in RECORDED_LENS:  # warms up, and shows how fast the machine is
+            server.run(policy_of(k), requests_of(RECORDED, 100 + k), settles="yes")
         folders = recorded(server, Path(name))
         fit(folders, out / "profile.yaml")
         said = {

@@ -4,8 +4,7 @@
 
 One engine serves all, so that policies that take turns meet the same machine within seconds. A run
 may be recorded; its policy, which begins without memories, may be None: vLLM's own scheduler.
-On a CPU the clock counts what this process computes, since others use the machine, too, and stands
-still where nothing is to be done until the next request.
+Where nothing is to be done until the next request, the clock of a CPU is put on.
 """
 
 import json
@@ -13,6 +12,8 @@ import os
 import sys
 import time
 from pathlib import Path
+from random import Random
+from statistics import median
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
@@ -21,22 +22,58 @@ from vllm import EngineArgs, LLMEngine, SamplingParams
 from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmScheduler
 
-from specsim.reality.clock import Clock
+from specsim.hardware import load_model
+from specsim.reality.clock import Clock, MachineClock
+from specsim.reality.torch_engine.speed_probe import Probe, keep_kernels
 from specsim.reality.vllm.control import Control, Controller, Engine
 from specsim.reality.vllm.scheduler import FOLDER_VARIABLE, RecordingAsyncScheduler
+from specsim.reality.vllm.worker import run_every_size
 from specsim.vllm import VARIABLE, AsyncScheduler
+
+_EVERY, _WEIGHT = 0.03, 0.5
+"""Seconds from one probe to the next, and what the last one counts."""
 
 
 class ComputeClock(Clock):
-    """Seconds of this process on a CPU, and those that were skipped."""
+    """Seconds that this process computes, at the machine's usual speed, and those skipped.
 
-    skipped = 0.0
+    What others do to caches and memory slows a model by up to half, and a probe of the same kind of
+    work in the same measure. While it is probed, the clock stands still.
+    """
+
+    def __init__(self, config: str, dtype: Any) -> None:
+        self._probe = Probe(MachineClock(), load_model(config), dtype)
+        self._probes = [self._probed()]
+        self._usual = self._probes[0]
+        self._slowness = 1.0  # of the last pieces of work, relative to the usual
+        self._seconds, self._seen = 0.0, time.process_time()
+        self._probed_at = 0.0
+
+    def _probed(self) -> float:
+        begun = time.process_time()
+        self._probe.work()
+        return time.process_time() - begun
+
+    def settle(self) -> None:
+        """Take what probes have shown so far for usual."""
+        self._usual = median(self._probes)
+        self._slowness = 1.0
 
     def now(self) -> float:
-        return time.process_time() + self.skipped
+        instant = time.process_time()
+        self._seconds += (instant - self._seen) / self._slowness
+        self._seen = instant
+        return self._seconds
 
     def wait(self, seconds: float) -> None:
-        self.skipped += seconds
+        self._seconds += seconds
+
+    def look(self) -> None:
+        """See how fast the machine is, if that was long ago."""
+        if self.now() - self._probed_at > _EVERY:
+            self._probes.append(self._probed())
+            self._slowness += _WEIGHT * (self._probes[-1] / self._usual - self._slowness)
+            self._seen, self._probed_at = time.process_time(), self._seconds
 
 
 class WallClock(Clock):
@@ -44,6 +81,12 @@ class WallClock(Clock):
 
     def wait(self, seconds: float) -> None:
         time.sleep(seconds)
+
+    def look(self) -> None:
+        """A GPU is nobody else's."""
+
+    def settle(self) -> None:
+        """Likewise."""
 
 
 class _Nothing:
@@ -77,10 +120,14 @@ def main(path: Path) -> None:
     given = json.loads(path.read_text())
     os.environ[FOLDER_VARIABLE] = f"{path}-start"
     os.environ[VARIABLE] = json.dumps({"policy": "off"})
+    keep_kernels()
     engine = LLMEngine.from_engine_args(EngineArgs(**given, scheduler_cls=Controlled))
     scheduler, limits = engine.engine_core.engine_core.scheduler, _limits(given)
     scheduler.stop_run()
-    scheduler.clock = ComputeClock() if current_platform.is_cpu() else WallClock()
+    scheduler.clock = WallClock()
+    if current_platform.is_cpu():
+        scheduler.clock = ComputeClock(f"{given['model']}/config.json", engine.model_config.dtype)
+        run_every_size(engine, [[Random(0).randrange(2, 4096) for _ in range(512)]])
     for line in sys.stdin:
         run = json.loads(line)
         print(json.dumps(answer(engine, scheduler, limits, run)), flush=True)
@@ -99,6 +146,8 @@ def answer(engine: Any, scheduler: Any, limits: Engine, run: dict[str, Any]) -> 
     found = serve(engine, scheduler.clock, run["requests"])
     if folder:
         scheduler.stop_run()
+    if run.get("settles"):
+        scheduler.clock.settle()
     if scheduler.controller is None:
         raise SystemExit("the policy failed; see above")
     steps = max(1, scheduler.num_steps)
@@ -117,7 +166,7 @@ def _limits(given: dict[str, Any]) -> Engine:
 
 def serve(engine: Any, clock: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what each request took, seconds, from when it was due."""
-    begun, started_at = clock.now(), time.time()
+    begun, started_at, computed = clock.now(), time.time(), time.process_time()
     waiting, ends = list(enumerate(requests))[::-1], {}
     while waiting or engine.has_unfinished_requests():
         now = clock.now() - begun
@@ -131,11 +180,17 @@ def serve(engine: Any, clock: Any, requests: list[dict[str, Any]]) -> dict[str, 
         if not engine.has_unfinished_requests():
             clock.wait(max(0.0, waiting[-1][1]["at"] - now))
             continue
+        clock.look()
         for output in engine.step():
             if output.finished:
                 number = int(output.request_id.rsplit("-", 1)[1])
                 ends[number] = clock.now() - begun - requests[number]["at"]
-    return {"seconds": clock.now() - begun, "latencies": [ends[n] for n in sorted(ends)]}
+    computed = time.process_time() - computed
+    return {
+        "seconds": clock.now() - begun,
+        "computed": computed,
+        "latencies": [ends[n] for n in sorted(ends)],
+    }
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def serve(controller: Controller, *, seed: int = 0, steps: int = 60, size: int =
             Scheduled(number, 40, known, False, known - 1, 1 + drafted, drafted)
             for number, known in lens.items()
         ]
-        k = controller.decide(rows, step * 0.01, len(rows), 1000)
+        k = controller.decide(rows, load_of(rows), step * 0.01, len(rows), 1000)
         asked.append(k)
         emitted = [
             Emitted(row.number, drafted, accepted, accepted + 1)

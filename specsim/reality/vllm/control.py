@@ -7,8 +7,9 @@ before anything is known of the running step's outcome, and nobody's confidences
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -85,6 +86,10 @@ class Emitted(NamedTuple):
     output_len: int
 
 
+Rows = Sequence[tuple[Any, ...]]
+"""Of a step: a server makes plain tuples of so many, which takes a seventh of the time."""
+
+
 class Decision(Settings):
     """A step's events, as they are logged: what was known, and what followed from it."""
 
@@ -159,16 +164,22 @@ class Controller:
             drafts_alike=True,
         )
 
-    def decide(self, rows: list[Scheduled], now: float, num_running: int, free_slots: int) -> int:
-        """Return how much to draft for every sequence at the end of a scheduled step, tokens."""
-        columns = np.array(rows, dtype=np.int64).reshape(-1, len(Scheduled._fields)).T
-        numbers, prompt_lens, known_lens, in_prefill, _, _, draft_lens = columns
+    def decide(
+        self, rows: Rows, load: StepLoad, now: float, num_running: int, free_slots: int
+    ) -> int:
+        """Return how much to draft for every sequence at the end of a scheduled step, tokens.
+
+        Args:
+            rows: Its sequences, with the fields of `Scheduled`.
+            load: What it holds, by `load_of`.
+        """
+        numbers, prompt_lens, known_lens, in_prefill, _, _, draft_lens = _columns(rows, Scheduled)
         batch = BatchView(
             numbers,
             prompt_lens,
             known_lens,
             in_prefill.astype(bool),
-            load_of(rows),
+            load,
             now=now,
             free_slots=free_slots,
             num_running=num_running,
@@ -191,20 +202,19 @@ class Controller:
             )
         return k
 
-    def observe(self, load: StepLoad, k: int, seconds: float, rows: list[Emitted]) -> None:
+    def observe(self, load: StepLoad, k: int, seconds: float, rows: Rows) -> None:
         """Learn from a step that has ended.
 
         Args:
             load: What it held.
             k: What was decided for it: so much was drafted at its end.
             seconds: What it took, drafting included.
-            rows: The sequences that emitted tokens.
+            rows: The sequences that emitted tokens, with the fields of `Emitted`.
         """
         if self._learns and seconds > 0:
             self._times.observe(load, k, seconds)
         drafting = min(self._times.draft_time(k), seconds) if self._learns else 0.0
-        columns = np.array(rows, dtype=np.int64).reshape(-1, len(Emitted._fields)).T
-        numbers, draft_lens, accepted_lens, output_lens = columns
+        numbers, draft_lens, accepted_lens, output_lens = _columns(rows, Emitted)
         outcome = StepOutcome(numbers, draft_lens, accepted_lens, load, int(output_lens.sum()))
         outcome = outcome._replace(target_time=seconds - drafting, draft_time=drafting)
         self._policy.observe(outcome, self._memory)
@@ -229,14 +239,20 @@ def common_len(lens: NDArray[np.int64]) -> int:
     return max(1, (2 * int(lens.sum()) + len(lens)) // (2 * len(lens)))
 
 
-def load_of(rows: list[Scheduled]) -> StepLoad:
-    """Return the size of a step."""
+def _columns(rows: Rows, kind: type[Scheduled] | type[Emitted]) -> NDArray[np.int64]:
+    width = len(kind._fields)
+    values = np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * width)
+    return values.reshape(-1, width).T
+
+
+def load_of(rows: Rows) -> StepLoad:
+    """Return the size of a step; its sequences have the fields of `Scheduled`."""
     contexts = batched = prefills = 0
-    for row in rows:
-        contexts += row.context_len
-        batched += row.batched_len
-        if row.context_len < row.prompt_len or row.batched_len > 1 + row.draft_len:
-            prefills += row.batched_len
+    for _, prompt_len, _, _, context_len, batched_len, draft_len in rows:
+        contexts += context_len
+        batched += batched_len
+        if context_len < prompt_len or batched_len > 1 + draft_len:
+            prefills += batched_len
     return StepLoad(contexts, batched, len(rows), prefills)
 
 
@@ -263,11 +279,12 @@ def replay(path: Path | str) -> tuple[int, list[Disagreement]]:
     for number, event in events:
         if isinstance(event, Decision):
             decisions += 1
-            k = control.decide(list(event.rows), event.now, event.num_running, event.free_slots)
+            rows = event.rows
+            k = control.decide(rows, load_of(rows), event.now, event.num_running, event.free_slots)
             if k != event.k:
                 differences.append(Disagreement(number, event.k, k))
         elif isinstance(event, Told):
-            control.observe(StepLoad(*event.load), event.k, event.seconds, list(event.rows))
+            control.observe(StepLoad(*event.load), event.k, event.seconds, event.rows)
     return decisions, differences
 
 
