@@ -55,6 +55,11 @@ NOT_DRAWN = {
         f"{method}.num_speculative_tokens_per_batch_size": "refused: their policies know none"
         for method in ("draft_models", "hybrid")
     },
+    **{
+        f"{method}.enable_adaptive_verification": "refused: vLLM has it for heads and draft models"
+        for method in PROPOSERS.members
+        if method not in ("eagle", "eagle3", "mtp", "draft_model")
+    },
 }
 
 

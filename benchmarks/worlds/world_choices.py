@@ -95,6 +95,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "threshold_memory": (0.0, 0.5),
     },
     "adaptive_k": {"history_weight": (0.7, 1.0), "decision_interval": (1, 5), "least_size": (1, 3)},
+    "adaptive_verification": {"learns": (True,)},
     "bandit": {"exploration": (0.0, 2.0)},
     "bayes": {"confidences": (False,)},
     "confidence": {"threshold": (0.0, 0.8, 1.0)},

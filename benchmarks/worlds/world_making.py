@@ -64,6 +64,7 @@ def draw_world(rng: Random) -> World:
     _hold_prefills(config)
     _name_rule(config)
     _set_apart(config, unit)
+    _verify_surest(config)
     _divide(config, profile)
     return {
         "config": config,
@@ -110,6 +111,17 @@ def _name_rule(config: dict[str, Any]) -> None:
     knows = engine.get("vllm_version") == "0.33" if rule == "fly" else rule != "typical"
     if spec and knows and spec.get("num_speculative_tokens", 2) > 1 and rng.random() < 0.5:
         spec["rejection_sample_method"] = rng.choice(["block", rule]) if rule != "fly" else rule
+
+
+def _verify_surest(config: dict[str, Any]) -> None:
+    """Let some servers verify the surest drafts, as vLLM does; all else stays as it was."""
+    engine, rng = config["engine"], Random(f"surest {json.dumps(config)}")
+    spec = engine.get("speculative_config", {})
+    knows = spec.get("method") in ("eagle", "eagle3", "mtp", "draft_model")
+    others = {"lora_config", "scheduler", "own_gpus"} & {*engine, *spec}
+    if knows and "policy" in config and not others and rng.random() < 0.15:
+        spec["enable_adaptive_verification"] = True
+        del config["policy"]
 
 
 def _set_apart(config: dict[str, Any], unit: float) -> None:

@@ -29,7 +29,10 @@ class Fly(Acceptance):
     """
 
     kind: Literal["fly"] = "fly"
-    examples = ({"alpha": 0.8, "unsure": 0.5}, {"alpha": 0.9, "unsure": 0.3, "window": 2})
+    examples = (
+        {"alpha": 0.8, "unsure": 0.5, "window": 3},
+        {"alpha": 0.9, "unsure": 0.3, "window": 2},
+    )
     rejection: Literal["fly"] = "fly"
     alpha: float = Field(ge=0, le=1)
     """P(a draft token is accepted by itself | all before it in the draft were)."""

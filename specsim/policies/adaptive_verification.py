@@ -6,8 +6,9 @@ from typing import ClassVar, Literal, NamedTuple, final
 import numpy as np
 
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
-from specsim.core.step import BatchView, DraftView
+from specsim.core.step import BatchView, DraftView, StepOutcome
 from specsim.decisions.policy import Policy, ServerView
+from specsim.policies.parts.acceptance_estimator import AcceptanceEstimator
 from specsim.policies.parts.budget import best_spending, largest
 
 
@@ -60,6 +61,7 @@ def stale_survival(desk: Stale) -> int:
 class _Memory:
     server: ServerView
     desk: Desk[Stale]
+    estimator: AcceptanceEstimator
 
 
 @final
@@ -80,11 +82,15 @@ class AdaptiveVerification(Policy[_Memory]):
     kind: Literal["adaptive_verification"] = "adaptive_verification"
     uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
     needs_sync: ClassVar[bool] = True
+    learns: bool = False
+    """Whether confidences are learned from what became of drafts, starting from how sure the
+    drafter was, as vLLM has it for all drafters; but for DSpark, which has a head for it."""
 
     def start(self, server: ServerView) -> _Memory:
         """Return confidence 1 for all."""
         stale = PerRequest(1.0, server.max_draft_len)
-        return _Memory(server, Desk(Stale, stale_survival, stale=stale))
+        desk = Desk(Stale, stale_survival, stale=stale)
+        return _Memory(server, desk, AcceptanceEstimator(server.max_draft_len))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the longest draft."""
@@ -92,7 +98,9 @@ class AdaptiveVerification(Policy[_Memory]):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return how many drafts of each request are among the B surest of the batch."""
-        draft_lens, confidences = drafts.draft_lens, drafts.confidences
+        draft_lens, stated = drafts.draft_lens, drafts.confidences
+        predict = memory.estimator.predict
+        confidences = predict(batch.requests, stated) if self.learns else stated
         num, longest = confidences.shape
         desk = memory.desk.fit(max(num, num * longest), batch.requests)
         desk.draft_lens[:num] = draft_lens
@@ -108,3 +116,8 @@ class AdaptiveVerification(Policy[_Memory]):
         if budget >= most:
             return draft_lens
         return largest(desk.fresh[: num * longest], budget, num)
+
+    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
+        """Learn, if it does."""
+        if self.learns:
+            memory.estimator.learn(outcome)

@@ -16,7 +16,8 @@ from specsim.proposers._own_gpus import OwnGpus
 
 _VLLM_FIELDS = {
     *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
-    *("disable_lookahead_block_hashes", "rejection_sample_method"),
+    *("disable_lookahead_block_hashes", "enable_adaptive_verification"),
+    "rejection_sample_method",
     *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth"),
     "suffix_decoding_min_token_prob",
@@ -42,6 +43,8 @@ class Proposer(Member):
     rejection_sample_method: Literal["standard", "block", "fly"] | None = None
     """By which rule vLLM rejects drafts (``fly`` since 0.33). It says nothing of how many that are:
     `acceptance.rejection` must be of the same rule."""
+    enable_adaptive_verification: bool = False
+    """EAGLE, MTP and draft models: the policy ``adaptive_verification``, which learns."""
     disable_lookahead_block_hashes: bool = False
     """EAGLE and MTP, since vLLM 0.33: find cached prefixes as 0.32 does, without their last
     block."""

@@ -38,7 +38,7 @@ from specsim.policies.static import Static
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
-from specsim.run.fitting import check_model, check_rejection, check_tokens
+from specsim.run.fitting import check_fields, check_model, check_rejection, check_tokens
 from specsim.workload import WorkloadConfig
 
 POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
@@ -120,6 +120,8 @@ class Experiment(Settings):
         proposer = self.engine.speculative_config
         if proposer is None:
             return Off()
+        if proposer.enable_adaptive_verification:
+            return POLICIES.parse({"kind": "adaptive_verification", "learns": True})
         if proposer.num_speculative_tokens_per_batch_size is not None:
             return Schedule(ranges=proposer.num_speculative_tokens_per_batch_size)
         return Static()
@@ -154,12 +156,7 @@ class Experiment(Settings):
             raise ValueError(
                 f"policy '{policy.kind}' needs acceptance, such as {{kind: bernoulli, alpha: 0.7}}"
             )
-        has_schedule = proposer.num_speculative_tokens_per_batch_size is not None
-        if has_schedule and self.policy is not None and not isinstance(policy, Schedule):
-            raise ValueError(
-                "engine.speculative_config.num_speculative_tokens_per_batch_size is not used by "
-                f"policy '{policy.kind}'; remove one of them"
-            )
+        check_fields(policy, proposer, self.engine)
         if not has_async_form(policy) and self.engine.async_scheduling:
             raise ValueError(
                 f"policy '{policy.kind}' must see each step's outcome before the next; set "

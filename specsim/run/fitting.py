@@ -1,8 +1,37 @@
 """Whether policy, drafter and acceptance model fit together; a ValueError that says why not."""
 
 from specsim.acceptance import Acceptance, model_of
+from specsim.engine.config import EngineConfig
 from specsim.policies import KnowsModel, Policy
 from specsim.proposers import Proposer
+
+_ADAPTIVE = ("eagle", "eagle3", "mtp", "draft_model")
+
+
+def check_fields(policy: Policy, proposer: Proposer, engine: EngineConfig) -> None:
+    """Refuse fields of ``speculative_config`` that say another policy, or that vLLM refuses."""
+    is_adaptive = proposer.enable_adaptive_verification
+    said = {
+        "num_speculative_tokens_per_batch_size": (
+            proposer.num_speculative_tokens_per_batch_size is not None,
+            "schedule",
+        ),
+        "enable_adaptive_verification": (is_adaptive, "adaptive_verification"),
+    }
+    for field, (is_said, kind) in said.items():
+        if is_said and policy.kind != kind:
+            raise ValueError(
+                f"engine.speculative_config.{field} is not used by policy '{policy.kind}'; remove "
+                "one of them"
+            )
+    place = "engine.speculative_config.enable_adaptive_verification"
+    if is_adaptive and proposer.method not in _ADAPTIVE:
+        raise ValueError(
+            f"{place}: vLLM has it for EAGLE, MTP and draft models, not for method "
+            f"'{proposer.method}'; leave it out"
+        )
+    if is_adaptive and engine.lora_config is not None:
+        raise ValueError(f"{place}: vLLM refuses it with LoRA adapters; leave lora_config out")
 
 
 def check_model(policy: Policy, acceptance: Acceptance) -> None:

@@ -28,6 +28,11 @@ _MOST_K = 5  # is tried where the command has no larger one
 _SIZES = (1, 2, 4, 8)
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
+_OF_VLLM = {
+    "schedule": "num_speculative_tokens_per_batch_size",
+    "adaptive_verification": "enable_adaptive_verification",
+}
+"""Policies that a field of ``speculative_config`` says."""
 _WITHOUT_WEIGHTS = (*_LOOKUPS, "mtp")  # of their own
 _LEAST_OUTSTANDING = {"kind": "least_outstanding"}
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
@@ -221,8 +226,7 @@ def _add(
 def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[str]:
     chosen = [policy for policy in policies if policy != "off"]
     if given and "off" in policies:
-        if given.get("num_speculative_tokens_per_batch_size") is not None:
-            chosen.append("schedule")
+        chosen += [policy for policy, field in _OF_VLLM.items() if given.get(field)]
         if isinstance(k := given.get("num_speculative_tokens"), int):
             chosen.insert(0, f"static:k={k}")
     return list(dict.fromkeys(chosen))
@@ -261,17 +265,21 @@ def _experiment(
         return Experiment.parse(config, source), None
     drafts = {"method": method, **(question.command.speculation or {})}
     drafts = {name: drafts[name] for name in drafts if name not in unknown_fields(drafts)}
-    ranges = drafts.pop("num_speculative_tokens_per_batch_size", None)
+    drafts = _only_of(policy, drafts)
     limit = drafts.get("num_speculative_tokens") or FIRST_K
-    if policy == "schedule":
-        drafts["num_speculative_tokens_per_batch_size"] = ranges
-    else:
+    if policy not in _OF_VLLM:
         config["policy"] = POLICIES.parse(policy).model_dump(mode="json")
         limit = config["policy"].get("k") or max(limit, _MOST_K)
     drafts["num_speculative_tokens"] = limit
     config["engine"]["speculative_config"] = drafts
     config["acceptance"], said = question.traffic.acceptance_for(method, question.model)
     return Experiment.parse(config, source), said
+
+
+def _only_of(policy: str, drafts: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the fields of ``speculative_config`` that say another policy."""
+    others = {field for kind, field in _OF_VLLM.items() if kind != policy}
+    return {name: value for name, value in drafts.items() if name not in others}
 
 
 def _engine(question: Question) -> dict[str, Any]:
@@ -290,15 +298,13 @@ def _engine(question: Question) -> dict[str, Any]:
 def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | None:
     """Return vLLM's settings, with the name of a head where it needs one; None if it cannot."""
     proposer, policy = experiment.engine.speculative_config, experiment.effective_policy
-    if proposer is None or policy.kind not in ("static", "schedule"):
+    if proposer is None or policy.kind not in ("static", *_OF_VLLM):
         return None
     drafts = {
         "method": proposer.method,
-        **(question.command.speculation or {}),
+        **_only_of(policy.kind, question.command.speculation or {}),
         "num_speculative_tokens": proposer.num_speculative_tokens,
     }
-    if policy.kind == "static":
-        drafts.pop("num_speculative_tokens_per_batch_size", None)
     served = key_of(question.command.model).removeprefix("meta-")
     name = of_longest(NAMES["weights"].get(proposer.method, {}), served)
     if "model" in drafts or (name is None and proposer.method in _WITHOUT_WEIGHTS):
