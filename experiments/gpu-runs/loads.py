@@ -25,17 +25,9 @@ OUT = Path(__file__).parent / "results" / "loads.json"
 MIXED, QWEN = "a100class_suffix-ngram-eagle3.csv", "Qwen/Qwen3-30B-A3B-Instruct-2507"
 # Of suffix decoding a row does not say how long each draft was.
 METHODS = tuple(f"method_as_written={name}" for name in ("none", "ngram", "eagle3"))
-GRAPHS = {"graphs": "16"}  # vLLM 0.12: twice max_num_seqs, which is 8
 OF_SERVER = ("tpot_or_itl_mean_ms", "ttft_mean_ms", "e2e_mean_ms")
 OTHERS = (
-    Server(
-        "a100class-llama-3.1-8b",
-        MIXED,
-        (f"model={LLAMA}", *METHODS),
-        {**ON_A100, "kernels": GRAPHS},
-        (),
-        OF_SERVER,
-    ),
+    Server("a100class-llama-3.1-8b", MIXED, (f"model={LLAMA}", *METHODS), ON_A100, (), OF_SERVER),
     Server(
         "a100class-qwen3-30b-a3b-tp2",
         MIXED,
@@ -44,7 +36,6 @@ OTHERS = (
             "model": "qwen3-30b-a3b",
             "gpu": "a100-80gb",
             "tensor_parallel_size": 2,
-            "kernels": GRAPHS,
             "drafts": {"eagle3": "eagle3-qwen3-30b-a3b"},
         },
         (),

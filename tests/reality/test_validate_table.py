@@ -298,6 +298,40 @@ def test_acceptance_is_that_of_the_row_however_requests_differ(tmp_path: Path) -
         assert found.values["acceptance_length"] == pytest.approx(1 + 2.69, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("version", "k", "named", "tokens"),
+    [
+        ("0.12.0", 3, "", 16),
+        ("0.13.0", 3, "", 64),
+        ("", 0, "", 16),
+        ("v0.24.0", 63, "", 512),
+        ("0.12.0", 3, "32", 32),
+    ],
+)
+def test_graphs_are_of_as_many_tokens_as_vllm_captures(
+    tmp_path: Path, version: str, k: int, named: str, tokens: int
+) -> None:
+    cells = {"engine_version": version, "max_cudagraph_capture_size": named}
+    drafts = {"num_speculative_tokens": str(k), "accept_rate_per_pos": ";".join(["0.5"] * k)}
+    row = {**K3, **drafts} if k else NONE
+    assert one(tmp_path, **row, **cells, max_num_seqs="8").graph_tokens == tokens
+    if not named:
+        assert one(tmp_path, **row, **cells, max_num_seqs="").graph_tokens is None
+
+
+def test_verification_beyond_the_largest_graph_takes_what_its_launches_take(tmp_path: Path) -> None:
+    known = load_profile("h200/llama-3.1-8b")
+    target = known.target.model_copy(update={"eager_at_least_us": 50_000.0})
+    profile = known.model_copy(update={"target": target})
+    own = {"model": known.model, "gpu": known.gpu}
+    cells = {**K3, **own, "max_num_seqs": "8", "concurrency": "8"}
+    old, new = (
+        predict([one(tmp_path, **cells, engine_version=version)], profile)[0].values
+        for version in ("0.12.0", "0.13.0")
+    )
+    assert old["itl_p50_ms"] > 50 > 2 * new["itl_p50_ms"]
+
+
 def test_a_lookup_drafts_as_often_as_the_row_says(tmp_path: Path) -> None:
     cells = {**K3, "method": "ngram", "num_prompts": "100", "isl": "200", "osl": "100"}
     always, seldom = (

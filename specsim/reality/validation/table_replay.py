@@ -20,6 +20,8 @@ from specsim.core.request import PrefixIds
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.runner import Runner
 from specsim.hardware import GIB, load_model
+from specsim.latency.composed import Composed
+from specsim.latency.cuda_graph import default_capture_sizes
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
 from specsim.results.metrics import latencies, latency_statistics, token_latencies
@@ -76,6 +78,7 @@ class ReplayedRow:
     first: Trace | None  # what filled the prefix cache before the first request
     key: tuple[object, ...]  # the same for rows that are one simulation, such as repetitions
     kv_tokens: int | None = None  # how many blocks they are depends on the profile's layers
+    graph_tokens: int | None = None
 
 
 def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPREAD) -> ReplayedRow:
@@ -122,7 +125,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         waiting = 1 if run.concurrency is None else min(run.concurrency, len(lens))
         first = _requests(run, np.tile((lens[0, 0], 1), (waiting, 1)), concentration, seed + 1)
     what = (experiment.hash, lens.tobytes(), len(warmups), first is None)
-    how = (run.rates, concentration, shared, run.max_tokens)
+    how = (run.rates, concentration, shared, run.max_tokens, run.graph_tokens)
     return ReplayedRow(
         run.place,
         experiment,
@@ -131,6 +134,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         first,
         key=(*what, *how),
         kv_tokens=run.kv_tokens,
+        graph_tokens=run.graph_tokens,
     )
 
 
@@ -236,6 +240,7 @@ def predict(
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     """Return what a simulation of a row measures, under the names of the table."""
+    profile = _with_graphs(profile, row.graph_tokens)
     try:
         experiment = in_blocks(row, profile)
 
@@ -252,6 +257,28 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     except SpecsimError as error:
         raise type(error)(f"{row.place}: {error}") from error
     return _client_metrics(found[0]) | _counters(found)
+
+
+def _with_graphs(profile: Profile, tokens: int | None) -> Profile:
+    """Return a profile with CUDA graphs of up to so many tokens, if it leaves that to the engine.
+
+    That is, if it says how long passes without a graph take, and not which graphs there are.
+    """
+    if tokens is None:
+        return profile
+    sizes = default_capture_sizes(tokens // 2)
+
+    def captured(latency: Any) -> Any:
+        is_open = isinstance(latency, Composed) and latency.capture_sizes is None
+        if not is_open or not latency.eager_at_least_us:
+            return latency
+        return latency.model_copy(update={"capture_sizes": sizes})
+
+    drafts = {
+        name: cost.model_copy(update={"latency": captured(cost.latency)})
+        for name, cost in profile.drafts.items()
+    }
+    return profile.model_copy(update={"target": captured(profile.target), "drafts": drafts})
 
 
 def _after(before: RunTables, row: ReplayedRow) -> Trace:

@@ -25,6 +25,7 @@ _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.I)
 _UNIFORM = re.compile(r"uniform (\d+)\.\.(\d+)")
 _SHARED = re.compile(r"(\d+) shared prefix \+ (\d+) suffix")
+_MINOR = re.compile(r"v?0\.(\d+)")
 _KV_TOKENS = re.compile(r"(\d+) tokens")
 _FLAGS = {
     **dict.fromkeys(("on", "true", "yes", "1"), True),
@@ -93,6 +94,7 @@ class TableRow:
             num_prompts=num_prompts,
             num_warmups=num_warmups,
             is_eager=self.flag("enforce_eager"),
+            graph_tokens=self._graph_tokens(k),
             counts_warmups=self._counts_warmups(measured, num_prompts, num_warmups, k),
             is_warm=self._is_warm(num_warmups, prompt),
             prompt=prompt,
@@ -364,6 +366,18 @@ class TableRow:
         if spread == 0:
             raise self.wrong("acceptance_spread", "a number above 0, or inf")
         return spread
+
+    def _graph_tokens(self, k: int) -> int | None:
+        """Return it as vLLM chooses it: for twice as many sequences as may run, at most 512.
+
+        Up to 0.12 of one token each, later of k + 1 (pull request 30330).
+        """
+        seqs = self.whole("max_num_seqs")
+        if (named := self.whole("max_cudagraph_capture_size")) or seqs is None:
+            return named
+        version = _MINOR.match(self.text("engine_version"))
+        each = 1 if version and int(version[1]) <= 12 else 1 + k
+        return min(2 * each * seqs, 512)
 
     def _match_probability(self) -> float | None:
         share = self.number("match_probability")
