@@ -62,6 +62,11 @@ def plan(
     pools: bool = Option(
         False, "--pools", help="Look at prefill and decode on GPUs of their own, too."
     ),
+    api_price: str | None = Option(
+        None,
+        metavar="PROMPT,OUTPUT",
+        help="Price of an API per million tokens, to compare with: 0.6,1.2.",
+    ),
     seed: int = Option(0, min=0, help="Seed of all runs."),
     workers: Workers = ALL_CORES,
     out: Out = None,
@@ -93,6 +98,7 @@ def plan(
                 prices=prices,
                 redundancy=redundancy,
                 pools=pools,
+                api_price=api_price,
                 seed=seed,
                 workers=workers,
                 on_progress=on_progress,

@@ -146,8 +146,9 @@ def _is_tied(mine: Cell, other: Cell, measure: Measure) -> bool:
 
 def _machines(cell: Cell) -> _Told:
     point = cell[0]
-    pools = {"gpus": point.pool_gpus, "hour": point.pool_cost} if point.pools else {}
-    return {"replicas": int(point.metrics.get("replicas", 1)), **pools}
+    has_own = point.pools or point.drafter
+    own = {"gpus": point.own_gpus, "hour": point.own_cost, "pools": bool(point.pools)}
+    return {"replicas": int(point.metrics.get("replicas", 1)), **(own if has_own else {})}
 
 
 def _details(cell: Cell, stride: int) -> _Told:

@@ -51,8 +51,10 @@ class Point:
     """Seconds: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``."""
     pools: dict[str, int] = field(default_factory=dict)
     """Replicas of both pools, by their profile; empty without pools."""
-    pool_gpus: int | None = None  # of both pools, where known
-    pool_cost: float | None = None  # of these, per hour
+    drafter: str | None = None
+    """Profile of the drafter on GPUs of its own that each replica has; else None."""
+    own_gpus: int | None = None  # of both pools, or of replicas with a drafter's, where known
+    own_cost: float | None = None  # of these, per hour
     keeps_limits: bool = True  # whether as many requests as were asked, where that was asked
 
 
@@ -108,7 +110,7 @@ def with_prices(
     Nothing is known of hardware whose profile is not at hand, or whose GPU has no price.
     """
     profiles = _at_hand(
-        {*study.profiles, *(name for point in study.points for name in point.pools)}
+        {*study.profiles, *(name for p in study.points for name in (*p.pools, p.drafter) if name)}
     )
     prices, gpus, basis = {}, {}, {}
     for label, name in zip(study.axes[0].labels, study.profiles, strict=True):
@@ -119,11 +121,15 @@ def with_prices(
         price = per_gpu_hour.get(profile.gpu)
         if price is not None:
             prices[label] = price * gpus[label]
-    points = [_with_pools_priced(point, profiles, per_gpu_hour) for point in study.points]
+    names = [study.profiles[point.places[0]] for point in study.points]
+    points = [
+        _with_own_priced(point, profiles, per_gpu_hour, name)
+        for point, name in zip(study.points, names, strict=True)
+    ]
     for point in points:
-        if point.pool_cost is not None:  # a replica of its pools, in the mean
+        if point.own_cost is not None and point.pools:  # a replica of its pools, in the mean
             label = study.axes[0].labels[point.places[0]]
-            prices[label] = point.pool_cost / sum(point.pools.values())
+            prices[label] = point.own_cost / sum(point.pools.values())
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=currency, price_date=date)
 
@@ -137,18 +143,20 @@ def _at_hand(names: set[str]) -> dict[str, Profile]:
     return found
 
 
-def _with_pools_priced(
-    point: Point, profiles: Mapping[str, Profile], per_gpu_hour: Mapping[str, float]
+def _with_own_priced(
+    point: Point, profiles: Mapping[str, Profile], per_gpu_hour: Mapping[str, float], name: str
 ) -> Point:
-    """Return a point with the GPUs of its pools and what they cost, if it has pools."""
-    if not point.pools or not profiles.keys() >= point.pools.keys():
+    """Return a point with its GPUs and what they cost, if it has pools or a drafter's own."""
+    parts = [*point.pools.items()]
+    if point.drafter is not None:
+        replicas = int(point.metrics.get("replicas", 1))
+        parts = [(name, replicas), (point.drafter, replicas)]
+    if not parts or any(profile not in profiles for profile, _ in parts):
         return point
-    counts = [
-        (profiles[n].gpu, profiles[n].tensor_parallel_size * c) for n, c in point.pools.items()
-    ]
+    counts = [(profiles[n].gpu, profiles[n].tensor_parallel_size * c) for n, c in parts]
     costs = [per_gpu_hour[gpu] * count for gpu, count in counts if gpu in per_gpu_hour]
     cost = sum(costs) if len(costs) == len(counts) else None
-    return replace(point, pool_gpus=sum(count for _, count in counts), pool_cost=cost)
+    return replace(point, own_gpus=sum(count for _, count in counts), own_cost=cost)
 
 
 class Measure(NamedTuple):
@@ -207,7 +215,7 @@ def measured(study: Study, point: Point) -> dict[str, float]:
     tokens_per_s = found.get("output_throughput")
     price = study.prices.get(study.axes[0].labels[point.places[0]])
     cost = None if price is None else price * found.get("replicas", 1.0)
-    cost = point.pool_cost if point.pools else cost
+    cost = point.own_cost if point.pools or point.drafter else cost
     if cost is not None and tokens_per_s:
         found[COST] = cost / 3600 / tokens_per_s * 1e6
     known = _KNOWN if study.capacity is None else _KNOWN | _OF_LIMITS

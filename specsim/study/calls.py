@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
     prices: Path | str | None = None,
     redundancy: str = "n",
     pools: bool = False,
+    api_price: str | None = None,
     seed: int = 0,
 ) -> Question:
     """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
@@ -71,6 +73,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
         acceptance: In short form, in place of the nearest preset.
         redundancy: ``n+1`` for one server beyond those that the rate takes.
         pools: Whether to look at prefill and decode on GPUs of their own, too.
+        api_price: Of an API to compare with, per million prompt and output tokens: ``0.6,1.2``.
     """
     if pools and sglang is not None:
         raise ConfigError("--pools: is of vLLM's transfers; leave it out with --sglang")
@@ -97,6 +100,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
         spare_servers=_spare_of(redundancy),
         day=day,
         pools=pools,
+        api_price=None if api_price is None else _api_price_of(api_price),
     )
 
 
@@ -110,6 +114,19 @@ def _rate_of(qps: float | str | None, day: Day | None) -> float:
         return 10.0 if qps is None else float(qps)
     except ValueError as error:
         raise ConfigError(f"--qps {qps:.80}: should be a number") from error
+
+
+def _api_price_of(text: str) -> tuple[float, float]:
+    try:
+        prompt, output = (float(part) for part in text.split(","))
+    except ValueError:
+        prompt = output = inf
+    if not (0 <= prompt < inf and 0 < output < inf):
+        raise ConfigError(
+            f"--api-price {text:.80}: should be the prices of a million prompt and output tokens, "
+            "such as 0.6,1.2"
+        )
+    return prompt, output
 
 
 def _spare_of(redundancy: str) -> int:

@@ -347,7 +347,7 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     prices = {"h100": 3.0, "l40s": 1.0}
     study = with_prices(load_study(Path("run")), prices, currency="EUR", date="2026-01-01")
     [point] = study.points
-    assert (point.pool_gpus, point.pool_cost) == (5, 13.0)
+    assert (point.own_gpus, point.own_cost) == (5, 13.0)
     a_million = 1e6 / point.metrics["output_throughput"] / 3600
     assert measured(study, point)["cost_per_mtok"] == pytest.approx(13.0 * a_million)
     assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
@@ -355,6 +355,23 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     assert (shown["gpus"], shown["hour"]) == (5, 13.0)
     unpriced = with_prices(load_study(Path("run")), {"h100": 3.0}, currency="EUR", date="2026")
     assert "cost_per_mtok" not in measured(unpriced, unpriced.points[0])
+
+
+def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts(cli: Run, tmp_path: Path) -> None:
+    drafts: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": 3}
+    drafts["own_gpus"] = {"profile": "l40s/llama-3.1-8b"}
+    config = tiny_config(replicas=2, policy="static", engine={"speculative_config": drafts})
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
+    prices = {"h100": 3.0, "l40s": 1.0}
+    for policy, gpus, cost in (("static", 4, 8.0), ("off", None, 6.0)):
+        options = ("--set", f"policy={policy}", "--out", policy)
+        assert cli("run", tmp_path / "e.yaml", *options)[0] == 0
+        study = with_prices(load_study(Path(policy)), prices, currency="EUR", date="2026-01-01")
+        [point] = study.points
+        assert point.own_gpus == gpus
+        a_million = 1e6 / point.metrics["output_throughput"] / 3600
+        assert measured(study, point)["cost_per_mtok"] == pytest.approx(cost * a_million)
+        assert study.prices == {"h100/llama-3.1-8b": 3.0}
 
 
 def test_a_run_of_an_older_version_is_read(tmp_path: Path, cli: Run) -> None:

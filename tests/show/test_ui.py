@@ -229,6 +229,16 @@ def test_the_gpus_of_pools_are_counted_pool_by_pool(tiny: Callable[..., Experime
     assert answer["cost_per_hour"] == pytest.approx(prices["l40s"] + 4 * prices["h100"])
 
 
+def test_a_drafter_on_gpus_of_its_own_is_counted_where_it_drafts(
+    tiny: Callable[..., Experiment],
+) -> None:
+    drafts: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": 3}
+    drafts["own_gpus"] = {"profile": "l40s/llama-3.1-8b"}
+    playground = Playground(tiny(policy="static", engine={"speculative_config": drafts}))
+    assert playground.answer(Moved())["gpus"] == "1 × h100 + 1 × l40s"
+    assert playground.answer(Moved(policy="off"))["gpus"] == "1 × h100"
+
+
 def test_a_simulation_ends_when_it_is_told(tiny: Callable[..., Experiment]) -> None:
     class Enough(Exception):  # noqa: N818
         pass

@@ -338,7 +338,7 @@ def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
     unknown = {**(plan.options[name].speculation or {}), "model": "YOUR-EAGLE3"}
     options = {**plan.options, name: replace(plan.options[name], speculation=unknown)}
     plan = replace(plan, options=options)
-    assert "replace YOUR-EAGLE3 in the files" in plan.warnings[0]
+    assert "replace YOUR-EAGLE3 by the name of the drafter's weights" in plan.warnings[0]
     save_plan(plan, tmp_path)
     command = ["sh", str(tmp_path / "serve.sh")]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -468,9 +468,13 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
         Loads(scaled, 1)
 
 
-def moved_plan(changes: dict[float, float]) -> Plan:
-    """Make a plan whose speculation sustains so many times as much with acceptance moved."""
-    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+def moved_plan(changes: dict[float, float], latency: float = 900.0) -> Plan:
+    """Make a plan whose speculation sustains so many times as much with acceptance moved.
+
+    Args:
+        latency: Without speculation, milliseconds; with it 950.
+    """
+    plan = plan_of((26.0, 25.5, 27.0, latency), (34.0, 33.5, 35.0, 950.0))
     name = "h100 static:k=3"
     short = plan.found[name]
     option, question = plan.options[name], plan.question
@@ -490,6 +494,54 @@ def test_what_acceptance_decides_is_said() -> None:
     assert (high.policy, high.gpus, high.is_other) == ("static:k=3", 2, False)
     said = notes(plan.advice)
     assert "With acceptance 0.1 lower: 4 H100, no speculation, 8.00 USD per hour." in said
+
+
+def test_how_fast_speculation_is_with_other_acceptance_is_said() -> None:
+    plan = moved_plan({-0.1: 0.99, 0.1: 1.01}, latency=1425.0)
+    low = next(each for each in plan.advice.what_ifs if each.kind == "acceptance")
+    assert (low.is_other, low.times_as_fast) == (False, pytest.approx(1.5))
+    assert "acceptance 0.1 lower (then 1.50 times as fast)" in " ".join(notes(plan.advice))
+
+
+def test_an_api_is_weighed_against_what_is_rented() -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    traffic = replace(plan.question.traffic, mean_lens=(1000.0, 200.0))
+    question = replace(plan.question, traffic=traffic, api_price=(0.5, 2.5))
+    advice = replace(plan, question=question).advice
+    assert advice.api is not None
+    # A request costs 0.001 USD: at 100 requests/s 360 an hour; 3 H100 at 2 are paid by 1.67.
+    assert advice.api.cost_per_hour == pytest.approx(360)
+    assert advice.api.same_cost_at == pytest.approx(6 / 3.6)
+    said = next(text for text in notes(advice) if text.startswith("An API at 0.5 USD"))
+    assert "360.00 per hour" in said
+    assert "60 times what is rented, and as much as that at 1.67 requests/s" in said
+
+
+@pytest.mark.parametrize("text", ["0.5", "a,b", "1,0", "-1,2", "1,inf", "1,2,3", ""])
+def test_what_is_no_price_of_an_api_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--api-price .*such as 0\.6,1\.2$"):
+        asked(api_price=text)
+
+
+def test_an_answer_on_the_edge_says_so() -> None:
+    plan = plan_of((20.0, 19.9, 20.1, 900.0), (34.0, 32.0, 35.0, 600.0))
+    assert "That is on the edge: 4 may be needed." in headline(plan.advice)
+
+
+def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    name = plan.taken or ""
+    options = {**plan.options, name: replace(plan.options[name], speculation=None)}
+    plan = replace(plan, options=options)
+    wanted = "YOUR-SCHEDULE by what `specsim tune experiment.yaml --emit vllm` prints"
+    assert wanted in plan.warnings[0]
+    save_plan(plan, tmp_path)
+    script = ["sh", str(tmp_path / "serve.sh")]
+    found = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert (found.returncode, wanted in found.stderr) == (2, True)
+    for file in ("serve.sh", "docker-compose.yaml", "kubernetes.yaml"):
+        text = (tmp_path / file).read_text()
+        assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
 
 
 def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:

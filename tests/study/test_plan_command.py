@@ -74,6 +74,11 @@ def test_what_changes_speed_and_is_not_simulated_is_named() -> None:
         ("vllm serve m --dtype float32", "profiles are of 16 bits"),
         ("vllm serve m --speculative-config '{'", "not JSON"),
         ("vllm serve m --speculative-config 3", "should be a JSON object"),
+        (
+            "vllm serve m --speculative-config.method draft_model "
+            "--speculative-config.own_gpus true",
+            "ask specsim capacity",
+        ),
         ("vllm serve m --enable-prefix-caching=maybe", "should be true or false"),
         ("vllm serve 'm", "quote it as in a shell"),
         ("python -m sglang.launch_server --model m", "use --sglang"),

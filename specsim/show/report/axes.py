@@ -134,6 +134,16 @@ def pools_of(config: dict[str, Any]) -> dict[str, int]:
     return found
 
 
+def drafter_of(config: dict[str, Any]) -> str | None:
+    """Return the profile of a drafter on GPUs of its own, where it drafts; else None."""
+    proposer = (config.get("engine") or {}).get("speculative_config") or {}
+    policy = config.get("policy") or {}
+    apart = proposer.get("own_gpus")
+    if apart is None or (policy.get("kind") if isinstance(policy, dict) else policy) == "off":
+        return None
+    return str(apart.get("profile") or config.get("profile"))
+
+
 def slo_of(config: dict[str, Any]) -> dict[str, float]:
     """Return the limits of a configuration, ms."""
     found = config.get("slo")
@@ -192,6 +202,7 @@ def load_sweep(folder: Path) -> Study:
         replace(
             _point(found.record_path(record["point"]), record, grid.places(record["point"])),
             pools=pools_of(configs[record["point"]]),
+            drafter=drafter_of(configs[record["point"]]),
         )
         for record in records
     ]

@@ -18,6 +18,7 @@ from specsim.show.report.axes import (
     axis_of,
     check_version,
     draft_len,
+    drafter_of,
     load_sweep,
     pools_of,
     single_axes,
@@ -137,6 +138,7 @@ def _point(
         config_hash=own["config_hash"],
         metrics=flat_metrics(summary),
         pools=pools_of(config),
+        drafter=drafter_of(config),
         **details,
     )
 

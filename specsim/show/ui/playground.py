@@ -23,6 +23,7 @@ from specsim.results.metrics import (
     latency_statistics,
     limited,
 )
+from specsim.run.deployment import drafter_profile
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, step_times, summarized
 from specsim.show.report.axes import pools_of, title_of
@@ -195,6 +196,9 @@ class Playground:
         for name, count in replicas.items():
             profile = self._profile(name)
             found[profile.gpu] += profile.tensor_parallel_size * count
+        drafter = drafter_profile(moved.engine.speculative_config, self._profile(moved.profile))
+        if drafter is not None and not isinstance(moved.effective_policy, Off):
+            found[drafter.gpu] += drafter.tensor_parallel_size * moved.num_engines
         return dict(found)
 
     def _profile(self, name: str) -> Profile:

@@ -82,6 +82,7 @@ class WhatIf(_Fields):
     cost_per_hour: float | None
     is_searched: bool  # False where it was seen in short runs alone
     is_other: bool  # hardware or speculation, than what is rented now
+    times_as_fast: float | None = None  # than no speculation on that hardware, in that world
 
 
 class OtherPrice(_Fields):
@@ -120,6 +121,16 @@ class DayAdvice(_Fields):
     fleets: list[DayFleet]  # of each way the cheapest
 
 
+class ApiAdvice(_Fields):
+    """The same load on an API that is paid by the token."""
+
+    per_million: tuple[float, float]  # prompt and output tokens
+    mean_lens: tuple[float, float]  # tokens of a prompt and of an answer
+    cost_per_hour: float
+    cost_per_day: float | None
+    same_cost_at: float | None  # requests per second at which it costs what is rented
+
+
 class Advice(_Fields):
     """What to rent, what else there is, and what the answer hangs on."""
 
@@ -139,6 +150,7 @@ class Advice(_Fields):
     what_ifs: list[WhatIf]
     other_prices: list[OtherPrice]
     day: DayAdvice | None = None
+    api: ApiAdvice | None = None
     assumptions: list[str]
     tried: list[Tried]
 
@@ -152,17 +164,23 @@ def gpu_name(gpu: str) -> str:
     return gpu.upper()
 
 
+def drafter_words(option: Option) -> str | None:
+    """Return ``EAGLE-3``; None without speculation."""
+    proposer = option.experiment.engine.speculative_config
+    return None if proposer is None else NAMES["proposers"].get(proposer.method, proposer.method)
+
+
 def speculation_words(option: Option) -> str:
     """Return what an option does, in words: ``EAGLE-3, fixed draft length 2``."""
-    proposer = option.experiment.engine.speculative_config
-    if proposer is None:
+    drafter = drafter_words(option)
+    if drafter is None:
         return "no speculation"
     policy = option.experiment.effective_policy
     k = getattr(policy, "k", None)
     how = f"fixed draft length {k}" if policy.kind == "static" else NAMES["policies"].get(
         policy.kind, f"draft length by {policy.kind}"
     )  # fmt: skip
-    return f"{NAMES['proposers'].get(proposer.method, proposer.method)}, {how}"
+    return f"{drafter}, {how}"
 
 
 def place_words(gpu: str, pools: tuple[int, int] | None) -> str:

@@ -12,10 +12,12 @@ from specsim.run.summary import ROOFLINE
 from specsim.study.capacity import Capacity, Found
 from specsim.study.plan.advice import (
     Advice,
+    ApiAdvice,
     Choice,
     Tried,
     against,
     choice_of,
+    drafter_words,
     option_words,
     speculation_words,
 )
@@ -29,7 +31,7 @@ from specsim.study.plan.what_if import (
     slower_from,
     what_ifs,
 )
-from specsim.study.plan.words import headline
+from specsim.study.plan.words import headline, listed
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,7 @@ class Plan:
             what_ifs=[] if grounds is None else what_ifs(grounds),
             other_prices=[] if grounds is None else other_prices(grounds),
             day=day_advice(grounds, question.day) if grounds and question.day else None,
+            api=self._api(),
             assumptions=self._assumptions(names),
             tried=[self._tried(name) for name in self.options],
         )
@@ -129,6 +132,21 @@ class Plan:
         tried = {name: (option, self._any(name)) for name, option in self.options.items()}
         searched = frozenset(name for name in self.found if self._is_searched(name))
         return Grounds(self.question, tried, searched, self.screened, self.moved, self.taken)
+
+    def _api(self) -> ApiAdvice | None:
+        question = self.question
+        if question.api_price is None or self.taken is None:
+            return None
+        prices, lens = question.api_price, question.traffic.mean_lens
+        per_request = sum(price * length for price, length in zip(prices, lens, strict=True)) / 1e6
+        rented = self.found[self.taken].cost_per_hour
+        return ApiAdvice(
+            per_million=prices,
+            mean_lens=lens,
+            cost_per_hour=per_request * question.rate * 3600,
+            cost_per_day=question.day and per_request * question.day.requests,
+            same_cost_at=rented and rented / 3600 / per_request,
+        )
 
     @property
     def worth_moving(self) -> list[str]:
@@ -212,9 +230,15 @@ class Plan:
         return option_words(self.options[name])
 
     def _assumptions(self, shown: list[str]) -> list[str]:
-        presets = dict.fromkeys(self.options[name].acceptance for name in shown)
+        presets: dict[str, list[str]] = {}
+        for option in (self.options[name] for name in shown):
+            if option.acceptance and (drafter := drafter_words(option)):
+                presets.setdefault(option.acceptance, []).append(drafter)
         shape = shape_note(self.question.command.model)
-        acceptance = [f"acceptance {said}" for said in presets if said]
+        acceptance = [
+            f"acceptance of {listed([*dict.fromkeys(drafters)])}: {said}"
+            for said, drafters in presets.items()
+        ]
         return [self.question.traffic.note, *([shape] if shape else []), *acceptance]
 
     @property
@@ -228,8 +252,8 @@ class Plan:
             for text in self.left_out
             if not any(_is_of(c.gpu, text) for c in self._impossible())
         ]
-        missing = None if self.taken is None else self.options[self.taken].missing_name
-        fill_in = f"no name of the drafter's weights is known: replace {missing} in the files"
+        missing = None if self.taken is None else self.options[self.taken].missing
+        fill_in = "" if missing is None else f"in the files, replace {missing[0]} by {missing[1]}"
         apart = self.taken is not None and bool(self.options[self.taken].hardware.pools)
         by_hand = "prefill and decode apart: behind a proxy that knows both (see serve.sh)"
         cut = "interrupted: this is what was known by then, from short runs where it says estimated"

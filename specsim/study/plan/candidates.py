@@ -36,6 +36,7 @@ _OF_VLLM = {
 _WITHOUT_WEIGHTS = (*_LOOKUPS, "mtp")  # of their own
 _LEAST_OUTSTANDING = {"kind": "least_outstanding"}
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
+SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # where the server has no such policy
 _REQUESTS = 2000
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
 
@@ -57,6 +58,7 @@ class Question:
     spare_servers: int = 0  # beyond those that the rate takes
     day: Day | None = None  # in whose highest load `rate` is asked
     pools: bool = False  # whether to look at prefill and decode on GPUs of their own, too
+    api_price: tuple[float, float] | None = None  # per million prompt and output tokens
 
     @property
     def model(self) -> str:
@@ -89,10 +91,12 @@ class Option:
         return self.label == "off"
 
     @property
-    def missing_name(self) -> str | None:
-        """What stands for the name of a drafter's weights that is not known; else None."""
-        name = (self.speculation or {}).get("model")
-        return name if isinstance(name, str) and name.startswith(_UNKNOWN) else None
+    def missing(self) -> tuple[str, str] | None:
+        """What stands for something that is not known, and what that is; None if all is."""
+        if self.needs_a_policy:
+            return SCHEDULE, "what `specsim tune experiment.yaml --emit vllm` prints"
+        name = str((self.speculation or {}).get("model"))
+        return (name, "the name of the drafter's weights") if name.startswith(_UNKNOWN) else None
 
     @property
     def needs_a_policy(self) -> bool:

@@ -242,6 +242,11 @@ class _Reader:
                 f"{self._source}: --{name} {text or '':.80}: names no method; such as "
                 '{"method": "eagle3", "num_speculative_tokens": 3}'
             )
+        if "own_gpus" in found:
+            raise ConfigError(
+                f"{self._source}: --{name}: vLLM has no own_gpus; put it into an experiment, and "
+                "ask specsim capacity, which counts the drafter's GPUs"
+            )
         return found
 
     def _sglang_drafts(self) -> dict[str, Any] | None:

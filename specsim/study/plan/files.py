@@ -13,7 +13,7 @@ from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
 from specsim.study.plan.advice import DayAdvice
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.candidates import PROFILE_FILE, Option, with_replicas
+from specsim.study.plan.candidates import PROFILE_FILE, SCHEDULE, Option, with_replicas
 from specsim.study.plan.day import Day
 
 FILES = (
@@ -49,9 +49,10 @@ def save_plan(plan: Plan, folder: Path) -> None:
             mode="json", exclude_none=True, exclude_defaults=True
         )
         _write_yaml(folder / PROFILE_FILE, [fields])
-    # Of a policy that vLLM has not, the line is without it.
     size = option.hardware.profile.tensor_parallel_size
     line = plan.question.command.with_options(size, option.speculation)
+    if option.needs_a_policy:
+        line += f" --speculative-config {SCHEDULE}"  # which no server takes for one
     if option.hardware.pools:
         line += f" --kv-transfer-config {shlex.quote(_TRANSFER)}"
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
@@ -74,8 +75,8 @@ def _save_servers(
     here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
     services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
-    missing = option.missing_name
-    fill_in = f"; replace {missing} by the name of the drafter's weights" if missing else ""
+    missing = option.missing
+    fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
     _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
     secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
     _write_yaml(folder / "kubernetes.yaml", _filled(_TEXTS["kubernetes"], values), secret + fill_in)
@@ -132,13 +133,8 @@ def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
             f"# One of {replicas} servers, on {gpus}, behind a router that prefers the one with "
             "the fewest open requests.\n"
         )
-    if option.needs_a_policy:
-        head += (
-            f"# {option.label} is no policy of the server's own; for a schedule that vLLM reads:\n"
-            "# specsim tune experiment.yaml --emit vllm\n"
-        )
-    if option.missing_name is not None:
-        said = f"serve.sh: replace {option.missing_name} by the name of the drafter's weights"
+    if option.missing is not None:
+        said = f"serve.sh: replace {option.missing[0]} by {option.missing[1]}"
         head += f"echo {shlex.quote(f'{said}, and delete this line')} >&2; exit 2\n"
     return f"{head}exec {line}\n"
 

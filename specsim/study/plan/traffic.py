@@ -32,6 +32,7 @@ class Traffic:
     longest: int  # tokens of the longest of some requests, prompt and answer
     acceptance: dict[str, Any] | None = None  # where an experiment says it
     turns: float = 1.0  # requests of a session, in the mean
+    mean_lens: tuple[float, float] = (0.0, 0.0)  # tokens of a prompt and of an answer
 
     def at(self, rate: float, num_requests: int) -> dict[str, Any]:
         """Return a workload at a rate, requests/s."""
@@ -113,7 +114,8 @@ def _traffic(
     longest = int((trace.prompt_lens + trace.output_lens).max())
     nearest_one = _nearest_dataset(dataset, trace)
     turns = len(trace) / trace.num_sessions
-    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns)
+    means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
+    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns, means)
 
 
 def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:

@@ -123,6 +123,7 @@ def _what_if(grounds: Grounds, world: _World) -> WhatIf:
         )
     best = _best(offers, grounds.taken)
     option, _ = grounds.tried[best.name]
+    none = next((each for each in offers if each.name == f"{option.hardware.label} off"), None)
     return WhatIf(
         kind=world.kind,
         what=world.what,
@@ -133,6 +134,7 @@ def _what_if(grounds: Grounds, world: _World) -> WhatIf:
         cost_per_hour=best.cost,
         is_searched=best.name in grounds.searched,
         is_other=best.name != grounds.taken,
+        times_as_fast=None if none is None or option.is_off else none.latency / best.latency,
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from specsim.study.capacity.choices import metric_name, percentile, promise_words
 from specsim.study.plan.advice import (
     Advice,
+    ApiAdvice,
     Choice,
     DayAdvice,
     DayFleet,
@@ -28,6 +29,8 @@ def headline(advice: Advice) -> str:
         f"Rent {best.gpus:,} {gpu_name(best.gpu)}: {servers} of {size}, "
         f"{best.cost_per_hour or 0:,.2f} {advice.currency} per hour."
     )
+    if best.servers_interval is not None and best.servers_interval[1] > best.servers:
+        rent += f" That is on the edge: {best.servers_interval[1]:,} may be needed."
     if best.pools is not None:
         rent += f" In each unit {best.pools[0]} prefill and {best.pools[1]} decode."
     return f"{rent} {_on_speculation(advice, best)}{_on_day(advice)}"
@@ -94,7 +97,7 @@ def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
     limits = [f"{metric_name(name)} {percentile(share)}, ms" for name, share in shares.items()]
     heads = [
         "GPU", "speculation", "GPUs", f"{advice.currency} per hour",
-        f"{advice.currency} per 1 M tokens", *limits, "mean latency, ms", "times as fast",
+        f"{advice.currency} per 1 M output tokens", *limits, "mean latency, ms", "times as fast",
         "to spare", "how sure",
     ]  # fmt: skip
     return heads, [_row(advice, place) for place in range(len(advice.choices))]
@@ -179,6 +182,7 @@ def notes(advice: Advice) -> list[str]:
         )
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
+    found += [] if advice.api is None else [_on_api(advice, advice.api)]
     found += [] if advice.day is None else _day_notes(advice.day)
     found += _what_if_notes(advice)
     if any(choice.state == "estimated" for choice in advice.choices):
@@ -187,12 +191,27 @@ def notes(advice: Advice) -> list[str]:
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
 
 
+def _on_api(advice: Advice, api: ApiAdvice) -> str:
+    """Return what an API costs for the same load, and at which load it costs as much."""
+    prices, lens = [f"{each:g}" for each in api.per_million], [f"{n:,.0f}" for n in api.mean_lens]
+    own = advice.best and advice.best.cost_per_hour
+    day = "" if api.cost_per_day is None else f", {api.cost_per_day:,.2f} a day"
+    return (
+        f"An API at {prices[0]} {advice.currency} per million prompt tokens and {prices[1]} per "
+        f"million output tokens costs {api.cost_per_hour:,.2f} per hour{day}, with {lens[0]} and "
+        f"{lens[1]} tokens per request, none of them cheaper for being cached"
+        + (f": {api.cost_per_hour / own:.2g} times what is rented" if own else "")
+        + (f", and as much as that at {api.same_cost_at:.3g} requests/s" if own else "")
+        + "."
+    )
+
+
 def _what_if_notes(advice: Advice) -> list[str]:
     """Return under which doubts the answer stays, what it is under others, and other prices."""
     best, said = advice.best, []
     same = [each for each in advice.what_ifs if best and _is_same(each, best)]
     if same:
-        said.append(f"The same answer with {listed([each.what for each in same])}.")
+        said.append(f"The same answer with {listed([_in_world(each) for each in same])}.")
     said += [
         f"With {each.what}: {_rented(each, advice.currency)}."
         for each in advice.what_ifs
@@ -204,6 +223,12 @@ def _what_if_notes(advice: Advice) -> list[str]:
         for each in advice.other_prices
     ]
     return said
+
+
+def _in_world(each: WhatIf) -> str:
+    if each.kind != "acceptance" or each.times_as_fast is None:
+        return each.what
+    return f"{each.what} (then {each.times_as_fast:.2f} times as fast)"
 
 
 def _is_same(each: WhatIf, best: Choice) -> bool:

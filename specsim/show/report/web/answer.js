@@ -135,15 +135,17 @@ function breakingPoint(h) {
 /** GPUs of all replicas and what they cost, where that is known. */
 function gpusText(h) {
   const label = HARDWARE.labels[h];
-  const point = cells.find((each) => each.h === h);
+  const ofLabel = cells.filter((each) => each.h === h);
+  const point = ofLabel.find((each) => "gpus" in each) ?? ofLabel[0];
   const price = new Map(DATA.prices).get(label);
   if (!point || !DATA.gpus[label]) return label;
-  // Of pools, which may be on other hardware, the point itself says it.
-  const hasPools = "gpus" in point;
-  const gpus = hasPools ? point.gpus : DATA.gpus[label] * point.replicas;
-  const hour = hasPools ? point.hour : price && price * point.replicas;
+  // Of pools and drafters, which may be on other hardware, the point itself says it.
+  const isOwn = "gpus" in point;
+  const gpus = isOwn ? point.gpus : DATA.gpus[label] * point.replicas;
+  const hour = isOwn ? point.hour : price && price * point.replicas;
   if (!gpus) return label;
-  const name = hasPools ? "GPUs of both pools" : `× ${label.split("/")[0]}`;
+  const own = point.pools ? "GPUs of both pools" : "GPUs with the drafter's";
+  const name = isOwn ? own : `× ${label.split("/")[0]}`;
   return `${gpus} ${name}${hour == null ? "" : `, ${money(hour)} per hour`}`;
 }
 
