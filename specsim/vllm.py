@@ -11,9 +11,7 @@ affair; the policy settles one number, which its runners draft by (vLLM 0.32.0
 goes on with the drafts that it was configured for, and says so once.
 """
 
-import json
 import logging
-import os
 from collections import deque
 from dataclasses import fields
 from typing import Any, NamedTuple
@@ -24,12 +22,10 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as _Sync
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import validated
 from specsim.core.step import StepLoad
 from specsim.reality.clock import Clock
-from specsim.reality.vllm.control import Control, Controller, Engine, Rows, load_of
+from specsim.reality.vllm.control import VARIABLE, Control, Controller, Engine, Rows, load_of, told
 
-VARIABLE = "SPECSIM_CONTROL"
 _LOOKUPS = {"ngram", "ngram_gpu", "suffix"}
 _FIELD = "num_spec_tokens_to_schedule"
 
@@ -169,21 +165,13 @@ def _control(config: Any) -> Control:
         )
     if config.speculative_config is None:
         raise ConfigError("a policy needs a drafter; add --speculative-config")
-    given = config.additional_config
-    found = given.get("specsim") if isinstance(given, dict) else None
-    text = os.environ.get(VARIABLE)
-    if found is None and text:
-        try:
-            found = json.loads(text)
-        except ValueError as error:
-            raise ConfigError(f"{VARIABLE} = {text}: is not JSON ({error}); quote it") from error
+    found = told(config.additional_config)
     if found is None:
         raise ConfigError(
             'no policy is named; add --additional-config \'{"specsim": {"policy": "goodput"}}\', '
             f"or set {VARIABLE}"
         )
-    with validated("--additional-config specsim", ConfigError):
-        return Control.model_validate(found)
+    return found
 
 
 def _engine(config: Any) -> Engine:

@@ -1,8 +1,12 @@
-"""Commands that go on until Ctrl-C: ``serve`` and ``ui``."""
+"""Commands that go on until Ctrl-C: ``serve`` and ``ui``; and what vLLM calls when it starts."""
 
+import json
+import sys
 import webbrowser
+from itertools import pairwise
+from multiprocessing import parent_process
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import typer
 from typer import Argument, Option
@@ -112,3 +116,35 @@ def ui(
             server.serve_forever()
         except KeyboardInterrupt:
             typer.echo("ui: ended")
+
+
+def check_vllm_start() -> None:
+    """End a start of vLLM whose policy cannot decide there, or whose log exists already.
+
+    Called for every vLLM where specsim is installed, in the process that reads the command line
+    before any model is loaded; a scheduler is made after that (vLLM 0.32.0 ``plugins/__init__.py
+    load_general_plugins``, ``engine/arg_utils.py EngineArgs.__post_init__``).
+    """
+    if parent_process() is not None or not any("specsim.vllm." in word for word in sys.argv):
+        return
+    from specsim.core.errors import SpecsimError
+    from specsim.reality.vllm.control import check, told
+
+    try:
+        if (control := told(_additional_config(sys.argv))) is not None:
+            check(control)
+    except SpecsimError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise SystemExit(2) from None
+
+
+def _additional_config(words: list[str]) -> Any:
+    """Return what a command line says there in JSON; None if nothing, or in another way."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name.replace("_", "-") == "--additional-config":
+            try:
+                return json.loads(value if equals else following)
+            except ValueError:
+                return None  # vLLM says so
+    return None

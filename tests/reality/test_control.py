@@ -1,6 +1,7 @@
 """A policy in a real engine, without the engine: answers, logs, and their replay."""
 
 import json
+from importlib.metadata import entry_points
 from pathlib import Path
 from random import Random
 
@@ -109,3 +110,53 @@ def test_step_times_are_learned() -> None:
         assert times.step_time(load, k) == pytest.approx(truth(load, k), rel=0.05)
         many = times.step_times(load, np.array([load.batched_tokens]), k)
         assert many[0] == pytest.approx(times.step_time(load, k))
+
+
+def started(monkeypatch: pytest.MonkeyPatch, control: dict[str, str], *, form: str = "{}") -> None:
+    """Do what vLLM does with its plug-ins when it starts, told so on its command line."""
+    typed = ["--additional-config", json.dumps({"specsim": control})]
+    if form == "=":
+        typed = [f"--additional_config={typed[1]}"]
+    elif form == "variable":
+        monkeypatch.setenv("SPECSIM_CONTROL", json.dumps(control))
+        typed = []
+    words = ["vllm", "serve", "m", "--scheduler-cls", "specsim.vllm.AsyncScheduler", *typed]
+    monkeypatch.setattr("sys.argv", words)
+    [plugin] = entry_points(group="vllm.general_plugins", name="specsim")
+    plugin.load()()
+
+
+@pytest.mark.parametrize("form", ["{}", "=", "variable"])
+@pytest.mark.parametrize(
+    ("control", "said"),
+    [
+        ({"policy": "godput"}, "did you mean 'goodput'"),
+        ({"policy": "eagle2_tree"}, "drafts trees"),
+        ({"policy": "static:k=2", "profile": "h100/nothing"}, "h100/nothing"),
+        ({"policy": "static:k=2", "log": "."}, "name a new file"),
+        ({"policy": "static:k=2", "log": "missing/log"}, "name a new file"),
+        ({"policy": "static:k=2", "profil": "h100"}, "profil"),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_is_loaded(
+    control: dict[str, str],
+    said: str,
+    form: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        started(monkeypatch, control, form=form)
+    printed = capsys.readouterr().err
+    assert (ended.value.code, printed.count("\n"), said in printed) == (2, 1, True)
+
+
+def test_a_start_that_is_right_goes_on_and_leaves_no_log(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    started(monkeypatch, {"policy": "goodput", "log": "decisions.jsonl"})
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("sys.argv", ["vllm", "serve", "m", "--additional-config", "{"])
+    [plugin] = entry_points(group="vllm.general_plugins", name="specsim")
+    plugin.load()()

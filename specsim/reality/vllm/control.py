@@ -7,6 +7,7 @@ before anything is known of the running step's outcome, and nobody's confidences
 """
 
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import Settings
+from specsim.core.settings import Settings, validated
 from specsim.core.step import BatchView, StepLoad, StepOutcome
 from specsim.decisions.policy import (
     DraftsTrees,
@@ -31,6 +32,8 @@ from specsim.decisions.policy import (
     ServerView,
     has_async_form,
 )
+from specsim.policies import POLICIES
+from specsim.profile import load_profile
 from specsim.reality.vllm.learned_times import LearnedTimes
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import server_view
@@ -39,6 +42,9 @@ from specsim.run.experiment import Experiment
 Count = Annotated[int, Field(ge=0)]
 
 
+VARIABLE = "SPECSIM_CONTROL"
+"""Environment variable for what would stand under "specsim" of ``--additional-config``, in JSON."""
+_SOURCE = "--additional-config specsim"
 _ANY = "h100/llama-3.1-8b"
 
 
@@ -51,6 +57,38 @@ class Control(Settings):
     """What steps take, as `Experiment.profile`; by default that is learned while it serves."""
     log: str | None = None
     """File into which every decision is written, a JSON line per event; it must not exist."""
+
+
+def told(additional_config: Any) -> Control | None:
+    """Return what a server is told there, or by `VARIABLE`; None if nothing; else a ConfigError."""
+    found = additional_config.get("specsim") if isinstance(additional_config, dict) else None
+    text = os.environ.get(VARIABLE)
+    if found is None and text:
+        try:
+            found = json.loads(text)
+        except ValueError as error:
+            raise ConfigError(f"{VARIABLE} = {text}: is not JSON ({error}); quote it") from error
+    if found is None:
+        return None
+    with validated(_SOURCE, ConfigError):
+        return Control.model_validate(found)
+
+
+def check(control: Control) -> None:
+    """Raise a SpecsimError for what is wrong whatever the server: policy, profile or log."""
+    with validated(f"{_SOURCE}.policy", ConfigError):
+        policy = POLICIES.parse(control.policy)
+    _check_policy(policy, control)
+    if control.profile is not None:
+        load_profile(control.profile)
+    if control.log is not None:
+        _opened(control.log, 0).close()
+        Path(control.log).unlink()
+
+
+def _check_policy(policy: Policy, control: Control) -> None:
+    if (why := _refused(policy)) is not None:
+        raise ConfigError(f"{_SOURCE}.policy = {control.policy}: {why}")
 
 
 class Engine(Settings):
@@ -132,11 +170,9 @@ class Controller:
     """
 
     def __init__(self, control: Control, engine: Engine, rank: int = 0) -> None:
-        source = "--additional-config specsim"
-        experiment = Experiment.parse(_experiment(control, engine), source)
+        experiment = Experiment.parse(_experiment(control, engine), _SOURCE)
         policy = experiment.effective_policy
-        if (why := _refused(policy)) is not None:
-            raise ConfigError(f"{source}.policy = {control.policy}: {why}")
+        _check_policy(policy, control)
         self._policy = policy
         self._times = LearnedTimes()
         self._learns = control.profile is None
@@ -316,9 +352,7 @@ def _opened(named: str, rank: int) -> Any:
     try:
         return path.open("x", encoding="utf-8", buffering=1)  # by line: a server may be killed
     except OSError as error:
-        raise ConfigError(
-            f"--additional-config specsim.log = {path}: {error.strerror}; name a new file"
-        ) from error
+        raise ConfigError(f"{_SOURCE}.log = {path}: {error.strerror}; name a new file") from error
 
 
 def _experiment(control: Control, engine: Engine) -> dict[str, Any]:
