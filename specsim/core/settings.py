@@ -72,8 +72,12 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
 
 
-def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
-    """Return the mapping that a YAML or JSON file holds; raise `error` if it holds none."""
+def load_mapping(path: Path, error: type[SpecsimError], remedy: str = "") -> dict[str, Any]:
+    """Return the mapping that a YAML or JSON file holds; raise `error` if it holds none.
+
+    Args:
+        remedy: What to do if the file holds something else.
+    """
     try:
         text = read_text(path)
         data = parse_json(text) if ".json" in path.suffixes[-2:] else parse_yaml(text)
@@ -86,7 +90,7 @@ def load_mapping(path: Path, error: type[SpecsimError]) -> dict[str, Any]:
     if not isinstance(data, dict):
         kind = _KINDS.get(type(data), type(data).__name__)
         found = "is empty" if data is None else f"holds {kind}"
-        raise error(f"{path}: {found}; a mapping of fields is expected")
+        raise error(f"{path}: {found}; a mapping of fields is expected{remedy}")
     return data
 
 

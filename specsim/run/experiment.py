@@ -354,7 +354,8 @@ class Experiment(Settings):
         the working directory. What cannot be read or is wrong is a ConfigError.
         """
         path = Path(path)
-        data = following(load_mapping(path, ConfigError), path.parent)
+        begin = f"; `specsim init {path}` asks for them and writes it"
+        data = following(load_mapping(path, ConfigError, begin), path.parent)
         return cls.parse(overridden(data, overrides), str(path))
 
     def to_dict(self) -> dict[str, Any]:

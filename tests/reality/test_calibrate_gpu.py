@@ -65,6 +65,7 @@ def test_vllm_leaves_one_profile_for_all_k(
 def test_our_own_engine_leaves_profile_and_errors(
     script: ModuleType, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pytest.importorskip("torch")
     grid = replace(
         torch_plan.QUICK.grid, num_decodes=(1, 4), context_lens=(32, 96), chunk_lens=(16, 64)
     )

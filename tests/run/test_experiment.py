@@ -111,7 +111,7 @@ def test_bad_values_are_one_line_that_names_field_value_and_rule(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "is empty"),
+        ("", r"is empty; .*`specsim init .*exp.yaml` asks for them and writes it"),
         ("- 1\n- 2", "a mapping of fields"),
         ("workload: {arrivals: [", "line 1: not YAML"),
         ("!!python/object/apply:os.system ['true']", "not YAML"),
