@@ -29,7 +29,7 @@ from specsim.study.plan.advice import Advice
 from specsim.study.plan.candidates import goal_of, later_policies, offered
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
-from specsim.study.plan.models import model_of, shape_note
+from specsim.study.plan.named_models import model_of, shape_note
 from specsim.study.plan.traffic import KINDS, find_traffic
 from specsim.study.plan.what_if import Grounds, day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes

@@ -22,7 +22,7 @@ from specsim.study.plan.advice import (
     speculation_words,
 )
 from specsim.study.plan.candidates import Option, Question
-from specsim.study.plan.models import shape_note
+from specsim.study.plan.named_models import shape_note
 from specsim.study.plan.what_if import (
     WORTH,
     Grounds,

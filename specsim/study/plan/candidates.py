@@ -18,7 +18,7 @@ from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
 from specsim.study.plan.command import ServerCommand, unknown_fields
 from specsim.study.plan.day import Day
-from specsim.study.plan.models import context_of, key_of, model_of, of_longest, weights_of
+from specsim.study.plan.named_models import context_of, key_of, model_of, of_longest, weights_of
 from specsim.study.plan.traffic import NAMES, Traffic
 
 PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
