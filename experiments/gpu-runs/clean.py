@@ -22,6 +22,7 @@ _METHOD = re.compile(r"(\w+)(?=[\s(,]|$)")
 _MAX_TOKENS = re.compile(r"max_tokens\s*=\s*(\d+)")
 _SEED = re.compile(r"seed\s*=?\s*(\d+)")
 _ASYNC = re.compile(r"async[ _]scheduling\W+(on|off|true|false)", re.I)
+_LARGEST_GRAPH = re.compile(r"suffix: max_cudagraph_capture_size (\d+)")
 _PROMPTS = {
     "gsm8k": {"64": "715.6", "160": "716.7", "320": "716.2", "512": "716.9"},
     "humaneval": {"64": "206.9", "160": "207.1"},
@@ -79,12 +80,39 @@ def _counted_by_the_server(told: Row) -> Row:
     """
     running, length = float(told["running_mean"]), float(told["isl"])
     cached = round(float(told["prefix_hit_rate"]) * length)
-    drafts = float(told["num_drafts"] or 0) / (float(told["engine_steps"]) * running)
-    return {
+    steps = float(told["engine_steps"]) * running
+    found = {
         "gpu": "",  # not named
         "concurrency": str(max(1, round(running))),
         "isl": f"{cached} shared prefix + {round(length) - cached} suffix",
-        "match_probability": f"{min(drafts, 1):.4f}" if told["method"] == "ngram" else "",
+    }
+    if told["method"] == "ngram":
+        found["match_probability"] = f"{min(float(told['num_drafts']) / steps, 1):.4f}"
+    if told["method"] == "suffix":
+        found |= _of_any_length(told, steps)
+    return found
+
+
+def _of_any_length(told: Row, steps: float) -> Row:
+    """Return what suffix decoding drafted and gained, as if both were independent.
+
+    Drafts are geometric, with the mean of all steps of a sequence. As many tokens are accepted as
+    were, each position in the share that the row says, where that does not rise.
+    """
+    drafts = float(told["num_drafts"]) / steps
+    mean = drafts * float(told["num_draft_tokens"]) / float(told["num_drafts"])
+    reached, last, rates = 1.0, 1.0, []
+    for rate in map(float, told["accept_rate_per_pos"].split(";")):
+        reached *= mean / (1 + mean)
+        last = min(last, drafts * rate / reached)
+        rates.append((reached, last))
+    gained = float(told["num_accepted_tokens"]) / steps
+    factor = gained / sum(share * rate for share, rate in rates)
+    return {
+        "mean_match_len": f"{mean:.4f}",
+        "accept_rate_per_pos": ";".join(f"{min(factor * rate, 1):.4f}" for _, rate in rates),
+        "acceptance_length": "",  # of drafts as they were
+        "max_cudagraph_capture_size": _LARGEST_GRAPH.search(told["other_flags"])[1],
     }
 
 

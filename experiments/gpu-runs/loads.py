@@ -23,15 +23,13 @@ from specsim.reality.validation.table_replay import Prediction, predict
 
 OUT = Path(__file__).parent / "results" / "loads.json"
 MIXED, QWEN = "a100class_suffix-ngram-eagle3.csv", "Qwen/Qwen3-30B-A3B-Instruct-2507"
-# Of suffix decoding a row does not say how long each draft was.
-METHODS = tuple(f"method_as_written={name}" for name in ("none", "ngram", "eagle3"))
 OF_SERVER = ("tpot_or_itl_mean_ms", "ttft_mean_ms", "e2e_mean_ms")
 OTHERS = (
-    Server("a100class-llama-3.1-8b", MIXED, (f"model={LLAMA}", *METHODS), ON_A100, (), OF_SERVER),
+    Server("a100class-llama-3.1-8b", MIXED, (f"model={LLAMA}",), ON_A100, (), OF_SERVER),
     Server(
         "a100class-qwen3-30b-a3b-tp2",
         MIXED,
-        (f"model={QWEN}", *METHODS),
+        (f"model={QWEN}",),
         {
             "model": "qwen3-30b-a3b",
             "gpu": "a100-80gb",

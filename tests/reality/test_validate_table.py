@@ -343,6 +343,9 @@ def test_a_lookup_drafts_as_often_as_the_row_says(tmp_path: Path) -> None:
     tokens = 100 * 99
     drafts = tokens / (seldom["acceptance_length"] + 3)
     assert seldom["num_drafts"] == pytest.approx(drafts, rel=0.1)
+    suffix = {**cells, "method": "suffix", "mean_match_len": "1.5"}
+    found = predict([one(tmp_path, **suffix)], PROFILE)[0].values
+    assert 1.5 < found["num_draft_tokens"] / found["num_drafts"] < 2.5  # of those not empty
     with pytest.raises(ConfigError, match=r"match_probability = '1\.2' must be a share"):
         one(tmp_path, **cells, match_probability="1.2")
 

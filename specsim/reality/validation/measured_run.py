@@ -57,7 +57,7 @@ class MeasuredRun:
     """0 without speculation; beside a method, of a server that can draft and never did."""
     rates: tuple[float, ...]  # share of all drafts of which position i was accepted
     acceptance_spread: float | None
-    match_probability: float | None  # in how many steps of a sequence a lookup drafts; None: all
+    lookup: Mapping[str, float]  # how often and how long one finds; empty: always the full draft
     concurrency: int | None  # clients of a closed loop
     request_rate: float | None  # requests per second; None of a closed loop
     burstiness: float

@@ -92,10 +92,9 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     engine, k = dict(run.engine), run.num_speculative_tokens
     if run.method:
         config: dict[str, Any] = {"method": run.method, "num_speculative_tokens": max(k, 1)}
+        config |= run.lookup
         if not k:  # the drafter keeps up with the target all the same
             config["num_speculative_tokens_per_batch_size"] = [[1, _ANY_SIZE, 0]]
-        if run.match_probability is not None:
-            config["match_probability"] = run.match_probability
         engine["speculative_config"] = config
     arrivals: dict[str, Any] = {"kind": "closed_loop", "concurrency": run.concurrency}
     if run.request_rate is not None:

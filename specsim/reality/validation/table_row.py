@@ -33,6 +33,7 @@ _FLAGS = {
 }
 _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
+_LOOKUP = ("match_probability", "mean_match_len")
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
@@ -87,7 +88,7 @@ class TableRow:
             num_speculative_tokens=k,
             rates=self._rates(k, measured),
             acceptance_spread=self._spread(),
-            match_probability=self._match_probability(),
+            lookup=self._lookup(),
             concurrency=concurrency,
             request_rate=rate,
             burstiness=self.number("burstiness") or 1.0,
@@ -379,11 +380,12 @@ class TableRow:
         each = 1 if version and int(version[1]) <= 12 else 1 + k
         return min(2 * each * seqs, 512)
 
-    def _match_probability(self) -> float | None:
-        share = self.number("match_probability")
-        if share is not None and share > 1:
+    def _lookup(self) -> dict[str, float]:
+        told = {name: self.number(name) for name in _LOOKUP}
+        found = {name: number for name, number in told.items() if number is not None}
+        if found.get("match_probability", 0.0) > 1:
             raise self.wrong("match_probability", "a share between 0 and 1")
-        return share
+        return found
 
     def _counts_warmups(
         self, measured: Mapping[str, float], count: int, num_warmups: int, k: int
