@@ -282,7 +282,7 @@ def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> No
     ]  # fmt: skip
     said = headline(advice)
     assert said.startswith("Rent 3 H100: 3 servers of 1 GPU, 6.00 USD per hour. Speculation (EAGLE")
-    assert "0.95 times as fast" in said
+    assert "take 1.06 times as long (95 %: 1.06 to 1.06)" in said
     assert "25% less cost on the same GPU" in said
 
 

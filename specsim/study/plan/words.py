@@ -66,11 +66,14 @@ def _effect(choice: Choice) -> str:
     if found is None:
         return "is what keeps the limits: without it no load does, on the same GPU"
     about = "" if found.is_searched else "about "
-    fast = f"makes answers {about}{found.times_as_fast:.2f} times as fast"
-    if found.low is not None and found.high is not None:
-        if found.low <= 1 <= found.high:
-            fast = "makes no difference in speed that is shown"
-        fast += f" (95 %: {found.low:.2f} to {found.high:.2f})"
+    ratio, low, high = found.times_as_fast, found.low or 0.0, found.high or 0.0
+    fast = f"makes answers {about}{ratio:.2f} times as fast"
+    if low <= 1 <= high:
+        fast = "makes no difference in speed that is shown"
+    elif ratio < 1:
+        fast = f"makes answers take {about}{1 / ratio:.2f} times as long"
+        low, high = high and 1 / high, low and 1 / low
+    fast += f" (95 %: {low:.2f} to {high:.2f})" if high else ""
     return f"{fast} at {_cost_words(found.times_the_cost)}"
 
 
