@@ -117,7 +117,7 @@ def with_prices(
         profile = profiles.get(name)
         if profile is None:
             continue
-        gpus[label], basis[label] = profile.tensor_parallel_size, step_times(profile)
+        gpus[label], basis[label] = profile.num_gpus, step_times(profile)
         price = per_gpu_hour.get(profile.gpu)
         if price is not None:
             prices[label] = price * gpus[label]
@@ -153,7 +153,7 @@ def _with_own_priced(
         parts = [(name, replicas), (point.drafter, replicas)]
     if not parts or any(profile not in profiles for profile, _ in parts):
         return point
-    counts = [(profiles[n].gpu, profiles[n].tensor_parallel_size * c) for n, c in parts]
+    counts = [(profiles[n].gpu, profiles[n].num_gpus * c) for n, c in parts]
     costs = [per_gpu_hour[gpu] * count for gpu, count in counts if gpu in per_gpu_hour]
     cost = sum(costs) if len(costs) == len(counts) else None
     return replace(point, own_gpus=sum(count for _, count in counts), own_cost=cost)

@@ -50,7 +50,8 @@ def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
     assert workload.lengths is not None
     assert workload.lengths.num_rows is not None
     rows = workload.lengths.num_rows
-    return workload.lengths.draw(generator(seed, "lengths"), rows).without_sessions()
+    trace = workload.lengths.draw(generator(seed, "lengths"), rows).without_sessions()
+    return workload.completed(trace, seed)
 
 
 @dataclass(frozen=True)
@@ -202,9 +203,8 @@ class Loads:
 
         That many clients have no think time; the batch is smaller if the KV cache does not hold it.
         """
-        workload = WorkloadConfig(
-            arrivals=ClosedLoop(concurrency=concurrency), lengths=self._lengths, num_requests=count
-        )
+        arrivals = ClosedLoop(concurrency=concurrency)
+        workload = self._workload(arrivals=arrivals, lengths=self._lengths, num_requests=count)
         return self._trials(self.experiment.replace(replicas=1), policy, workload)
 
     def trials(
@@ -218,16 +218,17 @@ class Loads:
         )
         if isinstance(own, TraceReplay):
             changes["time_scale"] = 1.0
-        workload = WorkloadConfig(
-            arrivals=own.model_copy(update=changes),
-            lengths=self.experiment.workload.lengths,
-            num_requests=count,
-        )
+        arrivals = own.model_copy(update=changes)
+        workload = self._workload(arrivals=arrivals, num_requests=count)
         experiment = self.experiment
         if synchronous:
             engine = experiment.engine.model_copy(update={"async_scheduling": False})
             experiment = experiment.replace(engine=engine)
         return self._trials(experiment, policy, workload)
+
+    def _workload(self, **changes: object) -> WorkloadConfig:
+        """Return the experiment's own, but for some fields and for its end."""
+        return self.experiment.workload.model_copy(update={"duration": None, **changes})
 
     def _trials(
         self, experiment: Experiment, policy: Policy, workload: WorkloadConfig

@@ -81,7 +81,7 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experi
     pools = experiment.pools or PoolsConfig()
     both = (pools.prefill, pools.decode)
     size, *sizes = (
-        load_profile(name or plain.profile).tensor_parallel_size
+        load_profile(name or plain.profile).num_gpus
         for name in ("", *(pool.profile for pool in both))
     )
     if gpus < max(size, 1):

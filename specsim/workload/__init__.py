@@ -98,6 +98,10 @@ class WorkloadConfig(Settings):
         trace = self._build(seed)
         if trace.arrived_at is not None and len(trace):
             _check_clock(float(trace.arrived_at[-1]))
+        return self.completed(trace, seed)
+
+    def completed(self, trace: Trace, seed: int) -> Trace:
+        """Return requests with their adapters and with the limit of their answers."""
         if self.adapters is not None:
             if trace.adapters is not None:
                 raise ConfigError(

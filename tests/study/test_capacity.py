@@ -28,6 +28,7 @@ from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_ha
 from specsim.study.capacity.findings import Offer, Ranked, best, pareto_front
 from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
+from specsim.study.loads import Loads
 
 
 def found_by(limit: float, start: float, tolerance: float = 0.01, **rest: Any) -> Bracket:
@@ -622,3 +623,37 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
     (hardware,) = find_hardware(drafting, ["h200"])
     assert hardware.under(drafting.effective_policy, drafting).gpus == ["h200", "h100"]
     assert hardware.under(Off(), drafting).gpus == ["h200"]
+
+
+def test_stages_are_gpus_and_another_gpu_needs_them_too(constant_step: Callable[..., str]) -> None:
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.25, 0.25])
+    experiment = Experiment.parse(tiny_config(profile=profile, policy={"kind": "off"}), "own")
+    [own] = find_hardware(experiment, [])
+    assert own.gpus == ["h100"] * 3
+    with pytest.raises(
+        ProfileError, match=r"--gpus l40s: .* in 3 stages on it; build one .*--pp 3"
+    ):
+        find_hardware(experiment, ["l40s"])
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_load_has_the_adapters_and_limits_of_the_workload(
+    tmp_path: Path, *, recorded: bool
+) -> None:
+    workload = tiny_config()["workload"] | {
+        "adapters": {"count": 3, "share": 0.5},
+        "max_tokens": 99,
+    }
+    if recorded:
+        rows = "\n".join(json.dumps({"prompt_len": 9, "output_len": n}) for n in range(1, 90))
+        (tmp_path / "rows.jsonl").write_text(rows + "\n")
+        workload["lengths"] = {"kind": "trace", "path": str(tmp_path / "rows.jsonl")}
+    loads = Loads(Experiment.parse(tiny_config(workload=workload), "own"), replications=2)
+    for trial in (*loads.trials(Off(), 5.0, 60), *loads.closed_trials(Off(), 4, 60)):
+        requests = (
+            trial.requests() or trial.experiment.workload.build(trial.experiment.seed).requests()
+        )
+        told = [(request.adapter, request.max_tokens) for request in requests]
+        assert len(told) == 60
+        assert {adapter for adapter, _ in told} == {0, 1, 2, 3}
+        assert {limit for _, limit in told} == {99}

@@ -137,7 +137,7 @@ def comparison_table(comparison: "ProfileErrors", title: str) -> Table:
 def _facts(overview: Overview, title: str) -> Table:
     profile, memory = overview.profile, overview.memory()
     told, valid = profile.provenance, profile.valid_range
-    size = profile.tensor_parallel_size
+    size = profile.num_gpus
     facts = {
         "model": f"{overview.model.name} ({profile.model})",
         "GPU": f"{size} x {overview.gpu.name} ({profile.gpu})",

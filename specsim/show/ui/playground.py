@@ -195,7 +195,7 @@ class Playground:
         replicas = pools_of(moved.to_dict()) or {moved.profile: moved.num_engines}
         for name, count in replicas.items():
             profile = self._profile(name)
-            found[profile.gpu] += profile.tensor_parallel_size * count
+            found[profile.gpu] += profile.num_gpus * count
         drafter = drafter_profile(moved.engine.speculative_config, self._profile(moved.profile))
         if drafter is not None and not isinstance(moved.effective_policy, Off):
             found[drafter.gpu] += drafter.tensor_parallel_size * moved.num_engines

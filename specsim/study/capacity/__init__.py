@@ -28,7 +28,6 @@ from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.loads import Loads, Trial, check_steady
-from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
@@ -156,9 +155,8 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
             "workload: replays a trace, which brings its own arrivals; for --drive concurrency use "
             "lengths: {kind: trace, path: ...} and arrivals: {kind: closed_loop, concurrency: 1}"
         )
-    workload = WorkloadConfig(
-        arrivals=ClosedLoop(concurrency=1), lengths=own.lengths, num_requests=own.num_requests or 1
-    )
+    changes = {"num_requests": own.num_requests or 1, "duration": None}
+    workload = own.model_copy(update={"arrivals": ClosedLoop(concurrency=1), **changes})
     return experiment.replace(replicas=1, workload=workload)
 
 

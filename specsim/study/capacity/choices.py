@@ -214,7 +214,7 @@ class Hardware:
         """The GPU of each place that a GPU has in a replica or unit."""
         parts = self.pools or ((self.profile, 1),)
         parts += ((self.drafter, 1),) if self.drafter else ()
-        return [p.gpu for p, count in parts for _ in range(count * p.tensor_parallel_size)]
+        return [p.gpu for p, count in parts for _ in range(count * p.num_gpus)]
 
     @property
     def gpus_per_replica(self) -> int:
@@ -269,13 +269,20 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
         return Hardware(name, profile)
     if name == base.gpu:
         return Hardware(name, base)
-    suffix = "" if base.tensor_parallel_size == 1 else f"-tp{base.tensor_parallel_size}"
+    stages = len(base.stage_shares)
+    sizes = (("tp", base.tensor_parallel_size), ("pp", stages))
+    suffix = "".join(f"-{short}{size}" for short, size in sizes if size > 1)
     of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
     for own in (of_same_name, f"{base.model}{suffix}"):
         if find_resource("profiles", f"{name}/{own}.yaml") is not None:
             profile = load_profile(f"{name}/{own}")
             break
     else:
+        if stages > 1:
+            raise ProfileError(
+                f"--gpus {name}: there is no profile of {base.model} in {stages} stages on it; "
+                f"build one (specsim profile build --pp {stages}) and name its file in --gpus"
+            )
         try:
             profile = _roofline(name, base, experiment)
         except (CapacityError, ProfileError) as error:

@@ -18,6 +18,7 @@ from specsim.proposers import PROPOSERS
 _FLAGS = load_mapping(Path(__file__).with_name("flags.yaml"), ConfigError)
 _ENGINE = {name: getattr(builtins, kind) for name, kind in _FLAGS["engine"].items()}
 _OTHER, _REFUSED, _ALGORITHMS = _FLAGS["other"], _FLAGS["refused"], _FLAGS["algorithms"]
+_REMEDIES: dict[str, str] = _FLAGS["remedies"]
 _UNMODELLED, _SWITCHES = set(_FLAGS["unmodelled"]), set(_FLAGS["switches"])
 _START = {
     "vllm": re.compile(r"(?:^|/)vllm$|^vllm\.entrypoints\.openai\.api_server$"),
@@ -168,9 +169,10 @@ class _Reader:
         for name, only in _REFUSED.items():
             value = self._flags.pop(name, only)
             if value.lower() not in (only.lower(), "") or (only == "" and value):
+                remedy = f"{_REMEDIES[name]}, or " if name in _REMEDIES else ""
                 raise ConfigError(
-                    f"{self._source}: --{name} {value}: is not simulated, and changes the answer; "
-                    "leave it out to plan without it"
+                    f"{self._source}: --{name} {value}: is not planned for, and changes the "
+                    f"answer; {remedy}leave it out to plan without it"
                 )
 
     def _unused(self, engine: set[str]) -> list[str]:

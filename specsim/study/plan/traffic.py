@@ -111,6 +111,12 @@ def _traffic(
     dataset: str = "",
 ) -> Traffic:
     trace = _drawn(workload, _SAMPLE)
+    if trace.adapters is not None and trace.adapters.any():
+        raise ConfigError(
+            f"--traffic {name}: has requests for LoRA adapters, and no profile of plan says what "
+            "these cost; ask specsim capacity with engine.lora_config and a profile that does, or "
+            "leave the adapters out"
+        )
     longest = int((trace.prompt_lens + trace.output_lens).max())
     nearest_one = _nearest_dataset(dataset, trace)
     turns = len(trace) / trace.num_sessions
