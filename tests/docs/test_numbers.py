@@ -2,6 +2,8 @@
 
 import csv
 import json
+from collections.abc import Iterable
+from statistics import median
 from typing import Any
 
 import pytest
@@ -114,14 +116,31 @@ def test_servers() -> None:
         if "nvl" not in name
     ]
     assert f"that is called best is at most {max(best):.1f} % slower" in text_of(README)
-    loops = {
-        each["tp"]: each
-        for each in found_by("gpu-runs/results/silicon.json")
-        if (each["model"], each["gpu"]) == ("qwen3-32b", "h100")
-    }
-    tpot = [percent(loops[size]["tpot_mean_ms"]["median"]) for size in (2, 4, 8)]
-    ttft = [f"{100 * loops[size]['ttft_mean_ms']['median']:.0f}" for size in (2, 4, 8)]
+
+
+def test_closed_loops() -> None:
+    loops = [
+        row
+        for row in rows("silicon/results.csv")
+        if (row["engine"], row["model"], row["gpu"]) == ("vllm", "Qwen/Qwen3-32B", "h100_sxm")
+    ]
+    tpot, ttft = (
+        [_median(row[f"error_{name}"] for row in loops if row["gpus"] == size) for size in "248"]
+        for name in ("tpot", "ttft")
+    )
+    assert f"| {sum(row['gpus'] in '248' for row in loops)} closed loops" in text_of(README)
     assert (
-        f"median error of TPOT {tpot[0]}, {tpot[1]} and {tpot[2]} %, "
-        f"of TTFT {ttft[0]}, {ttft[1]} and {ttft[2]} %"
+        f"median error of TPOT {tpot[0]:.1f}, {tpot[1]:.1f} and {tpot[2]:.1f} %, "
+        f"of TTFT {ttft[0]:.0f}, {ttft[1]:.0f} and {ttft[2]:.0f} %"
     ) in text_of(README)
+    both = [row for row in loops if row["aiconfigurator_tpot"]]
+    ours, theirs = (
+        [f"{_median(row[f'{who}_{name}'] for row in both):.1f}" for name in ("tpot", "ttft")]
+        for who in ("error", "aiconfigurator")
+    )
+    assert f"on {len(both)} drawn ones {ours[0]} and {ours[1]} %, where" in text_of(README)
+    assert f"has {theirs[0]} and {theirs[1]} %" in text_of(README)
+
+
+def _median(errors: Iterable[str]) -> float:
+    return 100 * median(abs(float(error)) for error in errors)
