@@ -3,12 +3,12 @@
 from random import Random
 from typing import NamedTuple
 
-POLICIES = ("off", "static:k=1", "static:k=3", "goodput", "joint", "turbospec")
+POLICIES = ("off", "static:k=1", "static:k=2", "goodput", "joint", "turbospec")
 STATIC = POLICIES[:3]
-LONGEST = 5  # draft that a policy may ask for, tokens
+LONGEST = 4  # draft that a policy may ask for, tokens
 KINDS = {"easy": (2, 2048), "hard": (2048, 4096)}  # words of each kind, as models.py has them
 MAX_NUM_SEQS = 64
-MAX_NUM_BATCHED_TOKENS = 400
+MAX_NUM_BATCHED_TOKENS = 320
 
 
 class Cell(NamedTuple):
@@ -24,13 +24,13 @@ class Cell(NamedTuple):
 
 
 CELLS = (
-    Cell("rising, easy to hard", (4, 10, 18), 1.8, "easy", "hard", (20, 80)),
-    Cell("rising, hard to easy", (4, 10, 18), 1.8, "hard", "easy", (20, 80)),
-    Cell("wave, easy to hard", (4, 18, 8, 4), 1.8, "easy", "hard", (20, 80)),
-    Cell("falling, hard to easy", (18, 10, 4), 1.8, "hard", "easy", (20, 80)),
-    Cell("rising, long answers, hard to easy", (2, 5, 9), 1.8, "hard", "easy", (60, 140)),
+    Cell("rising, easy to hard", (4, 12, 20), 1.2, "easy", "hard", (20, 80)),
+    Cell("rising, hard to easy", (4, 12, 20), 1.2, "hard", "easy", (20, 80)),
+    Cell("wave, easy to hard", (4, 20, 8, 4), 1.2, "easy", "hard", (20, 80)),
+    Cell("falling, hard to easy", (20, 12, 4), 1.2, "hard", "easy", (20, 80)),
+    Cell("rising, long answers, hard to easy", (3, 8, 14), 1.2, "hard", "easy", (60, 140)),
 )
-RECORDED = Cell("recorded", (4, 10, 20, 30, 2), 1.2, "easy", "hard", (20, 80))
+RECORDED = Cell("recorded", (4, 10, 20, 30, 2), 1.6, "easy", "hard", (20, 80))
 
 
 class Asked(NamedTuple):
