@@ -42,6 +42,20 @@ def test_capacity_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sum(row["covers"] == "True" for row in settings) >= 11
 
 
+def test_closed_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ROOT / "experiments" / "closed-loop"
+    monkeypatch.syspath_prepend(folder)
+    loop = script("closed-loop")
+    monkeypatch.setattr(loop, "LUCKS", 2)
+    cell = loop.CELLS[0]
+    kept = {row["policy"]: row for row in rows(folder / "gains.csv") if row["cell"] == cell.name}
+    found = {row["policy"]: row for row in loop.gains(cell)}
+    assert set(found) == set(kept)
+    for policy, row in found.items():
+        assert row["measured"] == kept[policy]["measured"]
+        assert float(row["simulated"]) == pytest.approx(float(kept[policy]["simulated"]), rel=0.05)
+
+
 def test_smartspec_fig5(tmp_path: Path) -> None:
     fig5 = script("smartspec-fig5")
     fig5.main(tmp_path, sizes=(1, 16), rounds=1)

@@ -1,11 +1,11 @@
 """Serve the loads on a real vLLM; then `run.py` simulates the same.
 
-    python experiments/closed-loop/measure.py --minutes 18
+    python experiments/closed-loop/measure.py --minutes 20
 
 Needs a vLLM 0.32: SPECSIM_VLLM_PYTHON names the Python that has it (tests/vllm/install.sh makes
 one). Records runs of static draft lengths, which give a profile and what is accepted of drafts of
 each kind; then policies take turns, load by load, until the minutes are over. Writes server.json,
-profile.yaml, measured.csv and throughput.csv.
+profile.yaml, believed.yaml, measured.csv and throughput.csv.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from loads import (
     requests_of,
 )
 
+from specsim.profile import Profile
 from specsim.reality.calibration import write_profile
 from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
 from specsim.reality.vllm.launch import vllm_python
@@ -48,7 +49,7 @@ TIMED = ("goodput", "joint")  # what else the plug-in's own time is measured of
 class Server:
     """A real vLLM that does what it is asked, one run after another; see serve.py."""
 
-    def __init__(self, scratch: Path, device: str) -> None:
+    def __init__(self, scratch: Path) -> None:
         models, engine = scratch / "models", scratch / "engine.json"
         environment = {
             **os.environ,
@@ -62,7 +63,7 @@ class Server:
         self.config = (models / "target" / "config.json").read_text()
         self.engine = {
             "dtype": "bfloat16",
-            "enforce_eager": device == "cpu",
+            "enforce_eager": True,
             "max_model_len": 512,
             "max_num_seqs": MAX_NUM_SEQS,
             "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
@@ -110,7 +111,10 @@ def policy_of(k: int) -> str:
 
 
 def recorded(server: Server, scratch: Path) -> list[Path]:
-    """Return run folders of static draft lengths, each as if the server had only that one."""
+    """Return run folders of static draft lengths, each as if the server had only that one.
+
+    The first is of a server without drafts.
+    """
     folders = []
     for number, k in enumerate(RECORDED_LENS):
         folder = scratch / f"recorded-{number}"
@@ -146,15 +150,27 @@ def accepted_rates(folders: list[Path]) -> dict[str, list[float]]:
     }
 
 
-def fit(folders: list[Path], path: Path) -> None:
-    """Fit a profile to the recorded steps."""
+def fit(folders: list[Path], out: Path) -> None:
+    """Fit profiles to the recorded steps: what policies are told, and what steps take.
+
+    The latter knows that vLLM runs the drafter's first pass also where k is 0, so every recorded
+    step drafts; the former is what `specsim profile fit` makes of the folders.
+    """
+    write_profile(_fitted(folders), out / "believed.yaml")
+    first, second = (folder / "meta.json" for folder in folders[:2])
+    first.write_text(second.read_text())
+    profile = _fitted(folders)
+    write_profile(profile.model_copy(update={"only_draft_lens": None}), out / "profile.yaml")
+
+
+def _fitted(folders: list[Path]) -> Profile:
     names = f"{len(folders)} runs of static draft lengths"
     points, origin = measured_steps(
         folders, MODEL, "cpu", 1, max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_NUM_BATCHED_TOKENS,
     )  # fmt: skip
     found = fit_and_test(points, "two_regime", 0, names, keeps_sum=True)
-    write_profile(fitted_profile(found, points, origin, "closed-loop/measure.py"), path)
+    return fitted_profile(found, points, origin, "closed-loop/measure.py")
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
@@ -180,7 +196,7 @@ def throughput(server: Server, pairs: int, out: Path) -> None:
             rows.append(_speed(pair, policy or "plain vLLM", batch, found))
         if pair < 3:
             for policy in TIMED:
-                how = {"profile": str(out / "profile.yaml")}
+                how = {"profile": str(out / "believed.yaml")}
                 rows.append(_speed(pair, policy, batch, server.run(policy, batch, **how)))
     save(out / "throughput.csv", rows)
 
@@ -200,13 +216,13 @@ def measure(server: Server, ends_at: float, out: Path) -> None:
     rows: list[dict[str, Any]] = []
     repetition, took = 0, 0.0
     for policy in POLICIES:  # some are compiled where they are first used
-        server.run(policy, requests_of(RECORDED, 0)[:20], profile=str(out / "profile.yaml"))
+        server.run(policy, requests_of(RECORDED, 0)[:20], profile=str(out / "believed.yaml"))
     while monotonic() + took < ends_at or repetition < 2:
         begun, mine = monotonic(), []
         for cell in CELLS:
             requests = requests_of(cell, repetition)
             for policy in Random(f"{cell.name} {repetition}").sample(POLICIES, len(POLICIES)):
-                found = server.run(policy, requests, profile=str(out / "profile.yaml"))
+                found = server.run(policy, requests, profile=str(out / "believed.yaml"))
                 mean_ms = 1e3 * sum(found["latencies"]) / len(requests)
                 mine.append(
                     {
@@ -225,20 +241,19 @@ def measure(server: Server, ends_at: float, out: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--minutes", type=float, default=18.0)
+    parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--pairs", type=int, default=12, help="of batches, for the throughput")
     parser.add_argument("--out", type=Path, default=HERE)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     given = parser.parse_args()
     out, begun = given.out.resolve(), monotonic()
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="closed-loop-") as name:
-        server = Server(Path(name), given.device)
+        server = Server(Path(name))
         (HERE / "target.json").write_text(server.config + "\n")
         for k in (1, LONGEST):  # warms up, and shows how fast the machine is
             server.run(policy_of(k), requests_of(RECORDED, 100 + k), settles="yes")
         folders = recorded(server, Path(name))
-        fit(folders, out / "profile.yaml")
+        fit(folders, out)
         said = {
             "engine": server.engine,
             "conditional_rates": accepted_rates(folders),

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from loads import CELLS, LONGEST, POLICIES, STATIC, Cell, changes_at, requests_of
+from loads import CELLS, LONGEST, MAX_NUM_SEQS, POLICIES, STATIC, Cell, changes_at, requests_of
 
 from specsim.api import Experiment, Summary, load_profile, simulate
 from specsim.core.request import Request
@@ -22,6 +22,8 @@ from specsim.study.paired import speed_up
 
 HERE = Path(__file__).parent
 LUCKS = 20
+AS_SERVED = {"off": f"schedule:ranges=[[1, {MAX_NUM_SEQS}, 0]]"}
+"""What policies are there: vLLM's drafter runs its first pass also where nothing is drafted."""
 Latencies = dict[str, list[float]]
 """Mean end-to-end latency by policy, one per repetition, milliseconds."""
 
@@ -64,7 +66,7 @@ def experiment(cell: Cell, policy: str, num_requests: int, luck: int) -> Experim
         "engine": {**engine, "speculative_config": speculation},
         "acceptance": {"kind": "shift", "at_request": changes_at(num_requests), **half},
         "profile": str(HERE / "profile.yaml"),
-        "policy": policy,
+        "policy": AS_SERVED.get(policy, policy),
         "seed": luck,
     }
     return Experiment.parse(fields, cell.name)
@@ -72,7 +74,10 @@ def experiment(cell: Cell, policy: str, num_requests: int, luck: int) -> Experim
 
 def simulated(cell: Cell, repetitions: int) -> list[Latencies]:
     """Return what is simulated, once per luck, of the loads that were measured."""
-    profile = load_profile(str(HERE / "profile.yaml"))
+    profiles = {
+        "profile": load_profile(str(HERE / "profile.yaml")),
+        "believed": load_profile(str(HERE / "believed.yaml")),
+    }
     loads = [
         [
             Request(number, len(each.prompt), each.output_len, each.at)
@@ -83,7 +88,7 @@ def simulated(cell: Cell, repetitions: int) -> list[Latencies]:
 
     def latency(policy: str, load: list[Request], luck: int) -> float:
         run = experiment(cell, policy, len(load), luck)
-        found: float = Summary(simulate(run, requests=load, profile=profile)).data["mean_e2el_ms"]
+        found: float = Summary(simulate(run, requests=load, **profiles)).data["mean_e2el_ms"]
         return found
 
     return [

@@ -4,7 +4,7 @@
 
 One engine serves all, so that policies that take turns meet the same machine within seconds. A run
 may be recorded; its policy, which begins without memories, may be None: vLLM's own scheduler.
-Where nothing is to be done until the next request, the clock of a CPU is put on.
+Where nothing is to be done until the next request, the clock is put on.
 """
 
 import json
@@ -19,7 +19,6 @@ from typing import Any
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler must be within reach
 
 from vllm import EngineArgs, LLMEngine, SamplingParams
-from vllm.platforms import current_platform
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmScheduler
 
 from specsim.hardware import load_model
@@ -76,19 +75,6 @@ class ComputeClock(Clock):
             self._seen, self._probed_at = time.process_time(), self._seconds
 
 
-class WallClock(Clock):
-    """Seconds that pass."""
-
-    def wait(self, seconds: float) -> None:
-        time.sleep(seconds)
-
-    def look(self) -> None:
-        """A GPU is nobody else's."""
-
-    def settle(self) -> None:
-        """Likewise."""
-
-
 class _Nothing:
     """Makes the layout of plain schedulers that of the others, so that an object can change."""
 
@@ -124,10 +110,8 @@ def main(path: Path) -> None:
     engine = LLMEngine.from_engine_args(EngineArgs(**given, scheduler_cls=Controlled))
     scheduler, limits = engine.engine_core.engine_core.scheduler, _limits(given)
     scheduler.stop_run()
-    scheduler.clock = WallClock()
-    if current_platform.is_cpu():
-        scheduler.clock = ComputeClock(f"{given['model']}/config.json", engine.model_config.dtype)
-        run_every_size(engine, [[Random(0).randrange(2, 4096) for _ in range(512)]])
+    scheduler.clock = ComputeClock(f"{given['model']}/config.json", engine.model_config.dtype)
+    run_every_size(engine, [[Random(0).randrange(2, 4096) for _ in range(512)]])
     for line in sys.stdin:
         run = json.loads(line)
         print(json.dumps(answer(engine, scheduler, limits, run)), flush=True)
@@ -164,7 +148,7 @@ def _limits(given: dict[str, Any]) -> Engine:
     )
 
 
-def serve(engine: Any, clock: Any, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def serve(engine: Any, clock: ComputeClock, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what each request took, seconds, from when it was due."""
     begun, started_at, computed = clock.now(), time.time(), time.process_time()
     waiting, ends = list(enumerate(requests))[::-1], {}

@@ -1,8 +1,11 @@
 from collections.abc import Iterator
+from statistics import median
 
 from readme import Row, numbers, one, read
 
-HERE = "closed-loop"
+from specsim.study.paired import speed_up
+
+HERE, PLAIN = "closed-loop", "plain vLLM"
 ADAPTIVE = ("goodput", "joint", "turbospec")
 
 
@@ -15,17 +18,19 @@ def _best(cell: str) -> Row:
 def _line(row: Row) -> list[str]:
     found = numbers(row)
     inside = found["simulated_low"] <= found["measured"] <= found["simulated_high"]
+    apart = found["measured_low"] > found["simulated_high"]
+    apart = apart or found["measured_high"] < found["simulated_low"]
     return [
         row["cell"], row["policy"], row["over"],
         "{measured:.3f} ({measured_low:.2f} to {measured_high:.2f})".format(**found),
         "{simulated:.3f} ({simulated_low:.3f} to {simulated_high:.3f})".format(**found),
-        "yes" if inside else "no",
+        "yes" if inside else "no", "no" if apart else "yes",
         "{measured_ms:,.0f}".format(**found), "{simulated_ms:,.0f}".format(**found),
     ]  # fmt: skip
 
 
-_HEADER = ["load", "policy", "over", "measured", "simulated", "inside", "measured, ms",
-           "simulated, ms"]  # fmt: skip
+_HEADER = ["load", "policy", "over", "measured", "simulated", "inside", "intervals meet",
+           "measured, ms", "simulated, ms"]  # fmt: skip
 
 
 def best() -> Iterator[list[str]]:
@@ -43,12 +48,11 @@ def gains() -> Iterator[list[str]]:
 def throughput() -> Iterator[list[str]]:
     yield ["scheduler", "tokens/s over plain vLLM's", "own time, us per step"]
     rows = read(f"{HERE}/throughput.csv")
-    for name in dict.fromkeys(row["scheduler"] for row in rows):
+    for name in dict.fromkeys(row["scheduler"] for row in rows if row["scheduler"] != PLAIN):
         mine = [row for row in rows if row["scheduler"] == name]
-        own = sorted(float(row["own_us_per_step"]) for row in mine)[len(mine) // 2]
-        ratios = [
-            float(row["tokens_per_s"])
-            / float(one(rows, pair=row["pair"], scheduler="plain vLLM")["tokens_per_s"])
-            for row in mine
-        ]
-        yield [name, f"{sorted(ratios)[len(ratios) // 2]:.3f}", f"{own:.0f}"]
+        beside = [one(rows, pair=row["pair"], scheduler=PLAIN) for row in mine]
+        ours, theirs = ([float(row["tokens_per_s"]) for row in each] for each in (mine, beside))
+        over = speed_up(ours, theirs)
+        ratio = f"{over.mean:.3f} ({over.low:.3f} to {over.high:.3f})"
+        own = median(float(row["own_us_per_step"]) for row in mine)
+        yield [name, ratio if name.startswith("static") else "", f"{own:.0f}"]
