@@ -4,7 +4,6 @@ import json
 import sys
 import webbrowser
 from itertools import pairwise
-from multiprocessing import parent_process
 from pathlib import Path
 from typing import Any, Literal
 
@@ -125,7 +124,11 @@ def check_vllm_start() -> None:
     before any model is loaded; a scheduler is made after that (vLLM 0.32.0 ``plugins/__init__.py
     load_general_plugins``, ``engine/arg_utils.py EngineArgs.__post_init__``).
     """
-    if parent_process() is not None or not any("specsim.vllm." in word for word in sys.argv):
+    if not any("specsim.vllm." in word for word in sys.argv):
+        return
+    from multiprocessing import parent_process
+
+    if parent_process() is not None:
         return
     from specsim.core.errors import SpecsimError
     from specsim.reality.vllm.control import check, told
