@@ -64,7 +64,7 @@ ROW = {
     "num_gpu_blocks": "20000",
     "max_model_len": "8192",
     "max_num_batched_tokens": "2048",
-    "num_prompts": "80",
+    "num_prompts": "40",
 }
 RATES = ("0.7", "0.5", "0.35", "0.25", "0.18")
 

@@ -138,7 +138,7 @@ def test_uncompiled_loops_do_what_vllm_did() -> None:
     assert in_python("recorded") == f"compared {count}\n"
 
 
-STEPS = 100  # of a recording, by which nearly all that it has to show has happened
+STEPS = 60  # of a recording, by which nearly all that it has to show has happened
 
 
 class Enough(Exception):  # noqa: N818

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from specsim.engine.speculation import Speculation
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.study.policy_check import worlds_of
 
 PAGE = (ROOT / "docs" / "tutorial" / "own-policy.md").read_text()
 
@@ -193,8 +195,10 @@ def test_a_method_of_its_own_is_asked_in_python(
     ("lens", "says"), [("", "it runs as machine code"), ("view.lens[row + 99] = 1", "IndexError")]
 )
 def test_policy_check_says_how_it_runs_and_finds_what_machine_code_would_not(
-    lens: str, says: str, written: Callable[..., str], cli: Run, tmp_path: Path,
+    lens: str, says: str, written: Callable[..., str], cli: Run, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    few = lambda *policy: islice(worlds_of(*policy), 12)  # noqa: E731 - all take half a minute
+    monkeypatch.setattr("specsim.study.policy_check.worlds_of", few)
     name = written("checked" if not lens else "beyond", lens)
     code, out, error = cli("policy", "check", name)
     assert says in out + error

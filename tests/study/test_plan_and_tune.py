@@ -29,7 +29,7 @@ def test_plan_and_tune_and_capacity_agree(monkeypatch: pytest.MonkeyPatch) -> No
     found = plan.found[plan.taken or ""]
     policy = plan.options[plan.taken or ""].experiment.effective_policy
     one = service.replace(replicas=1, workload=workload, policy=policy)
-    [again] = capacity(one, replications=3, num_requests=2000, tolerance=0.04).found
+    [again] = capacity(one, replications=2, num_requests=1000, tolerance=0.04).found
     assert again.interval is not None
     assert found.interval is not None
     assert again.interval.low < found.interval.high
