@@ -376,7 +376,7 @@ class Summary:
         counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
         drafter = self.run.deployment.drafter
-        gpus = profile.num_gpus + (drafter.tensor_parallel_size if drafter else 0)
+        gpus = profile.num_gpus + (drafter.num_gpus if drafter else 0)
         gpu_hours = seconds * gpus / 3600.0
         scaler = self.run.experiment.scalers.get(pool)
         price = None if scaler is None else scaler.price_per_gpu_hour
@@ -411,7 +411,7 @@ class Summary:
         totals = self.tables.totals
         times = [float(totals[f"{name}_time"]) for name in ("target", "draft", "overhead")]
         return {
-            "gpus": profile.tensor_parallel_size,
+            "gpus": profile.num_gpus,
             "busy_share": float(totals["drafter_time"]) / sum(times),
             "drafted_tokens": int(totals["asked_tokens"]),
         }

@@ -198,7 +198,7 @@ class Playground:
             found[profile.gpu] += profile.num_gpus * count
         drafter = drafter_profile(moved.engine.speculative_config, self._profile(moved.profile))
         if drafter is not None and not isinstance(moved.effective_policy, Off):
-            found[drafter.gpu] += drafter.tensor_parallel_size * moved.num_engines
+            found[drafter.gpu] += drafter.num_gpus * moved.num_engines
         return dict(found)
 
     def _profile(self, name: str) -> Profile:

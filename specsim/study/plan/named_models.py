@@ -21,7 +21,7 @@ def model_of(name: str) -> str:
 
     If there is none, a ConfigError with the nearest.
     """
-    if (config := config_of(name)) is not None:
+    if (config := _config_of(name)) is not None:
         return _known_shape(config) or config
     key = key_of(name)
     if (shape := of_longest(NAMES["aliases"], key)) is not None:
@@ -36,34 +36,37 @@ def model_of(name: str) -> str:
         ) from error
 
 
-def config_of(name: str) -> str | None:
+def weights_of(name: str) -> str | None:
+    """Return ``fp8`` if a fine-tune has the known shape in 8 bits; else None: as in the shape."""
+    if (found := _fine_tune(name)) is None:
+        return None
+    own, known = (load_model(each).quantization for each in found)
+    return None if own == known else own
+
+
+def context_of(name: str) -> dict[str, Any]:
+    """Return the engine's limit of a fine-tune; nothing of other models."""
+    found = _fine_tune(name)
+    return {"max_model_len": load_model(found[0]).max_position_embeddings} if found else {}
+
+
+def shape_note(name: str) -> str | None:
+    """Return what is assumed of a fine-tune; else None."""
+    found = _fine_tune(name)
+    return found and f"step times and drafters of {found[1]}, whose shape {name} has"
+
+
+def _config_of(name: str) -> str | None:
     """Return the config.json of a model that is a folder; None of a name."""
     config = Path(name) / "config.json"
     return str(config.resolve()) if config.is_file() else None
 
 
-def weights_of(name: str) -> str | None:
-    """Return ``fp8`` if a folder has a known shape in 8 bits; else None: as in the shape."""
-    config = config_of(name)
-    if config is None or _known_shape(config) is None:
-        return None
-    own, known = load_model(config), load_model(model_of(name))
-    return None if own.quantization == known.quantization else own.quantization
-
-
-def context_of(name: str) -> dict[str, Any]:
-    """Return the engine's limit of a folder that has a known shape; nothing of other models."""
-    config = config_of(name)
-    if config is None or _known_shape(config) is None:
-        return {}
-    return {"max_model_len": load_model(config).max_position_embeddings}
-
-
-def shape_note(name: str) -> str | None:
-    """Return what is assumed of a folder that has a known shape; else None."""
-    config = config_of(name)
-    known = None if config is None else _known_shape(config)
-    return known and f"step times and drafters of {known}, whose shape {name} has"
+def _fine_tune(name: str) -> tuple[str, str] | None:
+    """Return config.json and the known shape of a folder that has one; else None."""
+    config = _config_of(name)
+    known = config and _known_shape(config)
+    return (config, known) if config and known else None
 
 
 def key_of(name: str) -> str:
