@@ -82,6 +82,39 @@ def test_a_policy_that_cannot_is_refused(policy: str, why: str) -> None:
         Controller(Control(policy=policy), ENGINE)
 
 
+SPY = """
+from typing import Literal
+from specsim.api import Policy, ServerView
+
+class Spy(Policy[ServerView]):
+    kind: Literal["spy"] = "spy"
+    path: str
+
+    def draft_lens(self, batch, memory):
+        return batch.load.context_tokens % 3
+
+    def observe(self, outcome, memory):
+        with open(self.path, "a") as file:
+            file.write(f"{outcome.target_time} {outcome.draft_time} {max(outcome.draft_lens)}\\n")
+"""
+
+
+@pytest.mark.parametrize("profile", [None, "h100/llama-3.1-8b"])
+def test_what_drafting_took_is_told_with_the_drafts(profile: str | None, tmp_path: Path) -> None:
+    """A server tells what a step took in all; its drafts are verified by the next."""
+    path, seen = tmp_path / f"spy_{profile is None}.py", tmp_path / "seen"
+    path.write_text(SPY)
+    spy = f"{path}:Spy:path={seen}"
+    serve(Controller(Control(policy=spy, profile=profile), ENGINE))
+    told = np.loadtxt(seen)
+    ks = [*told[1:, 2].astype(int).tolist(), 0]
+    assert {0, 1, 2} == set(ks)
+    whole = [0.01 + 0.001 * k for k in ks[:-1]]
+    assert (told[:-1, 0] + told[1:, 1]).tolist() == pytest.approx(whole)
+    assert told[0, 1] == 0.0
+    assert [time > 0 for time in told[:, 1]] == [k > 0 for k in told[:, 2]]
+
+
 def test_a_log_is_not_written_over(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("mine")

@@ -178,6 +178,9 @@ class Controller:
         self._learns = control.profile is None
         server = self._server(experiment, engine, rank)
         self._max_draft_len = server.max_draft_len
+        self._step_time = server.step_time
+        self._plain_time = server.plain_time or (lambda load: server.step_time(load, 0))
+        self._last_draft_time = 0.0
         self._memory = policy.start(server)
         self._log = None if control.log is None else _opened(control.log, rank)
         self._write(Head(control=control, engine=engine, rank=rank))
@@ -249,13 +252,18 @@ class Controller:
         """
         if self._learns and seconds > 0:
             self._times.observe(load, k, seconds)
-        drafting = min(self._times.draft_time(k), seconds) if self._learns else 0.0
         numbers, draft_lens, accepted_lens, output_lens = _columns(rows, Emitted)
         outcome = StepOutcome(numbers, draft_lens, accepted_lens, load, int(output_lens.sum()))
-        outcome = outcome._replace(target_time=seconds - drafting, draft_time=drafting)
+        target_time = seconds * self._target_share(load, k)
+        outcome = outcome._replace(target_time=target_time, draft_time=self._last_draft_time)
+        self._last_draft_time = seconds - target_time
         self._policy.observe(outcome, self._memory)
         if self._log is not None:
             self._write(Told(seconds=seconds, load=load[:4], k=k, rows=tuple(rows)))
+
+    def _target_share(self, load: StepLoad, k: int) -> float:
+        """Return what share of a step the target takes, as it is believed: vLLM tells the whole."""
+        return min(1.0, self._plain_time(load) / self._step_time(load, k)) if k else 1.0
 
     def close(self) -> None:
         """Write what is left of the log."""
