@@ -154,16 +154,30 @@ class HuggingFaceConfig:
             **self._compressed_widths(),
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
+            **self._fused_inputs(),
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
             "source": self._source + self._left_out(),
         }
+
+    def _fused_inputs(self) -> dict[str, Any]:
+        """Return what DFlash's drafters have of the target: hidden states and both vocabularies."""
+        layers = (self._data.get("dflash_config") or {}).get("target_layer_ids")
+        if not layers:
+            return {}
+        own = {"has_own_embedding": False, "has_own_lm_head": False}
+        return {"num_fused_inputs": len(layers), **own}
 
     def _left_out(self) -> str:
         has_others = any(part in self._data for part in _OTHER_PARTS)
         return " (weights of parts for images and sound are not counted)" if has_others else ""
 
     def _check_modelled(self) -> None:
+        if {"markov_rank", "dspark_block_size", "speculators_model_type"} & self._data.keys():
+            raise ProfileError(
+                f"{self._source}: describes a drafter whose vocabulary or Markov head it does not "
+                "tell; write its shape in the form of profiles/dflash-qwen3-8b.json"
+            )
         if "draft_vocab_size" in self._data:
             raise ProfileError(
                 f"{self._source}: describes an EAGLE-3 head, whose inputs it does not tell; write "

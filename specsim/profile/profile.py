@@ -24,7 +24,17 @@ from specsim.latency import LATENCY
 from specsim.latency.base import LatencyModel
 from specsim.latency.form import Form
 from specsim.profile.adapter_cost import AdapterCost
-from specsim.profile.step_time import BASES, COSTS, DraftLoad, draft_time, overhead_time, step_time
+from specsim.profile.step_time import (
+    BASES,
+    COSTS,
+    NO_BLOCK,
+    OVERLAPS,
+    BlockPass,
+    DraftLoad,
+    draft_time,
+    overhead_time,
+    step_time,
+)
 
 Lens = int | list[int] | Ints
 Drafts = Lens | Tree | list[Tree]
@@ -36,9 +46,9 @@ class DraftCost(Settings):
     """What it costs to draft with one proposer."""
 
     basis: Literal["pass", "draft", "heads"] = "pass"
-    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k; a
-    fit to whole drafts, whatever their length; or heads that all run once, on the last token of
-    each sequence."""
+    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k
+    (with parallel drafting one); a fit to whole drafts, whatever their length; or heads that all
+    run once, on the last token of each sequence."""
     latency: Annotated[LatencyModel, LATENCY] | None = None
     target_share: float = Field(default=0.0, ge=0)
     """Host time as a share of the target's forward pass."""
@@ -53,14 +63,16 @@ class DraftCost(Settings):
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
 
-    @property
-    def numbers(self) -> list[float]:
-        """All but its passes, after no overhead: as `specsim.profile.step_time.COSTS`."""
+    def numbers(self, block: BlockPass, overhead: Sequence[float] = (0.0, 0.0)) -> list[float]:
+        """Return all but its passes, without overlap: as `specsim.profile.step_time.COSTS`."""
         has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
         host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
-        return [0.0, 0.0, 1.0, has_latency, basis, *host, self.request_us * 1e-6, 0.0]
+        own = (1.0, has_latency, basis, *host, self.request_us * 1e-6)
+        return [*overhead, *own, 0.0, *map(float, block)]
 
-    def draft_time(self, load: StepLoad, draft_lens: Drafts, target_time: float) -> float:
+    def draft_time(
+        self, load: StepLoad, draft_lens: Drafts, target_time: float, block: BlockPass = NO_BLOCK
+    ) -> float:
         """Return how long it takes to draft for every sequence of a step, seconds.
 
         See `specsim.profile.step_time.draft_time`.
@@ -68,9 +80,11 @@ class DraftCost(Settings):
         Args:
             load: Of the target's forward pass, which takes `target_time` seconds.
             draft_lens: For every sequence alike, or one per sequence, tokens.
+            block: Of a drafter that drafts all tokens at once.
         """
         made, rows = draft_load(load, draft_lens)
-        time: float = draft_time(self.numbers, self.latency, pass_time, made, rows, target_time)
+        costs = self.numbers(block)
+        time: float = draft_time(costs, self.latency, pass_time, made, rows, target_time)
         return time
 
 
@@ -307,6 +321,7 @@ class StepCosts:
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
     overlaps: bool = False
     """Whether the drafter runs while the target does."""
+    block: BlockPass = NO_BLOCK
 
     @property
     def uses_pieces(self) -> bool:
@@ -316,8 +331,11 @@ class StepCosts:
     @cached_property
     def numbers(self) -> list[float]:
         """All but the forward passes, in the order of `specsim.profile.step_time.COSTS`."""
-        of_draft = self.drafts[0].numbers[2:-1] if self.drafts else [0.0] * (len(COSTS) - 3)
-        return [*self.overhead.numbers, *of_draft, float(self.overlaps)]
+        if not self.drafts:
+            return [*self.overhead.numbers, *[0.0] * (len(COSTS) - 2)]
+        numbers = self.drafts[0].numbers(self.block, self.overhead.numbers)
+        numbers[OVERLAPS] = float(self.overlaps)
+        return numbers
 
     def compiled(self) -> CompiledCosts:
         """Return what loops work out by themselves; of several drafters they know none."""
@@ -347,7 +365,7 @@ class StepCosts:
         """
         if not self.drafts or not load.batched_tokens:
             return 0.0
-        return self.drafts[drafter].draft_time(load, draft_lens, target_time)
+        return self.drafts[drafter].draft_time(load, draft_lens, target_time, self.block)
 
     def overhead_time(self, num_requests: int) -> float:
         """Return the engine's own time per step, seconds."""
@@ -359,7 +377,8 @@ class StepCosts:
         if not self.drafts:
             return True
         draft = self.drafts[0]
-        return not draft.token_us and (draft.latency is None or draft.basis != "pass")
+        is_one_pass = draft.latency is None or draft.basis != "pass" or self.block.block_len > 0
+        return not draft.token_us and is_one_pass
 
     def plain_time(self, load: StepLoad) -> float:
         """Return what a decode of this load takes where no drafter runs, seconds."""

@@ -14,6 +14,7 @@ from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
 from specsim.profile import (
+    NO_BLOCK,
     DraftCost,
     LayersOf,
     Profile,
@@ -89,6 +90,7 @@ class Deployment:
             _adapter_cost(engine, profile),
             expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             overlaps=proposer is not None and proposer.overlaps,
+            block=proposer.block(max_draft_len) if proposer else NO_BLOCK,
         )
         return cls(
             engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),

@@ -121,7 +121,9 @@ class Experiment(Settings):
         if proposer is None:
             return Off()
         if proposer.enable_adaptive_verification:
-            return POLICIES.parse({"kind": "adaptive_verification", "learns": True})
+            return POLICIES.parse(
+                {"kind": "adaptive_verification", "learns": proposer.method != "dspark"}
+            )
         if proposer.num_speculative_tokens_per_batch_size is not None:
             return Schedule(ranges=proposer.num_speculative_tokens_per_batch_size)
         return Static()

@@ -5,7 +5,7 @@ from specsim.engine.config import EngineConfig
 from specsim.policies import KnowsModel, Policy
 from specsim.proposers import Proposer
 
-_ADAPTIVE = ("eagle", "eagle3", "mtp", "draft_model")
+_ADAPTIVE = ("eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark")
 
 
 def check_fields(policy: Policy, proposer: Proposer, engine: EngineConfig) -> None:
@@ -27,7 +27,7 @@ def check_fields(policy: Policy, proposer: Proposer, engine: EngineConfig) -> No
     place = "engine.speculative_config.enable_adaptive_verification"
     if is_adaptive and proposer.method not in _ADAPTIVE:
         raise ValueError(
-            f"{place}: vLLM has it for EAGLE, MTP and draft models, not for method "
+            f"{place}: vLLM has it for EAGLE, MTP, DFlash, DSpark and draft models, not for method "
             f"'{proposer.method}'; leave it out"
         )
     if is_adaptive and engine.lora_config is not None:
