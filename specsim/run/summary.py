@@ -407,11 +407,12 @@ class Summary:
         }
 
     def _drafter(self, profile: Profile) -> dict[str, float]:
-        """Return what a drafter comes to that has GPUs of its own."""
+        """Return what a drafter comes to that has GPUs of its own, a replica's."""
         totals = self.tables.totals
         times = [float(totals[f"{name}_time"]) for name in ("target", "draft", "overhead")]
         return {
             "gpus": profile.num_gpus,
+            "target_gpus": self.run.deployment.profile.num_gpus,
             "busy_share": float(totals["drafter_time"]) / sum(times),
             "drafted_tokens": int(totals["asked_tokens"]),
         }

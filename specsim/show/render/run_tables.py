@@ -205,6 +205,11 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
         ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
     ):
         table.add_row(name, *(_mean(result, field, form) for result in results))
+    if gpus := _gpus(results):
+        table.add_row("GPUs", *map(str, gpus))
+        rates = [result.mean("output_throughput") for result in results]
+        each = (rate / count for rate, count in zip(rates, gpus, strict=True))
+        table.add_row("output tokens/s per GPU", *(f"{rate:,.0f}" for rate in each))
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
     if results[0].speed_up.low is not None:
@@ -216,6 +221,16 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
     if any(marks):
         table.add_row("keeps up?", *(mark or "stable" for mark in marks))
     return table
+
+
+def _gpus(results: list["PolicyResult"]) -> list[int]:
+    """Return how many GPUs each policy has, if any has a drafter with GPUs of its own."""
+    own = [result.summaries[0]["specsim"] for result in results]
+    target = next((each["drafter"]["target_gpus"] for each in own if "drafter" in each), None)
+    if target is None or "autoscaling" in own[0]:
+        return []
+    drafters = [each.get("drafter", {"gpus": 0})["gpus"] for each in own]
+    return [each["replicas"] * (target + gpus) for each, gpus in zip(own, drafters, strict=True)]
 
 
 def _mean(result: "PolicyResult", field: str, form: str) -> str:
@@ -293,6 +308,9 @@ def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
     }
     if any(STABILITY_MARKS[standing.result.stability] for standing in standings):
         columns[_MARK] = lambda standing: STABILITY_MARKS[standing.result.stability]
+    if gpus := _gpus([each.result for each in standings]):
+        counts = dict(zip((each.rank for each in standings), gpus, strict=True))
+        columns["GPUs"] = lambda standing: str(counts[standing.rank])
     return columns
 
 
