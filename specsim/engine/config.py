@@ -460,6 +460,7 @@ class EngineConfig(Settings):
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
         whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
+        check_slots(whole)
         if self.enable_prefix_caching:
             check_padding(whole)
         self._check_pieces(whole, kv)
@@ -470,6 +471,18 @@ class EngineConfig(Settings):
             limits=whole,
             kv=kv,
             stages=(1 / stages,) * stages,
+        )
+
+
+def check_slots(limits: Mapping[str, int]) -> None:
+    """Raise a ConfigError if the drafter's slots leave a step no room for a prompt."""
+    inputs = limits["max_num_batched_tokens"] - limits["draft_slots"]
+    least = 1 if limits["enable_chunked_prefill"] else limits["max_model_len"] - 1
+    if limits["draft_slots"] and inputs < least:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens = {limits['max_num_batched_tokens']}: "
+            f"{limits['draft_slots']} of them are the drafter's, and what is left is too few for "
+            f"{'a token' if least == 1 else 'a whole prompt'}; raise it, or draft fewer"
         )
 
 

@@ -68,6 +68,8 @@ class SpecServe(EstimatesAlpha[_Memory]):
         """Return the first length beyond which a token more would not pay."""
         load, server = batch.decode_load(), memory.server
         num, longest = load.num_requests, int(drafts.confidences.shape[1])
+        if not num:
+            return longest  # all are in mid-prefill
         survival = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
         survival[np.arange(longest) >= drafts.draft_lens[:, np.newaxis]] = 0.0
         gains = survival[~batch.in_prefill].sum(axis=0)

@@ -85,13 +85,20 @@ def test_acceptance_by_position_is_what_was_stated(
      (spec("dflash", 4), {"kind": "static_tree", "widths": [2]}, "trees, which method 'dflash'"),
      (spec("draft_model", 4, parallel_drafting=True, own_gpus={"overlaps": True}), None,
       "leave out overlaps or parallel_drafting"),
+     ({**spec("dspark", 8), "max_num_batched_tokens": 7, "max_num_seqs": 4}, None,
+      "7 of them are the drafter's, and what is left is too few for a token"),
+     ({**spec("dflash", 8), "max_num_batched_tokens": 1024, "max_model_len": 1024,
+       "enable_chunked_prefill": False}, None,
+      "too few for a whole prompt"),
      (spec("ngram", 4, parallel_drafting=True), None, "parallel_drafting")],
 )  # fmt: skip
 def test_what_vllm_has_not_is_refused(
     engine: dict[str, Any], policy: Any, told: str, tiny: Tiny, constant_step: Callable[..., str]
 ) -> None:
+    method = engine["speculative_config"]["method"]
+    profile = constant_step(delta_ms=4.0, drafts={method: PASS})
     with pytest.raises(ConfigError, match=told):
-        tiny(engine=engine, policy=policy, profile=constant_step())
+        assert Deployment.of(tiny(engine=engine, policy=policy, profile=profile)).setup
 
 
 def test_dspark_verifies_adaptively_by_its_head(
