@@ -276,8 +276,9 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
         step_times=quick_step_times(costs),
         verify_time=target_time + costs.overhead_time(1),
         pass_times=tuple(
-            draft.draft_time(alone, 2, target_time) - draft.draft_time(alone, 1, target_time)
-            for draft in costs.drafts
+            costs.draft_time(alone, 2, target_time, place)
+            - costs.draft_time(alone, 1, target_time, place)
+            for place in range(len(costs.drafts))
         ),
         drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
         rng=generator(experiment.seed, "policy", str(replica)),

@@ -8,9 +8,13 @@ import pytest
 from deliveries import every_delivery
 
 from specsim.core.errors import ConfigError
+from specsim.profile import load_profile
 from specsim.run.deployment import Deployment
+from specsim.run.drafting import server_view
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
+from specsim.show.render.profile_tables import Overview
 
 Tiny = Callable[..., Experiment]
 PASS = {"latency": {"kind": "linear", "alpha_ns": 0, "gamma_us": 10.0, "delta_ms": 0.5}}
@@ -109,3 +113,18 @@ def test_dspark_verifies_adaptively_by_its_head(
         profile = constant_step(delta_ms=4.0, drafts={method: PASS})
         run = tiny(engine=engine, profile=profile, policy=None)
         assert run.effective_policy.learns is learns
+
+
+def test_whoever_asks_for_a_step_is_told_of_the_one_pass(
+    tiny: Tiny, constant_step: Callable[..., str]
+) -> None:
+    path = constant_step(delta_ms=4.0, drafts={"dflash": PASS})
+    overview = Overview.of(load_profile(path))
+    assert overview.decode_time(8, 100, 5, "dflash").seconds == pytest.approx(4.5e-3 + 8 * 6 * 1e-5)
+    engine = {**spec("dflash", 5), "num_gpu_blocks": 9000, "max_model_len": 1024}
+    run = simulate(tiny(engine=engine, profile=path, policy="window_opt"))
+    step = Summary(run).usual_step
+    expected = 4.5e-3 + 6 * step.load.num_requests * 1e-5
+    assert step.time(run.deployment.profile) == pytest.approx(expected)
+    deployed = Deployment.of(run.experiment)
+    assert server_view(run.experiment, deployed, 0).pass_times == (0.0,)
