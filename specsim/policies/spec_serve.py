@@ -74,14 +74,13 @@ class SpecServe(EstimatesAlpha[_Memory]):
         survival[np.arange(longest) >= drafts.draft_lens[:, np.newaxis]] = 0.0
         gains = survival[~batch.in_prefill].sum(axis=0)
         emitted = num + np.concatenate([[0.0], np.cumsum(gains)])
+        time = server.step_time(load._replace(batched_tokens=2 * num), 1)
         for k in range(1, longest):
             longer = emitted[k] + memory.alphas.alpha * gains[k - 1]
-            times = [
-                server.step_time(load._replace(batched_tokens=num * (1 + each)), each)
-                for each in (k, k + 1)
-            ]
-            if longer / times[1] <= emitted[k] / times[0]:
+            next_time = server.step_time(load._replace(batched_tokens=num * (2 + k)), k + 1)
+            if longer / next_time <= emitted[k] / time:
                 return k
+            time = next_time
         return longest
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:

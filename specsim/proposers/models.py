@@ -147,9 +147,10 @@ class Medusa(Proposer):
 class DFlash(Proposer):
     """A small model fills in a block of masks in one pass (Chen et al. 2026, "DFlash").
 
-    Arxiv 2602.06036. Its layers attend to keys and values that are projected from the target's
-    hidden states, and to all of the block: the last token and a mask for each draft. What the
-    projection takes is not priced, nor a refiner (XPress) or candidate head (DFlash2) after it.
+    arXiv 2602.06036. Its layers attend to keys and values that are projected from the target's
+    hidden states, and to all of the block: the last token and a mask for each draft. Projecting is
+    priced for as many tokens as the block has; neither a refiner (XPress) nor a candidate head
+    (DFlash2) is.
     """
 
     method: Literal["dflash"] = "dflash"
@@ -175,10 +176,11 @@ class DFlash(Proposer):
 class DSpark(Proposer):
     """A small model drafts a block in one pass, and a Markov head corrects it token by token.
 
-    As `DFlash`, but for the block: its first token, the last one known, is a draft's place, too
-    (vLLM ``v1/worker/gpu/spec_decode/dspark/speculator.py``, ``sample_from_anchor``; checkpoints
-    without that are not simulated). The Markov head is a matrix for each draft token: what it takes
-    stands in the profile, as ``step_ms``, if at all. It has a head for confidences.
+    As `DFlash`, but for the block: what stands behind the last known token is a draft, too, so that
+    it has a mask less (vLLM ``v1/worker/gpu/spec_decode/dspark/speculator.py``,
+    ``sample_from_anchor``; checkpoints without that are not simulated). The Markov head is a matrix
+    for each draft token: what that takes is ``step_ms`` of the profile's cost, if it is there. A
+    further head states confidences.
     """
 
     method: Literal["dspark"] = "dspark"
