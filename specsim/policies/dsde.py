@@ -63,10 +63,10 @@ def verify(view: View, memory: DsdeMemory) -> None:
     """Verify all, and note how far drafter and target are apart where confidences say it."""
     for row in range(view.step[0].num_rows):
         view.lens[row] = length = view.draft_lens[row]
-        total, first = 0.0, row * view.step[0].width
+        total = 0.0
         if memory.state[0].by_confidence and length:
-            for place in range(length):
-                total += 2.0 * (1.0 - view.confidences[first + place]) ** 2
+            for at in range(row * view.step[0].width, row * view.step[0].width + length):
+                total += 2.0 * (1.0 - view.confidences[at]) ** 2
             keep(memory.divergences, memory.counts, view.requests[row], total / length)
 
 
@@ -98,10 +98,10 @@ class Dsde(LoopPolicy):
     Yang et al. (2025), "DSDE: Dynamic Speculative Decoding with KLD Stability for Real-World
     Serving", arXiv 2509.01083, eq. 1 to 11. D is the mean divergence of drafter and target over the
     last draft; W its variance over 10 drafts by that over 30, fading by 0.85; longest what the
-    first steps accepted at most, times 1 + mean / largest divergence. A token's divergence is taken
-    to be the least with its total variation, 2 (1 - c)^2 (Pinsker), c the confidence; if that comes
-    late (asynchronous scheduling), 1 - c is the share of its trials that a draft lost. Chosen here:
-    windows of drafts, how many steps come first, rounding, and W = 1 without variance.
+    first steps accepted at most, times 1 + mean / largest divergence. A token's divergence is the
+    least with its total variation, 2 (1 - c)^2 (Pinsker), c the confidence; asynchronously 1 - c is
+    the share of its trials that a draft lost. Chosen here: windows of drafts, how many first steps,
+    rounding, W = 1 without variance.
     """
 
     kind: Literal["dsde"] = "dsde"
@@ -109,7 +109,6 @@ class Dsde(LoopPolicy):
     needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
     calibration_steps: int = Field(default=20, ge=1)
     """First steps of the server that verify drafts."""
-
     loops: ClassVar[Loops] = Loops(
         DsdeMemory, rooms=ROOMS, decide=decide, verify=verify, observe=observe
     )
