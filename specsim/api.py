@@ -16,7 +16,7 @@ from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.core.trees import Tree
 from specsim.decisions.loops import LoopMemory
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.policies import (
     DraftsTrees,
     LoopPolicy,

@@ -122,7 +122,7 @@ def _vllm_subject(
     stated_error: float,
 ) -> "Subject":
     from specsim.reality.calibration.vllm_subject import VllmSubject, plan_for
-    from specsim.reality.vllm.launch import vllm_python
+    from specsim.reality.vllm import vllm_python
 
     vllm_python()
     plan = plan_for(device, quick=quick, threads=threads)

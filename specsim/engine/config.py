@@ -24,7 +24,7 @@ from specsim.hardware.kv_groups import (
     kv_layout,
     one_group,
 )
-from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
+from specsim.profile.profile import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
 
 Count = Annotated[int, Field(gt=0, le=2**31)]

@@ -351,7 +351,7 @@ class Table(NamedTuple):
     tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
     adapters: Rows[Adapter]
     adapter_costs: NDArray[np.float64]
-    """What they cost (`specsim.profile.adapter_cost.AdapterCost.numbers`)."""
+    """What they cost (`specsim.profile.costs.AdapterCost.numbers`)."""
     tables: NDArray[np.int32]  # shape (block tables, blocks)
     holdings: Rows[Holding]  # shape (block tables,)
     hits: NDArray[np.int32]

@@ -13,8 +13,8 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
 from specsim.hardware.specs import Collective, Operation, of_operation
+from specsim.latency import LatencyModel, one_by_one
 from specsim.latency._kernel_tables import Attention, Grid, KernelTables, moe_grid, shard_folder
-from specsim.latency.base import LatencyModel, one_by_one
 
 
 class ZeroWrites(Settings):

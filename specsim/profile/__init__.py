@@ -1,23 +1,19 @@
 """Profile: what a step costs on one GPU with one model, measured or made from data sheets."""
 
-from specsim.profile.memory import (
+from specsim.profile.costs import DraftCost, Overhead, StepCosts
+from specsim.profile.profile import (
     BLOCK_SIZE,
     GPU_MEMORY_UTILIZATION,
     LayersOf,
+    Profile,
+    ValidRange,
     default_layout,
+    find_profile,
     kv_layers,
     layer_bytes,
     least_block_size,
-    memory_plan,
-)
-from specsim.profile.profile import (
-    DraftCost,
-    Overhead,
-    Profile,
-    StepCosts,
-    ValidRange,
-    find_profile,
     load_profile,
+    memory_plan,
 )
 from specsim.profile.step_time import NO_BLOCK, BlockPass, priced, priced_plain, put_load
 

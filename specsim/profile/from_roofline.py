@@ -10,8 +10,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
-from specsim.profile.memory import default_layout, memory_plan
-from specsim.profile.profile import Profile
+from specsim.profile.profile import Profile, default_layout, memory_plan
 
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
 _MAX_BATCHED_TOKENS = 16384

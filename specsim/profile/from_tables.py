@@ -10,7 +10,7 @@ from typing import Any, Self
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
-from specsim.hardware.quantization import OTHER
+from specsim.hardware.config_parts import OTHER
 from specsim.profile.composer import Composer
 from specsim.profile.from_roofline import BLOCK_METHODS, MadeProfile, lasting, load_drafter
 from specsim.profile.kernel_tables import (

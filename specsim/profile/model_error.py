@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.core.step import StepLoad
-from specsim.profile.profile import NOT_MEASURED, Profile, StepCosts
+from specsim.profile.costs import StepCosts
+from specsim.profile.profile import NOT_MEASURED, Profile
 from specsim.profile.step_time import NO_BLOCK, BlockPass
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from specsim.profile import (
     load_profile,
     memory_plan,
 )
-from specsim.profile.adapter_cost import AdapterCost
+from specsim.profile.costs import AdapterCost
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 

@@ -16,7 +16,7 @@ from specsim.core.step import StepLoad
 from specsim.hardware import find_gpu, load_gpu, load_model
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
-from specsim.profile.memory import memory_plan
+from specsim.profile.profile import memory_plan
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 

@@ -23,7 +23,7 @@ from specsim.latency import LATENCY
 from specsim.policies import quick_step_time
 from specsim.policies.sequoia_tree import best_nodes
 from specsim.profile import load_profile
-from specsim.profile.profile import DraftCost, Overhead, StepCosts
+from specsim.profile.costs import DraftCost, Overhead, StepCosts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 

@@ -36,7 +36,7 @@ from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
 from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.latency.form import COEFFICIENTS, Form
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule

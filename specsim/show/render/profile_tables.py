@@ -11,7 +11,7 @@ from specsim.core.errors import CapacityError
 from specsim.core.step import StepLoad
 from specsim.engine.config import EngineConfig
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.profile import NO_BLOCK, Profile, StepCosts, default_layout, memory_plan
 from specsim.proposers import PROPOSERS
 from specsim.show.render import new_table
