@@ -48,6 +48,9 @@ class Kernels(LatencyModel):
     folders ``tp<N>`` that do, one per tensor parallelism. The tables are of one GPU, so they are of
     the shard that it holds: whole experts are those of ``tp1``.
 
+    A `composed` model cannot say what these tables do: a chunk and decodes measured in one kernel,
+    by how much lengths that differ slow a batch, and experts by how many of them are activated.
+
     A mixture of experts serves the tokens of all data-parallel ranks, which pass through each layer
     together (vLLM 0.32.0 ``v1/worker/dp_utils.py``): with expert parallelism every GPU holds some
     of the experts, else a slice of each.
