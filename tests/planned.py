@@ -5,7 +5,7 @@ from math import ceil
 
 from specsim.results.stability import KEEPS_UP
 from specsim.run.summary import Beyond
-from specsim.study.calls import question_of
+from specsim.study.plan import question_of
 from specsim.study.capacity import Capacity, Found, Prices
 from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Bracket

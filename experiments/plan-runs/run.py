@@ -14,7 +14,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.run.experiment import Experiment
 from specsim.run.summary import summarized
-from specsim.study.calls import question_of
+from specsim.study.plan import question_of
 from specsim.study.capacity import Found, refined, searched
 from specsim.study.capacity.probe import LoadProbe, measure
 from specsim.study.capacity.search import Asked

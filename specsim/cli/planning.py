@@ -79,7 +79,7 @@ def plan(
     """
     warm_up(workers)
     from specsim.show.render.capacity import plan_lines, plan_tables
-    from specsim.study.calls import plan as ask
+    from specsim.study.plan import plan as ask
     from specsim.study.plan.files import FILES, save_plan
     from specsim.study.plan.words import notes
 
@@ -127,7 +127,7 @@ def init(
 
     Answers may also come from a pipe, one per line; an empty line takes what is proposed.
     """
-    from specsim.study.calls import question_of
+    from specsim.study.plan import question_of
     from specsim.study.plan.candidates import first_option, with_replicas
     from specsim.study.plan.files import commented
 

@@ -93,7 +93,7 @@ def capacity(
     """
     warm_up(workers)
     from specsim.show.render.capacity import capacity_tables, capacity_verdict
-    from specsim.study.calls import capacity as ask
+    from specsim.study.capacity import capacity as ask
 
     experiment = load_experiment(config, overrides, seed)
     with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
@@ -267,15 +267,15 @@ def _judged(
     baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
 ) -> "GateVerdict | GateFailure":
     """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
-    from specsim.study import calls
     from specsim.study.gate import GateResults
     from specsim.study.gate.verdict import GateFailure
+    from specsim.study.gate.verdict import gate as run_gate
 
     try:
         before = GateResults.load(baseline)
         asked: dict[str, Any] = {"overrides": overrides, "tolerances": given, "workers": workers}
         with progress("runs", sum(len(old.seeds) for old in before.scenarios.values())) as told:
-            return calls.gate(before, current, **asked, on_progress=told)
+            return run_gate(before, current, **asked, on_progress=told)
     except Exception as error:
         if "--debug" in sys.argv:
             raise

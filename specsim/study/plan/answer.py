@@ -21,8 +21,8 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option, Question
-from specsim.study.plan.named_models import shape_note
+from specsim.study.plan.candidates import Option
+from specsim.study.plan.question import Question, shape_note
 from specsim.study.plan.what_if import (
     WORTH,
     Grounds,

@@ -22,8 +22,9 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option, Question
+from specsim.study.plan.candidates import Option
 from specsim.study.plan.day import START_UP, Day
+from specsim.study.plan.question import Question
 
 MOVED = (-0.1, 0.1)
 """By how much the chance of each draft token is moved."""

@@ -1,7 +1,7 @@
 """Sweeps: one experiment along several axes, point by point, resumable."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -32,7 +32,7 @@ from specsim.workload import WorkloadConfig
 
 __all__ = [
     "Backend", "LocalProcesses", "Sweep", "SweepFolder", "SweepPoint", "flat_metrics", "labels",
-    "run_point", "run_sweep",
+    "run_point", "run_sweep", "sweep",
 ]  # fmt: skip
 
 
@@ -227,6 +227,20 @@ def _table(records: list[dict[str, Any]]) -> pa.Table:
 def _array(values: list[Any]) -> Any:
     is_real = any(isinstance(value, float) for value in values)
     return pa.array(values, pa.float64() if is_real else None)
+
+
+def sweep(
+    path: Path | str,
+    out: Path | str,
+    *,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run a sweep, a YAML file, and return a record per point; the folder keeps them."""
+    folder = SweepFolder.create(Path(out), Sweep.load(Path(path), overrides), resume=resume)
+    return run_sweep(folder, LocalProcesses(workers), on_progress)
 
 
 def run_sweep(
