@@ -92,7 +92,7 @@ def capacity(
     --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
     warm_up(workers)
-    from specsim.show.render.capacity import capacity_tables, capacity_verdict
+    from specsim.show.render.study_tables import capacity_tables, capacity_verdict
     from specsim.study.capacity import capacity as ask
 
     experiment = load_experiment(config, overrides, seed)
@@ -329,7 +329,7 @@ def split(
     itself, and the most promising ones are simulated whole. With --out the folder gets split.json.
     """
     warm_up(workers)
-    from specsim.show.render.capacity import search_lines, split_table
+    from specsim.show.render.study_tables import search_lines, split_table
     from specsim.study.compare import chosen_policies
     from specsim.study.split import compare_splits
     from specsim.study.split_search import search_splits

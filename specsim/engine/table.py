@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Rows, Types, element_of, record_of, types_of
 from specsim.decisions.loops import Asking, View
 from specsim.engine.engine_limits import Limits
+from specsim.results.logs import STEP_FIELDS
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
-from specsim.results.step_log import STEP_FIELDS
 
 NEVER = 1 << 62
 """A length that no sequence reaches."""

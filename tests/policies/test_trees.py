@@ -13,7 +13,7 @@ from driving import batch, outcome, started
 from scipy.stats import norm
 
 from specsim.acceptance import ACCEPTANCE
-from specsim.core.candidate_luck import CandidateLuck, RankTables, drawn_ranks
+from specsim.core.draft_luck import CandidateLuck, RankTables, drawn_ranks
 from specsim.core.errors import PluginError
 from specsim.core.rng import Luck, normals
 from specsim.core.step import StepLoad

@@ -16,9 +16,8 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
-from specsim.show.render.capacity import plan_lines, plan_tables
-from specsim.show.report import load_study
-from specsim.show.report.page import page_data
+from specsim.show.render.study_tables import plan_lines, plan_tables
+from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine

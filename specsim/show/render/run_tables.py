@@ -33,6 +33,13 @@ _SWEPT = {
 }
 
 
+_SCALARS = (
+    ("requests/s", "request_throughput", "{:.3f}"),
+    ("output tokens/s", "output_throughput", "{:,.0f}"),
+    ("tokens per step", "tokens_per_step", "{:.3f}"),
+    ("preemptions", "num_preemptions", "{:,.0f}"),
+    ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
+)
 _TITLE_MARKS = {
     "stable": "",
     "overloaded": " OVERLOADED (queue still growing)",
@@ -55,18 +62,11 @@ def run_table(summary: Summary, title: str) -> Table:
 
 def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     own = data["specsim"]
-    rows = [
-        ("requests/s", f"{data['request_throughput']:.3f}"),
-        ("output tokens/s", f"{data['output_throughput']:,.0f}"),
-        ("tokens per step", f"{own['tokens_per_step']:.3f}"),
-        ("preemptions", f"{own['num_preemptions']:,}"),
-    ]
-    if data["request_goodput"] is not None:
-        rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
-        share = data["request_goodput"] / data["request_throughput"]
-        rows.insert(2, ("within the limits", f"{share:.2%}"))
-    if "spec_decode_acceptance_rate" in data:
-        rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
+    known = {**own, **data}
+    rows = [(name, form.format(known[key])) for name, key, form in _SCALARS if key in known]
+    if (goodput := data["request_goodput"]) is not None:
+        share = f"{goodput / data['request_throughput']:.2%}"
+        rows[1:1] = ("goodput requests/s", f"{goodput:.3f}"), ("within the limits", share)
     if own["num_requeues"]:
         rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
     if own["prefix_hit_tokens"]:
@@ -197,13 +197,7 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
             values = (result.mean(f"{statistic}_{kind}_ms") for result in results)
             table.add_row(f"{name} {statistic}, ms", *(f"{value:,.2f}" for value in values))
         table.add_section()
-    for name, field, form in (
-        ("requests/s", "request_throughput", "{:.3f}"),
-        ("output tokens/s", "output_throughput", "{:,.0f}"),
-        ("tokens per step", "tokens_per_step", "{:.3f}"),
-        ("preemptions", "num_preemptions", "{:,.0f}"),
-        ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
-    ):
+    for name, field, form in _SCALARS:
         table.add_row(name, *(_mean(result, field, form) for result in results))
     if gpus := _gpus(results):
         table.add_row("GPUs", *map(str, gpus))

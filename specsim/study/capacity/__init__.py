@@ -35,22 +35,9 @@ from specsim.study.loads import Loads, Trial, check_steady
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
-    "Capacity",
-    "Choices",
-    "Contender",
-    "Found",
-    "Goal",
-    "Hardware",
-    "Prices",
-    "SloLimits",
-    "capacity",
-    "find_capacity",
-    "find_hardware",
-    "hardware_notes",
-    "model_notes",
-    "parse_slo",
-    "refined",
-    "searched",
+    "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "SloLimits",
+    "capacity", "find_capacity", "find_hardware", "hardware_notes", "model_notes", "parse_slo",
+    "refined", "searched",
 ]  # fmt: skip
 
 _START_CLIENTS = 16
@@ -85,11 +72,7 @@ class Contender:
         return self._tasks(count, self.loads.closed_trials(self.policy, count, count))
 
     def _tasks(self, load: float, trials: list[Trial]) -> list[Task]:
-        profile, goal = self.hardware.profile, self.goal
-        return [
-            Task(load, trial, profile, goal.slo, goal.attainment, goal.limit_shares)
-            for trial in trials
-        ]
+        return [Task(load, trial, self.hardware.profile, self.goal) for trial in trials]
 
     def search(self, saturated: LoadProbe | None) -> Search:
         count = self.goal.num_requests
@@ -136,18 +119,8 @@ def capacity(  # noqa: PLR0913 - the options of a command
     own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
     check_ranges(attainment, tolerance, qps)
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
-    longest = None if num_requests else max_requests
-    goal = Goal(
-        own.slo,
-        attainment,
-        tolerance,
-        is_closed,
-        qps,
-        replications,
-        count,
-        longest,
-        limit_shares=own.shares,
-    )
+    lengths = replications, count, None if num_requests else max_requests
+    goal = Goal(own.slo, attainment, tolerance, is_closed, qps, *lengths, limit_shares=own.shares)
     chosen = chosen_policies(policies, experiment.effective_policy)
     choices = Choices(find_hardware(experiment, list(gpus)), chosen, Prices.load(prices))
     return find_capacity(experiment, goal, choices, workers=workers, on_progress=on_progress)

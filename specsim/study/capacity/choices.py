@@ -56,7 +56,6 @@ class Goal:
     """Share that must keep a limit, by its name, such as ``ttft_ms``."""
 
     def share_of(self, limit: str) -> float:
-        """Return the share of the requests that must keep a limit."""
         return self.limit_shares.get(limit, self.attainment)
 
     def replicas_for(self, capacity: float) -> int | None:

@@ -248,7 +248,6 @@ def _rank(screened: _Screened, name: str) -> tuple[float, bool, float]:
 def _refined(
     options: list[Option], screened: _Screened, question: Question, runner: Runner
 ) -> list[Found]:
-    """Search to the end."""
     goal = replace(
         goal_of(question),
         tolerance=_TOLERANCE,
