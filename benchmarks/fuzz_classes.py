@@ -14,9 +14,9 @@ def a_class(rng: random.Random) -> list[str]:
     family, base, given = rng.choice(
         (
             ("policy", "specsim.decisions.policy:Policy", "policies"),
-            ("routing", "specsim.routing.base:Router", "routing"),
+            ("routing", "specsim.routing:Router", "routing"),
             ("acceptance", "specsim.acceptance.base:Acceptance", "acceptance"),
-            ("autoscaling", "specsim.autoscaling.base:Autoscaler", "autoscaling"),
+            ("autoscaling", "specsim.autoscaling:Autoscaler", "autoscaling"),
         )
     )
     module, _, parent = base.partition(":")

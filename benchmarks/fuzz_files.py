@@ -80,9 +80,9 @@ def _fit_quickly() -> None:
 
 def _search_quickly() -> None:
     """Let `capacity` begin with shorter runs: of two pools, 0.2 ms a request, 15 s else."""
-    from specsim.study import calls  # noqa: PLC0415
+    from specsim.study import capacity  # noqa: PLC0415
 
-    calls._REQUESTS = 500
+    capacity._REQUESTS = 500
 
 
 def _plan_quickly() -> None:

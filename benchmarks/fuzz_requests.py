@@ -67,8 +67,7 @@ def a_move(rng: random.Random) -> list[str]:
 def ui_server() -> Any:
     """Return a server of `specsim ui`, one for each worker."""
     from specsim.run.experiment import Experiment  # noqa: PLC0415
-    from specsim.show.ui import listen  # noqa: PLC0415
-    from specsim.show.ui.playground import Playground  # noqa: PLC0415
+    from specsim.show.ui import Playground, listen  # noqa: PLC0415
 
     server = listen(Playground(Experiment.parse(BASE, "fuzz")), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()

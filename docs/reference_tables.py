@@ -32,7 +32,7 @@ from specsim.core.request import Request
 from specsim.engine.versions import RULES, Rules
 from specsim.hardware import GpuSpec, ModelShape
 from specsim.profile import Profile
-from specsim.results.meanings import grouped, meanings
+from specsim.results import grouped, meanings
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

@@ -16,7 +16,7 @@ from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.core.trees import Tree
 from specsim.decisions.loops import LoopMemory
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.policies import (
     DraftsTrees,
     LoopPolicy,
@@ -31,8 +31,11 @@ from specsim.profile import Profile, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
-from specsim.study.calls import capacity, gate, plan, sweep
+from specsim.study.capacity import capacity
 from specsim.study.compare import compare, parse_policies
+from specsim.study.gate.verdict import gate
+from specsim.study.plan import plan
+from specsim.study.sweep import sweep
 from specsim.study.tune import tune
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace

@@ -19,8 +19,8 @@ from specsim.__main__ import main
 from specsim.core.atomic import FORCES
 from specsim.core.step import StepLoad
 from specsim.policies import ServerView
+from specsim.run.checks import ALLOWS_LARGE
 from specsim.run.experiment import Experiment
-from specsim.run.size import ALLOWS_LARGE
 
 ROOT = Path(__file__).parents[1]
 settings.register_profile("specsim", deadline=None)  # machines do other things, too

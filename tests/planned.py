@@ -5,11 +5,10 @@ from math import ceil
 
 from specsim.results.stability import KEEPS_UP
 from specsim.run.summary import Beyond
-from specsim.study.calls import question_of
 from specsim.study.capacity import Capacity, Found, Prices
 from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Bracket
-from specsim.study.plan import Option, Plan, Question
+from specsim.study.plan import Option, Plan, Question, question_of
 from specsim.study.plan.candidates import goal_of, offered
 
 EAGLE = """--speculative-config '{"method": "eagle3", "num_speculative_tokens": 3}'"""

@@ -19,8 +19,8 @@ from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.pools import PoolCluster
 from specsim.engine.transfer import Link
-from specsim.latency.tabulated import Tabulated
-from specsim.profile.profile import Overhead
+from specsim.latency.measured import Tabulated
+from specsim.profile.costs import Overhead
 from specsim.results.records import ReplicaRecords
 from specsim.routing.simple import LeastOutstanding
 from specsim.run.deployment import Deployment

@@ -16,7 +16,8 @@ from specsim.engine.transfer import OffloadConfig, TransferConfig
 from specsim.hardware.kv_groups import KVLayers
 from specsim.latency import LATENCY
 from specsim.policies import POLICIES
-from specsim.profile.profile import Overhead, Profile
+from specsim.profile.costs import Overhead
+from specsim.profile.profile import Profile
 from specsim.proposers import PROPOSERS
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING

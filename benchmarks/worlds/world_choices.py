@@ -18,7 +18,8 @@ POLICIES: tuple[Any, ...] = (
     {"kind": "goodput", "candidates": "prefixes"},
     {"kind": "schedule", "ranges": [[1, 2, 2], [3, 8, 1], [9, 300, 0]]},
     {"kind": "turbospec", "reset_steps": 4, "window": 6},
-    *("slo_aware", "adaptive_k", "throughput_tiers", "ucbspec"),
+    *("slo_aware", "adaptive_k", "throughput_tiers", "ucbspec", "spec_serve"),
+    *({"kind": "nightjar", "bin_steps": 2}, {"kind": "dsde", "calibration_steps": 3}, "tapout"),
     {"kind": "acceptance_gate", "acceptance_window": 3, "acceptance_length_threshold": 1.5},
     {"kind": "static_tree", "widths": [3, 1]},
     {"kind": "eagle2_tree", "total_tokens": 12, "top_k": 3},
@@ -101,6 +102,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "confidence": {"threshold": (0.0, 0.8, 1.0)},
     "disco": {"threshold": (0.0, 0.8)},
     "draft_goodput": {"calibrate": (False,), "window": (1, 30)},
+    "dsde": {"calibration_steps": (1, 9)},
     "draft_selection": {"num_probes": (3, 5), "alpha_max": (0.5,), **_PAST},
     "ema_tiers": {
         "tiers": ([1, 2], {"1": [0, 1], "4": [0]}),
@@ -115,6 +117,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "hybrid_suffix": {"tau": (0.0, 0.7, 2.0)},
     "joint": {"calibration_window": (2, 50), **_PAST},
     "medusa_tree": {"widths": ([2], [3, 2]), "max_width": (2,), **_PAST},
+    "nightjar": {"bin_steps": (1, 5), "switch_ms": (0.5,)},
     "q_learning": {
         "decay": (1.0,),
         "discount": (0.0,),
@@ -123,9 +126,11 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "sequoia_tree": {"num_nodes": (1, 6), "interval": (1, 5), **_PAST},
     "slo_aware": {"tpot_ms": (1.5,), **_PAST},
+    "spec_serve": {"tpot_ms": (1.5,), "window": (1, 4), "prior": (0.0, 0.95)},
     "specdec_pp": {"threshold": (0.1, 0.9), "least_len": (1, 4)},
     "static": {"k": (1, 2)},
     "step_controller": {"k_start": (0, 1)},
+    "tapout": {"reward_share": (0.0, 1.0), "limits": ([0.5, 1.0, 0.7, 0.0, 0.6],)},
     "throughput_tiers": {
         "tiers": ({"1": [1, 2]}, {"1": [2], "3": [1]}),
         "window": (1, 4),

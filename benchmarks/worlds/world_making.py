@@ -64,6 +64,7 @@ def draw_world(rng: Random) -> World:
     _hold_prefills(config)
     _name_rule(config)
     _set_apart(config, unit)
+    _draft_at_once(config, profile)
     _verify_surest(config)
     _divide(config, profile)
     return {
@@ -117,11 +118,28 @@ def _verify_surest(config: dict[str, Any]) -> None:
     """Let some servers verify the surest drafts, as vLLM does; all else stays as it was."""
     engine, rng = config["engine"], Random(f"surest {json.dumps(config)}")
     spec = engine.get("speculative_config", {})
-    knows = spec.get("method") in ("eagle", "eagle3", "mtp", "draft_model")
+    knows = spec.get("method") in (*MODELS[:4], "dflash", "dspark")
     others = {"lora_config", "scheduler", "own_gpus"} & {*engine, *spec}
     if knows and "policy" in config and not others and rng.random() < 0.15:
         spec["enable_adaptive_verification"] = True
         del config["policy"]
+
+
+def _draft_at_once(config: dict[str, Any], profile: dict[str, Any]) -> None:
+    """Let some models draft all tokens in one pass, as vLLM has them; all else stays as it was."""
+    engine, rng = config["engine"], Random(f"at once {json.dumps(config)}")
+    spec, policy = engine.get("speculative_config", {}), json.dumps(config.get("policy", ""))
+    is_head = spec.get("method") in ("eagle", "eagle3")
+    knows = is_head or spec.get("method") == "draft_model"
+    if not knows or "scheduler" in engine or "tree" in policy or rng.random() > 0.4:
+        return
+    if is_head and rng.random() < 0.6:
+        costs = profile["drafts"]
+        costs["dflash"] = costs["dspark"] = costs[spec["method"]]
+        spec["method"] = rng.choice(["dflash", "dspark"])
+        spec.pop("disable_lookahead_block_hashes", None)
+    elif "own_gpus" not in spec:
+        spec["parallel_drafting"] = True
 
 
 def _set_apart(config: dict[str, Any], unit: float) -> None:

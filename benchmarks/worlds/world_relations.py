@@ -206,6 +206,9 @@ def doubled(host: Host, world: World, base: Run) -> None:
     """All times doubled double every latency, to the last bit, for 2 is a power of two."""
     slow = copy.deepcopy(world)
     slow["config"] = _slower(slow["config"])
+    policy = world["config"].get("policy")
+    if policy in ("slo_aware", {"kind": "slo_aware"}) and "slo" not in slow["config"]:
+        slow["config"]["policy"] = {"kind": "slo_aware", "tpot_ms": 100.0}  # by default 50
     workload = slow["config"]["workload"]
     for fields in (workload["arrivals"], workload.get("lengths")):
         for name in ("think_time", "tool_time"):

@@ -15,7 +15,7 @@ import numpy as np
 import yaml
 
 from specsim.core.errors import ProfileError
-from specsim.profile.kernel_tables import GpuTables, chosen, tables_folder
+from specsim.profile.kernel_tables import GpuTables, tables_folder
 from specsim.profile.kernel_times import line_of
 
 PROFILES = Path(__file__).parents[2] / "profiles"
@@ -50,7 +50,7 @@ def tables_of(gpu: str) -> Iterator[dict[str, object]]:
         table = GpuTables(tables_folder(), gpu, engine, VERSIONS.get(gpu)).table("comm", name)
         for gpus in (2, 4, 8):
             try:
-                rows = chosen(table, operation, num_gpus=gpus, **wanted)
+                rows = table.where(operation, num_gpus=gpus, **wanted)
             except ProfileError:
                 continue  # not measured
             numbers, us = line_of(rows, "message_size")

@@ -65,7 +65,7 @@ def by_long_runs(workload: str, policy: str, start: float) -> Interval:
     load = next(search)
     while True:
         trials = loads.trials(chosen.policies[policy], load, LONG)
-        tasks = [Task(load, each, profile, DEFAULT.slo, DEFAULT.attainment) for each in trials]
+        tasks = [Task(load, each, profile, DEFAULT) for each in trials]
         probes[load] = LoadProbe(tuple(map(measure, tasks)))
         try:
             load = search.send(probes[load].is_sustained)

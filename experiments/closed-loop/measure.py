@@ -37,7 +37,7 @@ from loads import (
 from specsim.profile import Profile
 from specsim.reality.calibration import write_profile
 from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
-from specsim.reality.vllm.launch import vllm_python
+from specsim.reality.vllm import vllm_python
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -18,7 +18,7 @@ from specsim.study.capacity.search import Asked
 from specsim.study.plan import Question, make_plan
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.command import read_command
-from specsim.study.plan.traffic import find_traffic
+from specsim.study.plan.question import find_traffic
 
 HERE = Path(__file__).parent
 EAGLE = '{"method": "eagle3", "num_speculative_tokens": 3}'

@@ -32,7 +32,8 @@ PUBLISHED = [
     "acceptance_gate:draft_len_schedule={4: 4, 8: 2, 32: 1}",
     "acceptance_gate:acceptance_window=5,acceptance_length_threshold=0.6",
     *("goodput", "confidence", "turbospec", "slo_aware", "disco", "specdec_pp", "adaedl"),
-    *("bandit", "bandit:algorithm=thompson", "ucbspec"),
+    *("bandit", "bandit:algorithm=thompson", "ucbspec", "nightjar", "tapout"),
+    *("dsde", "spec_serve"),
     *("step_controller", "window_opt", "q_learning"),
 ]
 OURS = ["goodput_exact", "draft_goodput", "joint"]

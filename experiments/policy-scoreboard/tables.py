@@ -22,6 +22,7 @@ SOURCES = {
     "window_opt": "on-the-fly", "q_learning": "on-the-fly", "schedule": "vLLM",
     "adaptive_verification": "vLLM", "adaptive_k": "vLLM", "ema_tiers": "SGLang",
     "throughput_tiers": "SGLang", "acceptance_gate": "TensorRT-LLM", "off": "–", "static": "–",
+    "nightjar": "Nightjar", "tapout": "TapOut", "dsde": "DSDE", "spec_serve": "SpecServe",
 }  # fmt: skip
 
 

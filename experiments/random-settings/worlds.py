@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from specsim.api import Experiment
 from specsim.latency.composed import Composed
-from specsim.latency.linear import Linear
+from specsim.latency.measured import Linear
 from specsim.profile import Profile, load_profile
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from specsim.latency import LATENCY
-from specsim.latency.base import LatencyModel
+from specsim.latency import LATENCY, LatencyModel
 from specsim.profile import Profile
 from specsim.reality.profile_fit import fit_model, kernel_folder, kernel_points, kernels_of
 from specsim.reality.validation import (

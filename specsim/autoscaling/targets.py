@@ -6,7 +6,7 @@ from typing import Any, Literal, final
 import numpy as np
 from pydantic import Field
 
-from specsim.autoscaling.base import Autoscaler, PoolView
+from specsim.autoscaling import Autoscaler, PoolView
 
 
 @final

@@ -11,11 +11,11 @@ from pathlib import Path
 import typer
 from typer import Option
 
-from specsim.cli.calibration import calibrate
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
+from specsim.cli.measured_tables import validate
 from specsim.cli.planning import demo, init, plan
 from specsim.cli.profiles import profile_app
-from specsim.cli.reality import acceptance_app, observe, parity, validate
+from specsim.cli.reality import acceptance_app, calibrate, observe, parity
 from specsim.cli.serving import serve, ui
 from specsim.cli.simulation import ManyPolicies, compare, policy_app, run, sweep
 from specsim.cli.studies import capacity, gate, split, tune

@@ -1,16 +1,21 @@
-"""Tables of measured runs, a row each: what ``validate`` and ``profile fit`` do with them."""
+"""Measured runs: ``validate``, and what ``profile fit`` does with tables of them, a row each."""
 
 import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from specsim.cli.options import (
+    ALL_CORES,
+    Out,
+    Workers,
     can_draw,
     output_file,
     profile_text,
     progress,
+    refuse,
     results_folder,
     show,
     spinner,
@@ -25,10 +30,133 @@ if TYPE_CHECKING:
     from specsim.reality.validation.table_replay import Prediction
 
 
+def validate(
+    run: list[Path] = Argument(
+        ...,
+        help="A folder with requests.jsonl and meta.json of a measured run; or tables, CSV, "
+        "with a row per run, or JSON of `vllm bench serve --save-result`.",
+    ),
+    profile: str | None = Option(
+        None,
+        help="Name or path; by default composed from the kernel tables in profile/ of a folder.",
+    ),
+    num_gpu_blocks: int | None = Option(
+        None, min=2, help="KV blocks, in place of what meta.json says."
+    ),
+    tokens: Path | None = Option(
+        None, help="Token ids, for prefix hits; by default what meta.json names."
+    ),
+    model: str | None = Option(None, help="Name or config.json, in place of what meta.json says."),
+    rows: list[str] | None = Option(
+        None,
+        metavar="COLUMN=VALUE",
+        help="Only these rows of a table; of several values of one column, any.",
+    ),
+    cells: list[str] | None = Option(
+        None, "--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."
+    ),
+    requests: Path | None = Option(
+        None, help="Lengths of single requests: run_id, request_index, input_len, ..."
+    ),
+    acceptance_spread: float | None = Option(
+        None,
+        min=0.1,
+        help="Concentration of acceptance between requests (Beta distribution); inf: all "
+        "alike. By default 30, or the row's column acceptance_spread.",
+    ),
+    skip_incomplete: bool = Option(
+        False, "--skip-incomplete", help="Leave rows out that say too little."
+    ),
+    speed: Literal["output_tok_s", "tpot_mean_ms", "e2e_mean_ms"] | None = Option(
+        None,
+        help="Metric of the speed-ups; by default output_tok_s, at a request rate e2e_mean_ms.",
+    ),
+    seed: int = Option(0, min=0, help="Seed of a table's arrivals and acceptance."),
+    workers: Workers = ALL_CORES,
+    predictions: Path | None = Option(
+        None, help="Write measured and predicted values of a table's rows here, as CSV."
+    ),
+    out: Out = None,
+    json_out: Path | None = Option(None, "--json", help="Write the numbers here, as JSON."),
+) -> None:
+    """Replay measured runs and print measured against simulated.
+
+    Of a folder, arrivals, lengths and token ids are those of the run, so is the engine: the options
+    that meta.json lists. A request arrives when the engine queued it (queued_ts). Of a run that was
+    repeated (several requests*.jsonl) the spread stands beside the error. What was drafted and
+    accepted is the run's, too (meta.json: speculative_config; requests.jsonl: accepted); requests
+    that ended with an error are left out. With --out the folder gets report.json, and report.png
+    with the distributions on top of each other.
+
+    Of a table, every row's load is repeated on its engine, with its own acceptance, under one
+    profile. Errors are told by metric, draft length, load and file; so is how well the speed-up of
+    speculation and the fastest draft length are predicted. With --out the folder gets report.json,
+    and report.png with predicted against measured.
+    """
+    of_folder = {"num_gpu_blocks": num_gpu_blocks, "tokens": tokens, "model": model}
+    of_tables: dict[str, Any] = {"rows": rows, "set": cells, "requests": requests}
+    of_tables |= {"predictions": predictions, "acceptance_spread": acceptance_spread}
+    of_tables |= {"speed": speed, "skip_incomplete": skip_incomplete or None, "seed": seed or None}
+    folders = [path for path in run if path.is_dir()]
+    if folders and len(run) > 1:
+        raise ConfigError(f"{folders[0]}: is a folder; give one folder, or only tables")
+    others = of_tables if folders else of_folder
+    kind = "tables" if folders else "the folder of a run"
+    named = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
+    refuse(named, f"is for {kind}; leave it out")
+    if folders:
+        _validate_folder(run[0], {"profile": profile, **of_folder}, out, json_out)
+        return
+    _validate_tables(run, profile, of_tables, workers, out, json_out)
+
+
+def _validate_folder(
+    run: Path, given: dict[str, Any], out: Path | None, json_out: Path | None
+) -> None:
+    from specsim.reality.validation import Replaced
+    from specsim.reality.validation import validate as run_validation
+    from specsim.show.render.reality_tables import validation_tables
+
+    replaced = Replaced(**given)
+    draws = out is not None and can_draw("report.png")
+    with (
+        results_folder(out, ("report.json", "report.png")) as folder,
+        output_file(json_out) as json_file,
+    ):
+        with spinner(f"replaying {run.name}"):
+            found = run_validation(run, replaced)
+        report = found.to_dict()
+        write_json(json_file, report)
+        write_json(folder and folder / "report.json", report)
+        if folder is not None and draws:
+            from specsim.show.charts.reality_plots import plot_validation
+
+            with spinner("drawing"):
+                plot_validation({"simulated": found}, folder / "report.png", run.name)
+    show(*validation_tables(found, run.name))
+    details = found.details
+    typer.echo(
+        f"KV blocks {details['num_gpu_blocks']:,}, prefix-hit tokens "
+        f"{details['prefix_hit_tokens']:,}, preemptions {details['preemptions']:,}, steps "
+        f"{details['num_steps']:,}"
+    )
+    if "measured_drafts" in details:
+        real, ours = details["measured_drafts"], details["simulated_drafts"]
+        typer.echo(
+            f"drafts verified {real['num_drafts']:,} (simulated {ours['num_drafts']:,}), tokens "
+            f"accepted {real['accepted_tokens']:,} of {real['draft_tokens']:,} "
+            f"({ours['accepted_tokens']:,} of {ours['draft_tokens']:,})"
+        )
+    for note in found.notes:
+        typer.echo(f"note: {note}")
+    if out is not None:
+        typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
+
+
 _COLUMNS = ("file", "line", "run_id", "method", "num_speculative_tokens", "load")
 
 
-def validate_tables(
+def _validate_tables(
     tables: list[Path],
     profile: str | None,
     asked: dict[str, Any],
@@ -43,7 +171,7 @@ def validate_tables(
 
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
-    runs, skipped = selected_rows(tables, asked)
+    runs, skipped = _selected_rows(tables, asked)
     seed, spread = asked["seed"] or 0, asked["acceptance_spread"] or DEFAULT_SPREAD
     draws = out is not None and can_draw("report.png")
     with (
@@ -74,7 +202,7 @@ def validate_tables(
         typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
 
 
-def selected_rows(
+def _selected_rows(
     tables: list[Path], asked: dict[str, Any]
 ) -> tuple[list["MeasuredRun"], list["MeasuredRun"]]:
     """Return the rows that are simulated, and those that cannot be."""
@@ -153,13 +281,13 @@ def fit_tables(
 ) -> None:
     """Read rows, fit the start profile to some of them, and tell the errors on the others."""
     from specsim.profile import load_profile
+    from specsim.reality.profile_fit.problem import DEVIATIONS
     from specsim.reality.profile_fit.run_fit import fit_runs
-    from specsim.reality.profile_fit.solving import DEVIATIONS
     from specsim.reality.validation.measured_table import select_rows
     from specsim.show.render.reality_tables import run_fit_tables
 
     profile = load_profile(start)
-    runs, skipped = selected_rows(tables, asked)
+    runs, skipped = _selected_rows(tables, asked)
     fitted = select_rows(runs, asked["fit_rows"] or [], "--fit-rows")
     held_out = [run for run in runs if run not in fitted]
     with output_file(out) as profile_file, output_file(json_out) as json_file:

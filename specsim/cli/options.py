@@ -129,7 +129,6 @@ class Advance:
             self._bars.update(self._task, completed=done, visible=True)
 
     def stage(self, description: str) -> None:
-        """Say what the work is from now on."""
         if self._bars:
             self._bars.update(self._task, description=description)
 

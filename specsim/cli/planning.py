@@ -77,33 +77,16 @@ def plan(
     docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper. Ctrl-C ends it with
     what is known by then.
     """
+    asked = {name: value for name, value in locals().items() if name != "out"}
     warm_up(workers)
-    from specsim.show.render.capacity import plan_lines, plan_tables
-    from specsim.study.calls import plan as ask
+    from specsim.show.render.study_tables import plan_lines, plan_tables
+    from specsim.study.plan import plan as ask
     from specsim.study.plan.files import FILES, save_plan
     from specsim.study.plan.words import notes
 
     with results_folder(out, (*FILES, _PAGE)) as folder:
         with progress("simulations", None) as on_progress:
-            found = ask(
-                vllm=vllm,
-                sglang=sglang,
-                traffic=traffic,
-                qps=qps,
-                daily=daily,
-                slo=slo,
-                gpus=gpus,
-                attainment=attainment,
-                acceptance=acceptance,
-                prices=prices,
-                redundancy=redundancy,
-                pools=pools,
-                api_price=api_price,
-                seed=seed,
-                workers=workers,
-                on_progress=on_progress,
-                on_stage=on_progress.stage,
-            )
+            found = ask(**asked, on_progress=on_progress, on_stage=on_progress.stage)
         if folder is not None:
             save_plan(found, folder)
     for line in plan_lines(found):
@@ -127,7 +110,7 @@ def init(
 
     Answers may also come from a pipe, one per line; an empty line takes what is proposed.
     """
-    from specsim.study.calls import question_of
+    from specsim.study.plan import question_of
     from specsim.study.plan.candidates import first_option, with_replicas
     from specsim.study.plan.files import commented
 

@@ -1,25 +1,20 @@
-"""Commands about real engines: ``observe``, ``validate``, ``parity`` and ``acceptance fit``."""
+"""Commands about real engines: ``calibrate``, ``observe``, ``parity`` and ``acceptance fit``."""
 
 import json
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 from typer import Argument, Option
 
 from specsim.cli.options import (
-    ALL_CORES,
-    Out,
     Overrides,
     Seed,
-    Workers,
     all_overrides,
     can_draw,
     need,
     output_file,
     progress,
-    refuse,
-    results_folder,
     show,
     spinner,
     warn,
@@ -27,6 +22,147 @@ from specsim.cli.options import (
 )
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from specsim.reality.calibration import Calibration, Subject
+
+Device = Literal["cpu", "cuda"]
+
+
+def calibrate(
+    engine: Literal["torch", "vllm"] = Option(..., help="The engine that is measured."),
+    out: Path = Option(..., help="New folder for the results."),
+    device: Device = Option("cpu", help="What it runs on."),
+    model: str | None = Option(
+        None,
+        help="torch: as in profiles/<model>.json, or a config.json; by default llama-7m on a "
+        "CPU, llama-3.1-8b on CUDA. vllm: a folder with config.json; weights are made up if "
+        "it has none.",
+    ),
+    draft_model: Path | None = Option(
+        None, help="vllm: folder of a draft model, for k = 1, 3, 5; without one, n-gram k = 3."
+    ),
+    quick: bool = Option(
+        False,
+        "--quick",
+        help="torch: some 8 minutes on 2 CPU cores, 15 on a GPU; vllm: 6 to 9, 20 on a GPU.",
+    ),
+    stated_error: float = Option(
+        0.1, min=0.001, max=1.0, help="Error of mean TPOT and latency that the profile promises."
+    ),
+    threads: int = Option(1, min=1, help="Threads of the engine on a CPU."),
+    seed: int = Option(0, min=0, help="Seed of weights and prompts."),
+) -> None:
+    """Measure an engine, fit a profile, run workloads for real and simulated, print the error.
+
+    torch, an engine of our own, serves every workload without speculation, with k = 1, 3, 5 and by
+    goodput, at low and medium load and saturated, several times each; the simulation gets the same
+    requests. First acceptance is decided by luck that both share, so that only costs and scheduling
+    can be wrong; then the models decide, and the simulation knows no more than rates per position,
+    measured on other requests.
+
+    vllm, as it is installed here (or where SPECSIM_VLLM_PYTHON says), serves four loads, one engine
+    for each k. A profile for each is fitted to two of them, the other two are replayed with what
+    was drafted and accepted where.
+
+    On a CPU, whose speed others may change, it is probed meanwhile, and the simulation that is
+    judged is told how fast the machine was.
+
+    The exit code is 0 if mean TPOT and mean latency keep to the stated error (or to twice the
+    spread of the real runs) everywhere, and k is ordered right; else 1. The profile is validated
+    if, besides, every case tells something: its real runs repeat within the stated error, or the
+    simulation keeps to it by itself. Else it stays a candidate.
+    """
+    from specsim.reality.calibration import calibrate as run_calibration
+    from specsim.reality.calibration import check_folder
+    from specsim.show.render.reality_tables import error_tables
+
+    if device == "cuda" and threads != 1:
+        raise ConfigError("--threads: is for --device cpu; leave it out")
+    if engine == "torch" and draft_model is not None:
+        raise ConfigError("--draft-model: is for --engine vllm; leave it out")
+    check_folder(out)
+    given: Any = {"quick": quick, "threads": threads, "seed": seed, "stated_error": stated_error}
+    if engine == "torch":
+        subject = _torch_subject(device, model, **given)
+    elif model is None:
+        raise ConfigError("--engine vllm: name with --model the folder of a model")
+    else:
+        subject = _vllm_subject(device, model, draft_model, **given)
+    found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
+    if engine == "vllm":
+        show(*error_tables(found))
+        files = "profiles/, calibration.json, plot.png, runs/"
+    else:
+        files = "profile.yaml, calibration.json, grid.csv, plot.png, runs/"
+    _conclude(found, out, files)
+
+
+def _torch_subject(
+    device: Device, model: str | None, *, quick: bool, threads: int, seed: int, stated_error: float
+) -> "Subject":
+    from specsim.hardware import find_gpu, load_model
+    from specsim.reality.calibration.torch_plan import CPU, CUDA, QUICK, QUICK_CUDA
+    from specsim.reality.calibration.torch_subject import TorchSubject
+
+    name = model or ("llama-3.1-8b" if device == "cuda" else "llama-7m")
+    shape = load_model(name)
+    plan = {"cpu": QUICK if quick else CPU, "cuda": QUICK_CUDA if quick else CUDA}[device]
+    try:
+        from specsim.reality.torch_engine.engine import build_engine
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ConfigError(
+            "--engine torch: PyTorch is not installed here; install it: "
+            "pip install 'llm-specsim[calibrate]'"
+        ) from error
+    built = build_engine(shape, device, plan, threads=threads, seed=seed)
+    typer.echo(f"torch on {device}, model {name}: about {plan.minutes} minutes", err=True)
+    device_name = built.description["hardware"]["device_name"]
+    gpu = "cpu" if device == "cpu" else find_gpu([device_name], "--device cuda")
+    return TorchSubject(built, plan, name, gpu, stated_error)
+
+
+def _vllm_subject(
+    device: Device,
+    model: str,
+    draft_model: Path | None,
+    *,
+    quick: bool,
+    threads: int,
+    seed: int,
+    stated_error: float,
+) -> "Subject":
+    from specsim.reality.calibration.vllm_subject import VllmSubject, plan_for
+    from specsim.reality.vllm import vllm_python
+
+    vllm_python()
+    plan = plan_for(device, quick=quick, threads=threads)
+    subject = VllmSubject.of(
+        Path(model), draft_model, plan, device, stated_error=stated_error, seed=seed
+    )
+    minutes = plan.minutes(len(subject.speculations))
+    typer.echo(f"vllm on {device}, model {model}: about {minutes} minutes", err=True)
+    if subject.is_dummy:
+        typer.echo("  no weights: vLLM makes them up (load_format dummy)", err=True)
+    return subject
+
+
+def _conclude(found: "Calibration", out: Path, files: str) -> None:
+    from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
+
+    if can_draw("plot.png"):
+        from specsim.show.charts.reality_plots import plot_calibration
+
+        plot_calibration(found, out / "plot.png")
+    show(*calibration_tables(found))
+    for line in calibration_verdict(found):
+        typer.echo(line)
+    typer.echo(f"results: {out} ({files})")
+    if not found.is_kept:
+        raise typer.Exit(1)
+
 
 _KINDS_SHOWN = 8
 
@@ -102,131 +238,6 @@ def _body(text: str | None) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ConfigError(f"--body {text}: expected an object of fields")
     return fields
-
-
-def validate(
-    run: list[Path] = Argument(
-        ...,
-        help="A folder with requests.jsonl and meta.json of a measured run; or tables, CSV, "
-        "with a row per run, or JSON of `vllm bench serve --save-result`.",
-    ),
-    profile: str | None = Option(
-        None,
-        help="Name or path; by default composed from the kernel tables in profile/ of a folder.",
-    ),
-    num_gpu_blocks: int | None = Option(
-        None, min=2, help="KV blocks, in place of what meta.json says."
-    ),
-    tokens: Path | None = Option(
-        None, help="Token ids, for prefix hits; by default what meta.json names."
-    ),
-    model: str | None = Option(None, help="Name or config.json, in place of what meta.json says."),
-    rows: list[str] | None = Option(
-        None,
-        metavar="COLUMN=VALUE",
-        help="Only these rows of a table; of several values of one column, any.",
-    ),
-    cells: list[str] | None = Option(
-        None, "--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."
-    ),
-    requests: Path | None = Option(
-        None, help="Lengths of single requests: run_id, request_index, input_len, ..."
-    ),
-    acceptance_spread: float | None = Option(
-        None,
-        min=0.1,
-        help="Concentration of acceptance between requests (Beta distribution); inf: all "
-        "alike. By default 30, or the row's column acceptance_spread.",
-    ),
-    skip_incomplete: bool = Option(
-        False, "--skip-incomplete", help="Leave rows out that say too little."
-    ),
-    speed: Literal["output_tok_s", "tpot_mean_ms", "e2e_mean_ms"] | None = Option(
-        None,
-        help="Metric of the speed-ups; by default output_tok_s, at a request rate e2e_mean_ms.",
-    ),
-    seed: int = Option(0, min=0, help="Seed of a table's arrivals and acceptance."),
-    workers: Workers = ALL_CORES,
-    predictions: Path | None = Option(
-        None, help="Write measured and predicted values of a table's rows here, as CSV."
-    ),
-    out: Out = None,
-    json_out: Path | None = Option(None, "--json", help="Write the numbers here, as JSON."),
-) -> None:
-    """Replay measured runs and print measured against simulated.
-
-    Of a folder, arrivals, lengths and token ids are those of the run, so is the engine: the options
-    that meta.json lists. A request arrives when the engine queued it (queued_ts). Of a run that was
-    repeated (several requests*.jsonl) the spread stands beside the error. What was drafted and
-    accepted is the run's, too (meta.json: speculative_config; requests.jsonl: accepted); requests
-    that ended with an error are left out. With --out the folder gets report.json, and report.png
-    with the distributions on top of each other.
-
-    Of a table, every row's load is repeated on its engine, with its own acceptance, under one
-    profile. Errors are told by metric, draft length, load and file; so is how well the speed-up of
-    speculation and the fastest draft length are predicted. With --out the folder gets report.json,
-    and report.png with predicted against measured.
-    """
-    of_folder = {"num_gpu_blocks": num_gpu_blocks, "tokens": tokens, "model": model}
-    of_tables: dict[str, Any] = {"rows": rows, "set": cells, "requests": requests}
-    of_tables |= {"predictions": predictions, "acceptance_spread": acceptance_spread}
-    of_tables |= {"speed": speed, "skip_incomplete": skip_incomplete or None, "seed": seed or None}
-    folders = [path for path in run if path.is_dir()]
-    if folders and len(run) > 1:
-        raise ConfigError(f"{folders[0]}: is a folder; give one folder, or only tables")
-    others = of_tables if folders else of_folder
-    kind = "tables" if folders else "the folder of a run"
-    named = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
-    refuse(named, f"is for {kind}; leave it out")
-    if folders:
-        _validate_folder(run[0], {"profile": profile, **of_folder}, out, json_out)
-        return
-    from specsim.cli.measured_tables import validate_tables
-
-    validate_tables(run, profile, of_tables, workers, out, json_out)
-
-
-def _validate_folder(
-    run: Path, given: dict[str, Any], out: Path | None, json_out: Path | None
-) -> None:
-    from specsim.reality.validation import Replaced
-    from specsim.reality.validation import validate as run_validation
-    from specsim.show.render.reality_tables import validation_tables
-
-    replaced = Replaced(**given)
-    draws = out is not None and can_draw("report.png")
-    with (
-        results_folder(out, ("report.json", "report.png")) as folder,
-        output_file(json_out) as json_file,
-    ):
-        with spinner(f"replaying {run.name}"):
-            found = run_validation(run, replaced)
-        report = found.to_dict()
-        write_json(json_file, report)
-        write_json(folder and folder / "report.json", report)
-        if folder is not None and draws:
-            from specsim.show.charts.reality_plots import plot_validation
-
-            with spinner("drawing"):
-                plot_validation({"simulated": found}, folder / "report.png", run.name)
-    show(*validation_tables(found, run.name))
-    details = found.details
-    typer.echo(
-        f"KV blocks {details['num_gpu_blocks']:,}, prefix-hit tokens "
-        f"{details['prefix_hit_tokens']:,}, preemptions {details['preemptions']:,}, steps "
-        f"{details['num_steps']:,}"
-    )
-    if "measured_drafts" in details:
-        real, ours = details["measured_drafts"], details["simulated_drafts"]
-        typer.echo(
-            f"drafts verified {real['num_drafts']:,} (simulated {ours['num_drafts']:,}), tokens "
-            f"accepted {real['accepted_tokens']:,} of {real['draft_tokens']:,} "
-            f"({ours['accepted_tokens']:,} of {ours['draft_tokens']:,})"
-        )
-    for note in found.notes:
-        typer.echo(f"note: {note}")
-    if out is not None:
-        typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")
 
 
 def parity(

@@ -261,7 +261,7 @@ _MOST_SHOWN = 50
 def _show_plan(plan: "Sweep", workers: int) -> None:
     from itertools import islice
 
-    from specsim.run.size import as_time
+    from specsim.run.checks import as_time
     from specsim.study.sweep.plan import point_name, seconds_of
 
     for point in islice(plan.points(), _MOST_SHOWN):

@@ -92,8 +92,8 @@ def capacity(
     --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
     warm_up(workers)
-    from specsim.show.render.capacity import capacity_tables, capacity_verdict
-    from specsim.study.calls import capacity as ask
+    from specsim.show.render.study_tables import capacity_tables, capacity_verdict
+    from specsim.study.capacity import capacity as ask
 
     experiment = load_experiment(config, overrides, seed)
     with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
@@ -267,15 +267,15 @@ def _judged(
     baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
 ) -> "GateVerdict | GateFailure":
     """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
-    from specsim.study import calls
     from specsim.study.gate import GateResults
     from specsim.study.gate.verdict import GateFailure
+    from specsim.study.gate.verdict import gate as run_gate
 
     try:
         before = GateResults.load(baseline)
         asked: dict[str, Any] = {"overrides": overrides, "tolerances": given, "workers": workers}
         with progress("runs", sum(len(old.seeds) for old in before.scenarios.values())) as told:
-            return calls.gate(before, current, **asked, on_progress=told)
+            return run_gate(before, current, **asked, on_progress=told)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
@@ -329,7 +329,7 @@ def split(
     itself, and the most promising ones are simulated whole. With --out the folder gets split.json.
     """
     warm_up(workers)
-    from specsim.show.render.capacity import search_lines, split_table
+    from specsim.show.render.study_tables import search_lines, split_table
     from specsim.study.compare import chosen_policies
     from specsim.study.split import compare_splits
     from specsim.study.split_search import search_splits

@@ -22,7 +22,8 @@ from specsim.core.reading import (
     short,
 )
 
-Columns = dict[str, NDArray[np.float64]]  # shape (rows,) each, by name
+Numbers = NDArray[np.float64]
+Columns = dict[str, Numbers]  # shape (rows,) each, by name
 
 _LARGEST = 1e30  # nothing that was measured has more of any unit; its square is a number, too
 _WORDS = {"true": 1.0, "false": 0.0}
@@ -172,3 +173,17 @@ def _json_rows(path: Path) -> Iterator[list[str]]:
                 names = [name for name in row if isinstance(row[name], int | float)]
                 yield names
             yield [str(row.get(name, "")) for name in names]
+
+
+def grid_of(columns: Sequence[Numbers], times: Numbers) -> tuple[list[Numbers], Numbers]:
+    """Return axes and grid of measured times, NaN where nothing was measured.
+
+    Args:
+        columns: Coordinates, shape (rows,) each; the values that occur, rising, are the axes.
+        times: Shape (rows,).
+    """
+    axes = [np.unique(column) for column in columns]
+    values = np.full([len(axis) for axis in axes], np.nan)
+    places = [np.searchsorted(axis, column) for axis, column in zip(axes, columns, strict=True)]
+    values[tuple(places)] = times
+    return axes, values

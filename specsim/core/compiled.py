@@ -230,7 +230,6 @@ class Loop:
 
     @property
     def is_compiled(self) -> bool:
-        """Whether it is machine code where it is bound."""
         return self.may_compile and address_of(self) is not None
 
     def bind(self, arrays: Any) -> "Bound":

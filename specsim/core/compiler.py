@@ -224,7 +224,6 @@ def _lowered(loop: Loop) -> Any:
 
 
 def _fields(types: Types) -> tuple[tuple[str, Any], ...]:
-    """Return types as a key."""
     return tuple((field, _field(kind)) for field, kind in types.items())
 
 

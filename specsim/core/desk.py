@@ -61,7 +61,6 @@ class PerRequest:
             self.values[request] = self._initial
 
     def of(self, requests: Ints) -> NDArray[Any]:
-        """Return the values of some requests, a copy."""
         values: NDArray[Any]
         try:
             values = self.values[requests]
@@ -127,7 +126,6 @@ class Desk(Generic[Arrays]):
 
     @property
     def arrays(self) -> Arrays:
-        """Those that were made last."""
         arrays: Arrays = self._arrays
         return arrays
 

@@ -260,7 +260,6 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _compiled(source: Source) -> bytes:
-    """Compile in a process of its own."""
     began = monotonic()
     text = f"specsim: compiling its {source.name} for this machine, once"
     is_terminal = sys.stderr.isatty()

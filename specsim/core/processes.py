@@ -1,25 +1,128 @@
-"""Processes of this machine that run simulations."""
+"""Processes of this machine that run simulations.
+
+Tasks travel in parcels. A process that Python starts for another imports the program first, that is
+the script, so that a script without a main guard would start processes without end. Most tasks hold
+nothing that the program itself defines; the program is imported for those alone that do.
+"""
 
 import multiprocessing
+import multiprocessing.spawn
 import os
+import pickle
 import signal
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import AbstractContextManager, contextmanager
+from io import BytesIO
 from itertools import islice
 from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from threading import Thread, current_thread, main_thread
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
-from specsim.core.parcels import Parcel, Refused, as_worker, check_no_worker, unseen_program
 from specsim.core.runner import Job
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_workers: list[int] = []  # in a process that runs parcels, not empty
+
+
+class Refused(NamedTuple):
+    """In place of a result: the task could not be read in another process."""
+
+    why: str
+
+
+class Parcel(NamedTuple, Generic[R]):
+    """A task, and how to import what the program defines of it."""
+
+    packed: bytes
+    program: dict[str, str]  # for `multiprocessing.spawn.prepare`; empty where nothing is needed
+
+    @classmethod
+    def of(cls, function: Callable[[T], R], task: T) -> "Parcel[R]":
+        """Pack a task; a ConfigError if other processes could not read it."""
+        stream = BytesIO()
+        packer = _Packer(stream)
+        try:
+            packer.dump((function, task))
+        except (AttributeError, TypeError, pickle.PicklingError) as error:
+            raise ConfigError(
+                f"other processes cannot be given this: {error}; define classes at the top of a "
+                "file, or use workers=1"
+            ) from error
+        return cls(stream.getvalue(), _program(packer.own[0]) if packer.own else {})
+
+    def run(self) -> R | Refused:
+        """Run the task, in whatever process this is."""
+        try:
+            multiprocessing.spawn.prepare(self.program)
+            function, task = pickle.loads(self.packed)
+        except ConfigError as error:
+            return Refused(str(error))
+        except (Exception, SystemExit) as error:
+            return Refused(f"other processes cannot read this: {fault(error)}; use workers=1")
+        found: R = function(task)
+        return found
+
+
+class _Packer(pickle.Pickler):
+    """A pickler that notes which classes and functions the program itself defines."""
+
+    def __init__(self, stream: BytesIO) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self.own: list[str] = []
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, type | FunctionType) and thing.__module__ == "__main__":
+            self.own.append(thing.__qualname__)
+        return NotImplemented
+
+
+def _program(own: str) -> dict[str, str]:
+    """Return how the program is imported elsewhere; a ConfigError if it has no file."""
+    prepared = multiprocessing.spawn.get_preparation_data("")
+    program = {key: str(prepared[key]) for key in prepared if key.startswith("init_main")}
+    if not Path(program.get("init_main_from_path", __file__)).is_file() or not program:
+        raise ConfigError(
+            f"{own} is defined in a notebook or at a prompt, where other processes do not find it; "
+            "write it into a file and import it from there, or use workers=1"
+        )
+    return program
+
+
+@contextmanager
+def unseen_program() -> Iterator[None]:
+    """Keep processes that are started in the block from importing the program at once."""
+    program = vars(sys.modules["__main__"])
+    kept = {str(name): program.pop(name) for name in ("__spec__", "__file__") if name in program}
+    program["__spec__"] = None
+    try:
+        yield
+    finally:
+        program.update(kept)
+
+
+def as_worker() -> None:
+    """Note that this process runs parcels."""
+    _workers.append(1)
+
+
+def check_no_worker() -> None:
+    """Refuse to start processes in one that runs parcels: only a script does that, run again."""
+    if _workers:
+        raise ConfigError(
+            "the script defines a class that other processes need, and so runs again in each of "
+            'them; put what it does below `if __name__ == "__main__":`, or use workers=1'
+        )
 
 
 class LocalProcesses(AbstractContextManager["LocalProcesses"]):

@@ -47,7 +47,6 @@ class Text(NamedTuple):
 
     @property
     def output_len(self) -> int:
-        """Length of the answer, tokens."""
         return len(self.token_ids) - self.prompt_len
 
 

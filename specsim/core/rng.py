@@ -108,7 +108,6 @@ class Luck:
         return _uniform(_keys(self.seed, self.stream, requests, counts))
 
     def per_request(self, requests: Sequence[int]) -> NDArray[np.float64]:
-        """Return one number for each request."""
         return self.uniforms(requests, [1] * len(requests))
 
     def renewed(

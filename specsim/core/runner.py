@@ -51,12 +51,10 @@ class Runner:
         self._num_ended = num_ended
 
     def __enter__(self) -> Self:
-        """Start the backend."""
         self._backend.__enter__()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the backend."""
         self._backend.__exit__(*error)
 
     def stream(self, job: Job[T, R], tasks: Iterable[T]) -> Iterator[tuple[int, R]]:

@@ -79,7 +79,6 @@ class BatchView:
 
     @property
     def size(self) -> int:
-        """Sequences scheduled in the step, prefills included."""
         return len(self.requests)
 
     @property

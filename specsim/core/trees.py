@@ -44,7 +44,6 @@ class Tree:
 
     @classmethod
     def chain(cls, length: int) -> "Tree":
-        """Return a tree of width 1."""
         return cls.of_widths((1,) * length)
 
     @classmethod
@@ -77,12 +76,10 @@ class Tree:
 
     @property
     def num_nodes(self) -> int:
-        """Tokens to verify."""
         return len(self.parents)
 
     @cached_property
     def paths(self) -> tuple[Path, ...]:
-        """The path to each node."""
         found: list[Path] = []
         for node, parent in enumerate(self.parents):
             rank = self.parents[:node].count(parent) + 1

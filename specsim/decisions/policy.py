@@ -385,8 +385,10 @@ def check_proposer(policy: Policy, proposer: Proposer) -> None:
             "policy",
         ),
         (
-            isinstance(policy, DraftsTrees) and not proposer.drafts_trees,
-            f"drafts trees, which {method} cannot; use a draft model or head, or another policy",
+            isinstance(policy, DraftsTrees)
+            and (not proposer.drafts_trees or proposer.drafts_at_once),
+            f"drafts trees, which {method} cannot{' at once' if proposer.drafts_at_once else ''}; "
+            "use a draft model or head, or another policy",
         ),
         (
             proposer.overlaps

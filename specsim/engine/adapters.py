@@ -7,7 +7,7 @@ LRUCacheWorkerLoRAManager``, ``lora/model_manager.py LRUCacheLoRAModelManager``.
 from specsim.core.compiled import inner
 from specsim.engine.table import NO_ROW, Table
 from specsim.engine.waiting import first_waiting, next_waiting
-from specsim.profile.adapter_cost import LORA_LOAD, LORA_READ, LORA_STEP, LORA_TOKEN
+from specsim.profile.costs import LORA_LOAD, LORA_READ, LORA_STEP, LORA_TOKEN
 
 
 @inner

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.autoscaling.base import Autoscaler
+from specsim.autoscaling import Autoscaler
 from specsim.core.blame import held_to, is_shipped, is_whole, name_of
 from specsim.core.errors import PluginError
 from specsim.core.step import Ints
@@ -18,7 +18,7 @@ from specsim.core.trees import Tree
 from specsim.decisions.policy import DraftsTrees, Policy
 from specsim.engine.asking import MOST_EMPTY_STEPS
 from specsim.engine.view import StepView
-from specsim.routing.base import Router
+from specsim.routing import Router
 
 
 def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answers | None":

@@ -21,7 +21,7 @@ from specsim.engine.answers import place_of
 from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
 from specsim.engine.roster import Roster, Scrapes, States
-from specsim.routing.base import PromptView, ReplicaView, Router
+from specsim.routing import PromptView, ReplicaView, Router
 
 
 class EventClock(Environment):

@@ -24,12 +24,13 @@ from specsim.hardware.kv_groups import (
     kv_layout,
     one_group,
 )
-from specsim.profile.memory import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
+from specsim.profile.profile import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
 
 Count = Annotated[int, Field(gt=0, le=2**31)]
 Sequences = Annotated[int, Field(gt=0, le=1 << 20)]
 _MOST_GROUPS = 256  # that keys of blocks can tell apart
+_BLOCKS_SINCE = "0.32"  # vLLM has them longer, by rules that were not compared
 
 
 class EngineConfig(Settings):
@@ -208,6 +209,21 @@ class EngineConfig(Settings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_at_once(self) -> Self:
+        proposer = self.speculative_config
+        if proposer and proposer.has_own_pass and self.vllm_version < _BLOCKS_SINCE:
+            raise ValueError(
+                f"speculative_config.method = {proposer.method}: simulated as vLLM has it since "
+                f"{_BLOCKS_SINCE}; set vllm_version to that at least, or another method"
+            )
+        if proposer and proposer.drafts_at_once and self.scheduler == "prefill_first":
+            raise ValueError(
+                "speculative_config: vLLM's V0 has no parallel drafting; leave out scheduler, or "
+                "take a method that drafts token by token"
+            )
+        return self
+
     def behind_connector(self) -> Self:
         """Return a copy as it is with a KV connector: its hashes do not look ahead."""
         proposer = self.speculative_config
@@ -218,7 +234,8 @@ class EngineConfig(Settings):
 
     def _version_limits(self, proposer: Proposer | None, lookahead_len: int) -> dict[str, int]:
         """Return what follows from the version; V0 knows none of it."""
-        rules, drops = RULES[self.vllm_version], proposer is not None and proposer.drops_last_hit
+        rules = RULES[self.vllm_version]
+        drops = proposer is not None and proposer.drops_last_hit and not self._is_apart(proposer)
         looks_ahead = (
             rules.hashes_look_ahead
             and drops
@@ -239,6 +256,13 @@ class EngineConfig(Settings):
             "publishes_outputs": rules.publishes_outputs and proposer is not None,
             "skips_drafts": skips,
         }
+
+    def _is_apart(self, proposer: Proposer) -> bool:
+        return proposer.has_own_pass and RULES[self.vllm_version].keeps_blocks_apart
+
+    def _draft_slots(self, proposer: Proposer, max_draft_len: int) -> int:
+        is_apart = proposer.apart is not None or self._is_apart(proposer)
+        return 0 if is_apart else proposer.draft_slots(max_draft_len)
 
     def kv_layers(
         self, layers: Sequence[KVLayers], proposer: Proposer | None
@@ -429,11 +453,14 @@ class EngineConfig(Settings):
             "prefill_interval": self.prefill_schedule_interval or 1,
             "max_draft_len": max_draft_len,
             "lookahead_len": max_draft_len if is_v0 else lookahead_len,
-            "draft_slots": 0 if is_v0 or not proposer or proposer.apart else proposer.draft_slots,
+            "draft_slots": 0
+            if is_v0 or not proposer
+            else self._draft_slots(proposer, max_draft_len),
             "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0 and not overlaps,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
         whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
+        check_slots(whole)
         if self.enable_prefix_caching:
             check_padding(whole)
         self._check_pieces(whole, kv)
@@ -444,6 +471,18 @@ class EngineConfig(Settings):
             limits=whole,
             kv=kv,
             stages=(1 / stages,) * stages,
+        )
+
+
+def check_slots(limits: Mapping[str, int]) -> None:
+    """Raise a ConfigError if the drafter's slots leave a step no room for a prompt."""
+    inputs = limits["max_num_batched_tokens"] - limits["draft_slots"]
+    least = 1 if limits["enable_chunked_prefill"] else limits["max_model_len"] - 1
+    if limits["draft_slots"] and inputs < least:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens = {limits['max_num_batched_tokens']}: "
+            f"{limits['draft_slots']} of them are the drafter's, and what is left is too few for "
+            f"{'a token' if least == 1 else 'a whole prompt'}; raise it, or draft fewer"
         )
 
 

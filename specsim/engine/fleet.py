@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.autoscaling.base import Autoscaler, PoolView
+from specsim.autoscaling import Autoscaler, PoolView
 from specsim.core.errors import ConfigError
 from specsim.engine.answers import enough_of
 from specsim.engine.cluster import Cluster, EventClock

@@ -17,7 +17,7 @@ from specsim.core.step import Ints
 from specsim.engine.replica import Replica
 from specsim.engine.setup import zeros
 from specsim.engine.table import LOADED, LOADING, REQUEST, RUNNING, WAITING
-from specsim.routing.base import PromptView, ReplicaView
+from specsim.routing import PromptView, ReplicaView
 
 
 class VisibleReplica:
@@ -206,7 +206,7 @@ class Scrapes:
     Args:
         call_at: Lets something happen at an instant.
         read: Returns the replicas that are up, as they are now.
-        index_delay: See `specsim.routing.base.Router.index_delay`.
+        index_delay: See `specsim.routing.Router.index_delay`.
     """
 
     def __init__(

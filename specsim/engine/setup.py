@@ -17,7 +17,7 @@ from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts
 from specsim.profile.step_time import COSTS
-from specsim.results.deliveries import Deliveries
+from specsim.results.logs import Deliveries
 from specsim.results.records import ReplicaRecords
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Rows, Types, element_of, record_of, types_of
 from specsim.decisions.loops import Asking, View
 from specsim.engine.engine_limits import Limits
+from specsim.results.logs import STEP_FIELDS
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
-from specsim.results.step_log import STEP_FIELDS
 
 NEVER = 1 << 62
 """A length that no sequence reaches."""
@@ -351,7 +351,7 @@ class Table(NamedTuple):
     tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
     adapters: Rows[Adapter]
     adapter_costs: NDArray[np.float64]
-    """What they cost (`specsim.profile.adapter_cost.AdapterCost.numbers`)."""
+    """What they cost (`specsim.profile.costs.AdapterCost.numbers`)."""
     tables: NDArray[np.int32]  # shape (block tables, blocks)
     holdings: Rows[Holding]  # shape (block tables,)
     hits: NDArray[np.int32]

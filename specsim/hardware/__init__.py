@@ -1,7 +1,7 @@
 """Hardware: models and GPUs by their shapes and data sheets."""
 
 from specsim.hardware.kv_groups import KVLayers, KVLayout, kv_layout
-from specsim.hardware.layers import AttentionWidth
+from specsim.hardware.model_fields import AttentionWidth
 from specsim.hardware.model_shape import ModelShape
 from specsim.hardware.specs import (
     GIB,

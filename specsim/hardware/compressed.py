@@ -14,8 +14,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from specsim.hardware.kv_groups import FULL, SLIDING, KVLayers
-from specsim.hardware.layers import INDEX_BYTES, RATIOS, AttentionWidth, LayerMatrix, LayerType
-from specsim.hardware.model_fields import ModelFields
+from specsim.hardware.model_fields import (
+    INDEX_BYTES,
+    RATIOS,
+    AttentionWidth,
+    LayerMatrix,
+    LayerType,
+    ModelFields,
+)
 
 _CHOSEN: LayerType = "compressed_sparse_attention"
 _BLOCK_LEN, _WINDOW_BLOCK_LEN = 256, 64  # tokens of a block of entries, and of the window

@@ -5,29 +5,8 @@ from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
-from specsim.hardware.layers import LayerLists
-from specsim.hardware.quantization import precision
+from specsim.hardware.config_parts import ALIASES, LayerLists, precision
 
-# Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
-_ALIASES = {
-    "num_hidden_layers": ("n_layer",),
-    "hidden_size": ("n_embed",),
-    "intermediate_size": ("ffn_dim",),
-    "num_attention_heads": ("n_head",),
-    "max_position_embeddings": ("seq_length",),
-    "torch_dtype": ("dtype",),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "top_k_experts"),
-    "n_shared_experts": ("num_shared_experts",),
-    "shared_expert_intermediate_size": (
-        "moe_shared_expert_intermediate_size",
-        "share_expert_dim",
-        "shared_intermediate_size",
-    ),
-    "head_dim": ("attention_head_dim",),
-    "mamba_ssm_dtype": ("mamba_ssm_cache_dtype",),
-    "hybrid_override_pattern": ("layers_block_type",),
-}
 # Defaults of the classes of these model types, which their configs leave out.
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _TIED |= {"starcoder2"}
@@ -47,7 +26,6 @@ _ONLY_EXPERTS = {
 }
 _SPANS = ("sliding_window", "attention_chunk_size")
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
-_MOST_LAYERS = 4096
 _STATE_FIELDS = {
     "linear_num_key_heads": "n_groups",
     "linear_num_value_heads": "mamba_num_heads",
@@ -112,14 +90,14 @@ def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
     return {**names, **of_all, **data["text_config"]}
 
 
-class HuggingFaceConfig:
+class HuggingFaceConfig(LayerLists):
     """A ``config.json``; errors name its source."""
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
         if data.get("text_config") is not None and data.get("hidden_size") is None:
             data, source = _text_part(data, source), f"{source}, text_config"
         self._source, self._type = source, str(data.get("model_type"))
-        names = {alias: name for name, aliases in _ALIASES.items() for alias in aliases}
+        names = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
         given = sorted(data.items(), key=lambda item: item[0] not in names)
         own = {names.get(key, key): value for key, value in given if value is not None}
@@ -127,10 +105,9 @@ class HuggingFaceConfig:
         blocks = own.get("hybrid_override_pattern")
         if isinstance(blocks, list) and "num_hidden_layers" not in own:
             self._data["num_hidden_layers"] = len(blocks)
-        has_none = {"num_experts", *_ALIASES["num_experts"]} & data.keys()
+        has_none = {"num_experts", *ALIASES["num_experts"]} & data.keys()
         if has_none and not own.get("num_experts"):  # a dense model among ones with experts
             self._data = {key: each for key, each in self._data.items() if "expert" not in key}
-        self._layers = LayerLists(self._data, self._type, source, self._count)
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `specsim.hardware.ModelShape` that it describes.
@@ -154,16 +131,30 @@ class HuggingFaceConfig:
             **self._compressed_widths(),
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
+            **self._fused_inputs(),
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
             "source": self._source + self._left_out(),
         }
+
+    def _fused_inputs(self) -> dict[str, Any]:
+        """Return what DFlash's drafters have of the target: hidden states and both vocabularies."""
+        layers = (self._data.get("dflash_config") or {}).get("target_layer_ids")
+        if not layers:
+            return {}
+        own = {"has_own_embedding": False, "has_own_lm_head": False}
+        return {"num_fused_inputs": len(layers), **own}
 
     def _left_out(self) -> str:
         has_others = any(part in self._data for part in _OTHER_PARTS)
         return " (weights of parts for images and sound are not counted)" if has_others else ""
 
     def _check_modelled(self) -> None:
+        if {"markov_rank", "dspark_block_size", "speculators_model_type"} & self._data.keys():
+            raise ProfileError(
+                f"{self._source}: describes a drafter whose vocabulary or Markov head it does not "
+                "tell; write its shape in the form of profiles/dflash-qwen3-8b.json"
+            )
         if "draft_vocab_size" in self._data:
             raise ProfileError(
                 f"{self._source}: describes an EAGLE-3 head, whose inputs it does not tell; write "
@@ -177,10 +168,7 @@ class HuggingFaceConfig:
         ]
         for name, what in (*_NOT_MODELLED.items(), *strange, *self._strange_experts()):
             if self._data.get(name):
-                raise ProfileError(
-                    f"{self._source}: '{name}' says that the model has {what}, which is not "
-                    "modelled; fit a profile to measured steps instead"
-                )
+                raise self._strange(name, what)
         if self._type in _OTHER_ATTENTION:
             raise ProfileError(
                 f"{self._source}: model_type '{self._type}' says that the model's attention is of "
@@ -194,22 +182,6 @@ class HuggingFaceConfig:
                 yield name, "experts that all tokens share"
             elif "num_expert" in name and "num_experts" not in self._data:
                 yield name, "experts under another name than num_experts"
-
-    def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
-        if name not in self._data:
-            others = ", ".join(_ALIASES.get(name, ()))
-            also = f" (or its other names: {others})" if others else ""
-            raise ProfileError(f"{self._source}: '{name}' is missing{also}; add it: {hint}")
-        value = self._data[name]
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ProfileError(
-                f"{self._source}: {name} = {value!r}: must be a whole number above 0; correct it"
-            )
-        if name == "num_hidden_layers" and value > _MOST_LAYERS:
-            raise ProfileError(
-                f"{self._source}: {name} = {value}: must be at most {_MOST_LAYERS}; correct it"
-            )
-        return value
 
     def _head_dim(self, counts: dict[str, int]) -> int:
         hidden, heads = counts["hidden_size"], counts["num_attention_heads"]
@@ -228,14 +200,14 @@ class HuggingFaceConfig:
         if self._type in {"bloom", "opt"}:
             return counts["num_attention_heads"]
         if self._data.get("block_configs"):
-            return self._layers.key_value_heads()
+            return self._searched_heads()
         if self._data.get("hybrid_layer_pattern"):
             return self._count("swa_num_key_value_heads")
         hint = "it equals num_attention_heads unless query heads share keys and values"
         return self._count("num_key_value_heads", hint)
 
     def _mlp(self, hidden_size: int) -> dict[str, Any]:
-        lists = self._layers.mlps()
+        lists = self._mlp_lists()
         if "num_experts" not in self._data:
             if self._type == "bloom" and "intermediate_size" not in self._data:
                 return {"intermediate_size": 4 * hidden_size}
@@ -271,10 +243,7 @@ class HuggingFaceConfig:
             types = {"indexer_types": data["indexer_types"]} if "indexer_types" in data else {}
             return {**{name: self._count(name) for name in names}, **types}
         if not isinstance(sparse, dict):
-            raise ProfileError(
-                f"{self._source}: sparse_attention_config = {short(sparse)}: must be a mapping; "
-                "correct it"
-            )
+            raise self._wrong("sparse_attention_config", short(sparse), "a mapping")
         if not sparse or not sparse.get("use_sparse_attention", True):
             return {}
         try:
@@ -335,9 +304,6 @@ class HuggingFaceConfig:
         names = ("o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult")
         return {name: self._count(name) for name in names}
 
-    def _given(self, *names: str) -> list[str]:
-        return [name for name in names if self._data.get(name)]
-
     def _attention(self) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""
         data = self._data
@@ -349,12 +315,12 @@ class HuggingFaceConfig:
         fields: dict[str, Any] = {name: self._count(name) for name in spans}
         if fields.get("sliding_window", 0) >= data["max_position_embeddings"]:
             del fields["sliding_window"]
-        types = self._layers.attention()
+        types = self._layer_types()
         if types and {*types} & {"linear_attention", "mamba", "none"}:
             return {**fields, "layer_types": types}
         if not fields:
             return {}
-        types = types or self._layers.usual()
+        types = types or self._usual_types()
         if types is not None and not set(types) - {"full_attention"}:
             return {}
         return fields if types is None else {**fields, "layer_types": types}

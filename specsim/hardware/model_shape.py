@@ -7,7 +7,7 @@ from pydantic import model_validator
 
 from specsim.hardware import compressed
 from specsim.hardware.kv_groups import STATE, KVLayers
-from specsim.hardware.layers import (
+from specsim.hardware.model_fields import (
     DENSE,
     DTYPE_BYTES,
     INDEX_BYTES,
@@ -20,8 +20,8 @@ from specsim.hardware.layers import (
     LayerParts,
     LayerType,
     MlpType,
+    ModelFields,
 )
-from specsim.hardware.model_fields import ModelFields
 
 
 class ModelShape(ModelFields):

@@ -1,12 +1,94 @@
-"""Latency models: how long a forward pass lasts."""
+"""Latency models: how long a forward pass lasts, which every one of them answers."""
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Annotated, Any
 
-from specsim.core.families import Family
-from specsim.latency.base import LatencyModel
-from specsim.latency.form import COEFFICIENTS
+import numpy as np
 
-__all__ = ["COEFFICIENTS", "LATENCY", "LatencyModel", "NestedLatency"]
+from specsim.core.errors import ProfileError
+from specsim.core.families import Family, Member
+from specsim.core.step import StepLoad
+from specsim.latency.form import COEFFICIENTS, Form, forward_time
+
+__all__ = ["COEFFICIENTS", "LATENCY", "LatencyModel", "NestedLatency", "one_by_one"]
+
+
+class LatencyModel(Member):
+    """Duration of one forward pass of one model on one kind of GPU."""
+
+    kind: str
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether it looks at each sequence of a step (`StepLoad.pieces`) where they are given."""
+        return False
+
+    def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> "LatencyModel":
+        """Return it as that of data-parallel ranks of a mixture of experts.
+
+        Without a word about experts, a pass takes as long as that of its slowest rank. A
+        ProfileError if it does not know what expert parallelism changes.
+        """
+        if expert_parallel:
+            raise ProfileError(
+                f"engine.enable_expert_parallel: latency model '{self.kind}' does not say what "
+                "experts take; use a profile of kind kernels, or one that was built for it "
+                "(specsim profile build --ep)"
+            )
+        return self
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        """Return how long ranks take that pass through every layer together, seconds.
+
+        Args:
+            loads: One of each rank.
+        """
+        return max(map(self.forward_time, loads))
+
+    def form(self) -> Form | None:
+        """Return its formula as numbers, which loops compute with; None if it is Python.
+
+        Then every step asks `forward_time`.
+        """
+        return None
+
+    @cached_property
+    def listed_form(self) -> Any:
+        """Its form as Python reads it soonest; a ProfileError if it has none."""
+        form = self.form()
+        if form is None:
+            raise ProfileError(
+                f"latency model '{self.kind}' says neither `form` nor `forward_time`; write one"
+            )
+        return form.tolist()
+
+    def forward_time(self, load: StepLoad) -> float:
+        """Return how long a forward pass lasts, seconds; by default by its form.
+
+        Positive, and not falling with the context or the batched tokens.
+
+        Args:
+            load: With at least one batched token. Any count may be an array, the result then is
+                one.
+        """
+        context, tokens, size, prefill = load[:4]
+        if isinstance(context + tokens + size + prefill, np.ndarray):
+            return one_by_one(self.forward_time, load)
+        return forward_time(self.listed_form, context, tokens, size, prefill)
+
+
+def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> float:
+    """Return the times of a load whose counts are arrays, for a model that takes numbers only.
+
+    Counts that are numbers hold for all; pieces are left out. The result is an array, typed as the
+    base class types it: a caller who passes arrays knows what comes back.
+    """
+    counts = np.broadcast_arrays(*load[:4])
+    rows = zip(*(count.ravel().tolist() for count in counts), strict=True)
+    times = np.array([forward_time(StepLoad(*row)) for row in rows])
+    return times.reshape(counts[0].shape)  # type: ignore[return-value]
+
 
 LATENCY = Family("latency", LatencyModel)
 NestedLatency = Annotated[LatencyModel, LATENCY, LATENCY.any_member]

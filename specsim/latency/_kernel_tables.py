@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.columns import find_table, read_columns
+from specsim.core.columns import find_table, grid_of, read_columns
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.core.step import Pieces
@@ -90,20 +90,6 @@ class Grid:
                 place += stride if upper else 0
             total += weight * values[place]
         return total
-
-
-def grid_of(columns: Sequence[Values], times: Values) -> tuple[list[Values], Values]:
-    """Return axes and grid of measured times, NaN where nothing was measured.
-
-    Args:
-        columns: Coordinates, shape (rows,) each; the values that occur, rising, are the axes.
-        times: Shape (rows,).
-    """
-    axes = [np.unique(column) for column in columns]
-    values = np.full([len(axis) for axis in axes], np.nan)
-    places = [np.searchsorted(axis, column) for axis, column in zip(axes, columns, strict=True)]
-    values[tuple(places)] = times
-    return axes, values
 
 
 def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) -> Values:

@@ -11,9 +11,10 @@ from specsim.core.compiled import as_records
 from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.latency.cuda_graph import default_capture_sizes
 from specsim.latency.form import COMPOSED, GROUP_LEN, HEAD_LEN, NO_WINDOW, Form, composed_time
+from specsim.latency.measured import check_rising, check_table
 
 _ENTRY = np.dtype(
     [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]
@@ -28,7 +29,7 @@ class Curve(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_rising("at", self.at)
+        check_rising("at", self.at)
         if len(self.times_us) != len(self.at):
             raise ValueError(f"times_us: has {len(self.times_us)} values for {len(self.at)} points")
         return self
@@ -55,13 +56,7 @@ class AttentionLayers(Settings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("context_tokens", "sequences"):
-            _check_rising(name, getattr(self, name))
-        rows, width = len(self.context_tokens), len(self.sequences)
-        if len(self.decode_us) != rows or any(len(row) != width for row in self.decode_us):
-            raise ValueError(
-                f"decode_us: must be {rows} rows of {width} times, as many as the axes"
-            )
+        check_table(self, "context_tokens", "sequences", "decode_us")
         if self.prompt.at[-1] <= (self.window or 0):
             raise ValueError(
                 f"prompt.at ends at {self.prompt.at[-1]}, within the window of {self.window} "
@@ -154,11 +149,11 @@ class Composed(LatencyModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        _check_rising("batched_tokens", self.batched_tokens)
+        check_rising("batched_tokens", self.batched_tokens)
         for name in ("read_us", "compute_us"):
             if len(getattr(self, name)) != len(self.batched_tokens):
                 raise ValueError(f"{name}: must have one time per number of batched_tokens")
-        _check_rising("capture_sizes", self.capture_sizes or ())
+        check_rising("capture_sizes", self.capture_sizes or ())
         if not self.read_us[0] + self.compute_us[0]:
             raise ValueError("read_us and compute_us both begin with 0: a pass must take time")
         return self
@@ -271,8 +266,3 @@ class _TimeTables:
         place = self._start + len(self.numbers)
         self.numbers += [len(rows), len(columns), *rows, *columns, *times.ravel().tolist()]
         return float(place)
-
-
-def _check_rising(name: str, values: Sequence[int]) -> None:
-    if list(values) != sorted(set(values)):
-        raise ValueError(f"{name} = {list(values)}: must rise")

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 
 from specsim.core.step import StepLoad
-from specsim.latency import NestedLatency
-from specsim.latency.base import LatencyModel, one_by_one
+from specsim.latency import LatencyModel, NestedLatency, one_by_one
 from specsim.latency.form import COMPOSED, STAIRCASE, Form
 
 

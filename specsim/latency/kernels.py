@@ -13,8 +13,8 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.core.step import StepLoad
 from specsim.hardware.specs import Collective, Operation, of_operation
+from specsim.latency import LatencyModel, one_by_one
 from specsim.latency._kernel_tables import Attention, Grid, KernelTables, moe_grid, shard_folder
-from specsim.latency.base import LatencyModel, one_by_one
 
 
 class ZeroWrites(Settings):
@@ -47,6 +47,9 @@ class Kernels(LatencyModel):
     optionally ``skew.csv`` and ``moe.csv`` (tokens, activated_experts, time_us), gzip or not; or
     folders ``tp<N>`` that do, one per tensor parallelism. The tables are of one GPU, so they are of
     the shard that it holds: whole experts are those of ``tp1``.
+
+    A `composed` model cannot say what these tables do: a chunk and decodes measured in one kernel,
+    by how much lengths that differ slow a batch, and experts by how many of them are activated.
 
     A mixture of experts serves the tokens of all data-parallel ranks, which pass through each layer
     together (vLLM 0.32.0 ``v1/worker/dp_utils.py``): with expert parallelism every GPU holds some

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import ProfileError
 from specsim.hardware import GpuSpec, ModelShape, gpus_alike, load_gpu, load_model
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.latency.form import ROOFLINE, Form
 
 
@@ -172,15 +172,8 @@ class Roofline(LatencyModel):
 
     @model_validator(mode="after")
     def _check_hardware(self) -> Self:
-        _ = self._terms  # a model, GPU or number that is missing is found now, not in the run
+        self.form()  # a model, GPU or number that is missing is found now, not in the run
         return self
-
-    def form(self) -> Form:
-        terms = self._terms
-        attention = (terms.pair_time, terms.context_time, terms.query_time)
-        numbers = [number for matrix in terms.matrices for number in matrix]
-        head = (ROOFLINE, terms.fixed, terms.exchanged, *attention, len(terms.matrices))
-        return np.array([*head, *numbers], dtype=np.float64)
 
     def free_budget(self) -> float | None:
         """Return how many tokens a step can have before computing takes longer than the weights.
@@ -220,8 +213,7 @@ class Roofline(LatencyModel):
             )
         return bandwidth * 1e9 * self.memory_efficiency / self._shape.bytes_per_weight
 
-    @cached_property
-    def _terms(self) -> "_Terms":
+    def form(self) -> Form:
         shape, size = self._shape, self.tensor_parallel_size
         if shape.quantization:
             raise ProfileError(
@@ -233,26 +225,25 @@ class Roofline(LatencyModel):
             shape.check_split(size)
         except ValueError as error:
             raise ProfileError(f"tensor_parallel_size = {size}: '{self.model}' {error}") from error
-        matrices = tuple(
-            _Matrix(
-                flops=each.runs * each.flops_per_token / self._flops_per_s,
-                weights=each.runs * each.weights / self._numbers_per_s,
-                moved=each.runs * each.activations / self._numbers_per_s,
-                is_sampled=each.is_sampled,
-                missed_share=each.missed_share,
-            )
-            for each in matrix_operators(shape, size)
-        )
-        attention = attention_operator(shape, size)
+        operators, attention = matrix_operators(shape, size), attention_operator(shape, size)
+        matrices: list[float] = []
+        for each in operators:
+            matrices += [
+                each.runs * each.flops_per_token / self._flops_per_s,
+                each.runs * each.weights / self._numbers_per_s,
+                each.runs * each.activations / self._numbers_per_s,
+                each.is_sampled,
+                each.missed_share,
+            ]
         started, exchanged = self._all_reduce_times()
-        return _Terms(
-            fixed=self.fixed_ms * 1e-3 + started,
-            exchanged=exchanged,
-            matrices=matrices,
-            pair_time=attention.flops_per_pair / self._flops_per_s,
-            context_time=attention.numbers_per_context_token / self._numbers_per_s,
-            query_time=attention.numbers_per_token / self._numbers_per_s,
-        )
+        head = [
+            *(ROOFLINE, self.fixed_ms * 1e-3 + started, exchanged),
+            attention.flops_per_pair / self._flops_per_s,
+            attention.numbers_per_context_token / self._numbers_per_s,
+            attention.numbers_per_token / self._numbers_per_s,
+            len(operators),
+        ]
+        return np.array([*head, *matrices], dtype=np.float64)
 
     def _all_reduce_times(self) -> tuple[float, float]:
         """Return what the all-reduces of a step take to start, and per token, seconds."""
@@ -272,24 +263,3 @@ class Roofline(LatencyModel):
         sent = 2 * (size - 1) / size * shape.hidden_size * shape.bytes_per_weight
         started = (self.all_reduce_us + 2 * (size - 1) * self.hop_us) * 1e-6
         return number * started, number * sent / (bandwidth * 1e9 * self.memory_efficiency)
-
-
-class _Matrix(NamedTuple):
-    """One operator with weights, all of its runs in a forward pass together."""
-
-    flops: float  # seconds of computing per token
-    weights: float  # seconds to read all weights
-    moved: float  # seconds to read and write the activations of a token
-    is_sampled: bool
-    missed_share: float  # of the experts, those that a token leaves out; 0 of a dense matrix
-
-
-class _Terms(NamedTuple):
-    """What `specsim.latency.form` adds up, seconds."""
-
-    fixed: float
-    exchanged: float  # of all-reduces, per token
-    matrices: tuple[_Matrix, ...]
-    pair_time: float  # of attention, per pair of query token and key
-    context_time: float  # to read keys and values, per context token
-    query_time: float  # to read queries and write outputs, per batched token

@@ -8,12 +8,15 @@ so a lookup is imported when the first run asks for it, by `load`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.machine_code import say_no_numba
 from specsim.core.request import Text
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Draft(NamedTuple):
@@ -38,22 +41,11 @@ class Draft(NamedTuple):
 
     def accepted_len(self, answer: NDArray[np.int32]) -> int:
         """Return how many tokens of it, of a tree along one path, agree with what comes next."""
-        if self.parents is not None:
-            return self._accepted_path(answer)
-        accepted_len = 0
-        for drafted, true in zip(
-            self.token_ids, answer[: len(self.token_ids)].tolist(), strict=False
-        ):
-            if drafted != true:
-                break
-            accepted_len += 1
-        return accepted_len
-
-    def _accepted_path(self, answer: NDArray[np.int32]) -> int:
-        assert self.parents is not None
-        node, accepted_len, limit = -1, 0, len(answer)
-        for place, (token, parent) in enumerate(zip(self.token_ids, self.parents, strict=True)):
-            if parent == node and accepted_len < limit and token == answer[accepted_len]:
+        node, accepted_len = -1, 0
+        known = answer[: len(self.token_ids)].tolist()
+        parents = range(-1, len(self.token_ids) - 1) if self.parents is None else self.parents
+        for place, (token, parent) in enumerate(zip(self.token_ids, parents, strict=True)):
+            if parent == node and accepted_len < len(known) and token == known[accepted_len]:
                 node, accepted_len = place, accepted_len + 1
         return accepted_len
 
@@ -98,16 +90,13 @@ class KnownTexts(Lookup):
         self._known_lens: dict[int, int] = {}
 
     def start(self, request: int, text: Text) -> None:
-        """Note the text; its prompt is known."""
         self._texts[request] = text
         self._known_lens[request] = text.prompt_len
 
     def reveal(self, request: int, known_len: int) -> None:
-        """Note how far it is known."""
         self._known_lens[request] = known_len
 
     def end(self, request: int) -> None:
-        """Forget it."""
         del self._texts[request], self._known_lens[request]
 
     @property
@@ -120,3 +109,18 @@ def load(module: str, name: str) -> Callable[..., Lookup]:
     """Return a class of this package, such as ``ngram``, ``NgramLookup``, imported now."""
     lookup: Callable[..., Lookup] = getattr(import_module(f"{__name__}.{module}"), name)
     return lookup
+
+
+def jit(function: Function) -> Function:
+    """Return a function as machine code, which is kept where there is a folder to keep it in."""
+    try:
+        njit = import_module("numba").njit
+    except ImportError:
+        say_no_numba()
+        return function
+    compiled: Function
+    try:
+        compiled = njit(cache=True)(function)
+    except RuntimeError:  # neither beside the sources nor at home may anything be written
+        compiled = njit(function)
+    return compiled

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import TraceError
 from specsim.core.resources import locate
-from specsim.lookup import NO_DRAFT, Draft, KnownTexts
-from specsim.lookup.jit import jit
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts, jit
 from specsim.workload.readers import read_trace
 
 

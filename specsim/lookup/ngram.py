@@ -3,8 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.lookup import NO_DRAFT, Draft, KnownTexts
-from specsim.lookup.jit import jit
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts, jit
 
 
 @jit

@@ -7,9 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.request import Text
-from specsim.lookup import NO_DRAFT, Draft, KnownTexts
+from specsim.lookup import NO_DRAFT, Draft, KnownTexts, jit
 from specsim.lookup.datastore import Corpus, build_corpus, longest_match, occurrences
-from specsim.lookup.jit import jit
 
 Nodes = tuple[list[int], list[int], list[float], int]
 """Tokens, parents and probabilities of a draft, and the tree that its first token came from."""

@@ -9,6 +9,8 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.arms import note_reward, played_k, rate_of
 
 
 class Arms(NamedTuple):
@@ -44,19 +46,9 @@ def decide(view: View, memory: Arms) -> None:
 
 def observe(view: View, memory: Arms) -> None:
     """Reward the arm that the step verified; one that reads prompts says nothing of it."""
-    step = view.step[0]
-    if not step.num_rows or step.prefill_tokens:
-        return
-    k = view.draft_lens[0]
-    for row in range(step.num_rows):
-        if view.draft_lens[row] != k:
-            return  # sequences that joined in between had no drafts: no arm was played
-    if not 0 < k <= len(memory.plays):
-        return
-    reward = step.output_tokens / (step.target_time + step.draft_time + step.overhead_time)
-    total = memory.means[k - 1] * memory.plays[k - 1] + reward
-    memory.plays[k - 1] += 1.0
-    memory.means[k - 1] = total / memory.plays[k - 1]
+    k = played_k(view)
+    if 0 < k <= len(memory.plays):
+        note_reward(memory.means, memory.plays, k - 1, rate_of(view))
 
 
 @final
@@ -75,7 +67,7 @@ class UcbSpec(LoopPolicy):
     num_arms: int = Field(default=4, ge=1)
     """Draft lengths 1, 2, ... up to it."""
 
-    loops: ClassVar[Loops] = Loops(Arms, decide=decide, observe=observe)
+    loops: ClassVar[Loops] = Loops(Arms, decide=decide, observe=observe, rooms=ROOMS)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

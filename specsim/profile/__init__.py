@@ -1,28 +1,25 @@
 """Profile: what a step costs on one GPU with one model, measured or made from data sheets."""
 
-from specsim.profile.memory import (
+from specsim.profile.costs import DraftCost, Overhead, StepCosts
+from specsim.profile.profile import (
     BLOCK_SIZE,
     GPU_MEMORY_UTILIZATION,
     LayersOf,
+    Profile,
+    ValidRange,
     default_layout,
+    find_profile,
     kv_layers,
     layer_bytes,
     least_block_size,
+    load_profile,
     memory_plan,
 )
-from specsim.profile.profile import (
-    DraftCost,
-    Overhead,
-    Profile,
-    StepCosts,
-    ValidRange,
-    find_profile,
-    load_profile,
-)
-from specsim.profile.step_time import priced, priced_plain, put_load
+from specsim.profile.step_time import NO_BLOCK, BlockPass, priced, priced_plain, put_load
 
 __all__ = [
-    "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "DraftCost", "LayersOf", "Overhead", "Profile",
-    "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers", "layer_bytes",
-    "least_block_size", "load_profile", "memory_plan", "priced", "priced_plain", "put_load",
+    "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "NO_BLOCK", "BlockPass", "DraftCost", "LayersOf",
+    "Overhead", "Profile", "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers",
+    "layer_bytes", "least_block_size", "load_profile", "memory_plan", "priced", "priced_plain",
+    "put_load",
 ]  # fmt: skip

@@ -11,18 +11,9 @@ from scipy.optimize import nnls
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.hardware import AttentionWidth, ModelShape
-from specsim.hardware.layers import LayerType
-from specsim.profile.kernel_tables import (
-    GpuTables,
-    MeasuredTable,
-    Precision,
-    Scales,
-    TableOptions,
-    chosen,
-    columns,
-)
-from specsim.profile.kernel_times import LAUNCH_US, HeadTimes, one_kernel, rising
-from specsim.profile.state_times import StateTimes
+from specsim.hardware.model_fields import SPANS, LayerType
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, Precision, Scales, TableOptions
+from specsim.profile.kernel_times import LAUNCH_US, HeadTimes, StateTimes, rising
 
 Values = NDArray[np.float64]
 
@@ -192,8 +183,8 @@ class AttentionTables:
         """Whether no table has its chunks or window."""
         if kind.window is None or kind.is_chunked:
             return kind.is_chunked
-        rows = self._tables.table("attention", "context_attention_perf").rows
-        return kind.window not in rows["window_size"].to_pylist()
+        table = self._tables.table("attention", "context_attention_perf")
+        return kind.window not in table.values("window_size")
 
     def _prompts_of(self, kind: "_LayerKind", measured: HeadTimes) -> tuple[Values, Values]:
         """Return what whole prompts take: within chunks, or a window that nobody measured.
@@ -237,19 +228,13 @@ class AttentionTables:
         if kernel and not self._tables.has(module["family"], name):
             return kernel
         table = self._tables.table(module["family"], name)
-        wanted = {
+        own_names = {
             "model": _name_in(table, module["called"]),
             "gemm_type": self._dtype.matrices or "bfloat16",
-            "kv_cache_dtype": self._options.kv_dtype,
-            "mla_dtype": "bfloat16",
-            "num_heads": heads,
-            **({"step": 0} if phase == "context" else {}),
         }
-        rows = chosen(table, "latent attention", **wanted)
-        rows, kernel_name = one_kernel(rows, table, self._options.kernels.get("attention"))
-        if phase == "generation":
-            self._note(f"{table.source} ({kernel_name})")
-        batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+        named = self._options.kernels.get("attention")
+        found, kernel_name = self._latent(table, heads, phase, named, **own_names)
+        batch, isl, step, latency = found
         if phase == "generation" and (fewest := int(batch.min())) > 1:
             self._note(f"attention of fewer sequences than {fewest} as of so many")
         one_layer = [Matrix(*each[1:3]) for each in one.attention_matrices(1)]
@@ -270,19 +255,21 @@ class AttentionTables:
         tables = next((each for each in of_engines if each.has("mla", name)), None)
         if tables is None:
             return None
-        table = tables.table("mla", name)
-        wanted = {
-            "kv_cache_dtype": self._options.kv_dtype,
-            "mla_dtype": "bfloat16",
-            "num_heads": heads,
-            **({"step": 0} if phase == "context" else {}),
-        }
-        rows = chosen(table, "latent attention", **wanted)
-        rows, kernel = one_kernel(rows, table, None)
-        if phase == "generation":
-            self._note(f"{table.source} ({kernel})")
-        batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+        found, kernel = self._latent(tables.table("mla", name), heads, phase, None)
+        batch, isl, step, latency = found
         return HeadTimes(batch, isl + step, latency + _LATENT_KERNELS * LAUNCH_US), kernel
+
+    def _latent(
+        self, table: MeasuredTable, heads: int, phase: str, kernel: str | None, **wanted: str
+    ) -> tuple[list[Values], str]:
+        """Return batch, new and earlier tokens and time of latent attention, and the kernel."""
+        same = {"kv_cache_dtype": self._options.kv_dtype, "mla_dtype": "bfloat16"}
+        first = {"step": 0} if phase == "context" else {}
+        found = table.where("latent attention", **wanted, **same, num_heads=heads, **first)
+        found, name = found.of_kernel(kernel)
+        if phase == "generation":
+            self._note(f"{table.source} ({name})")
+        return found.columns("batch_size", "isl", "step"), name
 
     def _heads(
         self,
@@ -293,7 +280,7 @@ class AttentionTables:
         kernel: str | None,
     ) -> tuple[HeadTimes, str]:
         """Return the times of a number of heads: measured, or as `_of_heads` says."""
-        there = table.rows["head_dim"].to_pylist()
+        there = table.values("head_dim")
         if wanted["head_dim"] not in there and _USUAL_HEAD_DIM in there:
             share = wanted["head_dim"] / _USUAL_HEAD_DIM
             heads, keys = max(1, round(heads * share)), max(1, round(keys * share))
@@ -302,8 +289,9 @@ class AttentionTables:
                 "numbers per token"
             )
             wanted = {**wanted, "head_dim": _USUAL_HEAD_DIM}
-        rows, name = one_kernel(chosen(table, "attention", **wanted), table, kernel)
-        return self._of_heads(MeasuredTable(rows, f"{table.source}, {name}"), heads, keys), name
+        found, name = table.where("attention", **wanted).of_kernel(kernel)
+        found = found._replace(source=f"{table.source}, {name}")
+        return self._of_heads(found, heads, keys), name
 
     def _of_heads(self, table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
         """Return the times of some heads, or of an n-th of them at n times the batch.
@@ -312,8 +300,9 @@ class AttentionTables:
         heads that were measured, on six GPUs, that is 1.0 % off in decodes and 2.2 % in prompts,
         median; 5 and 10 % at the 90th percentile.
         """
-        columns_of = (table.rows[name].to_pylist() for name in ("num_heads", "num_key_value_heads"))
-        known = set(zip(*columns_of, strict=True))
+        known = set(
+            zip(table.values("num_heads"), table.values("num_key_value_heads"), strict=True)
+        )
         parts = [n for n in range(1, keys + 1) if not heads % n and not keys % n]
         for n in parts:
             if (heads // n, keys // n) in known:
@@ -330,15 +319,15 @@ class AttentionTables:
 
 
 def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
-    rows = chosen(table, "attention", num_key_value_heads=keys, num_heads=heads)
-    batch, isl, step, latency = columns(rows, "batch_size", "isl", "step")
+    found = table.where("attention", num_key_value_heads=keys, num_heads=heads)
+    batch, isl, step, latency = found.columns("batch_size", "isl", "step")
     return HeadTimes(batch, isl + step, latency)
 
 
 def _name_in(table: MeasuredTable, called: str) -> str:
     """Return what a table calls a model: of whose repository, and in which data type, differs."""
     has_names = "model" in table.rows.column_names
-    names = set(map(str, table.rows["model"].to_pylist())) if has_names else set[str]()
+    names = set(map(str, table.values("model"))) if has_names else set[str]()
     return min(
         (name for name in names if name.split("/")[-1].removesuffix("-FP8") == called),
         key=len,
@@ -358,10 +347,7 @@ class _LayerKind(NamedTuple):
 
 
 def _layer_kinds(shape: ModelShape) -> list[_LayerKind]:
-    spans = {
-        "sliding_attention": shape.sliding_window,
-        "chunked_attention": shape.attention_chunk_size,
-    }
+    spans = {kind: getattr(shape, name) for kind, name in SPANS.items()}
     return [
         _LayerKind(count, kind, spans.get(kind), width)
         for (kind, width), count in shape.attention_kinds.items()

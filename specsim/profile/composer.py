@@ -21,8 +21,6 @@ from specsim.profile.kernel_tables import (
     Precision,
     Scales,
     TableOptions,
-    chosen,
-    columns,
 )
 from specsim.profile.kernel_times import LAUNCH_US, ExpertTimes, line_of, skewed, small_weights
 from specsim.profile.matrix_times import MatrixTimes
@@ -260,10 +258,10 @@ class Composer:
             table = self._tables.table("quantize", "scale_matrix_perf")
         except ProfileError:  # not of every GPU
             return np.zeros(len(tokens))
-        sizes = np.unique(columns(table.rows, "k")[0])
+        sizes = np.unique(table.columns("k")[0])
         nearest = sizes[np.abs(sizes - self._shape.hidden_size).argmin()]
         self._note(table.source)
-        points, times = line_of(chosen(table, "quantizing", k=int(nearest)), "m")
+        points, times = line_of(table.where("quantizing", k=int(nearest)), "m")
         return np.asarray(self._scales.read * layers * kernels * np.interp(tokens, points, times))
 
     def _hyper_connections(self, tokens: Values) -> Values:
@@ -273,7 +271,7 @@ class Composer:
             table = self._tables.table("mhc", "mhc_module_perf")
             sizes = {"hc_mult": shape.hc_mult, "hidden_size": shape.hidden_size}
             for name in ("pre", "post"):
-                rows = chosen(table, "hyper-connections", op_name=name, **sizes)
+                rows = table.where("hyper-connections", op_name=name, **sizes)
                 total += np.interp(tokens, *line_of(rows, "num_tokens"))
             self._note(table.source)
         return np.asarray(self._scales.read * shape.num_hidden_layers * total)
@@ -317,7 +315,7 @@ class Composer:
         """Return what NCCL takes for so many numbers of 16 bits, microseconds."""
         table = self._tables.of_engine("nccl").table("comm", "nccl_perf")
         wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
-        sizes, times = line_of(chosen(table, "exchange", **wanted), "message_size")
+        sizes, times = line_of(table.where("exchange", **wanted), "message_size")
         self._note(table.source)
         return np.interp(sent, sizes, times)
 
@@ -363,12 +361,12 @@ class Composer:
         tokens = tokens * self._ranks
         wanted = {"moe_dtype": self._dtype.experts, **split}
         try:
-            rows = chosen(table, "experts", **wanted)
-            measured, kernel = experts.rows_of(rows, table, None if is_engine else kernel)
+            part = table.where("experts", **wanted)
+            measured, kernel = experts.rows_of(part, table, None if is_engine else kernel)
         except ProfileError as error:
             others = _other_experts(experts, table, self._dtype.experts)
             raise ProfileError(f"{error}{others}") from error
-        times = experts.times(skewed(measured, table), tokens)
+        times = experts.times(skewed(measured), tokens)
         self._note(f"{table.source} ({kernel})")
         if "flashinfer" in kernel:
             self._expert_kernels = _FUSED_EXPERT_KERNELS
@@ -395,7 +393,7 @@ class Composer:
         table = tables.table("comm", "custom_allreduce_perf", next(versions, None))
         mode = "eager" if options.kernels.get("graphs") == "none" else "graph"
         backend = f"{table.source.split()[1]}_{mode}"
-        rows = chosen(table, "all-reduce", num_gpus=self._size, backend=backend)
+        rows = table.where("all-reduce", num_gpus=self._size, backend=backend)
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")
         each = np.interp(sent, sizes, times)
@@ -438,7 +436,7 @@ class Composer:
             }
             for phase in ("dispatch", "combine"):
                 points, times = line_of(
-                    chosen(table, "all-to-all", phase=phase, **sizes), "num_tokens"
+                    table.where("all-to-all", phase=phase, **sizes), "num_tokens"
                 )
                 # More tokens than a low-latency kernel takes go through it in turns.
                 total += np.interp(tokens, points, times) * np.maximum(1, tokens / points[-1])
@@ -462,13 +460,13 @@ def _other_experts(experts: ExpertTimes, table: MeasuredTable, own: str) -> str:
     try:
         rows = experts.measured(table)
     except ProfileError:
-        if own not in table.rows["moe_dtype"].to_pylist():
+        if own not in table.values("moe_dtype"):
             return ""
-        names = ", ".join(sorted(map(str, set(table.rows["kernel_source"].to_pylist()))))
+        names = ", ".join(sorted(map(str, set(table.values("kernel_source")))))
         return f"; to carry over another size, name the server's kernel (--kernel moe=): {names}"
-    if own in (there := set(rows["moe_dtype"].to_pylist())):
-        rows = chosen(MeasuredTable(rows, table.source), "experts", moe_dtype=own)
-        sizes = (rows[f"moe_{name}_size"].to_pylist() for name in ("ep", "tp"))
+    if own in (there := set(rows.values("moe_dtype"))):
+        rows = rows.where("experts", moe_dtype=own)
+        sizes = (rows.values(f"moe_{name}_size") for name in ("ep", "tp"))
         parts = sorted(set(zip(*sizes, strict=True)))
         told = ", ".join(f"--tp {tp}" if ep == 1 else f"--tp {ep} --ep" for ep, tp in parts)
         return f"; of this size and data type experts were measured with {told}"

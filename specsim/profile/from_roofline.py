@@ -10,8 +10,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
-from specsim.profile.memory import default_layout, memory_plan
-from specsim.profile.profile import Profile
+from specsim.profile.profile import Profile, default_layout, memory_plan
 
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
 _MAX_BATCHED_TOKENS = 16384
@@ -124,9 +123,13 @@ def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[s
     }
 
 
+BLOCK_METHODS = ("dflash", "dspark")
+_HEADS = ("eagle", "eagle3", "mtp", *BLOCK_METHODS)
+
+
 def load_drafter(method: str, name: str, target: ModelShape) -> ModelShape:
     """Return the shape of a drafter; a ProfileError if it cannot draft so for the target."""
-    shape, is_head = load_model(name), method in ("eagle", "eagle3", "mtp")
+    shape, is_head = load_model(name), method in _HEADS
     if is_head != (shape.num_fused_inputs > 0) and (is_head or method == "draft_model"):
         are = "takes a head on the target's vectors" if is_head else "takes a model of its own"
         ours = "a head of another model" if shape.num_fused_inputs else "a whole model"

@@ -10,9 +10,9 @@ from typing import Any, Self
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
-from specsim.hardware.quantization import OTHER
+from specsim.hardware.config_parts import OTHER
 from specsim.profile.composer import Composer
-from specsim.profile.from_roofline import MadeProfile, lasting, load_drafter
+from specsim.profile.from_roofline import BLOCK_METHODS, MadeProfile, lasting, load_drafter
 from specsim.profile.kernel_tables import (
     DTYPES,
     TABLE_KEYS,
@@ -150,7 +150,7 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
             "step_ms": _DRAFT_STEP_MS,
             "latency": {
                 **drafter.latency(),
-                "samples_drafts": False,
+                "samples_drafts": method in BLOCK_METHODS,
                 **({"fixed_us": _PLANNED_PASS_US} if is_planned else {}),
             },
             "weights_gib": round(drafter.weight_bytes / GIB, 3),

@@ -141,10 +141,61 @@ def tables_folder() -> Path:
 
 
 class MeasuredTable(NamedTuple):
-    """One table, and where it lies."""
+    """A table, or some of its rows, and where it lies."""
 
     rows: pa.Table
     source: str  # GPU, engine, version and file
+
+    def values(self, column: str) -> list[Any]:
+        found: list[Any] = self.rows[column].to_pylist()
+        return found
+
+    def columns(self, *names: str) -> list[Values]:
+        """Return columns as floats, then ``latency`` in microseconds; shape (rows,) each."""
+        found = [self.rows[name].to_numpy().astype(np.float64) for name in (*names, "latency")]
+        unit = 1.0 if "transmit_us" in self.rows.column_names else 1e3  # all-to-all; else ms
+        return [*found[:-1], found[-1] * unit]
+
+    def where(self, what: str, **wanted: object) -> "MeasuredTable":
+        """Return the rows in which columns have given values; columns it lacks are ignored.
+
+        A ProfileError if none is left; the message says which value there is none of, and what is
+        near.
+        """
+        rows = self.rows
+        for column, value in wanted.items():
+            if column not in rows.column_names:
+                continue
+            kept = rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))
+            if not kept.num_rows:
+                there: list[Any] = sorted(pc.unique(rows[column]).to_pylist())
+                raise ProfileError(
+                    f"{self.source}: no {what} with {column} = {value} (measured: {_short(there)})"
+                    + _hint(column, value, there)
+                )
+            rows = kept
+        return self._replace(rows=rows)
+
+    def of_kernel(self, wanted: str | None) -> tuple["MeasuredTable", str]:
+        """Return rows of which no two are of the same shape, and the kernel of most of them.
+
+        Where an engine takes another kernel for other shapes, so does the table. Where several were
+        measured for the same shape, it is the one that is asked for, or the one with most rows.
+        """
+        names = self.values("kernel_source")
+        counts = {name: names.count(name) for name in sorted(set(names))}
+        fitting = {name: count for name, count in counts.items() if (wanted or "") in name}
+        if not fitting:
+            raise ProfileError(
+                f"{self.source}: no kernel '{wanted}'; choose one of those that were measured: "
+                f"{', '.join(counts)}"
+            )
+        name = max(fitting, key=lambda name: fitting[name])
+        shapes = self.rows.drop_columns(["latency", "kernel_source"])
+        num_shapes = shapes.group_by(shapes.column_names).aggregate([]).num_rows
+        if wanted is None and num_shapes == len(names):
+            return self, name
+        return self.where("kernel", kernel_source=name), name
 
 
 def table_key(family: str, name: str) -> str:
@@ -251,33 +302,6 @@ class GpuTables:
     def system(self) -> Mapping[str, Any]:
         """``<gpu>.yaml``: bandwidths, memory, peaks."""
         return load_mapping(self.folder / f"{self.gpu}.yaml", ProfileError)
-
-
-def chosen(table: MeasuredTable, what: str, **wanted: object) -> pa.Table:
-    """Return the rows of a table in which columns have given values; columns it lacks are ignored.
-
-    A ProfileError if none is left; the message says which value there is none of, and what is near.
-    """
-    rows = table.rows
-    for column, value in wanted.items():
-        if column not in rows.column_names:
-            continue
-        kept = rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))
-        if not kept.num_rows:
-            there: list[Any] = sorted(pc.unique(rows[column]).to_pylist())
-            raise ProfileError(
-                f"{table.source}: no {what} with {column} = {value} (measured: {_short(there)})"
-                + _hint(column, value, there)
-            )
-        rows = kept
-    return rows
-
-
-def columns(rows: pa.Table, *names: str) -> list[Values]:
-    """Return columns as floats, and ``latency`` in microseconds at the end; shape (rows,) each."""
-    found = [rows[name].to_numpy().astype(np.float64) for name in names]
-    unit = 1.0 if "transmit_us" in rows.column_names else 1e3  # all-to-all; else milliseconds
-    return [*found, rows["latency"].to_numpy().astype(np.float64) * unit]
 
 
 def _hint(column: str, value: object, there: Sequence[Any]) -> str:

@@ -1,17 +1,20 @@
-"""What attention, experts and small weights take, looked up in tables of those that were measured.
+"""What attention, experts, states and small weights take, looked up in tables of measured ones.
 
 Times are microseconds, and of larger sizes never shorter; of matrices see
 `specsim.profile.matrix_times`.
 """
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import isotonic_regression
 
+from specsim.core.columns import grid_of
 from specsim.core.errors import ProfileError
-from specsim.profile.kernel_tables import MeasuredTable, chosen, columns
+from specsim.hardware import ModelShape, load_gpu
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
 
 Values = NDArray[np.float64]
 
@@ -79,10 +82,8 @@ class HeadTimes:
     def grid(self) -> tuple[Values, Values, Values]:
         """Return context lengths, sequences, and the times of decodes; larger never faster."""
         is_whole = self._batch >= 1
-        lens, batches = np.unique(self._lens[is_whole]), np.unique(self._batch[is_whole])
-        grid = np.full((len(lens), len(batches)), np.nan)
-        places = np.searchsorted(lens, self._lens[is_whole])
-        grid[places, np.searchsorted(batches, self._batch[is_whole])] = self._times[is_whole]
+        sizes = self._lens[is_whole], self._batch[is_whole]
+        (lens, batches), grid = grid_of(sizes, self._times[is_whole])
         return lens, batches, _completed(grid, lens, batches)
 
     def prompts(self) -> tuple[Values, Values]:
@@ -110,11 +111,11 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
     return rising(rising(grid.T).T)
 
 
-def skewed(rows: Any, table: MeasuredTable) -> Any:
+def skewed(table: MeasuredTable) -> MeasuredTable:
     """Return the rows of experts that tokens choose unevenly, as they do."""
-    there = set(rows["distribution"].to_pylist())
+    there = set(table.values("distribution"))
     skew = next(name for name in (*_SKEWS, *sorted(there)) if name in there)
-    return chosen(MeasuredTable(rows, table.source), "experts", distribution=skew)
+    return table.where("experts", distribution=skew)
 
 
 class ExpertTimes(NamedTuple):
@@ -125,64 +126,64 @@ class ExpertTimes(NamedTuple):
     number: int
     chosen: int  # of these, how many each token visits
 
-    def rows_of(self, rows: Any, table: MeasuredTable, kernel: str | None) -> tuple[Any, str]:
+    def rows_of(
+        self, part: MeasuredTable, table: MeasuredTable, kernel: str | None
+    ) -> tuple[MeasuredTable, str]:
         """Return the rows of these experts, or of others that are carried over to them.
 
         That is of a kernel that is named and was not run on these, or of the most alike where none
         was. A ProfileError where these were measured, but in other numbers of parts.
 
         Args:
-            rows: Of one data type and number of parts.
+            part: The rows of one data type and number of parts.
         """
-        sizes, name, of = self._sizes, None, table
+        sizes, name = self._sizes, None
         if kernel is not None:
-            rows, name = one_kernel(rows, table, kernel)
-            of = MeasuredTable(rows, f"{table.source}, {name}")
+            part, name = part.of_kernel(kernel)
+            part = part._replace(source=f"{table.source}, {name}")
         try:
-            found = chosen(MeasuredTable(rows, of.source), "experts", **sizes)
-            return (found, name) if name else one_kernel(found, table, None)
+            found = part.where("experts", **sizes)
+            return (found, name) if name else found.of_kernel(None)
         except ProfileError:
-            if name is None and self._is_measured(table, rows["moe_dtype"][0].as_py()):
+            if name is None and self._is_measured(table, part.values("moe_dtype")[0]):
                 raise
-        other = {column: rows[column][0].as_py() for column in sizes}
+        other = {column: part.values(column)[0] for column in sizes}
         if name is None:
-            other = self._most_alike(rows)
+            other = self._most_alike(part)
         sizes_of_other = f"{other['hidden_size']} x {other['inter_size']}"
-        found = chosen(MeasuredTable(rows, of.source), "experts", **other)
+        found = part.where("experts", **other)
         if name is None:
-            found, name = one_kernel(found, table, None)
+            found, name = found.of_kernel(None)
         return found, f"{name}, carried over from {sizes_of_other}"
 
     @property
     def _sizes(self) -> dict[str, int]:
         return dict(zip(_EXPERT_SIZES, self, strict=True))
 
-    def measured(self, table: MeasuredTable) -> Any:
+    def measured(self, table: MeasuredTable) -> MeasuredTable:
         """Return the rows of these experts, of all data types; a ProfileError if there is none."""
-        return chosen(table, "experts", **self._sizes)
+        return table.where("experts", **self._sizes)
 
     def _is_measured(self, table: MeasuredTable, dtype: str) -> bool:
         try:
-            return dtype in self.measured(table)["moe_dtype"].to_pylist()
+            return dtype in self.measured(table).values("moe_dtype")
         except ProfileError:
             return False
 
-    def _most_alike(self, rows: Any) -> dict[str, int]:
-        known = sorted(set(zip(*(rows[name].to_pylist() for name in _EXPERT_SIZES), strict=True)))
+    def _most_alike(self, table: MeasuredTable) -> dict[str, int]:
+        known = sorted(set(zip(*(table.values(name) for name in _EXPERT_SIZES), strict=True)))
         away = [np.abs(np.log(np.array(each) / np.array(self))).sum() for each in known]
         return dict(zip(_EXPERT_SIZES, known[int(np.argmin(away))], strict=True))
 
-    def times(self, rows: Any, tokens: Values) -> Values:
+    def times(self, table: MeasuredTable, tokens: Values) -> Values:
         """Return what a layer takes, microseconds.
 
         From experts of another size by the time of a weight that is read, or multiplied, at as many
         tokens per expert; what a kernel takes beside that is the same for all sizes.
         """
-        points, times = line_of(rows, "num_tokens")
-        number, chosen_of, hidden, inter = (
-            rows[name][0].as_py() for name in ("num_experts", "topk", "hidden_size", "inter_size")
-        )
-        if (number, chosen_of, hidden, inter) == (self.number, self.chosen, *self[:2]):
+        points, times = line_of(table, "num_tokens")
+        hidden, inter, number, chosen_of = (table.values(name)[0] for name in _EXPERT_SIZES)
+        if (hidden, inter, number, chosen_of) == self:
             return np.interp(tokens, points, times)
         first, fourth = np.interp([1, 4], points, times)
         times = times - (first - (fourth - first) / 3)  # four tokens read four times as much
@@ -213,30 +214,9 @@ def small_weights(tokens: Values, times: Values, share: float) -> Values:
     return np.asarray(_SMALL_FIXED_US + hidden)
 
 
-def one_kernel(rows: Any, table: MeasuredTable, wanted: str | None) -> tuple[Any, str]:
-    """Return rows of which no two are of the same shape, and the kernel of most of them.
-
-    Where an engine takes another kernel for other shapes, so does the table. Where several were
-    measured for the same shape, it is the one that is asked for, or the one with most rows.
-    """
-    names = rows["kernel_source"].to_pylist()
-    counts = {name: names.count(name) for name in sorted(set(names))}
-    fitting = {name: count for name, count in counts.items() if (wanted or "") in name}
-    if not fitting:
-        raise ProfileError(
-            f"{table.source}: no kernel '{wanted}'; choose one of those that were measured: "
-            f"{', '.join(counts)}"
-        )
-    name = max(fitting, key=lambda name: fitting[name])
-    shapes = rows.drop_columns(["latency", "kernel_source"])
-    if wanted is None and shapes.group_by(shapes.column_names).aggregate([]).num_rows == len(names):
-        return rows, name
-    return chosen(MeasuredTable(rows, table.source), "kernel", kernel_source=name), name
-
-
-def line_of(rows: Any, axis: str) -> tuple[Values, Values]:
+def line_of(table: MeasuredTable, axis: str) -> tuple[Values, Values]:
     """Return an axis and times along it, of equal points the mean; larger never faster."""
-    return _line(*columns(rows, axis))
+    return _line(*table.columns(axis))
 
 
 def _line(at: Values, times: Values) -> tuple[Values, Values]:
@@ -252,3 +232,97 @@ def rising(times: Values) -> Values:
     """
     fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
     return np.array(fitted).reshape(times.shape)
+
+
+_CHUNK = 256  # tokens that a prompt's scan computes at once, between which it keeps states
+_COMPUTE, _MEMORY = 0.7, 0.8  # efficiencies, as a roofline's
+_KERNELS = 2  # a convolution, and what updates the state
+_BATCHES: Values = np.array([2.0**power for power in range(11)])
+_LENS: Values = np.array([2.0**power for power in range(4, 16)])
+_SOME_CONTEXTS = np.array([1.0, 2.0])  # which do not matter
+
+
+class StateTimes:
+    """Times of one layer that keeps a state in place of keys and values: delta nets and Mamba2.
+
+    A decode reads and writes the state of each sequence, whatever the length of its context; a
+    prompt takes as long per token. As measured, or where no table has the kernels, by data sheet.
+
+    Args:
+        note: Told of tables and kernels that were used.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        options: TableOptions,
+        tables: GpuTables,
+        note: Callable[[str], None],
+    ) -> None:
+        self._shape, self._options = shape, options
+        self._tables, self._note = tables, note
+        self._rows = self._measured()
+
+    def _measured(self) -> dict[str, MeasuredTable] | None:
+        """Return the rows of both phases, by phase and kernel; None if there are none."""
+        shape, size = self._shape, self._options.tensor_parallel_size
+        wanted = {
+            "num_k_heads": -(-shape.linear_num_key_heads // size),
+            "num_v_heads": shape.linear_num_value_heads // size,
+            "head_k_dim": shape.linear_key_head_dim,
+            "head_v_dim": shape.linear_value_head_dim,
+        }
+        try:
+            if any(each.kind == "mamba" for each in shape.layers):
+                raise ProfileError("no table has what updates the states of Mamba2")  # noqa: TRY301
+            table = self._tables.table("linear_attention", "gdn_perf")
+            rows = table.where("delta nets", **wanted)
+        except ProfileError as error:
+            self._note(f"layers with a state by roofline ({error})")
+            return None
+        self._note(table.source)
+        return {phase: rows.where("delta nets", phase=phase) for phase in ("generation", "context")}
+
+    def decodes(self) -> tuple[Values, Values, Values]:
+        """Return some contexts, sequences, and the times, which are the same for all contexts."""
+        sequences, times = self._line("generation", "batch_size")
+        return _SOME_CONTEXTS, sequences, np.stack([times, times])
+
+    def prompts(self) -> tuple[Values, Values]:
+        """Return lengths of whole prompts, and what one of each takes."""
+        return self._line("context", "seq_len")
+
+    def _line(self, phase: str, axis: str) -> tuple[Values, Values]:
+        """Return the sum of the kernels, at what was measured of the one with the fewest points."""
+        if self._rows is None:
+            return self._by_data_sheet(phase)
+        rows = self._rows[phase]
+        if axis == "seq_len":
+            rows = rows._replace(source="prompts").where("delta nets", batch_size=1)
+        kernels = sorted(set(rows.values("kernel_source")))
+        lines = [line_of(rows.where("delta nets", kernel_source=name), axis) for name in kernels]
+        at = min((points for points, _ in lines), key=len)
+        return at, np.sum([np.interp(at, *line) for line in lines], axis=0)
+
+    def _by_data_sheet(self, phase: str) -> tuple[Values, Values]:
+        shape, size = self._shape, self._options.tensor_parallel_size
+        gpu = load_gpu(self._options.tables_of or self._options.gpu)
+        peak = gpu.peak_tflops.get("bfloat16")
+        if gpu.memory_gb_per_s is None or peak is None:
+            raise ProfileError(
+                f"GPU '{self._options.gpu}' lacks memory_gb_per_s or peak_tflops of bfloat16, by "
+                "which layers with a state are reckoned; add them to its file"
+            )
+        state = shape.state_bytes(size) / shape.state_layers
+        heads = shape.linear_num_value_heads / size
+        keys, values = shape.linear_key_head_dim, shape.linear_value_head_dim
+        if phase == "generation":
+            at, moved, operations = _BATCHES, 2 * state, 4.0 * heads * keys * values
+        else:
+            at = _LENS
+            moved = 2 * state / _CHUNK + 4 * shape.convolved / size * shape.bytes_per_weight
+            operations = heads * (4.0 * keys * values + _CHUNK * (keys + values))
+        each = np.maximum(
+            moved / (gpu.memory_gb_per_s * _MEMORY * 1e3), operations / (peak * _COMPUTE * 1e6)
+        )
+        return at, np.asarray(_KERNELS * LAUNCH_US + each * at)

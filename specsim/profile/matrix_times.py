@@ -12,9 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.columns import grid_of
 from specsim.core.errors import ProfileError
-from specsim.profile.kernel_tables import MeasuredTable, chosen, columns
-from specsim.profile.kernel_times import one_kernel, rising
+from specsim.profile.kernel_tables import MeasuredTable
+from specsim.profile.kernel_times import rising
 
 Values = NDArray[np.float64]
 
@@ -48,13 +49,9 @@ class MatrixTimes:
     def __init__(
         self, table: MeasuredTable, dtype: str, kernel: str | None, multiprocessors: int | None
     ) -> None:
-        rows, name = one_kernel(chosen(table, "matrices", gemm_dtype=dtype), table, kernel)
-        *sizes, times = columns(rows, "m", "n", "k")
-        axes = [np.unique(each) for each in sizes]
-        self._measured, self._outputs, self._inputs = axes
-        self._grid = np.full([len(axis) for axis in axes], np.nan)
-        places = [np.searchsorted(axis, each) for axis, each in zip(axes, sizes, strict=True)]
-        self._grid[tuple(places)] = times
+        own, name = table.where("matrices", gemm_dtype=dtype).of_kernel(kernel)
+        *sizes, times = own.columns("m", "n", "k")
+        (self._measured, self._outputs, self._inputs), self._grid = grid_of(sizes, times)
         self._tiles = None if multiprocessors is None else self._best_tiles(multiprocessors)
         self.source, self.tokens = f"{table.source} ({name})", self._measured
         if self._tiles is not None:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.core.step import StepLoad
-from specsim.profile.profile import NOT_MEASURED, Profile, StepCosts
+from specsim.profile.costs import StepCosts
+from specsim.profile.profile import NOT_MEASURED, Profile
+from specsim.profile.step_time import NO_BLOCK, BlockPass
 
 if TYPE_CHECKING:
     from specsim.latency.composed import Composed
@@ -91,13 +93,15 @@ class UsualStep(NamedTuple):
     draft_len: int
     is_open: bool
     """Whether requests arrive whatever the server does: slower steps are larger, too."""
+    block: BlockPass = NO_BLOCK
 
     def time(self, profile: Profile, size: float = 1.0) -> float:
         """Return what it takes by a profile, so many times as large; seconds."""
         context, batched, count, prompts = (round(size * each) for each in self.load[:4])
         load = StepLoad(context, max(batched, 1), max(count, 1), prompts)
         drafts = tuple(profile.drafts[name] for name in self.drafters)
-        return StepCosts(profile.target, drafts, profile.overhead).step_time(load, self.draft_len)
+        costs = StepCosts(profile.target, drafts, profile.overhead, block=self.block)
+        return costs.step_time(load, self.draft_len)
 
     def growth(self, profile: Profile) -> float:
         """Return by how much time grows in all with what makes a step of the same size slower.

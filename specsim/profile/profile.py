@@ -1,142 +1,28 @@
 """Profiles: measured coefficients of one model on one GPU, with their provenance.
 
-``profiles/<gpu>/<model>[-tpN].yaml``. A profile says what a step costs: the target's forward pass,
-each proposer, and the engine's own overhead.
+``profiles/<gpu>/<model>[-tpN].yaml``. A profile says what a step costs (`specsim.profile.costs`),
+and what the memory of each GPU is for, and so how many KV blocks fit.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import zip_longest
+from math import ceil
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, PositiveInt, model_validator
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import find_resource, following, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
-from specsim.core.step import Ints, StepLoad
-from specsim.core.trees import Tree
-from specsim.latency import LATENCY
-from specsim.latency.base import LatencyModel
-from specsim.latency.form import Form
-from specsim.profile.adapter_cost import AdapterCost
-from specsim.profile.step_time import BASES, COSTS, DraftLoad, draft_time, overhead_time, step_time
+from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
+from specsim.hardware.kv_groups import FULL, KVLayout, one_group
+from specsim.latency import LATENCY, LatencyModel
+from specsim.profile.costs import AdapterCost, DraftCost, Overhead
 
-Lens = int | list[int] | Ints
-Drafts = Lens | Tree | list[Tree]
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
-
-
-class DraftCost(Settings):
-    """What it costs to draft with one proposer."""
-
-    basis: Literal["pass", "draft", "heads"] = "pass"
-    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k; a
-    fit to whole drafts, whatever their length; or heads that all run once, on the last token of
-    each sequence."""
-    latency: Annotated[LatencyModel, LATENCY] | None = None
-    target_share: float = Field(default=0.0, ge=0)
-    """Host time as a share of the target's forward pass."""
-    token_us: float = Field(default=0.0, ge=0)
-    """Host time per drafted token, microseconds."""
-    step_ms: float = Field(default=0.0, ge=0)
-    """Host time of a step that drafts: handing over, sampling, output; milliseconds."""
-    request_us: float = Field(default=0.0, ge=0)
-    """Host time per sequence of a step that drafts, whether or not a draft is found for it."""
-    weights_gib: float = Field(default=0.0, ge=0)
-    """Memory of the drafter's own weights per GPU, GiB."""
-    kv_bytes_per_token: float = Field(default=0.0, ge=0)
-    """Memory of the drafter's own KV cache per GPU, bytes."""
-
-    @property
-    def numbers(self) -> list[float]:
-        """All but its passes, after no overhead: as `specsim.profile.step_time.COSTS`."""
-        has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
-        host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
-        return [0.0, 0.0, 1.0, has_latency, basis, *host, self.request_us * 1e-6, 0.0]
-
-    def draft_time(self, load: StepLoad, draft_lens: Drafts, target_time: float) -> float:
-        """Return how long it takes to draft for every sequence of a step, seconds.
-
-        See `specsim.profile.step_time.draft_time`.
-
-        Args:
-            load: Of the target's forward pass, which takes `target_time` seconds.
-            draft_lens: For every sequence alike, or one per sequence, tokens.
-        """
-        made, rows = draft_load(load, draft_lens)
-        time: float = draft_time(self.numbers, self.latency, pass_time, made, rows, target_time)
-        return time
-
-
-def pass_time(
-    model: LatencyModel, context: int, batched: int, num_requests: int, prefill: int
-) -> float:
-    """Return how long a forward pass of a latency model lasts, seconds."""
-    return model.forward_time(StepLoad(context, batched, num_requests, prefill))
-
-
-def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:
-    """Return what is drafted after a step, and the sequences that draft a first token, and so on.
-
-    Args:
-        draft_lens: For every sequence alike, or one per sequence, tokens; or trees.
-    """
-    if isinstance(draft_lens, Tree):
-        return _tree_load(load, [draft_lens] * load.num_requests)
-    if isinstance(draft_lens, list) and draft_lens and isinstance(draft_lens[0], Tree):
-        return _tree_load(load, draft_lens)
-    if isinstance(draft_lens, int):
-        rows = [load.num_requests] * draft_lens
-        return DraftLoad(*load[:4], draft_lens, draft_lens * load.num_requests), rows
-    lens = np.asarray(draft_lens, dtype=np.int64)
-    longest = int(lens.max(initial=0))
-    rows = [int(np.count_nonzero(lens > place)) for place in range(longest)]
-    return DraftLoad(*load[:4], longest, int(lens.sum())), rows
-
-
-def _tree_load(load: StepLoad, trees: list[Tree]) -> tuple[DraftLoad, list[int]]:
-    drafted = [tree for tree in trees if tree.num_nodes]
-    reads = [sum(read) for read in zip_longest(*(tree.reads for tree in drafted), fillvalue=0)]
-    rows = [len(drafted), *reads] if drafted else []
-    num_nodes = sum(tree.num_nodes for tree in drafted)
-    return DraftLoad(*load[:4], len(rows), num_nodes), rows
-
-
-class Overhead(Settings):
-    """Time of the engine's own code per step: scheduling, input preparation, output handling."""
-
-    step_ms: float = Field(default=0.0, ge=0)
-    request_us: float = Field(default=0.0, ge=0)
-    """Per sequence in the step."""
-    sync_step_ms: float = Field(default=0.0, ge=0)
-    """In addition where scheduling is synchronous, so that the GPU waits for the host."""
-    front_ms: float = Field(default=0.0, ge=0)
-    """Between a client and the engine, once per request: HTTP and handing over. It delays a
-    request, and occupies nothing."""
-    front_token_us: float = Field(default=0.0, ge=0)
-    """Per token of a prompt, cached or not: tokenization, in which prompts wait for each other
-    (`specsim.engine.front.Front`)."""
-
-    def of_engine(self, *, is_async: bool) -> "Overhead":
-        if is_async or not self.sync_step_ms:
-            return self
-        return self.model_copy(update={"step_ms": self.step_ms + self.sync_step_ms})
-
-    @property
-    def numbers(self) -> list[float]:
-        """Per step and per sequence, seconds: the first of `specsim.profile.step_time.COSTS`."""
-        return [self.step_ms * 1e-3, self.request_us * 1e-6]
-
-    def step_time(self, num_requests: int) -> float:
-        """Return the overhead of a step of so many sequences, seconds."""
-        return overhead_time(self.numbers, num_requests)
-
+BLOCK_SIZE, GPU_MEMORY_UTILIZATION = 16, 0.92
+"""Defaults of vLLM 0.32.0, ``config/cache.py CacheConfig``."""
 
 _NEAR = 1.5
 """Ratio of contexts up to which a fit is believed; an assumption."""
@@ -282,120 +168,6 @@ def _with_names(latency: Any, names: dict[str, Any]) -> Any:
     return {**{name: value for name, value in names.items() if name in known}, **inside}
 
 
-@dataclass(frozen=True)
-class CompiledCosts:
-    """What a step costs, as loops work it out."""
-
-    target: Form | None  # None: the latency model is Python
-    drafter: Form | None  # None: the drafter's is, or there is none
-    numbers: NDArray[np.float64]  # `StepCosts.numbers`
-    drafts: bool  # whether drafting is among them
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """Target forward pass, drafting and overhead of one step.
-
-    T_batch = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead.
-    """
-
-    target: LatencyModel
-    drafts: tuple[DraftCost, ...]  # one for each drafter; empty without speculation
-    overhead: Overhead
-    adapters: AdapterCost = field(default_factory=AdapterCost)
-    expands_batch: bool = False
-    """Whether each draft token is verified as a sequence of its own, which reads the context."""
-    overlaps: bool = False
-    """Whether the drafter runs while the target does."""
-
-    @property
-    def uses_pieces(self) -> bool:
-        """Whether the forward pass has to be told what each sequence of the step processes."""
-        return self.target.uses_pieces
-
-    @cached_property
-    def numbers(self) -> list[float]:
-        """All but the forward passes, in the order of `specsim.profile.step_time.COSTS`."""
-        of_draft = self.drafts[0].numbers[2:-1] if self.drafts else [0.0] * (len(COSTS) - 3)
-        return [*self.overhead.numbers, *of_draft, float(self.overlaps)]
-
-    def compiled(self) -> CompiledCosts:
-        """Return what loops work out by themselves; of several drafters they know none."""
-        drafter, numbers = None, np.array(self.numbers)
-        latency = self.drafts[0].latency if len(self.drafts) == 1 else None
-        if latency is not None:
-            drafter = latency.form()
-        is_compiled = len(self.drafts) < 2 and (latency is None or drafter is not None)
-        if len(self.drafts) > 1:
-            numbers[2:] = 0.0
-        return CompiledCosts(self.target.form(), drafter, numbers, drafts=is_compiled)
-
-    def target_time(self, load: StepLoad) -> float:
-        """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
-        return self.target.forward_time(load) if load.batched_tokens else 0.0
-
-    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        return self.target.lock_step_time(loads)
-
-    def draft_time(
-        self, load: StepLoad, draft_lens: Drafts, target_time: float, drafter: int = 0
-    ) -> float:
-        """Return the duration of drafting after such a step, seconds; see `DraftCost.draft_time`.
-
-        Args:
-            drafter: Which of several.
-        """
-        if not self.drafts or not load.batched_tokens:
-            return 0.0
-        return self.drafts[drafter].draft_time(load, draft_lens, target_time)
-
-    def overhead_time(self, num_requests: int) -> float:
-        """Return the engine's own time per step, seconds."""
-        return overhead_time(self.numbers, num_requests) if num_requests else 0.0
-
-    @property
-    def drafts_at_one_cost(self) -> bool:
-        """Whether a step that drafts takes equally long whatever the length of its drafts."""
-        if not self.drafts:
-            return True
-        draft = self.drafts[0]
-        return not draft.token_us and (draft.latency is None or draft.basis != "pass")
-
-    def plain_time(self, load: StepLoad) -> float:
-        """Return what a decode of this load takes where no drafter runs, seconds."""
-        return self.target.forward_time(load) + self.overhead_time(load.num_requests)
-
-    def step_time(self, load: StepLoad, draft_lens: Drafts) -> float:
-        """Return what a decode of this load takes that drafts so many tokens, seconds.
-
-        For estimates: its context is that of the sequences, read once. Under batch expansion each
-        batched token reads its sequence's, here taken to be of mean length.
-        """
-        verified = load
-        if self.expands_batch and load.num_requests:
-            reads = load.batched_tokens / load.num_requests
-            # An estimate need not be whole, nor a single number: see `step_times`.
-            verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
-        target_time = self.target.forward_time(verified)
-        made, rows = draft_load(load, draft_lens)
-        drafter = self.drafts[0].latency if self.drafts else None
-        time: float = step_time(self.numbers, drafter, pass_time, made, rows, target_time)
-        return time
-
-    def step_times(
-        self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
-    ) -> NDArray[np.float64]:
-        """Return what steps take that differ in their batched tokens, shape (n,), seconds.
-
-        Args:
-            load: Everything else about them.
-        """
-        # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
-        loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
-        times: NDArray[np.float64] = np.asarray(self.step_time(loads, draft_lens))
-        return times
-
-
 def load_profile(name: Path | str) -> Profile:
     """Return a profile by its name, such as ``h100/llama-3.1-8b``, or the path of a YAML file.
 
@@ -422,3 +194,107 @@ def find_profile(name: str) -> Path:
     if path is None:
         raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
     return path
+
+
+class LayersOf(NamedTuple):
+    """The attention layers of a server."""
+
+    target: tuple[KVLayers, ...]
+    drafts: tuple[KVLayers, ...]
+
+    def block_bytes(self, block_size: int) -> tuple[float, float]:
+        """Return the memory of one KV block, and how much of it the drafters have added."""
+        alone = kv_layout(self.target, block_size).block_bytes
+        return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
+
+
+def memory_plan(  # noqa: PLR0913 - each is a setting of its own
+    profile: Profile,
+    model: ModelShape,
+    gpu: GpuSpec,
+    drafts: Sequence[DraftCost],
+    *,
+    block_size: int = BLOCK_SIZE,
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
+    data_parallel_size: int = 1,
+) -> MemoryPlan:
+    """Return the plan for a profile's model on its GPU, with the drafters that are loaded.
+
+    Data-parallel ranks share the experts, and nothing else.
+    """
+    size, block_size = profile.tensor_parallel_size, least_block_size(profile, model, block_size)
+    block_bytes = block_size * _token_bytes(profile, model)
+    draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
+    if layers := kv_layers(profile, model, drafts):
+        block_bytes, draft_block_bytes = layers.block_bytes(block_size)
+    of_experts = model.expert_bytes
+    weight_bytes = (model.weight_bytes - of_experts + of_experts / data_parallel_size) / size
+    if profile.weights_gib is not None:
+        weight_bytes = profile.weights_gib * GIB
+    elif model.quantization:
+        raise ProfileError(
+            f"weights_gib is missing in the profile: {profile.model} says that its weights are "
+            "quantized; add what a GPU's share of them takes, GiB"
+        )
+    return MemoryPlan(
+        total_bytes=gpu.memory_gib * GIB,
+        usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
+        weight_bytes=weight_bytes,
+        draft_weight_bytes=sum(draft.weights_gib for draft in drafts) * GIB,
+        reserved_bytes=profile.reserved_gib * GIB,
+        block_bytes=block_bytes,
+        draft_block_bytes=draft_block_bytes,
+        block_size=(layers and layers.target[0].block_size) or block_size,
+    )
+
+
+def _token_bytes(profile: Profile, model: ModelShape) -> float:
+    if profile.kv_bytes_per_token is not None:
+        return profile.kv_bytes_per_token
+    return model.kv_bytes_per_token_and_gpu(profile.tensor_parallel_size)
+
+
+def layer_bytes(profile: Profile, model: ModelShape) -> float:
+    """Return key and value of one token in one layer, on one GPU, bytes."""
+    return _token_bytes(profile, model) / sum(model.layer_counts.values())
+
+
+def least_block_size(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE) -> int:
+    """Return how many tokens a block has: as configured, or so many that a state fits into it.
+
+    References:
+        vLLM 0.32.0 ``model_executor/models/config.py HybridAttentionMambaModelConfig``.
+    """
+    if not model.state_layers:
+        return block_size
+    state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
+    return max(block_size, BLOCK_SIZE * ceil(state / (BLOCK_SIZE * layer_bytes(profile, model))))
+
+
+def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:
+    """Return the layers that keep KV entries; None where all of the target's keep all of them.
+
+    A drafter's are taken to attend to everything, and to be as wide as the target's where that
+    makes a whole number of layers, else to be one.
+    """
+    width = layer_bytes(profile, model)
+    target = model.kv_layers(_token_bytes(profile, model), profile.tensor_parallel_size)
+    if all(each.kind == FULL for each in target):
+        return None
+    added = []
+    for kept in filter(None, (draft.kv_bytes_per_token for draft in drafts)):
+        is_whole = kept % width == 0
+        count, each = (int(kept // width), width) if is_whole else (1, kept)
+        added.append(KVLayers(kind=FULL, layers=count, bytes_per_token=each))
+    return LayersOf(target, tuple(added))
+
+
+def default_layout(
+    profile: Profile, model: ModelShape, drafts: Sequence[DraftCost], block_size: int = BLOCK_SIZE
+) -> KVLayout:
+    """Return the KV cache groups of a profile's model, with the drafters that are loaded."""
+    block_size = least_block_size(profile, model, block_size)
+    layers = kv_layers(profile, model, drafts)
+    if layers is None:
+        return one_group(block_size)
+    return kv_layout(layers.target + layers.drafts, block_size)

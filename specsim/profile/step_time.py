@@ -22,17 +22,32 @@ COSTS = (
     "step",
     "request",
     "overlaps",
+    "block_len",
+    "reads_step",
 )
 """What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
-of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; and whether the drafter runs
-while the target does."""
+of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter runs while
+the target does; and its `BlockPass`."""
 OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
-TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)  # their places
+TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS, BLOCK_LEN, READS_STEP = range(5, 12)  # their places
 BASES = ("pass", "draft", "heads")
 PASS, HEADS = 0.0, 2.0  # places in it
 
 PassTime = Callable[[Any, Any, Any, Any, Any], Any]
 """Seconds of a forward pass of a model: context, batched tokens, sequences and prefill tokens."""
+
+
+class BlockPass(NamedTuple):
+    """What a drafter reads in its only forward pass of a step, whatever the length of its drafts.
+
+    Parallel drafting: a mask stands for each token that is to be drafted.
+    """
+
+    block_len: int = 0  # tokens of each sequence; 0 of a drafter with a pass for each token
+    reads_step: bool = True  # besides what the target has just read
+
+
+NO_BLOCK = BlockPass()
 
 
 class DraftLoad(NamedTuple):
@@ -68,7 +83,7 @@ def draft_time(
     drafts of length 0 (``v1/spec_decode/llm_base_proposer.py propose``; V0, 0.6.4,
     ``spec_decode/spec_decode_worker.py _run_no_spec``, but for requests whose speculation
     `disable_by_batch_size` has ended for good, as `Policy.drops` does); a fit to whole drafts says
-    nothing about that case and charges nothing.
+    nothing about that case and charges nothing. Of a `BlockPass` there is one pass in any case.
 
     Args:
         costs: In the order of `COSTS`.
@@ -88,6 +103,12 @@ def draft_time(
     num_passes = max(1, made.longest) if costs[BASIS] == PASS else min(1, made.longest)
     if costs[BASIS] == HEADS:
         context_tokens, batched_tokens, prefill_tokens = 0, num_requests, 0
+    if costs[BLOCK_LEN] and costs[BASIS] == PASS:
+        num_passes = 1
+        if not costs[READS_STEP]:
+            context_tokens, batched_tokens = context_tokens + batched_tokens, 0
+            prefill_tokens = 0
+        batched_tokens = batched_tokens + int(costs[BLOCK_LEN]) * num_requests
     # One call for all passes: what it calls is copied to wherever it stands.
     for number in range(num_passes):
         if number:

@@ -12,12 +12,13 @@ from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup
+from specsim.profile import NO_BLOCK, BlockPass
 from specsim.proposers._own_gpus import OwnGpus
 
 _VLLM_FIELDS = {
     *("method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size"),
     *("disable_lookahead_block_hashes", "enable_adaptive_verification"),
-    "rejection_sample_method",
+    *("rejection_sample_method", "parallel_drafting"),
     *("prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_cached_requests"),
     *("suffix_decoding_max_spec_factor", "suffix_decoding_max_tree_depth"),
     "suffix_decoding_min_token_prob",
@@ -44,7 +45,8 @@ class Proposer(Member):
     """By which rule vLLM rejects drafts (``fly`` since 0.33). It says nothing of how many that are:
     `acceptance.rejection` must be of the same rule."""
     enable_adaptive_verification: bool = False
-    """EAGLE, MTP and draft models: the policy ``adaptive_verification``, which learns."""
+    """Of methods that draft with a model: the policy ``adaptive_verification``, which learns, but
+    for DSpark's, which has a head for confidences."""
     disable_lookahead_block_hashes: bool = False
     """EAGLE and MTP, since vLLM 0.33: find cached prefixes as 0.32 does, without their last
     block."""
@@ -64,10 +66,11 @@ class Proposer(Member):
         return method
 
     # What it takes from the engine
-    draft_slots: ClassVar[int] = 0
-    """Input slots per scheduled sequence, on top of its tokens."""
     drops_last_hit: ClassVar[bool] = False
     """Whether the last block of a prefix-cache hit is recomputed for its hidden states."""
+    has_own_pass: ClassVar[bool] = False
+    """Whether it drafts in a pass beside the target's step, which the scheduler, since vLLM 0.33,
+    does not take for one on its tokens: it drops no block of a hit and takes no input slots."""
     drops_in_last_group: ClassVar[bool] = False
     """Whether only the layers that attend like its own recompute it, the others not."""
     supports_async: ClassVar[bool] = True
@@ -113,6 +116,11 @@ class Proposer(Member):
         return None
 
     @property
+    def drafts_at_once(self) -> bool:
+        """Whether it drafts all tokens in one pass."""
+        return self.block(2).block_len > 0
+
+    @property
     def overlaps(self) -> bool:
         """Whether it drafts while the target verifies."""
         return self.apart is not None and self.apart.overlaps
@@ -120,6 +128,14 @@ class Proposer(Member):
     def lookahead_len(self, max_draft_len: int) -> int:
         """Return the extra KV slots that every sequence holds, tokens."""
         return max_draft_len if self.has_prefill else 0
+
+    def draft_slots(self, max_draft_len: int) -> int:
+        """Return the input slots per scheduled sequence, on top of its tokens."""
+        return 0
+
+    def block(self, max_draft_len: int) -> BlockPass:
+        """Return what it reads in its only pass, if it drafts all tokens in one."""
+        return NO_BLOCK
 
     @classmethod
     def has_lookup(cls) -> bool:

@@ -4,6 +4,7 @@ from typing import Literal, Self, final
 
 from pydantic import Field, model_validator
 
+from specsim.profile import NO_BLOCK, BlockPass
 from specsim.proposers._own_gpus import OwnGpus
 from specsim.proposers.base import Proposer
 
@@ -18,9 +19,19 @@ class DraftModel(Proposer):
 
     method: Literal["draft_model"] = "draft_model"
     drafts_trees = True
+    parallel_drafting: bool = False
+    """Whether it drafts all tokens in one pass, with a mask for each (An et al. 2025, "PARD")."""
     own_gpus: OwnGpus | None = None
     """GPUs that only the drafter runs on; vLLM has none."""
-    draft_slots = 1
+
+    @model_validator(mode="after")
+    def _check_overlap(self) -> Self:
+        if self.overlaps and self.parallel_drafting:
+            raise ValueError(
+                "own_gpus.overlaps: a drafter that drafts all tokens at once has no entries of its "
+                "own drafts to go on from; leave out overlaps or parallel_drafting"
+            )
+        return self
 
     @property
     def apart(self) -> OwnGpus | None:
@@ -28,6 +39,13 @@ class DraftModel(Proposer):
 
     def lookahead_len(self, max_draft_len: int) -> int:
         return 0 if self.own_gpus else max_draft_len
+
+    def draft_slots(self, max_draft_len: int) -> int:
+        """Return one, as its inputs are not shifted; of parallel drafting one for each draft."""
+        return max_draft_len if self.parallel_drafting else 1
+
+    def block(self, max_draft_len: int) -> BlockPass:
+        return BlockPass(max_draft_len) if self.parallel_drafting else NO_BLOCK
 
 
 @final
@@ -44,7 +62,6 @@ class DraftModels(Proposer):
     examples = ({"models": ["opt-125m", "opt-1.3b"], "num_speculative_tokens": 3},)
     models: tuple[str, ...] = Field(min_length=2)
     """Names in the profile's ``drafts``, smallest first."""
-    draft_slots = 1
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -56,9 +73,28 @@ class DraftModels(Proposer):
     def cost_keys(self) -> tuple[str, ...]:
         return self.models
 
+    def draft_slots(self, max_draft_len: int) -> int:
+        return 1
+
+
+class _Head(Proposer):
+    """What EAGLE's heads have in common."""
+
+    drafts_trees = True
+    drops_last_hit = True
+    parallel_drafting: bool = False
+    """Whether it drafts all tokens in one pass, a mask for each but the first (Hui et al. 2026,
+    "P-EAGLE", arXiv 2602.01469)."""
+
+    def draft_slots(self, max_draft_len: int) -> int:
+        return self.block(max_draft_len).block_len
+
+    def block(self, max_draft_len: int) -> BlockPass:
+        return BlockPass(max(max_draft_len - 1, 0)) if self.parallel_drafting else NO_BLOCK
+
 
 @final
-class Eagle(Proposer):
+class Eagle(_Head):
     """A head of one layer drafts from the target's hidden states (Li et al. 2024, "EAGLE").
 
     Not to be confused with `Medusa`, whose heads each draft one position from the same state: an
@@ -66,20 +102,16 @@ class Eagle(Proposer):
     """
 
     method: Literal["eagle"] = "eagle"
-    drafts_trees = True
-    drops_last_hit = True
 
 
 @final
-class Eagle3(Proposer):
+class Eagle3(_Head):
     """A head of one layer drafts from several of the target's layers (Li et al. 2025, "EAGLE-3").
 
     The scheduler treats it as it treats `Eagle`; acceptance and costs differ.
     """
 
     method: Literal["eagle3"] = "eagle3"
-    drafts_trees = True
-    drops_last_hit = True
 
 
 @final
@@ -109,3 +141,58 @@ class Medusa(Proposer):
     supports_async = False
     drafts_trees = True
     has_prefill = False
+
+
+@final
+class DFlash(Proposer):
+    """A small model fills in a block of masks in one pass (Chen et al. 2026, "DFlash").
+
+    arXiv 2602.06036. Its layers attend to keys and values that are projected from the target's
+    hidden states, and to all of the block: the last token and a mask for each draft. Projecting is
+    priced for as many tokens as the block has; neither a refiner (XPress) nor a candidate head
+    (DFlash2) is.
+    """
+
+    method: Literal["dflash"] = "dflash"
+    examples = ({"num_speculative_tokens": 7},)
+    parallel_drafting: Literal[True] = True
+    """Always, as vLLM sets it."""
+    drops_last_hit = True
+    has_own_pass = True
+
+    def lookahead_len(self, max_draft_len: int) -> int:
+        """Return the length of its block."""
+        return self.block(max_draft_len).block_len
+
+    def draft_slots(self, max_draft_len: int) -> int:
+        """Return its masks; the last token has a slot."""
+        return self.lookahead_len(max_draft_len) - 1
+
+    def block(self, max_draft_len: int) -> BlockPass:
+        return BlockPass(max_draft_len + 1, reads_step=False)
+
+
+@final
+class DSpark(Proposer):
+    """A small model drafts a block in one pass, and a Markov head corrects it token by token.
+
+    As `DFlash`, but for the block: what stands behind the last known token is a draft, too, so that
+    it has a mask less (vLLM ``v1/worker/gpu/spec_decode/dspark/speculator.py``,
+    ``sample_from_anchor``; checkpoints without that are not simulated). The Markov head is a matrix
+    for each draft token: what that takes is ``step_ms`` of the profile's cost, if it is there. A
+    further head states confidences.
+    """
+
+    method: Literal["dspark"] = "dspark"
+    examples = ({"num_speculative_tokens": 5},)
+    parallel_drafting: Literal[True] = True
+    """Always, as vLLM sets it."""
+    drops_last_hit = True
+    has_own_pass = True
+
+    def draft_slots(self, max_draft_len: int) -> int:
+        """Return its masks; the last token has a slot."""
+        return max_draft_len - 1
+
+    def block(self, max_draft_len: int) -> BlockPass:
+        return BlockPass(max_draft_len, reads_step=False)

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from specsim.core.columns import parquet_table
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
-from specsim.results.deliveries import EveryDelivery
-from specsim.results.meanings import metadata
+from specsim.results import metadata
+from specsim.results.logs import STEP_FIELDS, EveryDelivery, StepLog
 from specsim.results.metrics import latency, queue_time, ttft
-from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import TABLE_FIELDS, RunTables
 
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
@@ -168,7 +167,7 @@ class RunTable:
 class StepsTable(RunTable):
     """The steps of some replicas of a run, replica after replica, in the order of the clock.
 
-    Its columns are ``replica`` and those of `specsim.results.step_log.STEP_FIELDS`;
+    Its columns are ``replica`` and those of `specsim.results.logs.STEP_FIELDS`;
     ``alpha_estimate`` is nan where the policy had none.
     """
 
@@ -216,7 +215,6 @@ class ResultsFolder:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``."""
         summary = load_mapping(self.path / "summary.json", ConfigError)
         own_block(self.path / "summary.json", summary)
         return summary

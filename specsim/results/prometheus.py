@@ -14,7 +14,7 @@ import numpy as np
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
-from specsim.results.metrics import Seconds
+from specsim.results.metrics import Requests, Seconds, decode_time, latency, queue_time, tpot, ttft
 
 _TABLES = load_mapping(Path(__file__).with_name("prometheus.yaml"), ConfigError)
 _CACHE = ("block_size", "enable_prefix_caching", "num_gpu_blocks")
@@ -50,6 +50,23 @@ class _Histogram:
             ("_bucket", {"le": bound}, count) for bound, count in zip(names, seen, strict=True)
         ]
         return [*found, ("_count", {}, seen[-1]), ("_sum", {}, self.total)]
+
+
+def request_samples(requests: Requests) -> dict[str, Seconds]:
+    """Return what histograms have of requests that have ended, by their names."""
+    return {
+        "time_to_first_token_seconds": ttft(requests),
+        "request_time_per_output_token_seconds": tpot(requests, of_one_token=0.0),
+        "e2e_request_latency_seconds": latency(requests),
+        "request_queue_time_seconds": queue_time(requests),
+        "request_inference_time_seconds": requests["ended_at"] - requests["scheduled_at"],
+        "request_prefill_time_seconds": requests["first_token_at"] - requests["scheduled_at"],
+        "request_decode_time_seconds": decode_time(requests),
+        "request_prompt_tokens": requests["prompt_len"],
+        "request_generation_tokens": requests["output_len"],
+        "request_num_preemptions": requests["preemptions"],
+        "request_prefill_kv_computed_tokens": requests["prompt_len"] - requests["cached_len"],
+    }
 
 
 class EngineMetrics:

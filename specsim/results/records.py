@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
-from specsim.results.step_log import STEPS_NOT_KEPT, StepLog, record_type
+from specsim.results.logs import STEPS_NOT_KEPT, StepLog, record_type
 
 REQUEST_FIELDS = record_type(
     ("<i8", "request"),

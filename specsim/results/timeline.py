@@ -32,7 +32,6 @@ class Timeline(RunTable):
 
     @property
     def knows_alpha(self) -> bool:
-        """Whether the policy estimated alpha at all."""
         return not bool(np.isnan(self["alpha_estimate"]).all())
 
 

@@ -13,7 +13,7 @@ from specsim.core.request import BlockKey
 from specsim.core.rng import indexed_hash, stream_id
 from specsim.core.settings import Settings
 from specsim.core.step import Ints
-from specsim.routing.base import PromptView, ReplicaView, Router, loads
+from specsim.routing import PromptView, ReplicaView, Router, loads
 
 
 class SentIndex:

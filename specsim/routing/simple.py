@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.rng import indexed_hash, stream_id
-from specsim.routing.base import PromptView, ReplicaView, Router, loads
+from specsim.routing import PromptView, ReplicaView, Router, loads
 
 
 @final

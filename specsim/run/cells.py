@@ -22,7 +22,7 @@ from specsim.engine.answers import place_of
 from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.replica import Replica
-from specsim.results.deliveries import Deliveries, DeliveryFile, EveryDelivery
+from specsim.results.logs import Deliveries, DeliveryFile, EveryDelivery
 from specsim.results.records import ReplicaRecords, Share, records_of_run
 from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment

@@ -14,6 +14,7 @@ from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.policies import Policy
 from specsim.profile import (
+    NO_BLOCK,
     DraftCost,
     LayersOf,
     Profile,
@@ -24,7 +25,7 @@ from specsim.profile import (
     load_profile,
     memory_plan,
 )
-from specsim.profile.adapter_cost import AdapterCost
+from specsim.profile.costs import AdapterCost
 from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
@@ -89,6 +90,7 @@ class Deployment:
             _adapter_cost(engine, profile),
             expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             overlaps=proposer is not None and proposer.overlaps,
+            block=proposer.block(max_draft_len) if proposer else NO_BLOCK,
         )
         return cls(
             engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),

@@ -8,8 +8,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.candidate_luck import CandidateLuck
-from specsim.core.draft_luck import DraftLuck
+from specsim.core.draft_luck import CandidateLuck, DraftLuck
 from specsim.core.request import Request, Text
 from specsim.core.step import Ints
 from specsim.core.trees import Path, Tree

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,15 @@ from numpy.typing import NDArray
 from specsim.acceptance import Acceptance, Oracle, model_of
 from specsim.acceptance.base import Floats, TokenLucks
 from specsim.core.blame import held_to, is_shipped
-from specsim.core.candidate_luck import CandidateLuck, RankTables, drawn_ranks, scores_by_rank
-from specsim.core.draft_luck import Confidences, DraftLuck, known_share
+from specsim.core.draft_luck import (
+    CandidateLuck,
+    Confidences,
+    DraftLuck,
+    RankTables,
+    drawn_ranks,
+    known_share,
+    scores_by_rank,
+)
 from specsim.core.errors import TraceError
 from specsim.core.request import Columns, Request
 from specsim.core.rng import Luck, generator, stream_id
@@ -110,7 +116,8 @@ class Drafting:
         self, requests: Sequence[Request], model: Acceptance, luck: Luck
     ) -> list[bytes]:
         longest, found = self._deployment.max_draft_len, []
-        for chunk in _chunks(requests):
+        for start in range(0, len(requests), _CHUNK):
+            chunk = requests[start : start + _CHUNK]
             given = model.survival_lens(chunk, luck, longest)
             if not is_shipped(model):
                 lens = [request.output_len for request in chunk]
@@ -128,11 +135,13 @@ class Drafting:
 
     def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
         token_lucks = self._token_lucks(tables)
-        parts = [
-            self._confidences(chunk, tables[start : start + _CHUNK], token_lucks)
-            for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
-        ]
+        parts = [self._confidences(*each, token_lucks) for each in self._chunks(tables)]
         return DraftLuck(confidences=Confidences.joined(parts) if parts else None)
+
+    def _chunks(self, tables: list[bytes]) -> Iterator[tuple[Sequence[Request], list[bytes]]]:
+        for start in range(0, len(self._requests), _CHUNK):
+            mine = slice(start, start + _CHUNK)
+            yield self._requests[mine], tables[mine]
 
     def _token_lucks(self, tables: list[bytes]) -> TokenLucks:
         model, luck = self._drafters[0]
@@ -163,10 +172,8 @@ class Drafting:
 
     def _tree_luck(self, tables: list[bytes], num_candidates: int) -> CandidateLuck:
         token_lucks, counts = self._token_lucks(tables), Columns.of(self._requests).output_lens
-        parts = [
-            self._ranks(chunk, tables[start : start + _CHUNK], token_lucks, num_candidates)
-            for start, chunk in zip(count(0, _CHUNK), _chunks(self._requests), strict=False)
-        ]
+        chunks = self._chunks(tables)
+        parts = [self._ranks(*each, token_lucks, num_candidates) for each in chunks]
         starts = np.cumsum([0, *(counts + self._max_path_len)])
         return CandidateLuck(parts, starts, self._max_path_len)
 
@@ -276,8 +283,9 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
         step_times=quick_step_times(costs),
         verify_time=target_time + costs.overhead_time(1),
         pass_times=tuple(
-            draft.draft_time(alone, 2, target_time) - draft.draft_time(alone, 1, target_time)
-            for draft in costs.drafts
+            costs.draft_time(alone, 2, target_time, place)
+            - costs.draft_time(alone, 1, target_time, place)
+            for place in range(len(costs.drafts))
         ),
         drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
         rng=generator(experiment.seed, "policy", str(replica)),
@@ -307,8 +315,3 @@ def _token_ids(request: Request) -> list[int]:
 
 def _num_bytes(table: object) -> int:
     return len(table) if isinstance(table, bytes) else -1
-
-
-def _chunks(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
-    for start in range(0, len(requests), _CHUNK):
-        yield requests[start : start + _CHUNK]

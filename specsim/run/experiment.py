@@ -38,7 +38,7 @@ from specsim.policies.static import Static
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
-from specsim.run.fitting import check_fields, check_model, check_rejection, check_tokens
+from specsim.run.checks import check_fields, check_model, check_rejection, check_tokens
 from specsim.workload import WorkloadConfig
 
 POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
@@ -59,7 +59,6 @@ class PoolConfig(Settings):
 
     @property
     def slots(self) -> int:
-        """Replicas, or slots for them."""
         return self.replicas if self.autoscaling is None else self.autoscaling.max_replicas
 
     @property
@@ -121,7 +120,9 @@ class Experiment(Settings):
         if proposer is None:
             return Off()
         if proposer.enable_adaptive_verification:
-            return POLICIES.parse({"kind": "adaptive_verification", "learns": True})
+            return POLICIES.parse(
+                {"kind": "adaptive_verification", "learns": proposer.method != "dspark"}
+            )
         if proposer.num_speculative_tokens_per_batch_size is not None:
             return Schedule(ranges=proposer.num_speculative_tokens_per_batch_size)
         return Static()

@@ -12,12 +12,12 @@ from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
 from specsim.engine.offload import Offload
 from specsim.profile import Profile
-from specsim.results.deliveries import EveryDelivery
+from specsim.results.logs import EveryDelivery
 from specsim.results.records import ReplicaRecords
 from specsim.run.cells import Kept, run_cells, why_whole
+from specsim.run.checks import check_size
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.size import check_size
 from specsim.run.whole import PoolServers, PoolSystem, Servers, Whole
 from specsim.workload.trace import TraceRequests
 

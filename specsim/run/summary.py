@@ -17,7 +17,6 @@ from specsim.engine.fleet import Count, Scaling
 from specsim.profile import Profile
 from specsim.profile.model_error import TimeError, UsualStep, time_error
 from specsim.profile.profile import NOT_MEASURED
-from specsim.proposers import Proposer
 from specsim.results.folder import (
     RESULT_FILES,
     ROWS_PER_GROUP,
@@ -39,6 +38,7 @@ from specsim.results.metrics import (
 from specsim.results.records import PoolTables
 from specsim.results.stability import KEEPS_UP, Balance, Demand, Stability, balance
 from specsim.results.tables import RunTables, assemble
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.workload.arrivals import Arrivals, OpenArrivals
@@ -119,8 +119,9 @@ def step_times(profile: Profile) -> str:
     return "kernels" if NOT_MEASURED in profile.provenance.notes else "fitted"
 
 
-def _usual_step(tables: RunTables, proposer: Proposer | None, arrivals: Arrivals) -> UsualStep:
+def _usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -> UsualStep:
     requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
+    proposer = deployment.proposer
     decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
     context = _context_len(requests)
     prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
@@ -137,6 +138,7 @@ def _usual_step(tables: RunTables, proposer: Proposer | None, arrivals: Arrivals
         drafters=tuple(proposer.cost_keys) if proposer is not None and drafts else (),
         draft_len=round(drafted / drafts) if drafts else 0,
         is_open=isinstance(arrivals, OpenArrivals),
+        block=deployment.costs.block,
     )
 
 
@@ -209,7 +211,7 @@ class Summary:
     def usual_step(self) -> UsualStep:
         """A step on average."""
         run = self.run
-        return _usual_step(self.tables, run.deployment.proposer, run.experiment.workload.arrivals)
+        return _usual_step(self.tables, run.deployment, run.experiment.workload.arrivals)
 
     @cached_property
     def time_error(self) -> TimeError | None:
@@ -407,11 +409,12 @@ class Summary:
         }
 
     def _drafter(self, profile: Profile) -> dict[str, float]:
-        """Return what a drafter comes to that has GPUs of its own."""
+        """Return what a drafter comes to that has GPUs of its own, a replica's."""
         totals = self.tables.totals
         times = [float(totals[f"{name}_time"]) for name in ("target", "draft", "overhead")]
         return {
             "gpus": profile.num_gpus,
+            "target_gpus": self.run.deployment.profile.num_gpus,
             "busy_share": float(totals["drafter_time"]) / sum(times),
             "drafted_tokens": int(totals["asked_tokens"]),
         }

@@ -27,14 +27,14 @@ from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
 from specsim.engine.table import BLOCKS_HELD
 from specsim.hardware import load_model
-from specsim.results.deliveries import Deliveries
+from specsim.results.logs import Deliveries
 from specsim.results.metrics import LimitUse
 from specsim.results.records import PrefillRecords, ReplicaRecords, records_of_run
 from specsim.run.cells import Ends, Kept
+from specsim.run.checks import most_looks
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment, PoolsConfig
-from specsim.run.size import most_looks
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 

@@ -172,7 +172,6 @@ class LiveServer:
 
     @property
     def num_connections(self) -> int:
-        """Connections that are open now."""
         servers = [runner.server for runner in self._runners]
         return sum(len(server.connections) for server in servers if server is not None)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.core.version import __version__
-from specsim.serve.live import Live, LiveAnswer
+from specsim.serve.live import Live, LiveAnswer, Turns
 from specsim.serve.protocol import (
     Body,
     ChatBody,
@@ -29,7 +29,6 @@ from specsim.serve.protocol import (
     parsed,
 )
 from specsim.serve.texts import Filler, Ids, Texts
-from specsim.serve.turns import Turns
 from specsim.serve.watchers import LiveMetrics
 
 _SSE = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
@@ -309,7 +308,6 @@ class Service:
     def check(
         self, body: CompletionBody | ChatBody, prompts: list[Ids], max_tokens: int | None
     ) -> None:
-        """Refuse what cannot be served, now or ever."""
         if body.model is not None and body.model != self.model:
             raise Refusal(404, f"The model `{body.model:.200}` does not exist.", "model")
         longest = max(map(len, prompts))

@@ -3,17 +3,21 @@
 The same replicas, router and incidents as in a simulation, on the same event clock. That clock is
 never ahead of the wall clock: it is let run up to now whenever the next thing is due, or a request
 comes or goes.
+
+What is much work for one request is done in turns of a few milliseconds, so that the loop goes on.
+All requests share them: while one has its turn the others wait in order, and what comes in between
+(a health check, a step of the engine) does not wait for all of them.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count, cycle
 from math import inf
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +36,33 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.serve.live_drafting import LiveDrafting
 from specsim.serve.texts import Filler
-from specsim.serve.turns import SLICE
+
+SLICE = 0.005  # seconds
+
+_Item = TypeVar("_Item")
+
+
+class Turns:
+    """Whose turn it is to work, and since when."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._since = 0.0
+
+    async def turn(self) -> None:
+        """Wait until it is the caller's turn, and the loop has done what else there was."""
+        async with self._lock:
+            if monotonic() - self._since > SLICE:
+                await asyncio.sleep(0)
+                self._since = monotonic()
+
+    async def each(self, items: Iterable[_Item]) -> AsyncIterator[_Item]:
+        """Yield items, and wait for a turn where those before have taken one."""
+        for item in items:
+            yield item
+            if monotonic() - self._since > SLICE:
+                await self.turn()
+
 
 _AT_ONCE = 4  # deliveries that are sent before the loop looks for requests
 _MOST_UNSENT = 4096  # deliveries; if there are more, all are sent before anything else happens
@@ -193,12 +223,10 @@ class Live:
 
     @property
     def is_up(self) -> bool:
-        """Whether any replica is up."""
         return not self._is_broken and any(replica.is_up for replica in self.replicas.values())
 
     @property
     def num_unfinished(self) -> int:
-        """Answers on their way."""
         return len(self._answers)
 
     @property
@@ -263,7 +291,6 @@ class Live:
         self.drafting.give_back(answer.index)
 
     def _run(self) -> None:
-        """Let the event clock catch up."""
         if not self._is_broken:
             try:
                 self._clock.catch_up(self.now)
@@ -275,7 +302,6 @@ class Live:
             self.fail_all("no replica is up")
 
     def fail_all(self, why: str) -> None:
-        """Break off all answers on their way."""
         for answer in list(self._answers.values()):
             answer.sink.failed(answer, why)
             self._drop(answer, why)
@@ -352,7 +378,6 @@ class Deliverer:
         """Nothing is to be told yet."""
 
     def delivered(self, step: StepView) -> None:
-        """Hand out what the step has delivered."""
         self._live.land(self._number, step)
 
 

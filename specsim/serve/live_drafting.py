@@ -147,7 +147,6 @@ class LiveDrafting(Drafting):
         return -1 - numbers.astype(np.int64)
 
     def give_back(self, index: int) -> None:
-        """Let another request have an index."""
         self._free[index] = True
         self.num_free += 1
         self.requests[index] = _FREE

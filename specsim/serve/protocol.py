@@ -7,7 +7,8 @@ are ignored, as vLLM ignores them.
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import Callable
+from operator import attrgetter
 from time import time
 from typing import Annotated, Any, Literal, Self, TypeVar
 from uuid import uuid4
@@ -15,9 +16,8 @@ from uuid import uuid4
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from specsim.serve.live import LiveAnswer
+from specsim.serve.live import LiveAnswer, Turns
 from specsim.serve.texts import Ids
-from specsim.serve.turns import Turns
 
 _TYPES = {
     400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError",
@@ -35,7 +35,6 @@ class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the server
 
     @property
     def body(self) -> dict[str, Any]:
-        """The answer, as vLLM's servers shape it."""
         return error_body(self.status, self.message, self.param)
 
 
@@ -130,18 +129,6 @@ class _Asked(Body):
             raise ValueError(f"min_tokens = {self.min_tokens} must not exceed max_tokens = {limit}")
         return self
 
-    def unsupported(self) -> Mapping[str, bool]:
-        """Return which fields ask for what a simulated server has not got, by name."""
-        given = self.response_format
-        kind = given.get("type") if isinstance(given, dict) else given
-        return {
-            "logprobs": self.logprobs is not None and self.logprobs is not False,
-            "prompt_logprobs": self.prompt_logprobs is not None,
-            "response_format": kind not in (None, "text"),
-            "structured_outputs": bool(self.structured_outputs),
-            "use_beam_search": bool(self.use_beam_search),
-        }
-
 
 class CompletionBody(_Asked):
     """``/v1/completions``."""
@@ -151,11 +138,6 @@ class CompletionBody(_Asked):
     echo: bool | None = False
     suffix: Any = None
     best_of: int | None = None
-
-    def unsupported(self) -> Mapping[str, bool]:
-        """Return also those that only completions have."""
-        is_best = self.best_of is not None and self.best_of != (self.n or 1)
-        return {**super().unsupported(), "suffix": bool(self.suffix), "best_of": is_best}
 
 
 class MessagePart(Body):
@@ -173,7 +155,6 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        """What it says."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -188,14 +169,20 @@ class ChatBody(_Asked):
     tools: Any = None
     functions: Any = None
 
-    def unsupported(self) -> Mapping[str, bool]:
-        """Return also those that only chat has."""
-        return {
-            **super().unsupported(),
-            "top_logprobs": bool(self.top_logprobs),
-            "tools": bool(self.tools),
-            "functions": bool(self.functions),
-        }
+
+def _kind_of(given: Any) -> Any:
+    return given.get("type") if isinstance(given, dict) else given
+
+
+_UNSUPPORTED: dict[str, Callable[[Any], Any]] = {
+    "logprobs": lambda body: body.logprobs is not None and body.logprobs is not False,
+    "prompt_logprobs": lambda body: body.prompt_logprobs is not None,
+    "response_format": lambda body: _kind_of(body.response_format) not in (None, "text"),
+    **{name: attrgetter(name) for name in ("structured_outputs", "use_beam_search", "suffix")},
+    "best_of": lambda body: body.best_of is not None and body.best_of != (body.n or 1),
+    **{name: attrgetter(name) for name in ("top_logprobs", "tools", "functions")},
+}
+"""Fields that ask for what a simulated server has not got, and whether a body that has one does."""
 
 
 class TokenizeBody(Body):
@@ -257,12 +244,9 @@ def parsed(kind: type[_Kind], data: bytes) -> _Kind:
         why = first["msg"].removeprefix("Value error, ")
         message = f"{where}: {why}" if where else why
         raise Refusal(400, message[:500], where or None) from error
-    if isinstance(body, _Asked):
-        for name, is_asked in body.unsupported().items():
-            if is_asked:
-                raise Refusal(
-                    400, f"{name}: a simulated server has none; leave the field out", name
-                )
+    for name, is_asked in _UNSUPPORTED.items():
+        if name in kind.model_fields and is_asked(body):
+            raise Refusal(400, f"{name}: a simulated server has none; leave the field out", name)
     return body
 
 
@@ -292,7 +276,6 @@ class Reply:
                 self.done.set_result(None)
 
     def failed(self, answer: LiveAnswer, why: str) -> None:
-        """Give up."""
         if not self.done.done():
             self.done.set_result(why)
 
@@ -350,7 +333,6 @@ class Stream(Reply):
         )
 
     def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
-        """Send the tokens of a step."""
         text = "" if first else self._echo(answer)
         text += answer.text(first, end)
         finish = f'"{answer.finish}"' if end == answer.request.output_len else "null"

@@ -56,7 +56,6 @@ class Texts:
         self._lens = np.array([len(word) for word in words], dtype=np.int64)
 
     def encode(self, text: str) -> Ids:
-        """Return the token ids of a text."""
         if self._encode is None:
             return _four_bytes(text)
         return np.array(self._encode([text])[0], dtype=np.int64)
@@ -67,7 +66,6 @@ class Texts:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether tokens are a tokenizer's."""
         return self._encode is not None
 
     def decode(self, ids: Ids) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from specsim.engine.view import StepView
 from specsim.reality.run_writer import RequestRow, RunWriter
-from specsim.results.prometheus import EngineMetrics, page
+from specsim.results.prometheus import EngineMetrics, page, request_samples
 from specsim.serve.live import Live, LiveAnswer, Watcher
 
 
@@ -61,24 +61,25 @@ class LiveMetrics(Watcher):
 
     def ended(self, engine: int, answer: LiveAnswer) -> None:
         mine, row, request = self._engines[engine], answer.row, answer.request
-        prompt_len, cached_len = request.prompt_len, int(row["cached_len"])
         mine.ends[answer.finish] += 1
-        first, last = answer.first_token_at, answer.last_token_at
-        scheduled_at, length = float(row["first_scheduled_at"]), answer.sent_len
-        for name, value in (
-            ("request_prompt_tokens", prompt_len),
-            ("request_generation_tokens", length),
-            ("request_params_max_tokens", request.max_tokens or length),
-            ("request_time_per_output_token_seconds", (last - first) / max(1, length - 1)),
-            ("e2e_request_latency_seconds", last - request.arrived_at),
-            ("request_queue_time_seconds", scheduled_at - float(row["arrived_at"])),
-            ("request_inference_time_seconds", last - scheduled_at),
-            ("request_prefill_time_seconds", first - scheduled_at),
-            ("request_decode_time_seconds", last - first),
-            ("request_num_preemptions", int(row["preemptions"])),
-            ("request_prefill_kv_computed_tokens", prompt_len - cached_len),
-        ):
-            mine.histograms[name].add(value)
+        length, scheduled_at = answer.sent_len, float(row["first_scheduled_at"])
+        ended: Any = {
+            "arrived_at": request.arrived_at,
+            "scheduled_at": scheduled_at,
+            "first_token_at": answer.first_token_at,
+            "ended_at": answer.last_token_at,
+            "prompt_len": request.prompt_len,
+            "output_len": length,
+            **{name: int(row[name]) for name in ("cached_len", "preemptions")},
+        }
+        samples: dict[str, Any] = {
+            **request_samples(ended),
+            "request_queue_time_seconds": scheduled_at - float(row["arrived_at"]),
+            "request_params_max_tokens": request.max_tokens or length,
+        }
+        del samples["time_to_first_token_seconds"]  # it was counted when the token came
+        for name, value in samples.items():
+            mine.histograms[name].add(float(value))
 
     def answered(self, lens: list[int]) -> None:
         """Count a request that asked for so many answers, and got them; their lengths, tokens."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
 from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run
-from specsim.results.metrics import decode_time, latency, queue_time, tpot, ttft
-from specsim.results.prometheus import EngineMetrics, Family, page, per_position
+from specsim.results.prometheus import EngineMetrics, Family, page, per_position, request_samples
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, config_hash
 
@@ -74,7 +73,7 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     engine, requests = Deployment.of(experiment).engine, run.requests
     sums = {**_SUMS, **(_DRAFT_SUMS if requests["drafts"].any() else {})}
     sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
-    samples, (owners, gaps) = _samples(requests), _gaps(run)
+    samples, (owners, gaps) = request_samples(requests), _gaps(run)
     found = []
     for replica in range(experiment.num_engines):
         mine = requests["replica"] == replica
@@ -97,22 +96,6 @@ _PREFIX_SUMS = {"prefix_cache_queries": "prompt_len", "prefix_cache_hits": "cach
 _DRAFT_SUMS = {
     f"spec_decode_num_{column}": column for column in ("drafts", "draft_tokens", "accepted_tokens")
 }
-
-
-def _samples(requests: RunTable) -> dict[str, Samples]:
-    return {
-        "time_to_first_token_seconds": ttft(requests),
-        "request_time_per_output_token_seconds": tpot(requests, of_one_token=0.0),
-        "e2e_request_latency_seconds": latency(requests),
-        "request_queue_time_seconds": queue_time(requests),
-        "request_inference_time_seconds": requests["ended_at"] - requests["scheduled_at"],
-        "request_prefill_time_seconds": requests["first_token_at"] - requests["scheduled_at"],
-        "request_decode_time_seconds": decode_time(requests),
-        "request_prompt_tokens": requests["prompt_len"],
-        "request_generation_tokens": requests["output_len"],
-        "request_num_preemptions": requests["preemptions"],
-        "request_prefill_kv_computed_tokens": requests["prompt_len"] - requests["cached_len"],
-    }
 
 
 def _gaps(run: ResultsFolder) -> tuple[Samples, Samples]:

@@ -206,19 +206,11 @@ def compare(
         tasks.append([(run, None if number else kept_in) for number, run in enumerate(runs)])
     with Runner(LocalProcesses(workers), on_progress) as runner:
         groups = dict(zip(policies, runner.run(_run_one, tasks), strict=True))
-    summaries = {label: [data for data, _ in group] for label, group in groups.items()}
-    errors = {label: group[0][1] for label, group in groups.items()}
-    latencies = {label: [each["mean_e2el_ms"] for each in summaries[label]] for label in policies}
-    off = latencies["off"], errors["off"]
-    results = [
-        PolicyResult(
-            label,
-            policy,
-            summaries[label],
-            speed_up(off[0], latencies[label], (off[1], errors[label])),
-        )
-        for label, policy in policies.items()
-    ]
+    results = []
+    for label, policy in policies.items():
+        off, own = ([each["mean_e2el_ms"] for each, _ in groups[n]] for n in ("off", label))
+        gain = speed_up(off, own, (groups["off"][0][1], groups[label][0][1]))
+        results.append(PolicyResult(label, policy, [data for data, _ in groups[label]], gain))
     return Comparison(results, replications, notes)
 
 

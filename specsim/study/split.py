@@ -4,8 +4,9 @@ Every split, and replicas that do both, meet the same requests on the same luck.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from operator import lt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -63,7 +64,6 @@ class Split:
     rows: list[SplitRow]
 
     def save(self, folder: Path | str, **more: Any) -> None:
-        """Write ``split.json``, and more in it, into a folder that exists."""
         rows = [row.to_dict() for row in self.rows]
         data = {"gpus": self.gpus, "rows": rows, **more, "specsim_version": __version__}
         Path(folder, "split.json").write_text(json.dumps(data, indent=1) + "\n")
@@ -185,10 +185,13 @@ def row_order(row: SplitRow) -> tuple[float, ...]:
 
 def judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
     """Return a row with whether any other row of its load beats it."""
-    names = ("p99_ttft_ms", "mean_tpot_ms")
-    is_beaten = any(
-        all((other.values[name] or 0.0) < (row.values[name] or 0.0) for name in names)
-        for other in rows
-        if other.rate == row.rate
+    own, *others = (
+        [each.values[name] or 0.0 for name in ("p99_ttft_ms", "mean_tpot_ms")]
+        for each in (row, *(each for each in rows if each.rate == row.rate))
     )
-    return replace(row, is_efficient=not is_beaten)
+    return replace(row, is_efficient=not is_beaten(own, others))
+
+
+def is_beaten(own: Iterable[float], others: Iterable[Iterable[float]]) -> bool:
+    """Return whether each of some numbers is lower in one of the others."""
+    return any(all(map(lt, other, own)) for other in others)

@@ -28,7 +28,16 @@ from specsim.routing.simple import RoundRobin
 from specsim.run.experiment import POOLS, Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.run.whole import prefill_requests
-from specsim.study.split import Split, SplitRow, at_rate, judged, row_order, simulated_rows, splits
+from specsim.study.split import (
+    Split,
+    SplitRow,
+    at_rate,
+    is_beaten,
+    judged,
+    row_order,
+    simulated_rows,
+    splits,
+)
 from specsim.workload.arrivals.patterns import ClosedLoop
 from specsim.workload.trace import TraceRequests
 
@@ -316,14 +325,8 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
 
 def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
     """Return the best, and what nothing beats in both latencies, in their order."""
-    front = [
-        one
-        for one in predictions
-        if not any(
-            each.p99_ttft_ms < one.p99_ttft_ms and each.mean_tpot_ms < one.mean_tpot_ms
-            for each in predictions
-        )
-    ]
+    pairs = [(each.p99_ttft_ms, each.mean_tpot_ms) for each in predictions]
+    front = [p for p, own in zip(predictions, pairs, strict=True) if not is_beaten(own, pairs)]
     chosen = predictions[: -(-most // 2)]
     chosen += [each for each in front if each not in chosen][: most - len(chosen)]
     chosen += [each for each in predictions if each not in chosen][: most - len(chosen)]

@@ -248,7 +248,12 @@ def _exchanges(file: TraceFile) -> Iterator[_Exchange]:
         With the id of the object, or its number from 0; in conversations with ``-`` and the number
         of the answer from 1.
     """
-    for number, row in enumerate(_objects(file)):
+    if file.container not in ("json", "jsonl"):
+        raise TraceError(
+            f"{file.path}: is {file.container}, which holds no text; give JSON lines with 'prompt' "
+            f"and an answer ({', '.join(_ANSWER_FIELDS)}), 'messages' or 'conversations'"
+        )
+    for number, row in enumerate(file.objects("entry")):
         name = str(row.values.get("id", number))
         if "conversations" in row.values:
             yield from _conversation(row, name)
@@ -256,23 +261,6 @@ def _exchanges(file: TraceFile) -> Iterator[_Exchange]:
             yield _chat(row, name)
         else:
             yield _pair(row, name)
-
-
-def _objects(file: TraceFile) -> Iterator[Row]:
-    if file.container == "jsonl":
-        yield from file.rows()
-    elif file.container == "json":
-        document = file.document
-        for number, values in enumerate(document if isinstance(document, list) else [document]):
-            place = f"{file.path}, entry {number}"
-            if not isinstance(values, dict):
-                raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
-            yield Row(place, values)
-    else:
-        raise TraceError(
-            f"{file.path}: is {file.container}, which holds no text; give JSON lines with 'prompt' "
-            f"and an answer ({', '.join(_ANSWER_FIELDS)}), 'messages' or 'conversations'"
-        )
 
 
 def _pair(row: Row, name: str) -> _Exchange:

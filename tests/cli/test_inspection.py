@@ -14,7 +14,7 @@ from conftest import Run, tiny_config
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB
 from specsim.results.folder import StepsTable, load_steps
-from specsim.results.step_log import STEP_FIELDS
+from specsim.results.logs import STEP_FIELDS
 from specsim.results.timeline import time_use, timeline
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment

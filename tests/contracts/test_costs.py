@@ -11,7 +11,7 @@ from specsim.core.resources import resource_names
 from specsim.core.step import StepLoad
 from specsim.hardware import load_model
 from specsim.latency import LATENCY
-from specsim.latency.linear import Linear
+from specsim.latency.measured import Linear
 from specsim.profile import DraftCost, Overhead, StepCosts, load_profile
 
 MODELS = [

@@ -59,7 +59,7 @@ KNOWN_TO_VLLM = {
     "prompt_lookup_max", "prompt_lookup_min", "suffix_decoding_max_spec_factor",
     "suffix_decoding_max_tree_depth", "suffix_decoding_min_token_prob",
     "suffix_decoding_max_cached_requests", "disable_lookahead_block_hashes",
-    "rejection_sample_method", "enable_adaptive_verification",
+    "rejection_sample_method", "enable_adaptive_verification", "parallel_drafting",
 }  # fmt: skip
 
 

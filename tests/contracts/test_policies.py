@@ -144,6 +144,10 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
 @pytest.mark.parametrize(
     ("method", "lookahead", "slots", "drops"),
     [
+        ("dflash", 5, 4, True),
+        ("dspark", 4, 3, True),
+        ("draft_model:parallel_drafting=true", 4, 4, False),
+        ("eagle3:parallel_drafting=true", 4, 3, True),
         ("draft_model", 4, 1, False),
         ("eagle", 4, 0, True),
         ("eagle3", 4, 0, True),
@@ -156,8 +160,10 @@ def test_views_show_what_a_server_could_see_and_nothing_else() -> None:
 def test_proposers_take_what_they_take_in_vllm(
     method: str, lookahead: int, slots: int, drops: bool
 ) -> None:
-    proposer = PROPOSERS.parse({"method": method, "num_speculative_tokens": 4})
-    assert (proposer.lookahead_len(4), proposer.draft_slots, proposer.drops_last_hit) == (
+    name, _, field = method.partition(":")
+    fields = {"parallel_drafting": True} if field else {}
+    proposer = PROPOSERS.parse({"method": name, "num_speculative_tokens": 4, **fields})
+    assert (proposer.lookahead_len(4), proposer.draft_slots(4), proposer.drops_last_hit) == (
         lookahead,
         slots,
         drops,

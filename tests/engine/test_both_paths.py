@@ -16,6 +16,7 @@ from digest_cases import (
     BERNOULLI,
     Case,
     case,
+    later_cases,
     pool_cases,
     slowdown,
     write_profiles,
@@ -339,10 +340,25 @@ def test_drafters_on_gpus_of_their_own_do_the_same_in_python(
     assert digests(apart(profiles)) == expected
 
 
+@pytest.mark.parametrize("force", [asks_in_python, has_no_form, charges_drafts_in_python])
+def test_drafters_of_one_pass_do_the_same_in_python(
+    force: Callable[[pytest.MonkeyPatch], None],
+    profiles: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def runs() -> Iterator[Case]:
+        yield from (each for each in later_cases(profiles) if "0.33/goodput" in each.name)
+
+    expected = digests(runs())
+    assert len(expected) == 4
+    force(monkeypatch)
+    assert digests(runs()) == expected
+
+
 @pytest.mark.parametrize(
     "policy",
     ["disco", "specdec_pp", "adaedl", "throughput_tiers:interval=2,window=4", "ucbspec",
-     "adaptive_k:least_size=2",
+     "adaptive_k:least_size=2", "nightjar:bin_steps=2", "tapout", "dsde:calibration_steps=3",
      "acceptance_gate:acceptance_window=2,acceptance_length_threshold=3"],
 )  # fmt: skip
 def test_published_policies_are_the_same_however_they_are_asked(

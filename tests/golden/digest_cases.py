@@ -80,6 +80,8 @@ DRAFTS: Config = {
     "sssd": {"token_us": 6, "request_us": 10},
     "small": {"basis": "pass", "latency": linear(5.0, 0.5, 0.2)},
     "large": {"basis": "pass", "latency": linear(20.0, 2.0, 1.0)},
+    "dflash": {"basis": "pass", "latency": linear(9.0, 1.5, 0.7), "kv_bytes_per_token": 20480},
+    "dspark": {"basis": "pass", "latency": linear(9.0, 1.5, 0.7), "step_ms": 0.2},
 }
 TABLE: Config = {
     "context_tokens": [0, 10000, 60000],
@@ -234,6 +236,7 @@ def all_cases(folder: Path) -> list[Case]:
         *mixed_cases(profiles),
         *scaling_cases(),
         *pool_cases(),
+        *later_cases(profiles),
     ]
     names = [each.name for each in cases]
     assert len(set(names)) == len(names), "two cases have the same name"
@@ -794,3 +797,24 @@ def pool_cases() -> Iterator[Case]:
                workload={"arrivals": {"kind": "poisson", "rate": 300.0}},
                incidents=[{**failure(0, 0.3, 0.9), "pool": "prefill"},
                           {**failure(1, 0.5, 1.1), "pool": "decode"}])  # fmt: skip
+
+
+LATER_POLICIES: list[Any] = [
+    "spec_serve", {"kind": "dsde", "calibration_steps": 5}, "tapout",
+    {"kind": "nightjar", "bin_steps": 3, "switch_ms": 2.0},
+]  # fmt: skip
+
+
+def later_cases(profiles: dict[str, str]) -> Iterator[Case]:
+    """Yield what came after the cases whose settings are drawn."""
+    for policy, spec in product(LATER_POLICIES, ("eagle3:4", "draft_model:5", "suffix:4")):
+        for name, engine in (("v1", {}), ("v0", V0), ("few", FEW), ("sync", SYNC)):
+            yield case(f"later/{label(policy)}/{spec}/{name}", spec=spec, policy=policy,
+                       engine=engine, profile=profiles["overhead"])  # fmt: skip
+    parallel = {"num_speculative_tokens": 4, "parallel_drafting": True}
+    for method, version in product(("dflash", "dspark", "eagle3", "draft_model"), ("0.32", "0.33")):
+        for policy in ("static", "goodput"):
+            yield case(f"at_once/{method}/{version}/{policy}", policy=policy,
+                       spec={"method": method, **parallel}, profile=profiles["overhead"],
+                       engine={"vllm_version": version}, requests=lambda: conversations(120, 90.0),
+                       )  # fmt: skip

@@ -20,7 +20,7 @@ from specsim.autoscaling import AUTOSCALING
 from specsim.latency import LATENCY
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
-from specsim.results.step_log import STEP_FIELDS
+from specsim.results.logs import STEP_FIELDS
 from specsim.results.tables import TABLE_FIELDS
 from specsim.routing import ROUTING
 
@@ -128,6 +128,15 @@ NAMES = """
     pools/scaled
     own_gpus/False
     own_gpus/True
+    later/spec_serve/eagle3:4/v1
+    later/dsde-5/draft_model:5/sync
+    later/tapout/suffix:4/few
+    later/nightjar-3-2.0/draft_model:5/v1
+    at_once/dflash/0.32/static
+    at_once/dflash/0.33/goodput
+    at_once/dspark/0.32/goodput
+    at_once/eagle3/0.33/static
+    at_once/draft_model/0.32/static
 """.split()  # noqa: SIM905
 
 

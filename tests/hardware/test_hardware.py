@@ -16,7 +16,7 @@ from specsim.core.step import StepLoad
 from specsim.hardware import find_gpu, load_gpu, load_model
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
-from specsim.profile.memory import memory_plan
+from specsim.profile.profile import memory_plan
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
@@ -57,6 +57,7 @@ PUBLISHED = {
     "llama-2-70b": (68_976_648_192, 327_680),
     "llama-2-7b": (6_738_415_616, 524_288),
     "llama-3.1-70b": (70_553_706_496, 327_680),
+    "dflash-qwen3-8b": (1.049e9, 20_480),  # counted by hand from its config
     "llama-3.1-8b": (8_030_261_248, 131_072),
     "llama-3.2-1b": (1_235_814_400, 32_768),
     "llama-7b": (6_738_415_616, 524_288),
@@ -155,6 +156,18 @@ def written(tmp_path: Path) -> Written:
 def test_a_config_of_huggingface_is_a_shape(written: Written) -> None:
     shape, shipped = load_model(written(LLAMA)), load_model("llama-3.1-8b")
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+
+
+def test_a_drafter_of_blocks_is_what_the_target_has_not(written: Written) -> None:
+    shipped = load_model("dflash-qwen3-8b")
+    given = shipped.model_dump(include={
+        *("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
+        *("head_dim", "intermediate_size", "vocab_size", "max_position_embeddings", "torch_dtype"),
+    })  # fmt: skip
+    named = {"dflash_config": {"target_layer_ids": [1, 9, 17, 25, 33]}, "model_type": "qwen3"}
+    shape = load_model(written({**given, **named, "tie_word_embeddings": False}))
+    assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
+    assert 1.0e9 < shipped.num_parameters < 1.1e9  # of z-lab's checkpoint
 
 
 @pytest.mark.parametrize(
@@ -328,6 +341,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"model_type": "beam"}, "model_type 'beam' says that the model's attention is of ano"),
         ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of different shapes"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
+        ({"markov_rank": 256, "draft_vocab_size": 32000}, "a drafter whose vocabulary or Markov h"),
         ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config: 'num_hidden_la"),
         ({"hidden_size": None, "text_config": []}, r"text_config = \[\]: must be a mapping"),
         ({"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}}, "config: .* sparse a"),

@@ -8,8 +8,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
 from specsim.latency import LATENCY, LatencyModel
 from specsim.latency.cuda_graph import CudaGraph, default_capture_sizes
-from specsim.latency.linear import Linear, TwoRegime
-from specsim.latency.tabulated import Tabulated
+from specsim.latency.measured import Linear, Tabulated, TwoRegime
 
 PER_TOKEN = Linear(alpha_ns=0, gamma_us=1000, delta_ms=0)  # 1 ms a token
 

@@ -93,7 +93,7 @@ def test_a_server_drafts_what_draft_eval_says(
 REFUSED = {  # n-grams know no probability, make no trees and are one drafter; texts are no model
     "adaedl", "adaptive_verification", "bayes", "confidence", "disco", "draft_goodput",
     "draft_selection", "eagle2_tree", "hybrid_suffix", "medusa_tree", "sequoia_tree",
-    "specdec_pp", "static_tree",
+    "specdec_pp", "static_tree", "tapout",
 }  # fmt: skip
 
 

@@ -65,7 +65,7 @@ def _scheduler(scenario: "Scenario", *, prefill_first: bool) -> Scheduler:
         long_prefill_token_threshold=engine.long_prefill_token_threshold,
         long_prefill_token_threshold_adaptive=engine.long_prefill_token_threshold_adaptive,
         max_draft_len=max_draft_len,
-        draft_slots=proposer.draft_slots if proposer and not prefill_first else 0,
+        draft_slots=proposer.draft_slots(max_draft_len) if proposer and not prefill_first else 0,
         max_loras=engine.max_loras,
         pads_admissions=max_draft_len > 0 and not is_dynamic and not prefill_first,
         kv=KVLimits(

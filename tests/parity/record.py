@@ -10,7 +10,8 @@ the two have only the scenario in common::
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
 second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
 stop token, and ``states-SEED``, with layers that keep a state (``loras``: with requests for LoRA
-adapters; ``cadence``: with steps that read no prompts, in 0.33); the last writes the log of one
+adapters; ``parallel``: with drafters of one pass, since 0.32; ``cadence``: with steps that read no
+prompts, in 0.33); the last writes the log of one
 scenario, or of all that lie in a folder. The scripted randomness, the virtual clock and the format
 of the log are those of ``specsim parity``.
 """
@@ -36,6 +37,7 @@ from to_record import (
     random_cadence_scenario,
     random_groups_scenario,
     random_loras_scenario,
+    random_parallel_scenario,
     random_pipeline_scenario,
     random_scenario,
     random_states_scenario,
@@ -88,6 +90,7 @@ LACKING = {
 }
 """What schedulers before 0.31 do not know, as it is where it is not used."""
 
+HEADS = ("eagle", "mtp", "dflash", "dspark")
 RETENTION = "prefix_cache_retention_interval"
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4
@@ -221,11 +224,13 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         speculative_config=speculative_config(spec, model, target) if spec else None,
         lora_config=LoRAConfig(max_loras=engine["max_loras"]) if engine.get("max_loras") else None,
     )
-    if spec and spec["method"] in ("eagle", "mtp"):
+    if spec and spec["method"] in HEADS:
         config.speculative_config.method = spec["method"]  # all that the scheduler looks at
+    if spec and spec.get("parallel_drafting"):
+        config.speculative_config.parallel_drafting = True
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
     config.parallel_config.pipeline_parallel_size = engine.get("pipeline_parallel_size", 1)
-    drops = spec is not None and spec["method"] in ("eagle", "mtp")
+    drops = spec is not None and spec["method"] in HEADS
     # What VllmConfig decides by the model's config.json, which here is another's.
     config.scheduler_config.disable_hybrid_kv_cache_manager = (
         drops and "chunked_local_attention" in kinds
@@ -556,9 +561,13 @@ def record(scenario: dict[str, Any], path: Path) -> bool:
 
 def drawn(kind: str, seed: int) -> dict[str, Any]:
     """A random scenario of what this version knows."""
-    if kind in ("groups", "states"):
-        draw = random_groups_scenario if kind == "groups" else random_states_scenario
-        scenario = draw(seed, needs_of)
+    with_layers = {
+        "groups": random_groups_scenario,
+        "states": random_states_scenario,
+        "parallel": random_parallel_scenario,
+    }
+    if kind in with_layers:
+        scenario = with_layers[kind](seed, needs_of)
     else:
         draws = {
             "stops": random_stops_scenario,

@@ -14,7 +14,6 @@ from pydantic import ValidationError
 
 from specsim.core.errors import TraceError
 from specsim.engine.versions import DEFAULT_VERSION, RULES
-from specsim.proposers import PROPOSERS
 from specsim.reality.parity import as_in_log, compare_logs, load_log, load_scenario, run_scenario
 
 OWN = Path(__file__).parent / "recorded"
@@ -92,7 +91,7 @@ def test_the_recordings_of_the_newer_version_are_at_hand() -> None:
 def test_the_recordings_cover_what_they_should() -> None:
     engines = [load_scenario(path).engine for path in OWN.glob("*.scenario.json")]
     methods = {engine.spec.method for engine in engines if engine.spec}
-    assert methods == {"draft_model", "eagle", "mtp", "ngram"}
+    assert methods == {"draft_model", "eagle", "mtp", "ngram", "dflash", "dspark"}
     for name in ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold"):
         assert len({bool(getattr(engine, name)) for engine in engines}) == 2
     assert {engine.policy for engine in engines} == {"fcfs", "priority"}
@@ -113,9 +112,8 @@ def test_the_shared_recordings_are_at_hand(folder: Path, count: int) -> None:
 @pytest.mark.parametrize("path", WITH_GROUPS, ids=lambda path: path.name.split(".")[0])
 def test_groups_are_those_that_vllm_formed(path: Path) -> None:
     engine = load_scenario(path).engine
-    proposer = None
-    if spec := engine.spec:
-        proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
+    spec = engine.spec
+    proposer = spec.proposer if spec else None
     setup = engine.to_config().setup(
         proposer, spec.k if spec else 0, is_dynamic=False, is_async=engine.async_scheduling
     )

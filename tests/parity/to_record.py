@@ -87,6 +87,28 @@ def random_loras_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"loras-{seed}", "kind": "loras"}
 
 
+def random_parallel_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with drafters that draft all tokens in one pass, a third of them with windows."""
+    draw = random.Random(f"parallel {seed}")
+    scenario = random_groups_scenario(seed, needs_of) if seed % 3 == 0 else random_scenario(seed)
+    kinds = {run["kind"] for run in scenario["engine"].get("kv_groups") or ()}
+    if "chunked_local_attention" in kinds:
+        scenario = random_scenario(seed)
+    engine, k = scenario["engine"], draw.choice([1, 2, 3, 5, 8])
+    method = draw.choice(["dflash", "dflash", "dspark", "dspark", "eagle", "draft_model"])
+    scheduled = [[1, 2, k], [3, 5, k - 1], [7, 9, 0]] if draw.random() < 0.25 else None
+    engine["spec"] = {"method": method, "k": k, "parallel_drafting": True}
+    engine["spec"] |= {"per_batch_size": scheduled} if scheduled else {}
+    least = 2 * k + 3 + (0 if engine["enable_chunked_prefill"] else engine["max_model_len"])
+    engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], least)
+    if engine["long_prefill_token_threshold"]:
+        engine["long_prefill_token_threshold"] = max(8, k + 1)
+    names = {"name": f"parallel-{seed}", "kind": "parallel"}
+    return scenario | names | {"drafts": {"mode": "full"}}
+
+
 def random_cadence_scenario(seed: int) -> dict[str, Any]:
     """The same with steps that read no prompts (0.33)."""
     scenario, draw = random_scenario(seed), random.Random(f"cadence {seed}")

@@ -1,15 +1,17 @@
 """Controllers of engines and papers, beside their rules written down once more in plain Python."""
 
+import math
 from collections import deque
 from typing import Any
 
 import numpy as np
 import pytest
-from driving import batch, outcome, started
+from driving import batch, drafts_of, outcome, started, sure_drafts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.step import StepLoad
+from specsim.policies.parts.stopping import least_entropy
 
 SEEDS = st.integers(0, 10_000)
 
@@ -189,3 +191,163 @@ def test_ucbspec_learns_nothing_where_no_arm_was_played(lens: list[int]) -> None
     for _ in range(3):
         assert policy.draft_lens(batch(0, 1), memory) == [1, 1]
         policy.observe(outcome(lens, lens, target_time=1.0), memory)
+
+
+# Nightjar
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, switch_ms=st.sampled_from([0.0, 900.0]))
+def test_nightjar_plays_the_cheapest_arm_of_the_size_unless_it_explores(
+    seed: int, switch_ms: float
+) -> None:
+    config = {"kind": "nightjar", "bin_steps": 3, "switch_ms": switch_ms}
+    policy, memory = started(config, 4, rng=np.random.default_rng(seed))
+    draws, rng = np.random.default_rng(seed).random(4096)[1:].tolist(), np.random.default_rng(seed)
+    means = {size: [0.0] * 5 for size in (1, 2, 3)}
+    plays = {size: [0] * 5 for size in (1, 2, 3)}
+    bins = {size: [0, 0, 1, 1] for size in (1, 2, 3)}  # arm, steps left, number, bins of the block
+    last = 0
+    for _ in range(150):
+        size = int(rng.integers(1, 4))
+        its = bins[size]
+        if not its[1]:
+            losses = {k: 1.0 / means[size][k] + (switch_ms * 1e-3 / k if k and not last else 0.0)
+                      for k in range(5) if plays[size][k]}  # fmt: skip
+            if not losses or draws.pop(0) * its[2] < 1.0:
+                its[0] = int(draws.pop(0) * 5)
+            else:
+                its[0] = min(losses, key=lambda k: losses[k])
+            its[1:3] = 3, its[2] + 1
+            if its[2] > its[3]:
+                its[2:] = 1, 2 * its[3]
+        its[1] -= 1
+        last = its[0]
+        assert policy.draft_lens(batch(*range(size)), memory) == [last] * size
+        accepted = accepted_of(rng, [last] * size, 0.6)
+        time = 1.0 + 0.2 * last * size
+        policy.observe(outcome([last] * size, accepted, target_time=time), memory)
+        total = means[size][last] * plays[size][last] + (sum(accepted) + size) / time
+        plays[size][last] += 1
+        means[size][last] = total / plays[size][last]
+
+
+# TapOut
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=SEEDS)
+def test_tapout_ends_drafts_by_the_rule_of_highest_bound(seed: int) -> None:
+    policy, memory = started("tapout", 6)
+    rng = np.random.default_rng(seed)
+    means, plays = [0.0] * 5, [0] * 5
+
+    def ends(arm: int, row: list[float], place: int) -> bool:
+        roots = [math.sqrt(least_entropy(each)) for each in row]
+        rules = (
+            row[place] < 0.8,
+            roots[place] > 0.6,
+            1.0 - math.sqrt(0.2) * roots[place] < 0.4,
+            place > 0 and roots[place] - roots[place - 1] > 0.2,
+            row[place] - (1.0 - row[place]) < 0.2,
+        )
+        return rules[arm]
+
+    for number in range(40):
+        bounds = [mean + math.sqrt(2.0 * math.log(number) / count) if count else math.inf
+                  for mean, count in zip(means, plays, strict=True)]  # fmt: skip
+        arm = bounds.index(max(bounds))
+        seen = batch(0, 1, 2)
+        assert policy.draft_lens(seen, memory) == [6] * 3
+        rows = [np.float32(row).tolist() for row in rng.uniform(0.3, 1.0, (3, 6))]
+        lens = [next((at + 1 for at in range(5) if ends(arm, row, at)), 6) for row in rows]
+        assert policy.stop_len(seen, sure_drafts(*rows), memory).tolist() == lens
+        accepted = accepted_of(rng, lens, 0.7)
+        policy.observe(outcome(lens, accepted), memory)
+        rewards = [0.5 * a / of for a, d in zip(accepted, lens, strict=True) for of in (6, d)]
+        means[arm] = (means[arm] * plays[arm] + sum(rewards) / 3) / (plays[arm] + 1)
+        plays[arm] += 1
+
+
+# DSDE
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=SEEDS, knows=st.booleans())
+def test_dsde_drafts_by_the_divergence_of_late_and_its_variance(seed: int, knows: bool) -> None:
+    config = {"kind": "dsde", "calibration_steps": 4}
+    policy, memory = started(config, 8, has_confidences=knows)
+    rng = np.random.default_rng(seed)
+    kept: dict[int, list[float]] = {row: [] for row in range(3)}
+    early: list[float] = []
+    most = 0
+
+    def variance(numbers: list[float]) -> float:
+        weights = [0.85**age for age in range(len(numbers))]
+        return float(np.cov(numbers, aweights=weights, ddof=0))
+
+    for step in range(50):
+        if step < 4:
+            expected = [8] * 3
+        else:
+            longest = max(most * (1.0 + np.mean(early) / (max(early) + 1e-9)), 2.0)
+            lens = []
+            for row in range(3):
+                newest = kept[row][::-1]
+                steady = variance(newest[:30])
+                ratio = variance(newest[:10]) / steady if steady > 1e-15 else 1.0
+                penalty = (math.exp(2.0 * newest[0]) - 1.0) * ratio
+                lens.append(max(1.0 - penalty, 0.0) * (longest - 2.0) + 2.0)
+            expected = [min(int(min(each, np.mean(lens)) + 0.5), 8) for each in lens]
+        lens = policy.draft_lens(batch(0, 1, 2), memory)
+        assert lens == expected
+        rows = [np.float32(rng.uniform(0.6, 1.0, length)).tolist() for length in lens]
+        assert policy.verify_lens(batch(0, 1, 2), sure_drafts(*rows), memory) == lens
+        accepted = accepted_of(rng, lens, 0.7)
+        policy.observe(outcome(lens, accepted), memory)
+        for row, stated in enumerate(rows):
+            lost = 1 if accepted[row] < lens[row] else 0
+            divergence = 2.0 * (lost / (accepted[row] + lost)) ** 2
+            if knows:
+                divergence = float(np.mean([2.0 * (1.0 - each) ** 2 for each in stated]))
+            kept[row].append(divergence)
+            if step < 4:
+                early.append(divergence)
+        if step < 4:
+            most = max(most, *accepted)
+
+
+# SpecServe
+
+
+def test_spec_serve_stops_where_a_token_more_would_not_pay() -> None:
+    # alpha is 0.5; a step takes 1, a drafted token of each 0.1, a verified one 0.05 of the batch.
+    policy, memory = started({"kind": "spec_serve", "prior": 0.5}, 5, priced_by(1.0, 0.05, 0.1))
+    seen = batch(0, 1)
+    assert policy.draft_lens(seen, memory) == 5
+    emitted = [2.0, 2.0 + 1.8, 2.0 + 1.8 + 1.62]
+    times = [1.0 + 0.05 * 2 * (1 + k) + 0.1 * k for k in range(5)]
+    # One token: 3.8 / 1.3 = 2.92, and with the next as likely as alpha 4.7 / 1.5 = 3.13.
+    assert (emitted[1] + 0.5 * 1.8) / times[2] > emitted[1] / times[1]
+    # Two of 0.9 each: 5.42 / 1.5 = 3.61, with a third 6.23 / 1.7 = 3.66; sure of nothing, it stops.
+    unsure = sure_drafts([0.9, 0.2, 0.9, 0.9, 0.9], [0.9, 0.2, 0.9, 0.9, 0.9])
+    assert policy.stop_len(seen, unsure, memory) == 2
+    sure = sure_drafts([0.9] * 5, [0.9] * 5)
+    assert policy.stop_len(seen, sure, memory) == 3
+
+
+def test_spec_serve_verifies_the_surest_within_the_limit() -> None:
+    drafts = sure_drafts([0.9, 0.9, 0.9], [0.9, 0.1, 0.9])
+    for tpot_ms, lens in ((None, [3, 1]), (1250.0, [2, 1]), (1150.0, [1, 0]), (1000.0, [3, 1])):
+        config = {"kind": "spec_serve", "tpot_ms": tpot_ms}
+        policy, memory = started(config, 3, priced_by(1.0, 0.05, 0.0))
+        assert policy.verify_lens(batch(0, 1, drafts=6), drafts, memory) == lens
+
+
+def test_spec_serve_without_confidences_drafts_what_has_been_best_of_late() -> None:
+    policy, memory = started("spec_serve", 5, priced_by(1.0, 0.1, 0.1), has_confidences=False)
+    assert policy.draft_lens(batch(0), memory) > 1
+    for _ in range(60):
+        policy.observe(outcome([5], [0]), memory)
+    assert policy.draft_lens(batch(0), memory) == 0
+    assert policy.verify_lens(batch(0, drafts=2), drafts_of([2], np.zeros((1, 0))), memory) == [2]

@@ -13,7 +13,7 @@ from driving import batch, outcome, started
 from scipy.stats import norm
 
 from specsim.acceptance import ACCEPTANCE
-from specsim.core.candidate_luck import CandidateLuck, RankTables, drawn_ranks
+from specsim.core.draft_luck import CandidateLuck, RankTables, drawn_ranks
 from specsim.core.errors import PluginError
 from specsim.core.rng import Luck, normals
 from specsim.core.step import StepLoad
@@ -23,7 +23,7 @@ from specsim.latency import LATENCY
 from specsim.policies import quick_step_time
 from specsim.policies.sequoia_tree import best_nodes
 from specsim.profile import load_profile
-from specsim.profile.profile import DraftCost, Overhead, StepCosts
+from specsim.profile.costs import DraftCost, Overhead, StepCosts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 

@@ -13,10 +13,10 @@ from conftest import Run
 from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.latency.composed import AttentionLayers
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import GpuTables, TableOptions
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
 from specsim.profile.kernel_times import ExpertTimes, HeadTimes, small_weights
 
 READ = 1e-9  # milliseconds per number of a matrix
@@ -691,10 +691,10 @@ def test_experts_of_another_size_are_carried_over_by_what_they_read() -> None:
     tokens = np.array([1.0, 2.0, 16.0])
     own = {"hidden_size": 2000}
     alike = pa.Table.from_pylist([{**row, **own} for row in rows.to_pylist()])
-    beside = mine.times(rows, tokens) - 2 * 3 * 2 * tokens
+    beside = mine.times(MeasuredTable(rows, "t"), tokens) - 2 * 3 * 2 * tokens
     assert beside == pytest.approx(np.full(3, beside[0]))
     assert 27 <= beside[0] <= 50
-    assert mine.times(alike, tokens) == pytest.approx(50 + 3 * 2 * tokens)
+    assert mine.times(MeasuredTable(alike, "t"), tokens) == pytest.approx(50 + 3 * 2 * tokens)
 
 
 def test_launches_by_the_host_do_not_count_as_matrices(tables: Path) -> None:

@@ -9,7 +9,7 @@ from specsim.core.resources import resource_names
 from specsim.core.step import StepLoad
 from specsim.hardware import load_gpu, load_model
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import GpuTables, TableOptions, chosen, tables_folder
+from specsim.profile.kernel_tables import GpuTables, TableOptions, tables_folder
 from specsim.profile.kernel_times import line_of
 from specsim.profile.profile import find_profile
 
@@ -64,9 +64,8 @@ def test_times_of_collectives_are_within_a_tenth_of_every_measured_row(gpu: str)
         wanted = {"backend": "vllm_graph"} if engine == "vllm" else {
             "op_name": table.operation, "nccl_dtype": "half"
         }  # fmt: skip
-        sizes, us = line_of(
-            chosen(rows, table.operation, num_gpus=table.gpus, **wanted), "message_size"
-        )
+        rows = rows.where(table.operation, num_gpus=table.gpus, **wanted)
+        sizes, us = line_of(rows, "message_size")
         measured = {
             2 * size: time
             for size, time in zip(sizes, us, strict=True)
@@ -86,7 +85,7 @@ def test_an_all_to_all_takes_what_was_measured_within_a_tenth(gpu: str) -> None:
     for kernel in ("deepep_ht", "deepep_ll"):
         options = TableOptions("deepseek-v3", gpu, **ranks, kernels={"a2a": kernel})
         target = TableProfile.of(options).profile.target
-        for row in chosen(table, "all-to-all", comm_backend=kernel, **kinds).to_pylist():
+        for row in table.where("all-to-all", comm_backend=kernel, **kinds).rows.to_pylist():
             key = kernel, row["num_tokens"]
             us = row["transmit_us"] + row["notify_us"]
             measured[key] = measured.get(key, 0.0) + shape.num_expert_layers * us * 1e-6

@@ -11,7 +11,15 @@ from specsim.core.step import StepLoad
 from specsim.engine import cost
 from specsim.latency import LATENCY
 from specsim.policies import quick_step_time, quick_step_times
-from specsim.profile import DraftCost, Overhead, StepCosts, load_profile, profile, step_time
+from specsim.profile import (
+    BlockPass,
+    DraftCost,
+    Overhead,
+    StepCosts,
+    costs,
+    load_profile,
+    step_time,
+)
 
 ROOT = Path(step_time.__file__).parents[1]
 TARGET, DRAFT_MODEL = (load_profile(name).target for name in ("h100/llama-3.1-8b", "a100/llama-7b"))
@@ -26,6 +34,12 @@ COSTS = {
     "draft": StepCosts(TABLES, (DraftCost(basis="draft", latency=TARGET),), Overhead()),
     "heads": StepCosts(
         TARGET, (DraftCost(basis="heads", latency=TABLES, step_ms=0.1),), Overhead(step_ms=1)
+    ),
+    "block": StepCosts(
+        TARGET, (DraftCost(latency=DRAFT_MODEL),), Overhead(step_ms=1), block=BlockPass(8, False)
+    ),
+    "parallel": StepCosts(
+        TARGET, (DraftCost(latency=DRAFT_MODEL, token_us=2),), Overhead(), block=BlockPass(4)
     ),
     "lookup": StepCosts(TABLES, (DraftCost(token_us=20),), Overhead(step_ms=0.5)),
 }
@@ -48,10 +62,21 @@ def test_of_one_step_of_many_and_in_a_loop_it_is_the_same(name: str) -> None:
             assert one(load, lens) == singly[0]
 
 
+@pytest.mark.parametrize("draft_len", [0, 1, 7])
+def test_all_drafts_of_one_pass_cost_the_same(draft_len: int) -> None:
+    load = StepLoad(5_000, 10 + 300, 10, 300)
+    plain = TARGET.forward_time(load)
+    dflash = DRAFT_MODEL.forward_time(StepLoad(5_310, 10 * 8, 10))
+    assert COSTS["block"].step_time(load, draft_len) == pytest.approx(plain + dflash + 1e-3)
+    pard = DRAFT_MODEL.forward_time(StepLoad(5_000, 310 + 10 * 4, 10, 300))
+    tokens = 10 * draft_len * 2e-6
+    assert COSTS["parallel"].step_time(load, draft_len) == pytest.approx(plain + pard + tokens)
+
+
 def test_it_is_written_once() -> None:
     """The engine's loop and Python call one function; nobody else knows what costs there are."""
-    assert cost.draft_time is profile.draft_time is step_time.draft_time
-    assert cost.overhead_time is profile.overhead_time is step_time.overhead_time
+    assert cost.draft_time is costs.draft_time is step_time.draft_time
+    assert cost.overhead_time is costs.overhead_time is step_time.overhead_time
     of_costs = {"TARGET_SHARE", "TOKEN", "STEP", "REQUEST", "OVERHEAD_STEP", "OVERHEAD_REQUEST"}
     for path in ROOT.rglob("*.py"):
         tree = ast.parse(path.read_text())

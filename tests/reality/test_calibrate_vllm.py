@@ -17,7 +17,7 @@ from specsim.reality.calibration import Calibration, Load, calibrate, vllm_subje
 from specsim.reality.calibration.vllm_subject import COMPARED, ORDER, VllmSubject, load_of, plan_for
 from specsim.reality.run_writer import RunWriter
 from specsim.reality.validation import load_run
-from specsim.reality.vllm.launch import VllmRun
+from specsim.reality.vllm import VllmRun
 from specsim.run.experiment import Experiment
 from specsim.show.render.reality_tables import calibration_tables, calibration_verdict, error_tables
 

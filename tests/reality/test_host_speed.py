@@ -10,7 +10,7 @@ from made_up_points import DECODE, coefficients
 from test_profile_fit_runs import fit, write_run
 
 from specsim.core.errors import ProfileError
-from specsim.latency.linear import TwoRegime
+from specsim.latency.measured import TwoRegime
 from specsim.profile import load_profile
 from specsim.reality.host_speed import HostSpeed
 

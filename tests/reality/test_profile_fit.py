@@ -15,7 +15,7 @@ from made_up_points import DECODE, MIXED, coefficients, made_up
 
 from specsim.core.errors import ProfileError
 from specsim.core.version import __version__
-from specsim.latency.linear import Linear, TwoRegime
+from specsim.latency.measured import Linear, TwoRegime
 from specsim.profile import load_profile
 from specsim.reality.profile_fit import Points, fit_model, read_points
 from specsim.reality.validation import Replaced, validate

@@ -9,7 +9,7 @@ from conftest import Run
 from made_up_points import DECODE, MIXED, coefficients, made_up
 
 from specsim.core.step import StepLoad
-from specsim.latency.linear import Linear, TwoRegime
+from specsim.latency.measured import Linear, TwoRegime
 from specsim.profile import load_profile
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}

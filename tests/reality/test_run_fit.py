@@ -11,7 +11,7 @@ from conftest import Run
 from specsim.cli.options import profile_text
 from specsim.core.step import StepLoad
 from specsim.profile import load_profile
-from specsim.reality.profile_fit.parameters import changed, parameters_of
+from specsim.reality.profile_fit.problem import changed, parameters_of
 from specsim.reality.profile_fit.run_fit import RunFit, fit_runs
 from specsim.reality.validation import read_table
 

@@ -125,7 +125,7 @@ def test_it_imports_nothing_but_the_standard_library() -> None:
     code = (
         "import sys\n"
         "import specsim.reality.run_writer, specsim.reality.vllm.recorder\n"
-        "import specsim.reality.vllm.launch\n"
+        "import specsim.reality.vllm\n"
         "own = {name.split('.')[0] for name in sys.modules} - {'specsim'}\n"
         "print(sorted(own & {'numpy', 'pydantic', 'numba', 'simpy', 'yaml', 'pyarrow'}))\n"
     )

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from specsim.api import Experiment, Summary, capacity, simulate, sweep
+from specsim.results import meanings
 from specsim.results.folder import load_requests, load_steps
-from specsim.results.meanings import meanings
 from specsim.results.timeline import timeline, write_timelines
 
 Tiny = Callable[..., Experiment]

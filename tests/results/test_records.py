@@ -14,11 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.results.deliveries import Deliveries, DeliveryFile
 from specsim.results.folder import load_steps, write_steps
+from specsim.results.logs import STEP_FIELDS, Deliveries, DeliveryFile, StepLog
 from specsim.results.metrics import latency_statistics
 from specsim.results.records import GAP_FIELDS, records_of_run
-from specsim.results.step_log import STEP_FIELDS, StepLog
 from specsim.results.tables import WeightedSample, assemble, sorted_gaps
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -128,7 +127,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specsim.results.array_file.ArrayFile.write", fail)
+    monkeypatch.setattr("specsim.results.logs.ArrayFile.write", fail)
     log = StepLog(1, max_in_memory=2)
     with pytest.raises(ConfigError, match="No space left on device; set TMPDIR"):
         log.add(0, steps(3))

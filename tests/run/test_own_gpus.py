@@ -1,11 +1,13 @@
 """Drafters on GPUs of their own: what is kept of a draft, what is counted, what is refused."""
 
+from io import StringIO
 from typing import Any
 
 import pytest
 from deliveries import of_request
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
@@ -13,6 +15,8 @@ from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.show.render.run_tables import comparison_table
+from specsim.study.compare import compare
 
 OWN = {"profile": "h100/llama-3.2-1b"}
 
@@ -81,6 +85,24 @@ def test_what_a_drafter_does_and_how_many_gpus_it_has_are_told() -> None:
     assert 0 < own["busy_share"] < 1
     assert own["gpus"] == load_profile(OWN["profile"]).tensor_parallel_size
     assert "drafter" not in Summary(simulate(experiment(policy="off"))).data["specsim"]
+
+
+@pytest.mark.parametrize("others", [[], ["static:k=2", "static:k=3", "goodput"]])
+def test_a_comparison_counts_its_gpus(others: list[str]) -> None:
+    found = compare(experiment(replicas=2), ["off", "static:k=1", *others], replications=1)
+    console = Console(file=StringIO(), width=300)
+    console.print(comparison_table(found, "a test"))
+    text = console.file.getvalue().replace("│", " ")
+    lines = [line.split() for line in text.splitlines()]
+    if others:
+        column = next(line.index("GPUs") for line in lines if "GPUs" in line)
+        counts = {line[1]: line[column] for line in lines if len(line) > 9 and line[0].isdigit()}
+        assert counts == {"off": "2", **dict.fromkeys(["static:k=1", *others], "4")}
+    else:
+        assert ["GPUs", "2", "4"] in lines
+        rates = [result.mean("output_throughput") / gpus for result, gpus in
+                 zip(found.results, (2, 4), strict=True)]  # fmt: skip
+        assert [f"{rate:,.0f}" for rate in rates] in [line[-2:] for line in lines]
 
 
 def test_its_gpus_are_paid_for_where_replicas_are() -> None:

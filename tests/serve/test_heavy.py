@@ -17,9 +17,9 @@ from serving import Served, serving, word_tokenizer
 from test_server import benchmark
 
 from specsim.serve import ServeOptions
+from specsim.serve.live import Turns
 from specsim.serve.protocol import CompletionBody, Refusal, check_size, parsed
 from specsim.serve.texts import Texts
-from specsim.serve.turns import Turns
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 WORDS = " the and for are but not you all can her was one our" * 18

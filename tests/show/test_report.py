@@ -12,8 +12,7 @@ from reporting import Tags, copied
 
 import specsim
 from specsim.show.charts.sketch import DrawnMeasure
-from specsim.show.report import load_study, write_page
-from specsim.show.report.page import page_data
+from specsim.show.report import load_study, page_data, write_page
 from specsim.show.study import (
     MEASURES,
     Study,

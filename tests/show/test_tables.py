@@ -13,8 +13,7 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render import new_table
 from specsim.show.render.run_tables import run_table
-from specsim.show.report import load_study
-from specsim.show.report.page import page_data
+from specsim.show.report import load_study, page_data
 
 
 @pytest.mark.parametrize(("remark", "num_columns"), [("", 2), ("FAILED", 3)])

@@ -23,8 +23,15 @@ from specsim.results.stability import Balance
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Beyond, Summary
-from specsim.study.calls import capacity
-from specsim.study.capacity import Choices, Goal, Prices, find_capacity, find_hardware, parse_slo
+from specsim.study.capacity import (
+    Choices,
+    Goal,
+    Prices,
+    capacity,
+    find_capacity,
+    find_hardware,
+    parse_slo,
+)
 from specsim.study.capacity.findings import Offer, Ranked, best, pareto_front
 from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained

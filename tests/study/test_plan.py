@@ -16,21 +16,18 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
-from specsim.show.render.capacity import plan_lines, plan_tables
-from specsim.show.report import load_study
-from specsim.show.report.page import page_data
-from specsim.study.calls import question_of
+from specsim.show.render.study_tables import plan_lines, plan_tables
+from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
-from specsim.study.plan import Option, Plan, Question, make_plan
+from specsim.study.plan import Option, Plan, Question, make_plan, question_of
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.candidates import goal_of, later_policies, offered
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
-from specsim.study.plan.named_models import model_of, shape_note
-from specsim.study.plan.traffic import KINDS, find_traffic
+from specsim.study.plan.question import KINDS, find_traffic, model_of, shape_note
 from specsim.study.plan.what_if import Grounds, day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig

@@ -2,8 +2,8 @@
 
 import pytest
 
-from specsim.study.calls import capacity, question_of
-from specsim.study.plan import make_plan
+from specsim.study.capacity import capacity
+from specsim.study.plan import make_plan, question_of
 from specsim.study.plan.candidates import with_replicas
 from specsim.study.tune import tune
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.study.calls import question_of
+from specsim.study.plan import question_of
 from specsim.study.plan.day import BEHIND, Day, read_day
 
 

@@ -12,7 +12,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.results.stability import Stability
 from specsim.run.experiment import Experiment
-from specsim.show.render.capacity import split_table
+from specsim.show.render.study_tables import split_table
 from specsim.study.compare import chosen_policies
 from specsim.study.split import COLUMNS, Split, SplitRow, compare_splits, splits
 from specsim.study.split_search import Search, search_splits, thinned

@@ -33,7 +33,7 @@ from specsim.reality.calibration.vllm_subject import (
     load_of,
     plan_for,
 )
-from specsim.reality.vllm.launch import VllmRun, vllm_python
+from specsim.reality.vllm import VllmRun, vllm_python
 from specsim.show.render.reality_tables import error_tables
 
 HERE = Path(__file__).parent

@@ -19,7 +19,7 @@ from specsim.policies.parts.spending import (
     time_steps,
 )
 from specsim.profile import StepCosts
-from specsim.profile.profile import Drafts
+from specsim.profile.costs import Drafts
 from specsim.profile.step_time import PRICING_SIZES, Pricing, step_time_of
 
 Lens = int | list[int] | Ints

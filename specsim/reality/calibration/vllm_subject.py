@@ -28,7 +28,7 @@ from specsim.reality.host_speed import HostSpeed, at_speed
 from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
 from specsim.reality.run_writer import add_repetition
 from specsim.reality.validation import Replaced, Validation, compose, load_run, replay
-from specsim.reality.vllm.launch import VllmRun, record_runs
+from specsim.reality.vllm import VllmRun, record_runs
 
 ORDER = (
     *("fit-low", "low", "fit-high", "high"),

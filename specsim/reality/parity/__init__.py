@@ -36,7 +36,7 @@ from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
 from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
-from specsim.latency.base import LatencyModel
+from specsim.latency import LatencyModel
 from specsim.latency.form import COEFFICIENTS, Form
 from specsim.policies.off import Off
 from specsim.policies.size_schedule import Schedule
@@ -63,6 +63,14 @@ class SpecScript(Settings):
     method: str
     k: int = Field(ge=1, le=254)
     per_batch_size: tuple[tuple[int, int, int], ...] | None = None
+    parallel_drafting: bool = False
+
+    @property
+    def proposer(self) -> Proposer:
+        parallel = {"parallel_drafting": True} if self.parallel_drafting else {}
+        return PROPOSERS.parse(
+            {"method": self.method, "num_speculative_tokens": self.k, **parallel}
+        )
 
 
 class EngineScript(Settings):
@@ -266,10 +274,9 @@ def _speculation(scenario: Scenario) -> tuple[Policy, Proposer | None]:
         return Off(), None
     sizes = spec.per_batch_size
     policy = Static() if sizes is None else Schedule(ranges=sizes)
-    proposer = PROPOSERS.parse({"method": spec.method, "num_speculative_tokens": spec.k})
     # Loads come through a KV connector; see `EngineConfig.behind_connector`.
     is_legacy = scenario.loads is not None
-    return policy, proposer.model_copy(update={"disable_lookahead_block_hashes": is_legacy})
+    return policy, spec.proposer.model_copy(update={"disable_lookahead_block_hashes": is_legacy})
 
 
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
-from specsim.latency.base import LatencyModel
-from specsim.latency.linear import Coefficients, Linear, TwoRegime
+from specsim.latency import LatencyModel
+from specsim.latency.measured import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import (
     Origin,

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
-from specsim.latency.tabulated import Tabulated, TimeTable
+from specsim.latency.measured import Tabulated, TimeTable
 from specsim.profile import DraftCost
-from specsim.profile.profile import draft_load
+from specsim.profile.costs import draft_load
 from specsim.profile.step_time import COSTS, draft_time
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit import DISTURBED

@@ -21,7 +21,7 @@ from specsim.engine.view import StepView
 from specsim.reality.calibration.torch_plan import Served
 from specsim.reality.torch_engine.model_runner import ModelRunner, PassRow
 from specsim.reality.torch_engine.speed_probe import Timing
-from specsim.results.deliveries import Deliveries
+from specsim.results.logs import Deliveries
 from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting

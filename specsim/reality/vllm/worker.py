@@ -1,4 +1,4 @@
-"""Runs workloads on vLLM, in vLLM's own Python; see `specsim.reality.vllm.launch.record_runs`."""
+"""Runs workloads on vLLM, in vLLM's own Python; see `specsim.reality.vllm.record_runs`."""
 
 import json
 import os

@@ -95,7 +95,6 @@ class Sketch:
         return self._by_policy([SYMBOLS[style.symbol] for style in self.styles])
 
     def by_hardware(self, spec: Spec, size: tuple[Any, Any] = (300, 230), **resolve: str) -> Spec:
-        """Return a panel for each hardware."""
         spec = {**spec, "width": size[0], "height": size[1]}
         return panels("hardware", self.axis(0).labels, 3, spec, **resolve)
 

@@ -123,10 +123,6 @@ def _no_choice(plots: _Plots) -> str | None:
     return "there is one load and one hardware" if hardware * loads < 2 else None
 
 
-def _no_price(plots: _Plots) -> str | None:
-    return "no price of this hardware is known" if plots.places is None else None
-
-
 def _without(field: str, part: str) -> Callable[[_Plots], str | None]:
     def why_not(plots: _Plots) -> str | None:
         if any(cell[field] for cell in plots.closer):
@@ -140,7 +136,7 @@ _WHY_NOT: dict[str, Callable[[_Plots], str | None]] = {
     "over-load": _same_load,
     "speed-up": _no_baseline,
     "crossover": _no_choice,
-    "cost": _no_price,
+    "cost": lambda plots: None if plots.places else "no price of this hardware is known",
     "cdf": _without("quantiles", "distributions"),
     "timeline": _without("timeline", "timeline"),
     "breakdown": _without("parts", "breakdown"),

@@ -11,8 +11,9 @@ from specsim.core.errors import CapacityError
 from specsim.core.step import StepLoad
 from specsim.engine.config import EngineConfig
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.latency.base import LatencyModel
-from specsim.profile import Profile, StepCosts, default_layout, memory_plan
+from specsim.latency import LatencyModel
+from specsim.profile import NO_BLOCK, Profile, StepCosts, default_layout, memory_plan
+from specsim.proposers import PROPOSERS
 from specsim.show.render import new_table
 
 if TYPE_CHECKING:
@@ -86,7 +87,11 @@ class Overview:
     def _step_time(self, load: StepLoad, draft_len: int, method: str | None) -> StepTime:
         profile = self.profile
         drafts = () if method is None else (profile.drafts[method],)
-        costs = StepCosts(profile.target, drafts, profile.overhead)
+        drafter, block = PROPOSERS.members.get(method or ""), NO_BLOCK
+        if method and drafter and drafter.has_own_pass:
+            spec = {"method": method, "num_speculative_tokens": draft_len}
+            block = PROPOSERS.parse(spec).block(draft_len)
+        costs = StepCosts(profile.target, drafts, profile.overhead, block=block)
         valid = profile.valid_range
         size = load.num_requests
         capacity = self.capacity(

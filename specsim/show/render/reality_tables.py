@@ -267,7 +267,10 @@ def _speed_ups(found: TableErrors) -> list[Table]:
 def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
     """Return the tables of a fit: parameters, and errors of fitted and of held-out rows."""
     rows = [
-        [each.name, f"{each.start:.4g}", f"{each.value:.4g}", _interval(each), _remark(each)]
+        [
+            *(each.name, f"{each.start:.4g}", f"{each.value:.4g}"),
+            *(f"{each.low:.3g} - {each.high:.3g}", _remark(each)),
+        ]
         for each in found.estimates
     ]
     columns = ["parameter", "start", "fitted", "95 % interval", ""]
@@ -291,10 +294,6 @@ def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
 
 def _pair(error: dict[str, float]) -> str:
     return f"{percent(error['median_abs'])} / {percent(error['worst_abs'])}"
-
-
-def _interval(each: "Estimate") -> str:
-    return f"{each.low:.3g} - {each.high:.3g}"
 
 
 def _remark(each: "Estimate") -> str:

@@ -33,6 +33,13 @@ _SWEPT = {
 }
 
 
+_SCALARS = (
+    ("requests/s", "request_throughput", "{:.3f}"),
+    ("output tokens/s", "output_throughput", "{:,.0f}"),
+    ("tokens per step", "tokens_per_step", "{:.3f}"),
+    ("preemptions", "num_preemptions", "{:,.0f}"),
+    ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
+)
 _TITLE_MARKS = {
     "stable": "",
     "overloaded": " OVERLOADED (queue still growing)",
@@ -55,18 +62,11 @@ def run_table(summary: Summary, title: str) -> Table:
 
 def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     own = data["specsim"]
-    rows = [
-        ("requests/s", f"{data['request_throughput']:.3f}"),
-        ("output tokens/s", f"{data['output_throughput']:,.0f}"),
-        ("tokens per step", f"{own['tokens_per_step']:.3f}"),
-        ("preemptions", f"{own['num_preemptions']:,}"),
-    ]
-    if data["request_goodput"] is not None:
-        rows.insert(1, ("goodput requests/s", f"{data['request_goodput']:.3f}"))
-        share = data["request_goodput"] / data["request_throughput"]
-        rows.insert(2, ("within the limits", f"{share:.2%}"))
-    if "spec_decode_acceptance_rate" in data:
-        rows.append(("draft acceptance", f"{data['spec_decode_acceptance_rate']:.1f} %"))
+    known = {**own, **data}
+    rows = [(name, form.format(known[key])) for name, key, form in _SCALARS if key in known]
+    if (goodput := data["request_goodput"]) is not None:
+        share = f"{goodput / data['request_throughput']:.2%}"
+        rows[1:1] = ("goodput requests/s", f"{goodput:.3f}"), ("within the limits", share)
     if own["num_requeues"]:
         rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
     if own["prefix_hit_tokens"]:
@@ -197,14 +197,13 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
             values = (result.mean(f"{statistic}_{kind}_ms") for result in results)
             table.add_row(f"{name} {statistic}, ms", *(f"{value:,.2f}" for value in values))
         table.add_section()
-    for name, field, form in (
-        ("requests/s", "request_throughput", "{:.3f}"),
-        ("output tokens/s", "output_throughput", "{:,.0f}"),
-        ("tokens per step", "tokens_per_step", "{:.3f}"),
-        ("preemptions", "num_preemptions", "{:,.0f}"),
-        ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
-    ):
+    for name, field, form in _SCALARS:
         table.add_row(name, *(_mean(result, field, form) for result in results))
+    if gpus := _gpus(results):
+        table.add_row("GPUs", *map(str, gpus))
+        rates = [result.mean("output_throughput") for result in results]
+        each = (rate / count for rate, count in zip(rates, gpus, strict=True))
+        table.add_row("output tokens/s per GPU", *(f"{rate:,.0f}" for rate in each))
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
     if results[0].speed_up.low is not None:
@@ -216,6 +215,16 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
     if any(marks):
         table.add_row("keeps up?", *(mark or "stable" for mark in marks))
     return table
+
+
+def _gpus(results: list["PolicyResult"]) -> list[int]:
+    """Return how many GPUs each policy has, if any has a drafter with GPUs of its own."""
+    own = [result.summaries[0]["specsim"] for result in results]
+    target = next((each["drafter"]["target_gpus"] for each in own if "drafter" in each), None)
+    if target is None or "autoscaling" in own[0]:
+        return []
+    drafters = [each.get("drafter", {"gpus": 0})["gpus"] for each in own]
+    return [each["replicas"] * (target + gpus) for each, gpus in zip(own, drafters, strict=True)]
 
 
 def _mean(result: "PolicyResult", field: str, form: str) -> str:
@@ -293,6 +302,9 @@ def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
     }
     if any(STABILITY_MARKS[standing.result.stability] for standing in standings):
         columns[_MARK] = lambda standing: STABILITY_MARKS[standing.result.stability]
+    if gpus := _gpus([each.result for each in standings]):
+        counts = dict(zip((each.rank for each in standings), gpus, strict=True))
+        columns["GPUs"] = lambda standing: str(counts[standing.rank])
     return columns
 
 

@@ -1,10 +1,149 @@
 """Report: one self-contained page from the results folder of a sweep, a comparison or a run.
 
-`load_study` reads whatever folder it is given into a `Study`; `write_page` makes the page. The
-page's own files (HTML, CSS, JavaScript) lie in ``web/``.
+`load_study` reads whatever folder it is given into a `Study`; `write_page` makes the page, one HTML
+file that holds all it needs and may load nothing. Its own files (HTML, CSS, JavaScript) lie in
+``web/``.
 """
 
-from specsim.show.report.folders import load_study
-from specsim.show.report.page import write_page
+import json
+from base64 import b64encode
+from collections.abc import Sequence
+from hashlib import sha256
+from html import escape
+from pathlib import Path
+from typing import Any
 
-__all__ = ["load_study", "write_page"]
+from specsim.core.atomic import new_file
+from specsim.core.version import __version__
+from specsim.show import filled, read_web
+from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES, TAILS, all_cells, known_measures
+from specsim.show.charts import SCHEMA, Spec, of_study, theme, vega
+from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
+from specsim.show.report.folders import load_study
+from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
+
+__all__ = ["load_study", "page_data", "write_page"]
+
+_SCRIPTS = (
+    "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",
+)  # fmt: skip
+"""In the order in which they stand on the page."""
+
+
+def write_page(study: Study, path: Path) -> None:
+    """Write the page of a study, the same bytes each time; a ConfigError if the path is no good."""
+    library, script = vega(), "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
+    parts = {
+        "policy": escape(_security_policy(library, script)),
+        "version": escape(__version__),
+        "title": escape(f"{study.title} - specsim"),
+        "name": escape(study.title),
+        "style": read_web("base.css") + read_web("page.css"),
+        "data": _embedded(page_data(study)),
+        "vega": library,
+        "script": script,
+    }
+    text = filled(read_web("page.html"), parts)
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _embedded(data: dict[str, Any]) -> str:
+    """Return JSON that cannot end the script element it stands in, nor open another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _security_policy(*scripts: str) -> str:
+    """Return a policy under which a browser runs these scripts and nothing else, and loads nothing.
+
+    Source: W3C, "Content Security Policy Level 3", section 6.7.2.3.
+    """
+    digests = (b64encode(sha256(script.encode()).digest()).decode() for script in scripts)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; "
+        "img-src data: blob:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def page_data(study: Study) -> dict[str, Any]:
+    """Return the data of a page as plain values, as ``web/study.js`` reads them."""
+    measures = known_measures(study)
+    points = [*study.finished, *study.failed]
+    return {
+        "axes": [
+            _told(axis, "role", "title", "unit", "field", "labels", "numbers")
+            for axis in study.axes
+        ],
+        "policies": [
+            {"colour": _colour(style), "path": SYMBOLS[style.symbol], "k": k}
+            for style, k in zip(
+                styles([k == 0 for k in study.draft_lens]), study.draft_lens, strict=True
+            )
+        ],
+        "metrics": [
+            {
+                "name": each.name,
+                "title": each.title,
+                "unit": _unit(study, each),
+                "better": "low" if each.is_low_better else "high",
+            }
+            for each in measures
+        ],
+        "replications": sorted({point.replication for point in study.points}),
+        "cells": all_cells(study, measures),
+        "num_ended": len(study.finished),
+        "seeds": sorted({point.seed for point in points}),
+        "hashes": _hashes(points),
+        "failed": [
+            _told(point, "number", "places", "replication", "error") for point in study.failed
+        ],
+        **_told(study, "baseline", "num_expected", "version", "config", "warnings", "slo", "gpus"),
+        "prices": list(study.prices.items()),
+        **_told(study, "currency", "price_date", "capacity", "plan", "step_times"),
+        **{"series": SERIES, "parts": PARTS, "latencies": LATENCIES, "tails": TAILS},
+        "states": STATES,
+        "charts": _charts(study, measures),
+        "theme": theme(lambda name: f"var(--{name})"),
+    }
+
+
+def _charts(study: Study, measures: Sequence[Measure]) -> dict[str, Spec]:
+    """Return the charts of a page; what is chosen there is an object ``{"$": its name}``."""
+    shown = DrawnMeasure(*({"$": name} for name in DrawnMeasure._fields))
+    sketch = Sketch(study, _colour, lambda name: f"var(--{name})", has_legend=False)
+    cost = next((n for n, measure in enumerate(measures) if measure.name == COST), None)
+    charts = {
+        "over-load": of_study.over_load(sketch, shown),
+        "speed-up": of_study.speed_up(sketch, shown),
+        "crossover": of_study.crossover(sketch, shown),
+        "cdf": of_study.cdf(sketch),
+        "timeline": of_study.timeline(sketch),
+        "breakdown": of_study.breakdown(sketch),
+        **({} if cost is None else {"cost": of_study.cost(sketch, shown, cost)}),
+        **({} if study.capacity is None else {"capacity": of_study.capacity(sketch)}),
+        **({} if study.plan is None else {"what-ifs": of_study.what_ifs(sketch)}),
+    }
+    return {name: {"$schema": SCHEMA, **chart} for name, chart in charts.items()}
+
+
+def _colour(style: Style) -> str:
+    return f"light-dark({style.light}, {style.dark})"
+
+
+def _told(thing: Axis | Point | Study, *names: str) -> dict[str, Any]:
+    return {name: getattr(thing, name) for name in names}
+
+
+def _unit(study: Study, measure: Measure) -> str:
+    if measure.name != COST:
+        return measure.unit
+    target = study.capacity and study.capacity["target_rate"]
+    return f"{study.currency} {measure.unit}{f' at {target:g} requests/s' if target else ''}"
+
+
+def _hashes(points: Sequence[Point]) -> list[list[Any]]:
+    """Return the hash of each configuration, and where on the axes it stands."""
+    found = {point.config_hash: list(point.places) for point in points}
+    return [[name, places] for name, places in found.items()]

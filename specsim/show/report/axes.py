@@ -48,9 +48,12 @@ def axis_of(role: str, field: str, names: list[str], values: list[Any]) -> Axis:
     if field == _ARRIVALS:
         field, names, values = _spelled_out(names, values)
     title, unit = _LOADS.get(field, (_TITLES.get(field, field), ""))
-    are_numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
-    numbers = [float(value) for value in values] if are_numbers else None
+    numbers = [float(value) for value in values] if _are_numbers(values) else None
     return Axis(role, title, unit, field, shortened(names) if role == HARDWARE else names, numbers)
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
 
 def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], list[Any]]:
@@ -231,7 +234,8 @@ class _Grid:
         self._lengths = [len(next(iter(axis.values()))) for axis in sweep.axes]
         roles = [role_of(list(axis)) for axis in sweep.axes]
         if LOAD not in roles:  # anything else that is counted will do
-            numeric = [n for n, role in enumerate(roles) if role == OTHER and self._is_numeric(n)]
+            values = [next(iter(axis.values())) for axis in sweep.axes]
+            numeric = [n for n, r in enumerate(roles) if r == OTHER and _are_numbers(values[n])]
             roles = [LOAD if n in numeric[:1] else role for n, role in enumerate(roles)]
         several = [n for n, role in enumerate(roles) if role == LOAD]
         roles = [OTHER if n in several[1:] else role for n, role in enumerate(roles)]
@@ -264,10 +268,6 @@ class _Grid:
     def profiles(self, configs: dict[int, dict[str, Any]]) -> list[str]:
         found = {self.places(n)[0]: str(config["profile"]) for n, config in configs.items()}
         return [profile for _, profile in sorted(found.items())]
-
-    def _is_numeric(self, number: int) -> bool:
-        values = next(iter(self._sweep.axes[number].values()))
-        return all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
 
     def _axis(self, role: str, group: list[int]) -> Axis:
         fields = [self._main_field(number, role) for number in group]

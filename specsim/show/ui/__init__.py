@@ -1,8 +1,14 @@
-"""Ui: an experiment that is simulated again while its load, lengths and policy are being moved."""
+"""Ui: an experiment that is simulated again while its load, lengths and policy are being moved.
+
+The playground has some settings moved, and what comes of it beside policy off; the server shows it.
+"""
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from errno import EADDRINUSE
+from functools import cached_property
 from hmac import compare_digest
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -10,12 +16,254 @@ from itertools import count
 from pathlib import Path
 from secrets import token_urlsafe
 from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.reading import UnreadableError, parse_json
-from specsim.core.settings import validated
+from specsim.core.resources import resource_names
+from specsim.core.settings import Settings, nearest, validated
+from specsim.policies.off import Off
+from specsim.profile import Profile, load_profile
+from specsim.results.metrics import (
+    Slo,
+    distributions,
+    keeps_limits,
+    latencies,
+    latency_statistics,
+    limited,
+)
+from specsim.run.deployment import drafter_profile
+from specsim.run.experiment import Experiment
+from specsim.run.summary import Summary, step_times, summarized
 from specsim.show import filled, read_web
-from specsim.show.ui.playground import Moved, Playground
+from specsim.show.report.axes import pools_of, title_of
+from specsim.study.capacity import Prices
+from specsim.study.capacity.choices import promise_words
+from specsim.study.compare import on_one_engine
+from specsim.study.paired import speed_up
+
+NUM_REQUESTS = 1000
+ATTAINMENT = 0.99  # share of the requests that keep all limits where the SLO is called met
+_MOST_KEPT = 64  # runs: a move of the SLO needs none, and one of the policy only its own
+_ALPHA = 0.62  # of an experiment without acceptance: that of example.yaml
+
+
+class Moved(Settings):
+    """What a reader has moved; the rest stays as the experiment has it."""
+
+    rate: float | None = Field(default=None, gt=0, le=10_000)
+    """Requests per second; arrivals that have no rate become a Poisson process."""
+    prompt: int | None = Field(default=None, ge=1, le=32_768)
+    """Mean tokens; lengths become lognormal, as wide as they were."""
+    output: int | None = Field(default=None, ge=1, le=8_192)
+    alpha: float | None = Field(default=None, ge=0, le=1)
+    """Any acceptance model becomes this Bernoulli one."""
+    gpu: str | None = None
+    """A profile of the same model."""
+    policy: Literal["off", "static", "goodput"] | None = None
+    k: int | None = Field(default=None, ge=1, le=32)
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    num_requests: int | None = Field(default=None, ge=20, le=NUM_REQUESTS)
+    """Only so many of the first ones: a sketch, until all are simulated."""
+
+
+@dataclass
+class Playground:
+    """An experiment of at most `NUM_REQUESTS` requests, and the last runs of it."""
+
+    experiment: Experiment
+    prices: Prices = field(default_factory=lambda: Prices.load(None))
+    limit_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the requests that must keep a limit, in place of `ATTAINMENT` jointly."""
+    _runs: dict[str, Summary] = field(default_factory=dict)
+    _profiles: dict[str, Profile] = field(default_factory=dict)
+    _simulated: int = 0
+
+    def __post_init__(self) -> None:
+        own = self.experiment.workload
+        count = min(own.num_requests or NUM_REQUESTS, NUM_REQUESTS)
+        short = own.model_copy(update={"num_requests": count})
+        self.experiment = self.experiment.replace(workload=short)
+
+    @cached_property
+    def _lens(self) -> dict[str, NDArray[np.int64]]:
+        trace = self.experiment.workload.build(self.experiment.seed)
+        return {"prompt": trace.prompt_lens, "output": trace.output_lens}
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Profiles of the same model on as many GPUs, the experiment's own first."""
+        own = self._profile(self.experiment.profile)
+        suffix = "" if own.tensor_parallel_size == 1 else f"-tp{own.tensor_parallel_size}"
+        others = resource_names("profiles", f"*/{own.model}{suffix}.yaml")
+        return list(dict.fromkeys([self.experiment.profile, *others]))
+
+    def start(self) -> dict[str, Any]:
+        """Return where the controls stand before a move, None of what has no number; the title."""
+        own, proposer = self.experiment, self.experiment.engine.speculative_config
+        limit = proposer.num_speculative_tokens if proposer else None
+        return {
+            "title": title_of(own.to_dict(), [own.profile]),
+            "rate": getattr(own.workload.arrivals, "rate", None),
+            **{name: round(float(lens.mean())) for name, lens in self._lens.items()},
+            "alpha": getattr(own.acceptance, "alpha", None),
+            "gpu": own.profile,
+            "policy": own.effective_policy.kind,
+            "k": getattr(own.effective_policy, "k", None) or limit,
+            **{name: getattr(own.slo, name, None) for name in ("ttft_ms", "tpot_ms")},
+            "profiles": self._names,
+            "num_requests": own.workload.num_requests,
+        }
+
+    def moved(self, to: Moved) -> Experiment:
+        """Return the experiment as it stands; a ConfigError if it is none."""
+        data = self.experiment.to_dict()
+        workload = data["workload"]
+        if to.num_requests is not None:
+            workload["num_requests"] = min(to.num_requests, workload["num_requests"])
+        if to.rate is not None:
+            own = workload["arrivals"]
+            kept = own if "rate" in own else {"kind": "poisson"}
+            workload["arrivals"] = {**kept, "rate": to.rate}
+        if to.prompt or to.output or (to.rate is not None and "lengths" not in workload):
+            workload["lengths"] = {"kind": "lognormal"} | {
+                name: {
+                    "mean": getattr(to, name) or float(lens.mean()),
+                    "sigma": round(float(np.std(np.log(np.maximum(lens, 1)))), 4),
+                }
+                for name, lens in self._lens.items()
+            }
+        if to.gpu is not None:
+            if to.gpu not in self._names:
+                raise ConfigError(f"gpu = '{to.gpu:.100}': {nearest(to.gpu, self._names)}")
+            data["profile"] = to.gpu
+        limits = to.model_dump(include={"ttft_ms", "tpot_ms"}, exclude_none=True)
+        if limits:
+            data["slo"] = {**data.get("slo", {}), **limits}
+        if to.alpha is not None:
+            data["acceptance"] = {"kind": "bernoulli", "alpha": to.alpha}
+        if to.policy is not None or to.k is not None:
+            self._move_policy(data, to)
+        return Experiment.parse(data, "as moved")
+
+    def _move_policy(self, data: dict[str, Any], to: Moved) -> None:
+        """Change policy and k in place; what speculation needs comes with it."""
+        if to.policy is not None:
+            data["policy"] = {"kind": to.policy}
+        elif "policy" in data:
+            data["policy"].pop("k", None)
+        if to.policy == "off":
+            return
+        known = self._profile(data["profile"]).drafts
+        method = next(iter(known), "eagle3") if "eagle3" not in known else "eagle3"
+        proposer = data["engine"].setdefault("speculative_config", {"method": method})
+        proposer.pop("num_speculative_tokens_per_batch_size", None)
+        proposer["num_speculative_tokens"] = to.k or proposer.get("num_speculative_tokens", 3)
+        data.setdefault("acceptance", {"kind": "bernoulli", "alpha": _ALPHA})
+
+    def answer(self, to: Moved, on_progress: Callable[[int], None] | None = None) -> dict[str, Any]:
+        """Return what comes of the experiment as it stands, or raise a SpecsimError; plain values.
+
+        What `on_progress` raises ends the run.
+        """
+        moved = self.moved(to)
+        policy = moved.effective_policy
+        experiment, notes = on_one_engine(moved, {policy.kind: policy, "off": Off()})
+        policies = [policy] if isinstance(policy, Off) else [policy, Off()]
+        before = self._simulated
+        runs = [self._run(experiment.replace(policy=each), on_progress) for each in policies]
+        outcomes = [_outcome(run, moved) for run in runs]
+        means = [[each["e2el"]["mean"]] for each in outcomes]
+        profile = self._profile(moved.profile)
+        gpus = self._gpus_of(moved)
+        prices = self.prices.per_gpu_hour
+        is_priced = gpus.keys() <= prices.keys()
+        cost = sum(prices[gpu] * n for gpu, n in gpus.items()) if is_priced else None
+        slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
+        shares = {name: share for name, share in self.limit_shares.items() if name in slo}
+        tokens_per_hour = 3600 * outcomes[0]["output_throughput"]
+        return {
+            "promise": promise_words(slo, ATTAINMENT, shares),
+            "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),
+            "slo": slo,
+            "speed_up": speed_up(means[1], means[0]).mean if len(means) > 1 else None,
+            "gpus": " + ".join(f"{n} × {gpu}" for gpu, n in gpus.items()),
+            "cost_per_hour": cost,
+            "cost_per_million": None if cost is None else 1e6 * cost / tokens_per_hour,
+            "currency": self.prices.currency,
+            "step_times": step_times(profile),
+            "num_requests": len(runs[0].run.requests),
+            "simulated": self._simulated - before,
+            "warnings": [*notes, *runs[0].warnings],
+            "runs": outcomes,
+        }
+
+    def _gpus_of(self, moved: Experiment) -> dict[str, int]:
+        """Return how many GPUs of which kind all replicas have."""
+        found: Counter[str] = Counter()
+        replicas = pools_of(moved.to_dict()) or {moved.profile: moved.num_engines}
+        for name, number in replicas.items():
+            profile = self._profile(name)
+            found[profile.gpu] += profile.num_gpus * number
+        drafter = drafter_profile(moved.engine.speculative_config, self._profile(moved.profile))
+        if drafter is not None and not isinstance(moved.effective_policy, Off):
+            found[drafter.gpu] += drafter.num_gpus * moved.num_engines
+        return dict(found)
+
+    def _profile(self, name: str) -> Profile:
+        if name not in self._profiles:
+            self._profiles[name] = load_profile(name)
+        return self._profiles[name]
+
+    def _run(self, experiment: Experiment, on_progress: Callable[[int], None] | None) -> Summary:
+        key = experiment.replace(slo=None).hash
+        if key not in self._runs:
+            profile = self._profile(experiment.profile)
+            self._runs[key] = summarized(experiment, profile=profile, on_progress=on_progress)
+            self._simulated += 1
+            if len(self._runs) > _MOST_KEPT:
+                del self._runs[next(iter(self._runs))]
+        return self._runs[key]
+
+
+def _is_kept(run: Summary, slo: Slo, shares: Mapping[str, float]) -> bool:
+    """Return whether enough requests kept the limits, and the server kept up."""
+    reached = limited(run.tables.requests, slo)
+    kept = {name: values <= limit for name, (values, limit) in reached.items()}
+    jointly = [each for name, each in kept.items() if name not in shares]
+    enough = [float(kept[name].mean()) >= share for name, share in shares.items()]
+    if jointly:
+        enough.append(float(np.all(jointly, axis=0).mean()) >= ATTAINMENT)
+    return all(enough) and run.stability != "overloaded"
+
+
+def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:
+    requests = run.tables.requests
+    arrived, ended = np.sort(requests["arrived_at"]), np.sort(requests["ended_at"])
+    times = np.linspace(arrived[0], ended[-1], 160)  # of the requests in the system over time
+    there = np.searchsorted(arrived, times, "right") - np.searchsorted(ended, times, "right")
+    # While requests arrive and the server has filled up: what comes after is no rate of anything.
+    begin, end = (3 * arrived[0] + arrived[-1]) / 4, arrived[-1]
+    answered = requests[(requests["ended_at"] > begin) & (requests["ended_at"] <= end)]
+    if not len(answered):  # all at once
+        begin, end, answered = arrived[0], ended[-1], requests
+    seconds = float(end - begin)
+    return {
+        "label": run.run.experiment.effective_policy.kind,
+        "stability": run.stability,
+        "attainment": float(keeps_limits(run.tables, moved.slo).mean()) if moved.slo else None,
+        **{name: latency_statistics(values) for name, values in latencies(requests).items()},
+        "output_throughput": int(answered["output_len"].sum()) / seconds,
+        "request_throughput": len(answered) / seconds,
+        "quantiles": distributions(requests),
+        "in_system": {"time_s": times.tolist(), "requests": there.tolist()},
+    }
+
 
 _HOST = "127.0.0.1"
 _MOST_BYTES = 4096  # of what the page sends
@@ -148,6 +396,3 @@ def listen(playground: Playground, port: int) -> UiServer:
     except OSError as error:
         why = "is in use" if error.errno == EADDRINUSE else f"cannot be used: {error.strerror}"
         raise ConfigError(f"--port {port}: {why}; give another, or 0 for any") from error
-
-
-__all__ = ["Moved", "Playground", "listen"]

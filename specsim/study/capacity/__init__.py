@@ -3,14 +3,16 @@
 All searches go on side by side, and their simulations on all processes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies import Policy
+from specsim.results.metrics import Slo
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.summary import ROOFLINE
@@ -21,35 +23,26 @@ from specsim.study.capacity.choices import (
     Hardware,
     Prices,
     SloLimits,
+    check_ranges,
     find_hardware,
     parse_slo,
 )
 from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
+from specsim.study.compare import chosen_policies
 from specsim.study.loads import Loads, Trial, check_steady
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
-    "Capacity",
-    "Choices",
-    "Contender",
-    "Found",
-    "Goal",
-    "Hardware",
-    "Prices",
-    "SloLimits",
-    "find_capacity",
-    "find_hardware",
-    "hardware_notes",
-    "model_notes",
-    "parse_slo",
-    "refined",
-    "searched",
+    "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "SloLimits",
+    "capacity", "find_capacity", "find_hardware", "hardware_notes", "model_notes", "parse_slo",
+    "refined", "searched",
 ]  # fmt: skip
 
 _START_CLIENTS = 16
 _ROUNDS = 6  # requests per client of a closed loop
+_REQUESTS, _MOST_REQUESTS = 2000, 64_000
 
 
 @dataclass(frozen=True)
@@ -79,11 +72,7 @@ class Contender:
         return self._tasks(count, self.loads.closed_trials(self.policy, count, count))
 
     def _tasks(self, load: float, trials: list[Trial]) -> list[Task]:
-        profile, goal = self.hardware.profile, self.goal
-        return [
-            Task(load, trial, profile, goal.slo, goal.attainment, goal.limit_shares)
-            for trial in trials
-        ]
+        return [Task(load, trial, self.hardware.profile, self.goal) for trial in trials]
 
     def search(self, saturated: LoadProbe | None) -> Search:
         count = self.goal.num_requests
@@ -93,6 +82,48 @@ class Contender:
             # A server that holds many requests at once takes long to be steady.
             count = max(count, FILLS * max(run.most_running for run in saturated.runs))
         return explore(saturated.requests_per_second, self.goal, count)
+
+
+def capacity(  # noqa: PLR0913 - the options of a command
+    experiment: Experiment,
+    *,
+    slo: str | Slo | None = None,
+    attainment: float = 0.99,
+    gpus: Sequence[str] = (),
+    policies: Sequence[str] | None = None,
+    is_closed: bool = False,
+    qps: float | None = None,
+    prices: Path | str | None = None,
+    tolerance: float = 0.02,
+    replications: int = 5,
+    num_requests: int | None = None,
+    max_requests: int = _MOST_REQUESTS,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> Capacity:
+    """Return the largest load within limits that each hardware sustains under each policy.
+
+    SloLimits, GPUs or profiles, and policies (in short form) are the experiment's where none are
+    given. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
+
+    Args:
+        is_closed: Whether to vary the number of clients, not the rate.
+        qps: Requests per second to count replicas for.
+        num_requests: Of each run; by default runs grow until the answer stops moving.
+    """
+    limits = experiment.slo if slo is None else slo
+    if limits is None:
+        raise ConfigError(
+            "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
+        )
+    own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
+    check_ranges(attainment, tolerance, qps)
+    count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
+    lengths = replications, count, None if num_requests else max_requests
+    goal = Goal(own.slo, attainment, tolerance, is_closed, qps, *lengths, limit_shares=own.shares)
+    chosen = chosen_policies(policies, experiment.effective_policy)
+    choices = Choices(find_hardware(experiment, list(gpus)), chosen, Prices.load(prices))
+    return find_capacity(experiment, goal, choices, workers=workers, on_progress=on_progress)
 
 
 def find_capacity(

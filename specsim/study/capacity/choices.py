@@ -56,7 +56,6 @@ class Goal:
     """Share that must keep a limit, by its name, such as ``ttft_ms``."""
 
     def share_of(self, limit: str) -> float:
-        """Return the share of the requests that must keep a limit."""
         return self.limit_shares.get(limit, self.attainment)
 
     def replicas_for(self, capacity: float) -> int | None:
@@ -148,6 +147,17 @@ def _milliseconds(value: str, unit: str | None) -> float | str:
         return float(value) * _UNITS[unit or "ms"]
     except ValueError:
         return value
+
+
+def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:
+    """Raise a ConfigError unless what options say lies where it may."""
+    for option, value, rule, holds in (
+        ("--attainment", attainment, "above 0 and at most 1", 0 < attainment <= 1),
+        ("--tolerance", tolerance, "from 0.001 to 0.5", 0.001 <= tolerance <= 0.5),
+        ("--qps", qps, "above 0 and at most 1,000,000", qps is None or 0 < qps <= 1e6),
+    ):
+        if not holds:
+            raise ConfigError(f"{option} {value}: must be {rule}")
 
 
 class Prices(Settings):

@@ -15,7 +15,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices, percentile
 from specsim.study.capacity.probe import Interval, LoadProbe
-from specsim.study.capacity.search import Answer, Bracket
+from specsim.study.capacity.search import Answer
 
 T = TypeVar("T")
 
@@ -78,7 +78,7 @@ class Offer:
         return self.cost if self.cost_at_target is None else self.cost_at_target
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Found:
     """What one hardware sustains under one policy."""
 
@@ -88,23 +88,29 @@ class Found:
     price: float | None  # per GPU and hour; of pools of different GPUs, the mean
     goal: Goal
 
-    @property
-    def bracket(self) -> Bracket:
-        return self.answer.bracket
-
-    @property
-    def probes(self) -> list[LoadProbe]:
-        return self.answer.probes
-
-    @cached_property
-    def at_capacity(self) -> LoadProbe | None:
+    def __post_init__(self) -> None:
+        goal, between, load = self.goal, self.answer.interval, self.answer.bracket.sustained
+        self.bracket, self.probes = self.answer.bracket, self.answer.probes
+        self.at_capacity = self.answer.at(load)
         """The largest sustained load; None if there is none."""
-        return self.answer.at(self.bracket.sustained)
-
-    @cached_property
-    def beyond_capacity(self) -> LoadProbe | None:
+        self.beyond_capacity = self.answer.at(self.bracket.exceeded)
         """The smallest load that was not sustained; None if there is none."""
-        return self.answer.at(self.bracket.exceeded)
+        self.rate: float | None = None
+        """Requests per second that one replica sustains; None if it sustains no load."""
+        self.interval: Interval | None = None
+        """The 95 % interval of `rate`, requests per second; None where nothing says how sure."""
+        self.replicas: int | None = None
+        """Replicas for the target rate; None without one, or if no load is sustained."""
+        self.at_target: LoadProbe | None = None
+        """The load of each of the replicas for the target rate; None if it was not tried."""
+        if self.at_capacity is None or load is None:
+            return
+        self.rate = self.rate_of(self.at_capacity)
+        # In a closed loop requests follow from clients, at most in proportion.
+        self.interval = between and between.times(self.rate / load)
+        self.replicas = goal.replicas_for(self.rate)
+        if goal.target_rate is not None and self.replicas is not None:
+            self.at_target = self.answer.at(goal.target_rate / self.replicas)
 
     @property
     def is_limited_by_length(self) -> bool:
@@ -136,20 +142,6 @@ class Found:
         """How far each limit is at the capacity, as a share of the limit."""
         return {} if self.at_capacity is None else self.at_capacity.margins(self.goal.slo)
 
-    @cached_property
-    def interval(self) -> Interval | None:
-        """The 95 % interval of `rate`, requests per second; None where nothing says how sure."""
-        own, rate, load = self.answer.interval, self.rate, self.bracket.sustained
-        if own is None or rate is None or load is None:
-            return None
-        # In a closed loop requests follow from clients, at most in proportion.
-        return own.times(rate / load)
-
-    @property
-    def rate(self) -> float | None:
-        """Requests per second that one replica sustains; None if it sustains no load."""
-        return None if self.at_capacity is None else self.rate_of(self.at_capacity)
-
     def rate_of(self, probe: LoadProbe) -> float:
         return probe.requests_per_second if self.goal.is_closed else probe.load
 
@@ -171,18 +163,6 @@ class Found:
             for probe in self.probes
             if probe is self.at_capacity or (probe.load <= highest and probe.is_sustained)
         ]
-
-    @property
-    def replicas(self) -> int | None:
-        """Replicas for the target rate; None without one, or if no load is sustained."""
-        return None if self.rate is None else self.goal.replicas_for(self.rate)
-
-    @cached_property
-    def at_target(self) -> LoadProbe | None:
-        """The load of each of the replicas for the target rate; None if it was not tried."""
-        if self.goal.target_rate is None or self.replicas is None:
-            return None
-        return self.answer.at(self.goal.target_rate / self.replicas)
 
     @property
     def replicas_interval(self) -> tuple[int, int] | None:

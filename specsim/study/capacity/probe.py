@@ -1,7 +1,7 @@
 """Probes: one load of one server, simulated several times; what two say of the capacity."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from math import exp, inf, log
 from statistics import fmean
 from typing import NamedTuple
@@ -13,10 +13,11 @@ from specsim.profile import Profile
 from specsim.profile.model_error import UsualStep
 from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
-from specsim.results.stability import Balance, Stability, arrival_order, together, warm_up_of
+from specsim.results.stability import Balance, arrival_order, together, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.summary import Beyond, summarized
+from specsim.study.capacity.choices import Goal
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
 from specsim.workload.arrivals.patterns import ClosedLoop
@@ -29,21 +30,13 @@ _FULL = 0.9  # of the KV cache, at the largest step
 BACKLOG = "backlog"
 
 
-@dataclass(frozen=True)
-class Task:
-    """One simulation, and the limits that its requests are held against."""
+class Task(NamedTuple):
+    """One simulation, and the goal whose limits its requests are held against."""
 
     load: float
     trial: Trial
     profile: Profile
-    slo: Slo
-    attainment: float
-    """Share of the requests that must keep all limits, but for those with a share of their own."""
-    limit_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share that must keep a limit, by its name, such as ``ttft_ms``."""
-
-    def share_of(self, name: str) -> float:
-        return self.limit_shares.get(name, self.attainment)
+    goal: Goal
 
 
 class Promise(NamedTuple):
@@ -90,11 +83,26 @@ class LoadRun:
     usual_step: UsualStep | None = None
 
 
-@dataclass(frozen=True)
 class LoadProbe:
-    """A load that was tried: runs with different seeds."""
+    """A load that was tried, in runs with different seeds, and what these come to in the mean."""
 
-    runs: tuple[LoadRun, ...]
+    def __init__(self, runs: tuple[LoadRun, ...]) -> None:
+        first, self.runs = runs[0], runs
+        self.load, self.num_requests = first.load, first.num_requests  # requests/s or clients
+        self.attainment = 1.0 - self.mean(lambda run: run.missed)
+        """Share of the steady requests that kept all limits."""
+        self.requests_per_second = self.mean(lambda run: run.requests_per_second)
+        self.mean_output_len = self.mean(lambda run: run.mean_output_len)  # tokens per request
+        self.latencies_ms = self._means(lambda run: run.latencies_ms)
+        self.reached_ms = self._means(lambda run: run.reached_ms)
+        missed = self._means(lambda run: {n: each.missed for n, each in run.promises.items()})
+        self.promises = {n: Promise(each, first.promises[n].share) for n, each in missed.items()}
+        self.keeps_promises = all(each.is_kept for each in self.promises.values())
+        self.stability = together(run.balance.stability for run in runs)
+        self.is_overloaded = self.stability == "overloaded"
+        self.is_too_short = any(run.is_too_short for run in runs)
+        waited_for = sorted(run.resource for run in runs)
+        self.resource = max(waited_for, key=waited_for.count)  # in most runs
 
     def without(self, number: int) -> "LoadProbe":
         return LoadProbe(self.runs[:number] + self.runs[number + 1 :])
@@ -107,80 +115,17 @@ class LoadProbe:
         return {name: fmean(one[name] for one in each) for name in each[0]}
 
     @property
-    def load(self) -> float:
-        """Requests/s or clients."""
-        return self.runs[0].load
-
-    @property
-    def num_requests(self) -> int:
-        return self.runs[0].num_requests
-
-    @property
-    def attainment(self) -> float:
-        """Share of the steady requests that kept all limits."""
-        return 1.0 - self.mean(lambda run: run.missed)
-
-    @property
-    def stability(self) -> Stability:
-        return together(run.balance.stability for run in self.runs)
-
-    @property
-    def is_overloaded(self) -> bool:
-        return self.stability == "overloaded"
-
-    @property
-    def is_too_short(self) -> bool:
-        return any(run.is_too_short for run in self.runs)
-
-    @property
-    def requests_per_second(self) -> float:
-        return self.mean(lambda run: run.requests_per_second)
-
-    @property
-    def mean_output_len(self) -> float:
-        """Tokens per request."""
-        return self.mean(lambda run: run.mean_output_len)
-
-    @property
-    def latencies_ms(self) -> dict[str, float]:
-        """Mean over the runs of ``mean_e2el_ms``, ``p99_ttft_ms`` and so on."""
-        return self._means(lambda run: run.latencies_ms)
-
-    @property
-    def reached_ms(self) -> dict[str, float]:
-        """Of each limited metric, the quantile at its share, mean over the runs."""
-        return self._means(lambda run: run.reached_ms)
-
-    @property
     def beyond(self) -> Beyond:
         return Beyond.over([run.beyond for run in self.runs])
-
-    @property
-    def promises(self) -> dict[str, Promise]:
-        """What was promised, with the mean over the runs of what missed it."""
-        missed = self._means(lambda run: {n: each.missed for n, each in run.promises.items()})
-        known = self.runs[0].promises
-        return {name: Promise(each, known[name].share) for name, each in missed.items()}
-
-    @property
-    def keeps_promises(self) -> bool:
-        """Whether enough requests kept their limits."""
-        return all(each.is_kept for each in self.promises.values())
 
     @property
     def binds(self) -> str:
         """The limit that is missed most beyond its promise; ``backlog`` if enough keep all."""
         if self.keeps_promises:
             return BACKLOG
-        promises, misses = self.promises, self._means(lambda run: run.missed_by)
-        own = {name: promises.get(name) or promises[ALL] for name in misses}
+        misses = self._means(lambda run: run.missed_by)
+        own = {name: self.promises.get(name) or self.promises[ALL] for name in misses}
         return max(misses, key=lambda name: misses[name] / max(1.0 - own[name].share, _LEAST))
-
-    @property
-    def resource(self) -> str:
-        """What a waiting request waits for, in most runs."""
-        names = [run.resource for run in self.runs]
-        return max(sorted(set(names)), key=names.count)
 
     @property
     def is_sustained(self) -> bool:
@@ -190,8 +135,7 @@ class LoadProbe:
     def margins(self, slo: Slo) -> dict[str, float]:
         """Return how far each limited metric is from its limit, as a share of that."""
         limits = slo.model_dump(exclude_none=True)
-        reached = self.reached_ms
-        return {name: 1.0 - reached[name] / limit for name, limit in limits.items()}
+        return {name: 1.0 - self.reached_ms[name] / limit for name, limit in limits.items()}
 
 
 def measure(task: Task) -> LoadRun:
@@ -205,20 +149,20 @@ def measure(task: Task) -> LoadRun:
     start, end = steady_window(requests, arrivals)
     ended_at = requests["ended_at"]
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
-    reached = limited(steady, task.slo)
+    reached = limited(steady, task.goal.slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}
     most_running, resource = _waited_for(tables, summary.run.deployment)
     if pools is not None:
-        resource = _pool_of(pools, missed, 1.0 - task.share_of("tpot_ms"))
+        resource = _pool_of(pools, missed, 1.0 - task.goal.share_of("tpot_ms"))
     return LoadRun(
         load=task.load,
         num_requests=len(requests),
         num_steady=len(steady),
         missed=float(np.any(list(missed.values()), axis=0).mean()),
         missed_by={name: float(each.mean()) for name, each in missed.items()},
-        promises=_promises(task, missed),
+        promises=_promises(task.goal, missed),
         reached_ms={
-            name: float(np.quantile(values, task.share_of(name)))
+            name: float(np.quantile(values, task.goal.share_of(name)))
             for name, (values, _) in reached.items()
         },
         balance=summary.balance,
@@ -323,16 +267,16 @@ class Interval:
         return Interval(self.estimate, self.low * min(1.0, moved), self.high * max(1.0, moved))
 
 
-def _promises(task: Task, missed: dict[str, NDArray[np.bool_]]) -> dict[str, Promise]:
+def _promises(goal: Goal, missed: dict[str, NDArray[np.bool_]]) -> dict[str, Promise]:
     own = {
-        name: Promise(float(each.mean()), task.share_of(name))
+        name: Promise(float(each.mean()), goal.share_of(name))
         for name, each in missed.items()
-        if name in task.limit_shares
+        if name in goal.limit_shares
     }
     together = [each for name, each in missed.items() if name not in own]
     if not together:
         return own
-    return {ALL: Promise(float(np.any(together, axis=0).mean()), task.attainment), **own}
+    return {ALL: Promise(float(np.any(together, axis=0).mean()), goal.attainment), **own}
 
 
 def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:

@@ -132,7 +132,6 @@ class Suite(Settings):
         return Experiment.parse(config, where)
 
     def seeds(self, name: str) -> list[int]:
-        """Return the seed of each replication of a scenario."""
         first = self.experiment(name).seed
         return list(range(first, first + self.replications))
 

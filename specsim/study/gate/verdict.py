@@ -8,7 +8,7 @@ metrics and scenarios it looks at. With a single seed there is no interval, and 
 decides.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from math import inf, isfinite
@@ -19,9 +19,17 @@ from xml.etree import ElementTree as Xml
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
-from specsim.core.settings import flattened
+from specsim.core.settings import check_used, flattened
 from specsim.run.experiment import Experiment
-from specsim.study.gate import METRICS, GateResults, ScenarioResults, Suite, Tolerances
+from specsim.study.gate import (
+    METRICS,
+    GateResults,
+    ScenarioResults,
+    Suite,
+    Tolerances,
+    parse_tolerances,
+    run_suite,
+)
 from specsim.study.inputs import Input, inputs_of
 from specsim.study.paired import mean_and_half_width, student_t
 
@@ -96,6 +104,38 @@ class GateVerdict:
             "notes": self.notes,
             "comparisons": [each.to_dict() for each in self.comparisons],
         }
+
+
+def gate(
+    baseline: Path | str | GateResults,
+    suite: Path | str,
+    *,
+    overrides: Iterable[str] = (),
+    tolerances: Mapping[str, float] | None = None,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> GateVerdict:
+    """Say whether a suite, run with the seeds of a baseline, is worse.
+
+    Args:
+        suite: A YAML file, or the results of one, JSON, which are compared as they are, without
+            overrides.
+        tolerances: By metric, in place of the suite's own.
+    """
+    before = baseline if isinstance(baseline, GateResults) else GateResults.load(Path(baseline))
+    path, set_fields = Path(suite), list(overrides)
+    given = parse_tolerances(f"{name}={share}" for name, share in (tolerances or {}).items())
+    if path.suffix == ".json":
+        if set_fields:
+            raise ConfigError("--set: cannot be used with results; name a suite, YAML")
+        return judge(before, GateResults.load(path), before.tolerances | given)
+    current = Suite.load(path, set_fields)
+    notes = check_same_suite(before, current)
+    if any(old.seeds[0] != current.seeds(name)[0] for name, old in before.scenarios.items()):
+        check_used(set_fields, ["seed"], "the baseline sets")
+    allowed = (current.tolerances or before.tolerances) | given
+    found = run_suite(current, allowed, baseline=before, workers=workers, on_progress=on_progress)
+    return judge(before, found, allowed, notes)
 
 
 def judge(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil, inf
+from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
@@ -14,17 +15,11 @@ from specsim.core.runner import Runner
 from specsim.study.capacity import Capacity, Contender, Found, hardware_notes, refined, searched
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.candidates import (
-    FIRST_K,
-    Option,
-    Question,
-    goal_of,
-    later_policies,
-    offered,
-)
+from specsim.study.plan.candidates import FIRST_K, Option, goal_of, later_policies, offered
+from specsim.study.plan.question import Question, question_of
 from specsim.study.plan.what_if import MOVED
 
-__all__ = ["Option", "Plan", "Question", "make_plan"]
+__all__ = ["Option", "Plan", "Question", "make_plan", "plan", "question_of"]
 
 _SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
@@ -51,6 +46,18 @@ class _Screened:
 
     def least(self, names: Iterable[str], factor: float) -> float:
         return min((self.cost(name, factor) for name in names), default=inf)
+
+
+def plan(
+    *,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    **asked: Any,
+) -> Plan:
+    """Return which GPUs, and how many, serve what is asked (see `question_of`) at least cost."""
+    question = question_of(**asked)
+    return make_plan(question, workers=workers, on_progress=on_progress, on_stage=on_stage)
 
 
 def make_plan(
@@ -241,7 +248,6 @@ def _rank(screened: _Screened, name: str) -> tuple[float, bool, float]:
 def _refined(
     options: list[Option], screened: _Screened, question: Question, runner: Runner
 ) -> list[Found]:
-    """Search to the end."""
     goal = replace(
         goal_of(question),
         tolerance=_TOLERANCE,

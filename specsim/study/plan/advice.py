@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from specsim.study.capacity import Found, Hardware
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
-from specsim.study.plan.traffic import NAMES
+from specsim.study.plan.question import NAMES
 
 
 class _Fields(BaseModel):
@@ -75,13 +75,13 @@ class WhatIf(_Fields):
 
     kind: Literal["load", "step times", "acceptance"]
     what: str  # in words
-    hardware: str | None  # None of nothing that keeps the limits
-    policy: str | None
-    rented: str  # in words: GPUs and speculation
-    gpus: int | None
-    cost_per_hour: float | None
-    is_searched: bool  # False where it was seen in short runs alone
-    is_other: bool  # hardware or speculation, than what is rented now
+    hardware: str | None = None  # None of nothing that keeps the limits
+    policy: str | None = None
+    rented: str = "nothing keeps the limits"  # in words: GPUs and speculation
+    gpus: int | None = None
+    cost_per_hour: float | None = None
+    is_searched: bool = False  # False where it was seen in short runs alone
+    is_other: bool = True  # hardware or speculation, than what is rented now
     times_as_fast: float | None = None  # than no speculation on that hardware, in that world
 
 

@@ -21,8 +21,8 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option, Question
-from specsim.study.plan.named_models import shape_note
+from specsim.study.plan.candidates import Option
+from specsim.study.plan.question import Question, shape_note
 from specsim.study.plan.what_if import (
     WORTH,
     Grounds,
@@ -99,7 +99,6 @@ class Plan:
 
     @cached_property
     def advice(self) -> Advice:
-        """The answer."""
         question, names = self.question, self._shown
         choices = [self._choice(name) for name in names]
         taken = None if self.taken is None else names.index(self.taken)
@@ -116,7 +115,7 @@ class Plan:
             choices=[*choices, *self._impossible()],
             taken=taken,
             off_from=self._off_from(),
-            not_shown_cheaper_than=[self._said(name) for name in self.ties],
+            not_shown_cheaper_than=[option_words(self.options[name]) for name in self.ties],
             what_ifs=[] if grounds is None else what_ifs(grounds),
             other_prices=[] if grounds is None else other_prices(grounds),
             day=day_advice(grounds, question.day) if grounds and question.day else None,
@@ -225,9 +224,6 @@ class Plan:
             for gpu in self.question.gpus
             if gpu not in tried
         ]
-
-    def _said(self, name: str) -> str:
-        return option_words(self.options[name])
 
     def _assumptions(self, shown: list[str]) -> list[str]:
         presets: dict[str, list[str]] = {}

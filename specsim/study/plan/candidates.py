@@ -1,6 +1,6 @@
 """Candidates: on which GPUs, with which drafter and how many tokens, a model could be served."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,15 +11,12 @@ from specsim.policies import POLICIES
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions
 from specsim.profile.from_tables import HOST_TIMES
-from specsim.results.metrics import Slo
 from specsim.run.experiment import POOLS, Experiment
-from specsim.study.capacity import Contender, Goal, Hardware, Prices
+from specsim.study.capacity import Contender, Goal, Hardware
 from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
-from specsim.study.plan.command import ServerCommand, unknown_fields
-from specsim.study.plan.day import Day
-from specsim.study.plan.named_models import context_of, key_of, model_of, of_longest, weights_of
-from specsim.study.plan.traffic import NAMES, Traffic
+from specsim.study.plan.command import unknown_fields
+from specsim.study.plan.question import NAMES, Question, context_of, key_of, of_longest
 
 PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
 FIRST_K = 3
@@ -39,36 +36,6 @@ _UNKNOWN = "YOUR-"  # begins what is to be replaced
 SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # where the server has no such policy
 _REQUESTS = 2000
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
-
-
-@dataclass(frozen=True)
-class Question:
-    """What a plan is asked."""
-
-    command: ServerCommand
-    traffic: Traffic
-    slo: Slo
-    rate: float  # requests per second of the whole service
-    gpus: tuple[str, ...]
-    prices: Prices
-    attainment: float = 0.99
-    seed: int = 0
-    limit_shares: Mapping[str, float] = field(default_factory=dict)
-    """Share of the requests that must keep a limit, in place of `attainment` jointly."""
-    spare_servers: int = 0  # beyond those that the rate takes
-    day: Day | None = None  # in whose highest load `rate` is asked
-    pools: bool = False  # whether to look at prefill and decode on GPUs of their own, too
-    api_price: tuple[float, float] | None = None  # per million prompt and output tokens
-
-    @property
-    def model(self) -> str:
-        """Name of its shape in ``profiles/``."""
-        return model_of(self.command.model)
-
-    @property
-    def weights(self) -> str | None:
-        """How its weights are stored, if not as in that shape."""
-        return self.command.weights or weights_of(self.command.model)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,8 @@ class Day:
         """
         fixed = self._needed(self.peak, capacity) + spare
         scheduled = self._scheduled(capacity) + spare
-        starts = sum(max(0, after - before) for before, after in _around(scheduled))
+        around = pairwise([*scheduled.tolist(), int(scheduled[0])])  # after the last the first
+        starts = sum(max(0, after - before) for before, after in around)
         begun = starts * START_UP / 3600
         scaled = self._scaled(capacity) + spare
         return [
@@ -132,11 +133,6 @@ class Day:
 
 def _ends(counts: NDArray[np.int64]) -> tuple[int, int]:
     return int(counts.min()), int(counts.max())
-
-
-def _around(counts: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return each count with the next, and the last with the first."""
-    return list(pairwise([*counts.tolist(), int(counts[0])]))
 
 
 def read_day(text: str) -> Day:

@@ -22,8 +22,9 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option, Question
+from specsim.study.plan.candidates import Option
 from specsim.study.plan.day import START_UP, Day
+from specsim.study.plan.question import Question
 
 MOVED = (-0.1, 0.1)
 """By how much the chance of each draft token is moved."""
@@ -87,40 +88,20 @@ def _worlds(grounds: Grounds) -> list[_World]:
         for load in _LOADS
     ]
     spread = grounds.tried[grounds.taken][1].time_spread
-    if spread is not None:
-        off_by = [exp(sign * QUANTILE * spread) - 1 for sign in (-1, 1)]
-        found += [
-            _World(
-                "step times", f"steps {abs(each):.0%} {'slower' if each > 0 else 'faster'}", sign=s
-            )
-            for s, each in zip((-1, 1), off_by, strict=True)
-        ]
-    found += [
-        _World(
-            "acceptance",
-            f"acceptance {abs(change):g} {'higher' if change > 0 else 'lower'}",
-            moved=change,
-        )
-        for change, own in grounds.moved.items()
-        if own
-    ]
+    for sign in (-1, 1) if spread is not None else ():
+        off_by = exp(sign * QUANTILE * (spread or 0.0)) - 1
+        what = f"steps {abs(off_by):.0%} {'slower' if off_by > 0 else 'faster'}"
+        found.append(_World("step times", what, sign=sign))
+    for change in (change for change, own in grounds.moved.items() if own):
+        what = f"acceptance {abs(change):g} {'higher' if change > 0 else 'lower'}"
+        found.append(_World("acceptance", what, moved=change))
     return found
 
 
 def _what_if(grounds: Grounds, world: _World) -> WhatIf:
     offers = [offer for name in grounds.candidates() if (offer := _offer(grounds, world, name))]
     if not offers:
-        return WhatIf(
-            kind=world.kind,
-            what=world.what,
-            hardware=None,
-            policy=None,
-            rented="nothing keeps the limits",
-            gpus=None,
-            cost_per_hour=None,
-            is_searched=False,
-            is_other=True,
-        )
+        return WhatIf(kind=world.kind, what=world.what)
     best = _best(offers, grounds.taken)
     option, _ = grounds.tried[best.name]
     none = next((each for each in offers if each.name == f"{option.hardware.label} off"), None)

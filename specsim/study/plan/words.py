@@ -212,7 +212,8 @@ def _on_api(advice: Advice, api: ApiAdvice) -> str:
 def _what_if_notes(advice: Advice) -> list[str]:
     """Return under which doubts the answer stays, what it is under others, and other prices."""
     best, said = advice.best, []
-    same = [each for each in advice.what_ifs if best and _is_same(each, best)]
+    gpus = best and best.gpus
+    same = [each for each in advice.what_ifs if not each.is_other and each.gpus == gpus]
     if same:
         said.append(f"The same answer with {listed([_in_world(each) for each in same])}.")
     said += [
@@ -232,10 +233,6 @@ def _in_world(each: WhatIf) -> str:
     if each.kind != "acceptance" or each.times_as_fast is None:
         return each.what
     return f"{each.what} (then {each.times_as_fast:.2f} times as fast)"
-
-
-def _is_same(each: WhatIf, best: Choice) -> bool:
-    return not each.is_other and each.gpus == best.gpus
 
 
 def listed(texts: list[str]) -> str:

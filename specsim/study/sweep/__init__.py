@@ -1,7 +1,7 @@
 """Sweeps: one experiment along several axes, point by point, resumable."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -23,8 +23,8 @@ from specsim.results.folder import StepsTable, described, structured_columns
 from specsim.results.metrics import distributions
 from specsim.results.stability import as_flags, stability_of
 from specsim.results.timeline import over_time
+from specsim.run.checks import check_size
 from specsim.run.simulate import simulate
-from specsim.run.size import check_size
 from specsim.run.summary import Summary
 from specsim.study.inputs import inputs_of
 from specsim.study.sweep.plan import Sweep, SweepPoint, labels
@@ -32,7 +32,7 @@ from specsim.workload import WorkloadConfig
 
 __all__ = [
     "Backend", "LocalProcesses", "Sweep", "SweepFolder", "SweepPoint", "flat_metrics", "labels",
-    "run_point", "run_sweep",
+    "run_point", "run_sweep", "sweep",
 ]  # fmt: skip
 
 
@@ -227,6 +227,20 @@ def _table(records: list[dict[str, Any]]) -> pa.Table:
 def _array(values: list[Any]) -> Any:
     is_real = any(isinstance(value, float) for value in values)
     return pa.array(values, pa.float64() if is_real else None)
+
+
+def sweep(
+    path: Path | str,
+    out: Path | str,
+    *,
+    overrides: Iterable[str] = (),
+    resume: bool = False,
+    workers: int = 1,
+    on_progress: Callable[[int], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Run a sweep, a YAML file, and return a record per point; the folder keeps them."""
+    folder = SweepFolder.create(Path(out), Sweep.load(Path(path), overrides), resume=resume)
+    return run_sweep(folder, LocalProcesses(workers), on_progress)
 
 
 def run_sweep(

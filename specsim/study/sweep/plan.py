@@ -19,9 +19,9 @@ from pydantic import Field, field_validator, model_validator
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import Settings, check_used, overridden, set_field, validated
 from specsim.profile import Profile, load_profile
+from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.size import check_size, estimated_seconds
 from specsim.study.inputs import load_with_base, parts_of
 from specsim.workload.arrivals.patterns import TraceReplay
 from specsim.workload.lengths.distributions import Empirical, TraceRows

@@ -269,7 +269,10 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
         )
 
     def overall(measured: _Measured, label: int | str) -> list[float]:
-        return _overall([measured[name, label] for name in sustained])
+        """Return the geometric mean over loads of each replication's latency."""
+        logs = _logs([measured[name, label] for name in sustained])
+        means: list[float] = np.exp(logs.mean(axis=0)).tolist()
+        return means
 
     own = measure({**{k: fixed_policy(k) for k in ks}, "schedule": schedule}, synchronous=False)
     best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
@@ -302,12 +305,6 @@ def _named_loads(series: LoadSeries) -> dict[str, float]:
     }
     apart = {name: load for name, load in others.items() if not 1 / _NEAR < load / own < _NEAR}
     return {"own": own, **apart}
-
-
-def _overall(groups: list[list[Measurement]]) -> list[float]:
-    """Return the geometric mean over loads of each replication's latency."""
-    means: list[float] = np.exp(_logs(groups).mean(axis=0)).tolist()
-    return means
 
 
 def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:

@@ -192,6 +192,15 @@ class TraceFile:
         except _BROKEN as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
 
+    def objects(self, called: str) -> Iterator[Row]:
+        """Yield the objects of JSON lines, or of a JSON document, each of which is called so."""
+        if self.container == "jsonl":
+            yield from self.rows()
+            return
+        documents = self.document if isinstance(self.document, list) else [self.document]
+        for number, document in enumerate(documents):
+            yield _object(f"{self.path}, {called} {number}", document)
+
     def _parquet_rows(self) -> Iterator[Row]:
         table = parquet_table(self.path, TraceError)
         columns = [column.to_pylist() for column in table.columns]
@@ -221,9 +230,13 @@ class TraceFile:
                 raise TraceError(
                     f"{place}: {error}; the line may have been cut off: correct or remove it"
                 ) from error
-            if not isinstance(values, dict):
-                raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
-            yield Row(place, values)
+            yield _object(place, values)
+
+
+def _object(place: str, values: Any) -> Row:
+    if not isinstance(values, dict):
+        raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
+    return Row(place, values)
 
 
 def _is_json(text: str) -> bool:

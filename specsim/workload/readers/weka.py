@@ -1,6 +1,5 @@
 """Recordings of coding agents: conversations whose calls start sub-agents and wait for them."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, final
 
@@ -40,7 +39,7 @@ class Weka(Reader):
         builder = TraceBuilder(file.path, self.kind)
         calls = _Calls(builder)
         flat: dict[object, list[Row]] = {}
-        for row in _rows(file):
+        for row in file.objects("conversation"):
             if "requests" in row.values:
                 calls.add_conversation(_requests(row), _block_size(row))
             else:
@@ -49,18 +48,6 @@ class Weka(Reader):
             calls.add_conversation(rows, _block_size(rows[0]))
         calls.put()
         return builder.build()
-
-
-def _rows(file: TraceFile) -> Iterator[Row]:
-    if file.container == "jsonl":
-        yield from file.rows()
-        return
-    documents = file.document if isinstance(file.document, list) else [file.document]
-    for number, document in enumerate(documents):
-        place = f"{file.path}, conversation {number}"
-        if not isinstance(document, dict):
-            raise TraceError(f"{place}: holds a {type(document).__name__}, not an object")
-        yield Row(place, document)
 
 
 def _requests(row: Row) -> list[Row]:

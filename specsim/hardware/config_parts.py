@@ -1,79 +1,154 @@
-"""What each layer of a model consists of, and how HuggingFace's ``config.json`` says so."""
+"""What a ``config.json`` says of each layer, and of how weights are stored.
 
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, get_args
+The latter in the words of ``profile build --dtype``: one, of the experts or of all, and what
+differs from it in attention and in dense MLPs: ``nvfp4,attention=bfloat16``.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
-from specsim.hardware.kv_groups import FULL, KINDS, Kind
+from specsim.hardware.model_fields import RATIOS
 
-LayerType = Literal[
-    "full_attention",
-    "sliding_attention",
-    "chunked_attention",
-    "compressed_sparse_attention",
-    "heavily_compressed_attention",
-    "linear_attention",
-    "mamba",
-    "none",
-]
-RATIOS: dict[LayerType, int] = {
-    "compressed_sparse_attention": 4,
-    "heavily_compressed_attention": 128,
+OTHER = "other"
+_ALGORITHMS = {
+    "fp8": "fp8",
+    "fp8_pb_wo": "fp8_block",
+    "fp8_pc_pt": "fp8",
+    "mxfp8": "fp8_block",  # the nearest that was measured: scales of 32 numbers, not of 128
+    "nvfp4": "nvfp4",
+    "w4a16_nvfp4": "nvfp4",
+    "mxfp4": "mxfp4",
+    "w4a16_awq": "int4",
+    "int4_awq": "int4",
+    "modelopt_fp4": "nvfp4",
+}  # fmt: skip
+_PARTS = {
+    "experts": re.compile(r"(?<!shared_)experts(?!_proj)"),
+    "attention": re.compile(r"attn|attention|mixer\W+(?:in|out|[qkvo])_proj"),
+    "mlp": re.compile(r"mlp|shared_expert|ffn|feed_forward"),
 }
-"""Tokens of an entry of the compressed context (DeepSeek-V4)."""
-STATES = ("linear_attention", "mamba")
-MlpType = Literal["dense", "sparse", "both", "none"]
-DENSE: tuple[MlpType, ...] = ("dense",)
-SPARSE: tuple[MlpType, ...] = ("sparse",)
-IndexerType = Literal["full", "shared", "none"]
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-INDEX_BYTES = 4  # of the scale of an index key, beside its numbers of 8 bits
-SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
-KV_KINDS: dict[LayerType, Kind] = {
-    **dict(zip(get_args(LayerType)[:3], KINDS[:3], strict=True)),
-    **dict.fromkeys(RATIOS, FULL),
+_SMALL = re.compile(r"gate$|router|norm|indexer|bias|conv1d|^mtp|vision|visual")
+"""Modules that nobody stores in fewer bits, or that are not of the layers."""
+_BITS_8, _BITS_4, _BLOCK_OF_MXFP4 = 8, 4, 32
+
+
+def precision(data: Mapping[str, Any], num_layers: int, *, has_experts: bool) -> str | None:
+    """Return how weights are stored; None if as ``torch_dtype`` says, `OTHER` if in unknown ways.
+
+    Args:
+        data: Of ``quantization_config``, or of ``hf_quant_config.json``, and ``expert_dtype``.
+    """
+    base = _whole(data)
+    parts = dict.fromkeys(_PARTS, base)
+    listed = data.get("quantized_layers")
+    if isinstance(listed, dict) and listed:
+        parts |= _by_layer(listed, "bfloat16" if base == OTHER else base)
+    elif base != "mxfp4":  # whose word says that only experts are
+        ignored = _texts(data, "ignore", "exclude_modules", "modules_to_not_convert")
+        parts |= dict.fromkeys(_left_out(ignored, num_layers), "bfloat16")
+        if base == "fp8_block" and "quantized_layers" not in data:
+            parts["experts"] = {"fp4": "mxfp4_mxfp8"}.get(data.get("expert_dtype", ""), base)
+    kept = parts if has_experts else {name: parts[name] for name in ("mlp", "attention")}
+    if OTHER in kept.values():
+        return OTHER
+    first = next(iter(kept.values()))
+    others = [f",{name}={word}" for name, word in kept.items() if word != first]
+    return None if {*kept.values()} == {"bfloat16"} else first + "".join(others)
+
+
+def _whole(data: Mapping[str, Any]) -> str:
+    method, algorithm = (
+        str(data.get(name) or OTHER).lower() for name in ("quant_method", "quant_algo")
+    )
+    if method == "fp8":
+        return "fp8_block" if data.get("weight_block_size") else "fp8"
+    if method in ("awq", "gptq", "auto-round") and data.get("bits", data.get("w_bit")) == _BITS_4:
+        return "int4"
+    if method == "bitsandbytes" and data.get("load_in_4bit"):
+        return "int4"
+    if algorithm in _ALGORITHMS:
+        return _ALGORITHMS[algorithm]
+    groups = data.get("config_groups")
+    if isinstance(groups, dict) and groups and algorithm != "mixed_precision":
+        words = {_of_group(group, str(data.get("format"))) for group in groups.values()}
+        return words.pop() if len(words) == 1 else OTHER
+    return _ALGORITHMS.get(method, OTHER)
+
+
+def _of_group(group: Any, form: str) -> str:
+    """Return the word of a group of compressed-tensors."""
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return OTHER
+    bits, kind, form = weights.get("num_bits"), weights.get("type"), group.get("format") or form
+    if (bits, kind) == (_BITS_8, "float"):
+        return "fp8_block" if weights.get("strategy") == "block" else "fp8"
+    if (bits, kind) == (_BITS_4, "float"):
+        is_mx = "mxfp4" in form or weights.get("group_size") == _BLOCK_OF_MXFP4
+        return "mxfp4" if is_mx else "nvfp4"
+    return "int4" if (bits, kind) == (_BITS_4, "int") else OTHER
+
+
+def _by_layer(listed: Mapping[str, Any], rest: str) -> dict[str, str]:
+    """Return what most modules of each part are stored in, where they are listed one by one."""
+    words: dict[str, Counter[str]] = {name: Counter() for name in _PARTS}
+    for module, said in listed.items():
+        algorithm = str(said.get("quant_algo") if isinstance(said, dict) else said).lower()
+        if (part := _part_of(module)) is not None:
+            words[part][_ALGORITHMS.get(algorithm, OTHER)] += 1
+    return {name: each.most_common(1)[0][0] if each else rest for name, each in words.items()}
+
+
+def _left_out(ignored: Iterable[str], num_layers: int) -> list[str]:
+    """Return the parts that most layers do not have in fewer bits."""
+    layers: dict[str, set[str]] = {name: set() for name in _PARTS}
+    whole = set()
+    for module in ignored:
+        part, number = _part_of(module), re.search(r"layers\.(\d+)\.", module)
+        if part is not None and number is None:
+            whole.add(part)
+        elif part is not None and number is not None:
+            layers[part].add(number[1])
+    return [part for part in _PARTS if part in whole or 2 * len(layers[part]) > num_layers]
+
+
+def _part_of(module: str) -> str | None:
+    plain = module.rstrip("*.")
+    if _SMALL.search(plain):
+        return None
+    return next((name for name, words in _PARTS.items() if words.search(plain)), None)
+
+
+def _texts(data: Mapping[str, Any], *names: str) -> list[str]:
+    found = (data.get(name) for name in names)
+    return [str(each) for listed in found if isinstance(listed, list) for each in listed]
+
+
+# Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
+ALIASES = {
+    "num_hidden_layers": ("n_layer",),
+    "hidden_size": ("n_embed",),
+    "intermediate_size": ("ffn_dim",),
+    "num_attention_heads": ("n_head",),
+    "max_position_embeddings": ("seq_length",),
+    "torch_dtype": ("dtype",),
+    "num_experts": ("num_local_experts", "n_routed_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "top_k_experts"),
+    "n_shared_experts": ("num_shared_experts",),
+    "shared_expert_intermediate_size": (
+        "moe_shared_expert_intermediate_size",
+        "share_expert_dim",
+        "shared_intermediate_size",
+    ),
+    "head_dim": ("attention_head_dim",),
+    "mamba_ssm_dtype": ("mamba_ssm_cache_dtype",),
+    "hybrid_override_pattern": ("layers_block_type",),
 }
-
-
-class AttentionWidth(NamedTuple):
-    """How wide the attention of a layer is."""
-
-    num_key_value_heads: int
-    head_dim: int
-    latent_dim: int = 0
-    """Numbers kept of a token for all heads together, in place of keys and values (MLA)."""
-    value_dim: int = 0
-    topk: int = 0
-    """Tokens that a token reads, which an indexer chooses; 0: all."""
-    index_dim: int = 0
-    """Numbers that the layer's own indexer keeps of an entry; 0 where it takes another's choice."""
-    kept: float = 1.0
-    """Entries of a token that are kept beside those of a window; less where they are compressed."""
-
-    def per_gpu(self, tensor_parallel_size: int) -> int:
-        """Return the key-value heads of each of some GPUs, which replicate them if too few."""
-        return -(-self.num_key_value_heads // tensor_parallel_size)
-
-
-class LayerParts(NamedTuple):
-    """What a layer consists of."""
-
-    kind: LayerType
-    mlp_width: int  # of a dense MLP; 0 without
-    has_experts: bool
-    indexer: IndexerType = "none"
-
-
-class LayerMatrix(NamedTuple):
-    """A matrix that every token is multiplied with in some layers, as each GPU has it."""
-
-    name: str
-    outputs: int
-    inputs: int
-    layers: int
-
-
+_MOST_LAYERS = 4096
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
 """Each so many-th layer attends to all."""
@@ -89,18 +164,40 @@ _FFN_MULTIPLE = 256  # to which DeciLM rounds up
 
 
 class LayerLists:
-    """Reads them; a ProfileError names the source.
+    """A ``config.json`` under one name for each field, and what it says of each layer.
 
-    Args:
-        count: Returns a field that must be a whole number above 0.
+    A ProfileError names its source.
     """
 
-    def __init__(
-        self, data: Mapping[str, Any], family: str, source: str, count: Callable[[str], int]
-    ) -> None:
-        self._data, self._type, self._source, self._count = data, family, source, count
+    _data: dict[str, Any]
+    _type: str  # of the model
+    _source: str
 
-    def mlps(self) -> dict[str, Any]:
+    def _count(self, name: str, hint: str = "it is part of every model's config.json") -> int:
+        if name not in self._data:
+            others = ", ".join(ALIASES.get(name, ()))
+            also = f" (or its other names: {others})" if others else ""
+            raise ProfileError(f"{self._source}: '{name}' is missing{also}; add it: {hint}")
+        value = self._data[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise self._wrong(name, repr(value), "a whole number above 0")
+        if name == "num_hidden_layers" and value > _MOST_LAYERS:
+            raise self._wrong(name, str(value), f"at most {_MOST_LAYERS}")
+        return value
+
+    def _given(self, *names: str) -> list[str]:
+        return [name for name in names if self._data.get(name)]
+
+    def _wrong(self, name: str, value: str, rule: str) -> ProfileError:
+        return ProfileError(f"{self._source}: {name} = {value}: must be {rule}; correct it")
+
+    def _strange(self, name: str, what: str) -> ProfileError:
+        return ProfileError(
+            f"{self._source}: '{name}' says that the model has {what}, which is not modelled; fit "
+            "a profile to measured steps instead"
+        )
+
+    def _mlp_lists(self) -> dict[str, Any]:
         """Return which layers have experts, a dense MLP or both; nothing of a dense model."""
         if self._type == "nemotron_h":
             return {"mlp_layer_types": [mlp for _, mlp in self._blocks()]}
@@ -126,10 +223,7 @@ class LayerLists:
             return ["dense" if each == words[0] else "sparse" for each in self._listed(name, words)]
         only = data.get("mlp_only_layers") or []
         if not isinstance(only, list):
-            raise ProfileError(
-                f"{self._source}: mlp_only_layers = {short(only)}: must be a list of layers; "
-                "correct it"
-            )
+            raise self._wrong("mlp_only_layers", short(only), "a list of layers")
         first = self._count("first_k_dense_replace") if data.get("first_k_dense_replace") else 0
         if first >= num_layers:
             raise ProfileError(
@@ -152,10 +246,8 @@ class LayerLists:
         is_list = isinstance(layers, list) and len(layers) == num_layers
         if not is_list or any(each not in words for each in layers):
             said = " or ".join(map(repr, words))
-            raise ProfileError(
-                f"{self._source}: {name} = {short(layers)}: must be a list of {said} for each of "
-                f"num_hidden_layers = {num_layers}; correct it"
-            )
+            each = f"for each of num_hidden_layers = {num_layers}"
+            raise self._wrong(name, short(layers), f"a list of {said} {each}")
         return list(layers)
 
     def _blocks(self) -> list[tuple[str, str]]:
@@ -176,10 +268,8 @@ class LayerLists:
     def _searched(self) -> list[dict[str, Any]]:
         blocks = self._data["block_configs"]
         if not isinstance(blocks, list) or not all(isinstance(each, dict) for each in blocks):
-            raise ProfileError(
-                f"{self._source}: block_configs = {short(blocks)}: must be a list of mappings, one "
-                "for each layer; correct it"
-            )
+            rule = "a list of mappings, one for each layer"
+            raise self._wrong("block_configs", short(blocks), rule)
         return blocks
 
     def _ffn_size(self, ffn: dict[str, Any]) -> int:
@@ -190,7 +280,7 @@ class LayerLists:
         size = 2 * multiple * self._count("hidden_size") // 3
         return int(-(-size // _FFN_MULTIPLE) * _FFN_MULTIPLE)
 
-    def attention(self) -> list[str] | None:
+    def _layer_types(self) -> list[str] | None:
         """Return how each layer attends; None if all do alike."""
         data, num_layers = self._data, self._count("num_hidden_layers")
         if data.get("o_groups"):
@@ -204,10 +294,7 @@ class LayerLists:
             return [words[each] for each in self._listed("hybrid_layer_pattern", (0, 1))]
         types = data.get("layer_types")
         if not isinstance(types, list | None):
-            raise ProfileError(
-                f"{self._source}: layer_types = {types!r}: must be a list with the type of each "
-                "layer; correct it"
-            )
+            raise self._wrong("layer_types", repr(types), "a list with the type of each layer")
         if data.get("index_topk"):  # which says the same
             types = ["full_attention" if "sparse" in str(each) else each for each in types or ()]
         known = _LAYER_TYPES - (
@@ -229,18 +316,14 @@ class LayerLists:
         """Return which layers of DeepSeek-V4 attend to what; MTP layers are listed behind them."""
         words = {0: "sliding_attention", **{ratio: kind for kind, ratio in RATIOS.items()}}
         if (rates := self._data.get("compress_rates", RATIOS)) != RATIOS:
-            raise ProfileError(
-                f"{self._source}: compress_rates = {short(rates)}: must be {RATIOS}; correct it"
-            )
+            raise self._wrong("compress_rates", short(rates), str(RATIOS))
         if "layer_types" in self._data:
             return self._listed("layer_types", tuple(words.values()))
         ratios, num_layers = self._data.get("compress_ratios"), self._count("num_hidden_layers")
         own = ratios[:num_layers] if isinstance(ratios, list) else []
         if len(own) < num_layers or any(each not in words for each in own):
-            raise ProfileError(
-                f"{self._source}: compress_ratios = {short(ratios)}: must be a list of 0, 4 or 128 "
-                f"for each of num_hidden_layers = {num_layers}; correct it"
-            )
+            rule = f"a list of 0, 4 or 128 for each of num_hidden_layers = {num_layers}"
+            raise self._wrong("compress_ratios", short(ratios), rule)
         return [words[each] for each in own]
 
     def _of_block(self, attention: dict[str, Any]) -> str:
@@ -249,7 +332,7 @@ class LayerLists:
                 raise self._strange("block_configs", f"attention with {name}")
         return "none" if attention.get("no_op") else "full_attention"
 
-    def key_value_heads(self) -> int:
+    def _searched_heads(self) -> int:
         """Return the key-value heads of layers that a search chose, which are all alike."""
         attention = [each.get("attention") or {} for each in self._searched()]
         groups = {each.get("n_heads_in_group") for each in attention if not each.get("no_op")}
@@ -257,13 +340,7 @@ class LayerLists:
             raise self._strange("block_configs", "layers with different numbers of key-value heads")
         return self._count("num_attention_heads") // group
 
-    def _strange(self, name: str, what: str) -> ProfileError:
-        return ProfileError(
-            f"{self._source}: '{name}' says that the model has {what}, which is not modelled; fit "
-            "a profile to measured steps instead"
-        )
-
-    def usual(self) -> list[str] | None:
+    def _usual_types(self) -> list[str] | None:
         """Return the type of each layer by the rule of the model's class; None if all slide."""
         num_layers = self._count("num_hidden_layers")
         numbers = range(1, num_layers + 1)
@@ -278,10 +355,8 @@ class LayerLists:
         if every is None:
             return None
         if not (every > 0 if isinstance(every, int) else isinstance(every, str) and every):
-            raise ProfileError(
-                f"{self._source}: sliding_window_pattern = {every!r}: must be a whole number above "
-                "0, or letters such as LLLG; correct it"
-            )
+            rule = "a whole number above 0, or letters such as LLLG"
+            raise self._wrong("sliding_window_pattern", repr(every), rule)
         if isinstance(every, str):  # LLLG: three local layers, one global one
             local = [letter == "L" for letter in every]
             return [

@@ -1,0 +1,63 @@
+"""Bandits: which arm a step has played, what it yielded, and which to play next."""
+
+from math import inf, log, sqrt
+
+from specsim.core.compiled import inner
+from specsim.core.desk import Floats
+from specsim.decisions.loops import View
+
+
+@inner
+def played_k(view: View) -> int:
+    """Return the length of all drafts of a step; -1 where no k was played.
+
+    That is where it differs, as sequences that joined in between had no drafts, and in steps that
+    read prompts, which say nothing of it.
+    """
+    step = view.step[0]
+    if not step.num_rows or step.prefill_tokens:
+        return -1
+    k = view.draft_lens[0]
+    for row in range(step.num_rows):
+        if view.draft_lens[row] != k:
+            return -1
+    return int(k)
+
+
+@inner
+def rate_of(view: View) -> float:
+    """Return the tokens per second of a step that has ended."""
+    step = view.step[0]
+    rate: float = step.output_tokens / (step.target_time + step.draft_time + step.overhead_time)
+    return rate
+
+
+@inner
+def note_reward(means: Floats, plays: Floats, arm: int, reward: float) -> None:
+    """Take a reward into the mean of its arm."""
+    total = means[arm] * plays[arm] + reward
+    plays[arm] += 1.0
+    means[arm] = total / plays[arm]
+
+
+@inner
+def ucb1(means: Floats, plays: Floats) -> int:
+    """Return the arm of highest upper bound (Auer et al. 2002); each is played once before."""
+    total, best, highest = 0.0, 0, -inf
+    for arm in range(len(plays)):
+        total += plays[arm]
+    for arm in range(len(plays)):
+        if plays[arm] == 0.0:
+            return arm
+        bound = means[arm] + sqrt(2.0 * log(total) / plays[arm])
+        if bound > highest:
+            best, highest = arm, bound
+    return best
+
+
+@inner
+def next_draw(draws: Floats) -> float:
+    """Return the next of some uniform numbers, which come again; the first says where it is."""
+    place = int(draws[0]) % (len(draws) - 1) + 1
+    draws[0] = place
+    return float(draws[place])

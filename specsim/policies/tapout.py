@@ -1,0 +1,120 @@
+"""TapOut: a bandit over rules by which drafters stop."""
+
+from math import sqrt
+from typing import ClassVar, Literal, NamedTuple, Protocol, final
+
+import numpy as np
+from pydantic import Field
+
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.arms import note_reward, ucb1
+from specsim.policies.parts.stopping import draft_on, least_entropy
+
+MAX_CONFIDENCE, SVIP, ADAEDL, SVIP_DIFFERENCE, MARGIN = range(5)
+GAMMA = 0.2  # AdaEDL's
+
+
+class TapState(Protocol):
+    """The arm that is played, and the policy's number."""
+
+    arm: int
+    reward_share: float
+
+
+class TapMemory(NamedTuple):
+    """What it remembers."""
+
+    state: Rows[TapState]
+    """One row."""
+    limits: Floats
+    """Of the rule of each arm;"""
+    means: Floats
+    """its mean reward,"""
+    plays: Floats
+    """and how many there were."""
+
+
+@inner
+def ends(memory: TapMemory, confidence: float, before: float) -> bool:
+    """Return whether the arm's rule ends a draft at a token; `before` is that of the last, or 0."""
+    arm = memory.state[0].arm
+    limit = memory.limits[arm]
+    if arm == MAX_CONFIDENCE:
+        return bool(confidence < limit)
+    if arm == MARGIN:  # to the second likeliest, which has at most all of the rest
+        return bool(2.0 * confidence - 1.0 < limit)
+    entropy = least_entropy(confidence)
+    if arm == ADAEDL:
+        return bool(1.0 - sqrt(GAMMA * entropy) < limit)
+    if arm == SVIP:
+        return bool(sqrt(entropy) > limit)
+    return bool(before > 0.0 and sqrt(entropy) - sqrt(least_entropy(before)) > limit)
+
+
+def decide(view: View, memory: TapMemory) -> None:
+    """Choose the rule by which the drafts of the step end."""
+    memory.state[0].arm = ucb1(memory.means, memory.plays)
+    draft_on(view)
+
+
+def stop(view: View, memory: TapMemory) -> None:
+    """Cut each draft after the first token at which the rule ends it."""
+    step = view.step[0]
+    step.stop_len = step.max_draft_len
+    for row in range(step.num_rows):
+        first, last, before = row * step.width, 0, 0.0
+        while last + 1 < view.draft_lens[row]:
+            confidence = view.confidences[first + last]
+            if ends(memory, confidence, before):
+                break
+            before, last = confidence, last + 1
+        view.lens[row] = min(view.lens[row], last + 1)
+
+
+def observe(view: View, memory: TapMemory) -> None:
+    """Reward the rule by what became of the drafts, on average."""
+    step, state, num, reward = view.step[0], memory.state[0], 0, 0.0
+    for row in range(step.num_rows):
+        drafted, accepted = view.draft_lens[row], view.accepted_lens[row]
+        if drafted:
+            num += 1
+            reward += state.reward_share * accepted / step.max_draft_len
+            reward += (1.0 - state.reward_share) * accepted / drafted
+    if num:
+        note_reward(memory.means, memory.plays, state.arm, reward / num)
+
+
+@final
+class TapOut(LoopPolicy):
+    """Each step plays one of five rules by which drafts end, an arm of UCB1.
+
+    Sridhar et al. (2025), "TapOut: A Bandit-Based Approach to Dynamic Speculative Decoding", arXiv
+    2511.02017, its bandit of whole drafts. A draft ends when the confidence falls below a limit;
+    the root of the entropy exceeds one (SVIP); AdaEDL's bound falls below one; that root rises by
+    more than one; the margin to the second likeliest token falls below one. Its reward is a blend
+    of accepted / longest and accepted / drafted. There one prompt runs at a time; chosen here: the
+    drafts of a step end by one rule, which gets their mean reward, and the limits. Of the drafter's
+    distribution only the confidence is modelled: entropy and margin are the least with it.
+    """
+
+    kind: Literal["tapout"] = "tapout"
+    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
+    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    reward_share: float = Field(default=0.5, ge=0, le=1)
+    """Of accepted / longest in the reward."""
+    limits: tuple[float, float, float, float, float] = (0.8, 0.6, 0.4, 0.2, 0.2)
+    """Of the rules, in their order; entropy in nats."""
+
+    loops: ClassVar[Loops] = Loops(
+        TapMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
+        """Return arms that have never been played."""
+        state = row_of(TapState, reward_share=self.reward_share)
+        arms = {"limits": np.array(self.limits), "means": np.zeros(5), "plays": np.zeros(5)}
+        return self.remember(server, state=state, **arms)

@@ -1,0 +1,287 @@
+"""What a step costs: the target's forward pass, each drafter, LoRA adapters, and the engine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import zip_longest
+from typing import Annotated, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from specsim.core.settings import Settings
+from specsim.core.step import Ints, StepLoad
+from specsim.core.trees import Tree
+from specsim.latency import LATENCY, LatencyModel
+from specsim.latency.form import Form
+from specsim.profile.step_time import (
+    BASES,
+    COSTS,
+    NO_BLOCK,
+    OVERLAPS,
+    BlockPass,
+    DraftLoad,
+    draft_time,
+    overhead_time,
+    step_time,
+)
+
+Lens = int | list[int] | Ints
+Drafts = Lens | Tree | list[Tree]
+
+
+class DraftCost(Settings):
+    """What it costs to draft with one proposer."""
+
+    basis: Literal["pass", "draft", "heads"] = "pass"
+    """What `latency` is: one forward pass of the drafter, of which a draft of k tokens takes k
+    (with parallel drafting one); a fit to whole drafts, whatever their length; or heads that all
+    run once, on the last token of each sequence."""
+    latency: Annotated[LatencyModel, LATENCY] | None = None
+    target_share: float = Field(default=0.0, ge=0)
+    """Host time as a share of the target's forward pass."""
+    token_us: float = Field(default=0.0, ge=0)
+    """Host time per drafted token, microseconds."""
+    step_ms: float = Field(default=0.0, ge=0)
+    """Host time of a step that drafts: handing over, sampling, output; milliseconds."""
+    request_us: float = Field(default=0.0, ge=0)
+    """Host time per sequence of a step that drafts, whether or not a draft is found for it."""
+    weights_gib: float = Field(default=0.0, ge=0)
+    """Memory of the drafter's own weights per GPU, GiB."""
+    kv_bytes_per_token: float = Field(default=0.0, ge=0)
+    """Memory of the drafter's own KV cache per GPU, bytes."""
+
+    def numbers(self, block: BlockPass, overhead: Sequence[float] = (0.0, 0.0)) -> list[float]:
+        """Return all but its passes, without overlap: as `specsim.profile.step_time.COSTS`."""
+        has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
+        host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
+        own = (1.0, has_latency, basis, *host, self.request_us * 1e-6)
+        return [*overhead, *own, 0.0, *map(float, block)]
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: Drafts, target_time: float, block: BlockPass = NO_BLOCK
+    ) -> float:
+        """Return how long it takes to draft for every sequence of a step, seconds.
+
+        See `specsim.profile.step_time.draft_time`.
+
+        Args:
+            load: Of the target's forward pass, which takes `target_time` seconds.
+            draft_lens: For every sequence alike, or one per sequence, tokens.
+            block: Of a drafter that drafts all tokens at once.
+        """
+        made, rows = draft_load(load, draft_lens)
+        costs = self.numbers(block)
+        time: float = draft_time(costs, self.latency, pass_time, made, rows, target_time)
+        return time
+
+
+def pass_time(
+    model: LatencyModel, context: int, batched: int, num_requests: int, prefill: int
+) -> float:
+    """Return how long a forward pass of a latency model lasts, seconds."""
+    return model.forward_time(StepLoad(context, batched, num_requests, prefill))
+
+
+def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:
+    """Return what is drafted after a step, and the sequences that draft a first token, and so on.
+
+    Args:
+        draft_lens: For every sequence alike, or one per sequence, tokens; or trees.
+    """
+    if isinstance(draft_lens, Tree):
+        return _tree_load(load, [draft_lens] * load.num_requests)
+    if isinstance(draft_lens, list) and draft_lens and isinstance(draft_lens[0], Tree):
+        return _tree_load(load, draft_lens)
+    if isinstance(draft_lens, int):
+        rows = [load.num_requests] * draft_lens
+        return DraftLoad(*load[:4], draft_lens, draft_lens * load.num_requests), rows
+    lens = np.asarray(draft_lens, dtype=np.int64)
+    longest = int(lens.max(initial=0))
+    rows = [int(np.count_nonzero(lens > place)) for place in range(longest)]
+    return DraftLoad(*load[:4], longest, int(lens.sum())), rows
+
+
+def _tree_load(load: StepLoad, trees: list[Tree]) -> tuple[DraftLoad, list[int]]:
+    drafted = [tree for tree in trees if tree.num_nodes]
+    reads = [sum(read) for read in zip_longest(*(tree.reads for tree in drafted), fillvalue=0)]
+    rows = [len(drafted), *reads] if drafted else []
+    num_nodes = sum(tree.num_nodes for tree in drafted)
+    return DraftLoad(*load[:4], len(rows), num_nodes), rows
+
+
+class Overhead(Settings):
+    """Time of the engine's own code per step: scheduling, input preparation, output handling."""
+
+    step_ms: float = Field(default=0.0, ge=0)
+    request_us: float = Field(default=0.0, ge=0)
+    """Per sequence in the step."""
+    sync_step_ms: float = Field(default=0.0, ge=0)
+    """In addition where scheduling is synchronous, so that the GPU waits for the host."""
+    front_ms: float = Field(default=0.0, ge=0)
+    """Between a client and the engine, once per request: HTTP and handing over. It delays a
+    request, and occupies nothing."""
+    front_token_us: float = Field(default=0.0, ge=0)
+    """Per token of a prompt, cached or not: tokenization, in which prompts wait for each other
+    (`specsim.engine.front.Front`)."""
+
+    def of_engine(self, *, is_async: bool) -> "Overhead":
+        if is_async or not self.sync_step_ms:
+            return self
+        return self.model_copy(update={"step_ms": self.step_ms + self.sync_step_ms})
+
+    @property
+    def numbers(self) -> list[float]:
+        """Per step and per sequence, seconds: the first of `specsim.profile.step_time.COSTS`."""
+        return [self.step_ms * 1e-3, self.request_us * 1e-6]
+
+    def step_time(self, num_requests: int) -> float:
+        """Return the overhead of a step of so many sequences, seconds."""
+        return overhead_time(self.numbers, num_requests)
+
+
+LORA_STEP, LORA_TOKEN, LORA_LOAD, LORA_READ = range(4)
+"""Places in `AdapterCost.numbers`."""
+
+
+class AdapterCost(Settings):
+    """What LoRA adapters of one rank add to the target's forward pass.
+
+    Their memory is part of the profile's `reserved_gib`: vLLM sets aside room for `max_loras`
+    adapters when it starts.
+    """
+
+    step_ms: float = Field(default=0.0, ge=0)
+    """Of a step that serves any adapter: launches, and products of the size of the model."""
+    token_us: float = Field(default=0.0, ge=0)
+    """Per token of sequences with an adapter."""
+    load_ms: float = Field(default=0.0, ge=0)
+    """To copy an adapter from host memory to the GPU; the step waits for it."""
+    read_ms: float = Field(default=0.0, ge=0)
+    """To read an adapter into host memory, before that."""
+
+    @property
+    def numbers(self) -> list[float]:
+        """The same in seconds, in the order of `LORA_STEP` to `LORA_READ`."""
+        milliseconds = [self.step_ms, self.token_us * 1e-3, self.load_ms, self.read_ms]
+        return [value * 1e-3 for value in milliseconds]
+
+
+@dataclass(frozen=True)
+class CompiledCosts:
+    """What a step costs, as loops work it out."""
+
+    target: Form | None  # None: the latency model is Python
+    drafter: Form | None  # None: the drafter's is, or there is none
+    numbers: NDArray[np.float64]  # `StepCosts.numbers`
+    drafts: bool  # whether drafting is among them
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Target forward pass, drafting and overhead of one step.
+
+    T_batch = T_target + T_draft (Liu et al. 2024, "SmartSpec", eq. 4), plus the engine's overhead.
+    """
+
+    target: LatencyModel
+    drafts: tuple[DraftCost, ...]  # one for each drafter; empty without speculation
+    overhead: Overhead
+    adapters: AdapterCost = field(default_factory=AdapterCost)
+    expands_batch: bool = False
+    """Whether each draft token is verified as a sequence of its own, which reads the context."""
+    overlaps: bool = False
+    """Whether the drafter runs while the target does."""
+    block: BlockPass = NO_BLOCK
+
+    @property
+    def uses_pieces(self) -> bool:
+        """Whether the forward pass has to be told what each sequence of the step processes."""
+        return self.target.uses_pieces
+
+    @cached_property
+    def numbers(self) -> list[float]:
+        """All but the forward passes, in the order of `specsim.profile.step_time.COSTS`."""
+        if not self.drafts:
+            return [*self.overhead.numbers, *[0.0] * (len(COSTS) - 2)]
+        numbers = self.drafts[0].numbers(self.block, self.overhead.numbers)
+        numbers[OVERLAPS] = float(self.overlaps)
+        return numbers
+
+    def compiled(self) -> CompiledCosts:
+        """Return what loops work out by themselves; of several drafters they know none."""
+        drafter, numbers = None, np.array(self.numbers)
+        latency = self.drafts[0].latency if len(self.drafts) == 1 else None
+        if latency is not None:
+            drafter = latency.form()
+        is_compiled = len(self.drafts) < 2 and (latency is None or drafter is not None)
+        if len(self.drafts) > 1:
+            numbers[2:] = 0.0
+        return CompiledCosts(self.target.form(), drafter, numbers, drafts=is_compiled)
+
+    def target_time(self, load: StepLoad) -> float:
+        """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
+        return self.target.forward_time(load) if load.batched_tokens else 0.0
+
+    def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
+        return self.target.lock_step_time(loads)
+
+    def draft_time(
+        self, load: StepLoad, draft_lens: Drafts, target_time: float, drafter: int = 0
+    ) -> float:
+        """Return the duration of drafting after such a step, seconds; see `DraftCost.draft_time`.
+
+        Args:
+            drafter: Which of several.
+        """
+        if not self.drafts or not load.batched_tokens:
+            return 0.0
+        return self.drafts[drafter].draft_time(load, draft_lens, target_time, self.block)
+
+    def overhead_time(self, num_requests: int) -> float:
+        """Return the engine's own time per step, seconds."""
+        return overhead_time(self.numbers, num_requests) if num_requests else 0.0
+
+    @property
+    def drafts_at_one_cost(self) -> bool:
+        """Whether a step that drafts takes equally long whatever the length of its drafts."""
+        if not self.drafts:
+            return True
+        draft = self.drafts[0]
+        is_one_pass = draft.latency is None or draft.basis != "pass" or self.block.block_len > 0
+        return not draft.token_us and is_one_pass
+
+    def plain_time(self, load: StepLoad) -> float:
+        """Return what a decode of this load takes where no drafter runs, seconds."""
+        return self.target.forward_time(load) + self.overhead_time(load.num_requests)
+
+    def step_time(self, load: StepLoad, draft_lens: Drafts) -> float:
+        """Return what a decode of this load takes that drafts so many tokens, seconds.
+
+        For estimates: its context is that of the sequences, read once. Under batch expansion each
+        batched token reads its sequence's, here taken to be of mean length.
+        """
+        verified = load
+        if self.expands_batch and load.num_requests:
+            reads = load.batched_tokens / load.num_requests
+            # An estimate need not be whole, nor a single number: see `step_times`.
+            verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
+        target_time = self.target.forward_time(verified)
+        made, rows = draft_load(load, draft_lens)
+        drafter = self.drafts[0].latency if self.drafts else None
+        time: float = step_time(self.numbers, drafter, pass_time, made, rows, target_time)
+        return time
+
+    def step_times(
+        self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
+    ) -> NDArray[np.float64]:
+        """Return what steps take that differ in their batched tokens, shape (n,), seconds.
+
+        Args:
+            load: Everything else about them.
+        """
+        # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
+        loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
+        times: NDArray[np.float64] = np.asarray(self.step_time(loads, draft_lens))
+        return times

@@ -1,0 +1,383 @@
+"""Question: what a plan is asked, and what its words mean.
+
+A model is known by a shape in ``profiles/``, traffic by a kind, a data set, a trace or an
+experiment, and acceptance by the preset that is nearest to both.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from math import inf, log
+from pathlib import Path
+from typing import Any
+
+from specsim.acceptance import ACCEPTANCE
+from specsim.acceptance.nested import preset_names
+from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.resources import following, locate, resource_names
+from specsim.core.settings import load_mapping, nearest, validated
+from specsim.hardware import load_model
+from specsim.hardware.model_shape import ModelShape
+from specsim.hardware.specs import find_model
+from specsim.results.metrics import Slo
+from specsim.study.capacity import Prices, SloLimits, parse_slo
+from specsim.study.capacity.choices import check_ranges
+from specsim.study.plan.command import ServerCommand, read_command
+from specsim.study.plan.day import Day, read_day
+from specsim.workload import WorkloadConfig
+from specsim.workload.lengths.distributions import DATASETS
+from specsim.workload.readers import read_trace
+from specsim.workload.trace import Trace
+
+NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
+KINDS: dict[str, str] = NAMES["kinds"]
+_PRESETS: dict[str, str] = NAMES["presets"]
+_SAMPLE = 20_000
+_SAME_VOCABULARY = 0.01  # tokens that a fine-tune adds change no step time that is seen
+_NO_SHAPE = {"name", "max_position_embeddings", "vocab_size", "quantization", "source"}
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests of a kind, at whatever rate."""
+
+    name: str
+    workload: dict[str, Any]  # as in an experiment, without ``num_requests``; the rate is replaced
+    dataset: str  # the one of `_PRESETS` that is like it, or nearest by its lengths
+    note: str  # what is assumed
+    longest: int  # tokens of the longest of some requests, prompt and answer
+    acceptance: dict[str, Any] | None = None  # where an experiment says it
+    turns: float = 1.0  # requests of a session, in the mean
+    mean_lens: tuple[float, float] = (0.0, 0.0)  # tokens of a prompt and of an answer
+
+    def at(self, rate: float, num_requests: int) -> dict[str, Any]:
+        """Return a workload at a rate, requests/s."""
+        arrivals = {**self.workload["arrivals"], "rate": rate / self.turns}
+        arrivals.pop("time_scale", None)
+        return {**self.workload, "arrivals": arrivals, "num_requests": num_requests}
+
+    def acceptance_for(self, method: str, model: str) -> tuple[dict[str, Any], str]:
+        """Return an acceptance model for drafts of a method, and how near it is."""
+        if self.acceptance is not None:
+            return self.acceptance, "as given"
+        drafter = NAMES["drafters"].get(method, "eagle")
+        called = Path(model).parent.name.lower() if model.endswith(".json") else model
+        wanted = _PRESETS[self.dataset]
+
+        def nearness(name: str) -> tuple[int, bool, bool]:
+            fitted, fitted_drafter, dataset = name.split("/")
+            is_own = f"{called}-".startswith(f"{fitted}-")
+            return len(fitted) * is_own, dataset == wanted, fitted_drafter == method
+
+        fitting = [name for name in preset_names() if name.split("/")[1] in (method, drafter)]
+        name = max(fitting, key=nearness)
+        fitted, fitted_drafter, dataset = name.split("/")
+        other = [f"drafts of {fitted_drafter}"] if fitted_drafter != method else []
+        other += [f"model {fitted}"] if not nearness(name)[0] else []
+        lengths = self.workload.get("lengths") or {}
+        is_own = lengths.get("kind") == "dataset" and _PRESETS.get(lengths["name"]) == dataset
+        other += [] if is_own else [f"data set {dataset}"]
+        said = f"preset {name}" + (f", fitted to {' and '.join(other)}" if other else "")
+        return {"kind": "preset", "name": name}, said
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked."""
+
+    command: ServerCommand
+    traffic: Traffic
+    slo: Slo
+    rate: float  # requests per second of the whole service
+    gpus: tuple[str, ...]
+    prices: Prices
+    attainment: float = 0.99
+    seed: int = 0
+    limit_shares: Mapping[str, float] = field(default_factory=dict)
+    """Share of the requests that must keep a limit, in place of `attainment` jointly."""
+    spare_servers: int = 0  # beyond those that the rate takes
+    day: Day | None = None  # in whose highest load `rate` is asked
+    pools: bool = False  # whether to look at prefill and decode on GPUs of their own, too
+    api_price: tuple[float, float] | None = None  # per million prompt and output tokens
+
+    @property
+    def model(self) -> str:
+        """Name of its shape in ``profiles/``."""
+        return model_of(self.command.model)
+
+    @property
+    def weights(self) -> str | None:
+        """How its weights are stored, if not as in that shape."""
+        return self.command.weights or weights_of(self.command.model)
+
+
+def question_of(  # noqa: PLR0913 - the options of a command
+    *,
+    vllm: str | None = None,
+    sglang: str | None = None,
+    traffic: str = "chat",
+    qps: float | str | None = None,
+    daily: str | None = None,
+    slo: str | Slo = "ttft:500,tpot:50",
+    gpus: str | Sequence[str] = "h100",
+    attainment: float = 0.99,
+    acceptance: str | None = None,
+    prices: Path | str | None = None,
+    redundancy: str = "n",
+    pools: bool = False,
+    api_price: str | None = None,
+    seed: int = 0,
+) -> Question:
+    """Return what a plan is asked; a ConfigError if something of it is wrong, or is not simulated.
+
+    Args:
+        vllm, sglang: The command line of the server, one of the two.
+        traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
+        qps: Requests per second of the whole service; by default 10.
+        daily: Or those of each hour of a day, such as ``0:20,8:100,18:60``, or a table of them.
+        acceptance: In short form, in place of the nearest preset.
+        redundancy: ``n+1`` for one server beyond those that the rate takes.
+        pools: Whether to look at prefill and decode on GPUs of their own, too.
+        api_price: Of an API to compare with, per million prompt and output tokens: ``0.6,1.2``.
+    """
+    if pools and sglang is not None:
+        raise ConfigError("--pools: is of vLLM's transfers; leave it out with --sglang")
+    if (vllm is None) == (sglang is None):
+        raise ConfigError("give either --vllm 'vllm serve MODEL ...' or --sglang '...'")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"--seed {seed}: must be at least 0 and below 2^63")
+    day = None if daily is None else read_day(daily)
+    rate = _rate_of(qps, day)
+    check_ranges(attainment, 0.02, rate)
+    limits = parse_slo(slo) if isinstance(slo, str) else SloLimits(slo, {})
+    command = read_command(vllm or sglang or "", "sglang" if vllm is None else "vllm")
+    names = gpus.split(",") if isinstance(gpus, str) else gpus
+    return Question(
+        command=command,
+        traffic=find_traffic(traffic, acceptance),
+        slo=limits.slo,
+        limit_shares=limits.shares,
+        rate=rate,
+        gpus=tuple(name.strip() for name in names),
+        prices=Prices.load(prices),
+        attainment=attainment,
+        seed=seed,
+        spare_servers=_spare_of(redundancy),
+        day=day,
+        pools=pools,
+        api_price=None if api_price is None else _api_price_of(api_price),
+    )
+
+
+def _rate_of(qps: float | str | None, day: Day | None) -> float:
+    """Return the requests per second to be served, of a day the most."""
+    if day is not None:
+        if qps is not None:
+            raise ConfigError("give either --qps or --daily, whose highest load is served")
+        return day.peak
+    try:
+        return 10.0 if qps is None else float(qps)
+    except ValueError as error:
+        raise ConfigError(f"--qps {qps:.80}: should be a number") from error
+
+
+def _api_price_of(text: str) -> tuple[float, float]:
+    try:
+        prompt, output = (float(part) for part in text.split(","))
+    except ValueError:
+        prompt = output = inf
+    if not (0 <= prompt < inf and 0 < output < inf):
+        raise ConfigError(
+            f"--api-price {text:.80}: should be the prices of a million prompt and output tokens, "
+            "such as 0.6,1.2"
+        )
+    return prompt, output
+
+
+def _spare_of(redundancy: str) -> int:
+    found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
+    if found is None:
+        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ...")
+    return int(found[1] or 0)
+
+
+def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
+    """Return the traffic of ``agents``, one of `KINDS`, a data set, a trace, or an experiment.
+
+    With `acceptance`, in short form, in place of the nearest preset. A SpecsimError if there is no
+    such traffic, or its rate cannot be varied.
+    """
+    given = None
+    if acceptance is not None:
+        with validated(f"--acceptance {acceptance}", ConfigError):
+            given = ACCEPTANCE.parse(acceptance).model_dump(mode="json", exclude_none=True)
+    dataset = KINDS.get(text, text)
+    if dataset in DATASETS:
+        workload = {
+            "arrivals": {"kind": "poisson"}, "lengths": {"kind": "dataset", "name": dataset},
+        }  # fmt: skip
+        return _traffic(text, workload, f"lengths of {dataset}, Poisson arrivals", given, dataset)
+    if text == "agents":
+        workload = {"arrivals": {"kind": "poisson"}, "lengths": NAMES["agents"]}
+        note = "sessions of coding agents as of SWE-agent, tools of 1.5 s, Poisson arrivals"
+        return _traffic(text, workload, note, given, "instructcoder")
+    path = locate(Path(text))
+    if path.suffix in (".yaml", ".yml"):
+        return _of_experiment(path, given)
+    if not path.exists():
+        hint = nearest(text, ["agents", *KINDS, *DATASETS])
+        raise ConfigError(f"--traffic {text}: is no kind of traffic and no file; {hint}")
+    arrivals = {"kind": "trace", "path": str(path.resolve())}
+    note = "lengths and gaps of the trace, stretched to the rate"
+    trace = read_trace(path)
+    if trace.arrived_at is None:
+        arrivals, note = {"kind": "poisson"}, "lengths of the trace, Poisson arrivals"
+    note += f" ({trace.note})" if trace.note else ""
+    workload = {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path.resolve())}}
+    if arrivals["kind"] == "trace":
+        del workload["lengths"]
+    return _traffic(path.name, workload, note, given)
+
+
+def _traffic(
+    name: str,
+    workload: dict[str, Any],
+    note: str,
+    acceptance: dict[str, Any] | None,
+    dataset: str = "",
+) -> Traffic:
+    trace = _drawn(workload, _SAMPLE)
+    if trace.adapters is not None and trace.adapters.any():
+        raise ConfigError(
+            f"--traffic {name}: has requests for LoRA adapters, and no profile of plan says what "
+            "these cost; ask specsim capacity with engine.lora_config and a profile that does, or "
+            "leave the adapters out"
+        )
+    longest = int((trace.prompt_lens + trace.output_lens).max())
+    nearest_one = _nearest_dataset(dataset, trace)
+    turns = len(trace) / trace.num_sessions
+    means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
+    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns, means)
+
+
+def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
+    data = following(load_mapping(path, ConfigError), path.parent)
+    if not isinstance(data.get("workload"), dict):
+        raise ConfigError(f"--traffic {path}: has no workload; give an experiment or a trace")
+    workload = {k: v for k, v in data["workload"].items() if k not in ("num_requests", "duration")}
+    with validated(f"--traffic {path}", ConfigError):
+        parsed = WorkloadConfig.model_validate({**workload, "num_requests": 1})
+    if "rate" not in type(parsed.arrivals).model_fields:
+        raise ConfigError(
+            f"--traffic {path}: workload.arrivals.kind = '{parsed.arrivals.kind}' has no rate to "
+            "be varied; use poisson, gamma, constant or trace"
+        )
+    dumped = parsed.model_dump(mode="json", exclude_none=True, exclude={"num_requests"})
+    own = data.get("acceptance") if given is None else given
+    if isinstance(own, str):
+        with validated(f"--traffic {path}: acceptance", ConfigError):
+            own = ACCEPTANCE.parse(own).model_dump(mode="json", exclude_none=True)
+    return _traffic(path.name, dumped, "as in the experiment", own)
+
+
+def _drawn(workload: dict[str, Any], count: int) -> Trace:
+    fields = {**workload, "num_requests": count}
+    if workload["arrivals"]["kind"] != "trace":
+        fields["arrivals"] = {**workload["arrivals"], "rate": 1.0}
+    with validated("--traffic", ConfigError):
+        return WorkloadConfig.model_validate(fields).build(0)
+
+
+def _nearest_dataset(name: str, trace: Trace) -> str:
+    """Return the data set with a preset that is the traffic's, or nearest to its mean lengths."""
+    if name in _PRESETS:
+        return name
+    means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
+
+    def distance(dataset: str) -> float:
+        stats = DATASETS[dataset]
+        pairs = zip(means, (stats.prompt_mean, stats.output_mean), strict=True)
+        return sum(log(own / other) ** 2 for own, other in pairs)
+
+    return min(_PRESETS, key=distance)
+
+
+def model_of(name: str) -> str:
+    """Return the shape of a model in ``profiles/``, or the config.json of a folder of another one.
+
+    If there is none, a ConfigError with the nearest.
+    """
+    if (config := _config_of(name)) is not None:
+        return _known_shape(config) or config
+    key = key_of(name)
+    if (shape := of_longest(NAMES["aliases"], key)) is not None:
+        return shape
+    try:
+        return find_model([key], "the command")
+    except ProfileError as error:
+        known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
+        raise ConfigError(
+            f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model "
+            "name a folder with its config.json (./my-model)"
+        ) from error
+
+
+def weights_of(name: str) -> str | None:
+    """Return ``fp8`` if a fine-tune has the known shape in 8 bits; else None: as in the shape."""
+    if (found := _fine_tune(name)) is None:
+        return None
+    own, known = (load_model(each).quantization for each in found)
+    return None if own == known else own
+
+
+def context_of(name: str) -> dict[str, Any]:
+    """Return the engine's limit of a fine-tune; nothing of other models."""
+    found = _fine_tune(name)
+    return {"max_model_len": load_model(found[0]).max_position_embeddings} if found else {}
+
+
+def shape_note(name: str) -> str | None:
+    """Return what is assumed of a fine-tune; else None."""
+    found = _fine_tune(name)
+    return found and f"step times and drafters of {found[1]}, whose shape {name} has"
+
+
+def _config_of(name: str) -> str | None:
+    """Return the config.json of a model that is a folder; None of a name."""
+    config = Path(name) / "config.json"
+    return str(config.resolve()) if config.is_file() else None
+
+
+def _fine_tune(name: str) -> tuple[str, str] | None:
+    """Return config.json and the known shape of a folder that has one; else None."""
+    config = _config_of(name)
+    known = config and _known_shape(config)
+    return (config, known) if config and known else None
+
+
+def key_of(name: str) -> str:
+    """Return the part of a name that tells models apart, in lower case."""
+    return name.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def of_longest(known: dict[str, str | None], key: str) -> str | None:
+    """Return what is known by the longest name that a key begins with, up to its end or a dash."""
+    fitting = [name for name in known if key == name or key.startswith(f"{name}-")]
+    return known[max(fitting, key=len)] if fitting else None
+
+
+@cache
+def _known_shape(config: str) -> str | None:
+    """Return the name in ``profiles/`` of the model that a fine-tune was made of, by its shape."""
+    own = load_model(config)
+    names = [n for n in resource_names("profiles", "*.json") if _is_like(own, load_model(n))]
+    return names[0] if names else None
+
+
+def _is_like(own: ModelShape, known: ModelShape) -> bool:
+    if own.quantization not in (known.quantization, "fp8"):
+        return False
+    if abs(own.vocab_size / known.vocab_size - 1) > _SAME_VOCABULARY:
+        return False
+    return own.model_dump(exclude=_NO_SHAPE) == known.model_dump(exclude=_NO_SHAPE)
