@@ -59,7 +59,16 @@ NOT_DRAWN = {
     **{
         f"{method}.enable_adaptive_verification": "refused: vLLM has it for heads and draft models"
         for method in PROPOSERS.members
-        if method not in ("eagle", "eagle3", "mtp", "draft_model")
+        if method not in ("eagle", "eagle3", "mtp", "draft_model", "dflash", "dspark")
+    },
+    **{
+        f"{method}.{field}": why
+        for method in ("dflash", "dspark")
+        for field, why in (
+            ("parallel_drafting", "always so"),
+            ("disable_mqa_scorer", "refused: vLLM V0 has no such drafter"),
+            ("disable_lookahead_block_hashes", "their blocks look ahead in no version"),
+        )
     },
 }
 
