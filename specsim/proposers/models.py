@@ -143,8 +143,17 @@ class Medusa(Proposer):
     has_prefill = False
 
 
+class _Block(Proposer):
+    """A small model that drafts all tokens at once, from what the target has read alone."""
+
+    parallel_drafting: Literal[True] = True
+    """Always, as vLLM sets it."""
+    drops_last_hit = True
+    has_own_pass = True
+
+
 @final
-class DFlash(Proposer):
+class DFlash(_Block):
     """A small model fills in a block of masks in one pass (Chen et al. 2026, "DFlash").
 
     arXiv 2602.06036. Its layers attend to keys and values that are projected from the target's
@@ -155,10 +164,6 @@ class DFlash(Proposer):
 
     method: Literal["dflash"] = "dflash"
     examples = ({"num_speculative_tokens": 7},)
-    parallel_drafting: Literal[True] = True
-    """Always, as vLLM sets it."""
-    drops_last_hit = True
-    has_own_pass = True
 
     def lookahead_len(self, max_draft_len: int) -> int:
         """Return the length of its block."""
@@ -173,7 +178,7 @@ class DFlash(Proposer):
 
 
 @final
-class DSpark(Proposer):
+class DSpark(_Block):
     """A small model drafts a block in one pass, and a Markov head corrects it token by token.
 
     As `DFlash`, but for the block: what stands behind the last known token is a draft, too, so that
@@ -185,10 +190,6 @@ class DSpark(Proposer):
 
     method: Literal["dspark"] = "dspark"
     examples = ({"num_speculative_tokens": 5},)
-    parallel_drafting: Literal[True] = True
-    """Always, as vLLM sets it."""
-    drops_last_hit = True
-    has_own_pass = True
 
     def draft_slots(self, max_draft_len: int) -> int:
         """Return its masks; the last token has a slot."""
