@@ -17,6 +17,7 @@ from run import LLAMA, ON_A100, SERVERS, Server, data_folder
 
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
+from specsim.profile.profile import Profile
 from specsim.reality.validation import MeasuredRun, read_table, select_rows
 from specsim.reality.validation.prediction_errors import value_of
 from specsim.reality.validation.table_replay import Prediction, predict
@@ -52,12 +53,14 @@ def load_of(server: Server, run: MeasuredRun) -> str:
     return f"{run.load}, {dataset}"
 
 
-def predicted(server: Server, tables: Path) -> list[Prediction]:
-    """Return what the built profile says of the server's rows."""
-    profile = TableProfile.of(TableOptions(tables=tables, **server.build)).profile
+def built(server: Server, tables: Path) -> Profile:
+    return TableProfile.of(TableOptions(tables=tables, **server.build)).profile
+
+
+def runs_of(server: Server) -> list[MeasuredRun]:
     with TemporaryDirectory() as folder:
         rows = read_table(cleaned(data_folder() / server.file, Path(folder)))
-    return predict(select_rows(rows, server.rows), profile)
+    return select_rows(rows, server.rows)
 
 
 def by_load(server: Server, rows: list[Prediction]) -> list[dict[str, object]]:
@@ -96,7 +99,7 @@ def main() -> None:
     tables = options.tables or tables_folder()
     found = []
     for server in (*SERVERS, *OTHERS):
-        found += by_load(server, predicted(server, tables))
+        found += by_load(server, predict(runs_of(server), built(server, tables)))
         print(server.name, flush=True)
     options.out.write_text(json.dumps(found, indent=1) + "\n")
 

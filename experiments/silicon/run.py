@@ -28,9 +28,10 @@ from servers import Server, clients_of, server_of
 from specsim.core.errors import SpecsimError
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
+from specsim.profile.profile import Profile
 from specsim.reality.validation.measured_run import MeasuredRun
 from specsim.reality.validation.measured_table import read_table
-from specsim.reality.validation.table_replay import Prediction, Replayer
+from specsim.reality.validation.table_replay import predict
 
 HERE = Path(__file__).parent
 METRICS = ("ttft_mean_ms", "tpot_mean_ms")
@@ -110,8 +111,8 @@ def runs_of(rows: Sequence[Row], server: Server) -> list[MeasuredRun]:
     return [replace(run, engine={**run.engine, **server.engine}) for run in runs]
 
 
-def predicted(rows: Sequence[Row], server: Server, folder: Path) -> list[Prediction]:
-    """Return what a profile of such a server says of rows."""
+def built(rows: Sequence[Row], server: Server, folder: Path) -> Profile:
+    """Return a profile of such a server."""
     options = TableOptions(
         server.model,
         rows[0]["system"].removesuffix("_sxm"),
@@ -127,9 +128,20 @@ def predicted(rows: Sequence[Row], server: Server, folder: Path) -> list[Predict
     profile = TableProfile.of(options).profile
     if server.overlaps_host:  # which the first scheduler of vLLM did not
         overhead = profile.overhead.model_copy(update={"sync_step_ms": profile.overhead.step_ms})
-        profile = profile.model_copy(update={"overhead": overhead})
-    with Replayer(runs_of(rows, server), seed=0) as replayer:
-        return replayer.predict(profile)
+        return profile.model_copy(update={"overhead": overhead})
+    return profile
+
+
+def sets_of(folder: Path, only: str = "") -> dict[tuple[Any, ...], list[Row]]:
+    """Return rows by line and server; under vLLM those that are drawn, but of Qwen3-32B all."""
+    rows = [row for row in rows_of(folder) if only in " ".join(line_of(row))]
+    asked = {row["id"] for row in drawn(rows)}
+    sets: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["backend"] == "vllm" and row["id"] not in asked and "32B" not in row["model_path"]:
+            continue  # which takes long
+        sets[*line_of(row), server_of(row, folder)].append(row)
+    return sets
 
 
 def estimates(path: Path) -> dict[str, dict[str, float]]:
@@ -166,16 +178,11 @@ def main() -> None:
     parser.add_argument("--loads", type=Path, help="write what their_estimates.py asks, no more")
     args = parser.parse_args()
     folder = args.tables or tables_folder()
-    sets: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
-    rows = [row for row in rows_of(folder) if (args.only or "") in " ".join(line_of(row))]
+    only = args.only or ""
     if args.loads is not None:
+        rows = [row for row in rows_of(folder) if only in " ".join(line_of(row))]
         write_loads(drawn(rows), folder, args.loads)
         return
-    asked = {row["id"] for row in drawn(rows)}
-    for row in rows:
-        if row["backend"] == "vllm" and row["id"] not in asked and "32B" not in row["model_path"]:
-            continue  # which takes long
-        sets[*line_of(row), server_of(row, folder)].append(row)
     theirs = estimates(HERE / "aiconfigurator.csv")
     with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -183,10 +190,10 @@ def main() -> None:
             ["id", "engine", "model", "gpu", "gpus", "dtype", "isl", "osl", "clients"]
             + [f"{who}_{name}" for who in ("error", "aiconfigurator") for name in ("ttft", "tpot")]
         )
-        for (engine, model, gpu, server), group in sets.items():
+        for (engine, model, gpu, server), group in sets_of(folder, only).items():
             head = f"{engine} {model} {gpu} {server.dtype} tp{server.tp} dp{server.dp}"
             try:
-                found = predicted(group, server, folder)
+                found = predict(runs_of(group, server), built(group, server, folder))
             except SpecsimError as error:
                 print(f"{head}: skipped {len(group)} rows: {error}", flush=True)
                 continue

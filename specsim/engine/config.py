@@ -97,6 +97,12 @@ class EngineConfig(Settings):
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that admissions leave free; V0 used 0.01."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    enforce_eager: bool = False
+    """If true, there are no CUDA graphs: the host launches each kernel of each pass."""
+    max_cudagraph_capture_size: Count | None = None
+    """Tokens of the largest CUDA graph; of a pass of more the host launches each kernel. By default
+    twice those of a step in which max_num_seqs sequences decode, drafts included, at most 512, and
+    1024 on B200 and B300."""
     lora_config: LoraConfig | None = None
     """For requests that are for LoRA adapters; the profile has to say what these cost."""
     speculative_config: Annotated[Proposer, PROPOSERS] | None = None

@@ -38,6 +38,29 @@ class LatencyModel(Member):
             )
         return self
 
+    @property
+    def leaves_graphs(self) -> bool:
+        """Whether the engine decides which CUDA graphs are captured."""
+        return False
+
+    def in_graphs(self, sizes: tuple[int, ...] | None, default: tuple[int, ...]) -> "LatencyModel":
+        """Return it with the CUDA graphs that an engine captures.
+
+        One that was fitted to steps has its server's. A ProfileError if others are named.
+
+        Args:
+            sizes: As the engine's settings name them, tokens; none where it runs eagerly, and None
+                where they name none.
+            default: Which it captures then.
+        """
+        if sizes is not None:
+            raise ProfileError(
+                "engine.enforce_eager, max_cudagraph_capture_size: the profile "
+                f"({self.kind}) does not say what passes without a CUDA graph take; leave them "
+                "out, or use one composed from kernels (specsim profile build)"
+            )
+        return self
+
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
         """Return how long ranks take that pass through every layer together, seconds.
 

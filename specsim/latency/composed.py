@@ -12,7 +12,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
 from specsim.latency import LatencyModel
-from specsim.latency.cuda_graph import default_capture_sizes
+from specsim.latency.cuda_graph import USUAL_LARGEST, capture_sizes
 from specsim.latency.form import COMPOSED, GROUP_LEN, HEAD_LEN, NO_WINDOW, Form, composed_time
 from specsim.latency.measured import check_rising, check_table
 
@@ -74,6 +74,10 @@ class AttentionLayers(Settings):
         return float(max(0.0, end - start) / ((ends[1] - ends[0]) * self.window))
 
 
+EAGER_LAYER_US = 800.0
+"""What the host takes to launch a layer's kernels one by one, not compiled; experiments/silicon."""
+
+
 @final
 class Composed(LatencyModel):
     """The sum of a step's kernels: matrices by batched tokens, attention sequence by sequence.
@@ -123,7 +127,8 @@ class Composed(LatencyModel):
     only the last one of each sequence is."""
     capture_sizes: tuple[PositiveInt, ...] | None = None
     """Batch sizes, tokens, that CUDA graphs are captured for, and that a step is padded to; by
-    default vLLM's for 256 sequences. None are captured if it is empty."""
+    default those of the engine if `eager_at_least_us` is known, else vLLM's up to 512. None are
+    captured if it is empty."""
     fixed_us: NonNegativeFloat = 0.0
     """What each pass takes besides its kernels."""
     prompts_at_least_us: NonNegativeFloat = 0.0
@@ -173,6 +178,22 @@ class Composed(LatencyModel):
             )
         return self
 
+    @property
+    def leaves_graphs(self) -> bool:
+        return self.capture_sizes is None and self.eager_at_least_us > 0
+
+    def in_graphs(self, sizes: tuple[int, ...] | None, default: tuple[int, ...]) -> LatencyModel:
+        if sizes == ():
+            num_layers = sum(layers.num_layers for layers in self.attention)
+            least = max(self.eager_at_least_us, EAGER_LAYER_US * num_layers)
+            return self.model_copy(update={"capture_sizes": (), "eager_at_least_us": least})
+        if sizes is None:
+            found = default if self.leaves_graphs else self.capture_sizes
+            return self.model_copy(update={"capture_sizes": found})
+        if not self.eager_at_least_us:
+            return super().in_graphs(sizes, default)
+        return self.model_copy(update={"capture_sizes": sizes})
+
     def forward_time(self, load: StepLoad) -> float:
         """Return the sum of the kernels.
 
@@ -212,7 +233,7 @@ class Composed(LatencyModel):
 
     @property
     def _sizes(self) -> tuple[int, ...]:
-        return default_capture_sizes(256) if self.capture_sizes is None else self.capture_sizes
+        return capture_sizes(USUAL_LARGEST) if self.capture_sizes is None else self.capture_sizes
 
     def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:
         """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""

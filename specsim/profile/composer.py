@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import ModelShape, load_gpu
-from specsim.latency.cuda_graph import default_capture_sizes
+from specsim.latency.composed import EAGER_LAYER_US
+from specsim.latency.cuda_graph import capture_sizes
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
 from specsim.profile.kernel_tables import (
     DTYPES,
@@ -31,7 +32,6 @@ Values = NDArray[np.float64]
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
-_EAGER_LAYER_US = 800.0  # what the host takes to launch a layer's kernels one by one
 _LAUNCH_BY_HOST_US = 50.0  # of one kernel of a compiled layer; experiments/gpu-runs/PROTOCOL.md
 _EXPERT_KERNELS = 6  # per layer: choosing, sorting, two products, activation, sum
 _FUSED_EXPERT_KERNELS = 2  # FlashInfer's are one call, after one that quantizes
@@ -111,12 +111,12 @@ class Composer:
         """
         named = self._options.kernels.get("graphs", "")
         if named.isdecimal() and (largest := int(named)):
-            sizes = default_capture_sizes(largest // 2)
+            sizes = capture_sizes(largest)
             return {"capture_sizes": sizes, "eager_at_least_us": self._launching_us}
         graphs = self._chosen("graphs", "decodes", "none", "16")
         if graphs is None:
             return {"eager_at_least_us": self._launching_us}
-        least = _EAGER_LAYER_US * self._shape.num_hidden_layers
+        least = EAGER_LAYER_US * self._shape.num_hidden_layers
         none = {"decodes_at_least_us": least, "capture_sizes": ()} if graphs == "none" else {}
         return {"prompts_at_least_us": least, **none}
 

@@ -4,6 +4,7 @@ Everything that vLLM would find out when it starts: which limits apply on this G
 blocks fit, whether steps are scheduled asynchronously, and what a step costs.
 """
 
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,13 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.front import Front
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.latency import LatencyModel
+from specsim.latency.cuda_graph import (
+    BLACKWELL_LARGEST,
+    USUAL_LARGEST,
+    capture_sizes,
+    default_largest,
+)
 from specsim.policies import Policy
 from specsim.profile import (
     NO_BLOCK,
@@ -30,6 +38,7 @@ from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
 _MOST_HOLDING = 4096
+_BLACKWELL = re.compile("B[23]00")  # of data centers: compute capability 10
 
 
 @dataclass(frozen=True)
@@ -82,10 +91,13 @@ class Deployment:
         memory = _memory(engine, profile, model, gpu, on_target, layers)
         if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
-        limits = _limits(engine, profile, model, gpu, memory)
+        engine = engine.resolved(
+            proposer, is_async=experiment.is_async, **_limits(engine, profile, model, gpu, memory)
+        )
+        profile = _with_graphs(engine, profile, gpu, proposer)
         costs = StepCosts(
             profile.target,
-            drafts,
+            _draft_costs(profile, proposer) if proposer else (),
             profile.overhead.of_engine(is_async=experiment.is_async),
             _adapter_cost(engine, profile),
             expands_batch=proposer is not None and proposer.disable_mqa_scorer,
@@ -93,7 +105,7 @@ class Deployment:
             block=proposer.block(max_draft_len) if proposer else NO_BLOCK,
         )
         return cls(
-            engine=engine.resolved(proposer, is_async=experiment.is_async, **limits),
+            engine=engine,
             profile=profile,
             policy=policy,
             proposer=proposer,
@@ -225,6 +237,38 @@ def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> 
         return profile
     target = profile.target.in_lock_step(ranks or 1, expert_parallel=is_expert_parallel)
     return profile.model_copy(update={"target": target})
+
+
+def _with_graphs(
+    engine: EngineConfig, profile: Profile, gpu: GpuSpec, proposer: Proposer | None
+) -> Profile:
+    """Return the profile with the CUDA graphs that the engine captures, whose limits are known.
+
+    Of vLLM V0, which captured graphs of decodes, it stays as it is unless settings name others.
+    """
+    named, decode_len = engine.max_cudagraph_capture_size, 1
+    if proposer is not None:
+        decode_len += proposer.num_speculative_tokens
+    most = BLACKWELL_LARGEST if _BLACKWELL.search(gpu.name) else USUAL_LARGEST
+    largest = default_largest(engine.max_num_seqs or 1, decode_len, most)
+    if engine.scheduler == "prefill_first":
+        largest = USUAL_LARGEST
+    default = capture_sizes(min(largest, engine.max_num_batched_tokens or largest))
+    sizes = None if named is None else capture_sizes(named)
+    if engine.enforce_eager:
+        sizes = ()
+    target = profile.target.in_graphs(sizes, default)
+
+    def captured(latency: LatencyModel | None) -> LatencyModel | None:
+        if latency is None or latency.kind != target.kind:
+            return latency
+        return latency.in_graphs(sizes if latency.leaves_graphs or not sizes else None, default)
+
+    drafts = {
+        name: cost.model_copy(update={"latency": captured(cost.latency)})
+        for name, cost in profile.drafts.items()
+    }
+    return profile.model_copy(update={"target": target, "drafts": drafts})
 
 
 def drafter_profile(proposer: Proposer | None, target: Profile) -> Profile | None:

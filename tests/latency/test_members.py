@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
 from specsim.latency import LATENCY, LatencyModel
-from specsim.latency.cuda_graph import CudaGraph, default_capture_sizes
+from specsim.latency.cuda_graph import CudaGraph, capture_sizes, default_largest
 from specsim.latency.measured import Linear, Tabulated, TwoRegime
 
 PER_TOKEN = Linear(alpha_ns=0, gamma_us=1000, delta_ms=0)  # 1 ms a token
@@ -88,10 +88,12 @@ def test_steps_are_padded_to_what_a_graph_was_captured_for() -> None:
 
 
 def test_default_sizes_are_those_of_vllm() -> None:
-    assert default_capture_sizes(256)[:6] == (1, 2, 4, 8, 16, 24)
-    assert default_capture_sizes(256)[-3:] == (480, 496, 512)
-    assert len(default_capture_sizes(256)) == 51  # as resolved in a real run of vLLM 0.19
-    assert default_capture_sizes(128)[-1] == 256
+    assert default_largest(256) == default_largest(16, 17) == 512
+    assert capture_sizes(512)[:6] == (1, 2, 4, 8, 16, 24)
+    assert capture_sizes(512)[-3:] == (480, 496, 512)
+    assert len(capture_sizes(512)) == 51  # as resolved in a real run of vLLM 0.19
+    assert default_largest(128) == capture_sizes(256)[-1] == 256
+    assert default_largest(8) == capture_sizes(16)[-1] == 16
 
 
 def test_capture_sizes_must_rise() -> None:

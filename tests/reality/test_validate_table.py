@@ -303,20 +303,32 @@ def test_acceptance_is_that_of_the_row_however_requests_differ(tmp_path: Path) -
     [
         ("0.12.0", 3, "", 16),
         ("0.13.0", 3, "", 64),
-        ("", 0, "", 16),
         ("v0.24.0", 63, "", 512),
         ("0.12.0", 3, "32", 32),
+        ("0.28.0", 3, "", None),  # as the engine does
+        ("", 0, "", None),
     ],
 )
 def test_graphs_are_of_as_many_tokens_as_vllm_captures(
-    tmp_path: Path, version: str, k: int, named: str, tokens: int
+    tmp_path: Path, version: str, k: int, named: str, tokens: int | None
 ) -> None:
     cells = {"engine_version": version, "max_cudagraph_capture_size": named}
     drafts = {"num_speculative_tokens": str(k), "accept_rate_per_pos": ";".join(["0.5"] * k)}
     row = {**K3, **drafts} if k else NONE
     assert one(tmp_path, **row, **cells, max_num_seqs="8").graph_tokens == tokens
-    if not named:
-        assert one(tmp_path, **row, **cells, max_num_seqs="").graph_tokens is None
+    if not named and tokens:  # of 256 sequences and more all are as large
+        assert one(tmp_path, **row, **cells, max_num_seqs="").graph_tokens == 512
+
+
+def test_an_eager_row_takes_what_its_launches_take(tmp_path: Path) -> None:
+    known = load_profile("h200/llama-3.1-8b")
+    own = {**NONE, "model": known.model, "gpu": known.gpu}
+    eager, usual = (
+        predict([one(tmp_path, **own, enforce_eager=cell)], known)[0].values["itl_p50_ms"]
+        for cell in ("on", "off")
+    )
+    assert eager == pytest.approx(32 * 0.8, rel=0.01)
+    assert eager > 2 * usual
 
 
 def test_verification_beyond_the_largest_graph_takes_what_its_launches_take(tmp_path: Path) -> None:
@@ -486,7 +498,7 @@ def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words
         ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
         ({"quantisation": "FP8 weights, kv bf16"}, ["quantisation = 'FP8", "weights have 16 bits"]),
         ({"quantisation": "w4a16"}, ["weights have 16 bits", "--dtype"]),
-        ({"enforce_eager": "on"}, ["enforce_eager is on", "--kernel graphs=none"]),
+        ({"enforce_eager": "on"}, ["engine.enforce_eager", "composed from kernels"]),
     ],
 )
 def test_rows_of_something_else_are_refused(

@@ -56,8 +56,9 @@ def test_the_error_of_a_run_is_what_simulations_of_slower_servers_show(
     for term, found in zip(TERMS, usual.time_error.terms, strict=True):
         spread = known_spreads().terms[term]
         really = log(latency(0.1, term) / latency(-0.1, term)) / 0.2 * spread
-        # Of all that the run may be off by, which is what a term's share of it is for.
-        assert found == pytest.approx(really, abs=0.3 * usual.time_error.spread)
+        # Of all that the run may be off by, which is what a term's share of it is for. Clients in
+        # lock-step send their prompts at once, which compute longer than in an average step.
+        assert found == pytest.approx(really, abs=0.4 * usual.time_error.spread)
 
 
 def test_what_two_runs_share_cancels() -> None:

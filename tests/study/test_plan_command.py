@@ -54,9 +54,17 @@ def test_the_line_to_run_keeps_what_was_typed() -> None:
 
 
 def test_what_changes_speed_and_is_not_simulated_is_named() -> None:
-    command = read_command("vllm serve m --enforce-eager --kv-cache-dtype fp8 -dp 2", "vllm")
+    command = read_command("vllm serve m --enable-dbo --kv-cache-dtype fp8 -dp 2", "vllm")
     assert len(command.notes) == 3
-    assert "--enforce-eager" in command.notes[2]
+    assert "--enable-dbo" in command.notes[2]
+
+
+def test_what_is_said_of_graphs_reaches_the_engine() -> None:
+    typed = "vllm serve m --enforce-eager --max-cudagraph-capture-size 64"
+    engine = {"enforce_eager": True, "max_cudagraph_capture_size": 64}
+    assert read_command(typed, "vllm").engine == engine
+    typed = "python -m sglang.launch_server --model-path m --disable-cuda-graph"
+    assert read_command(typed, "sglang").engine == {"enforce_eager": True}
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ class MeasuredRun:
     num_prompts: int
     num_warmups: int
     is_eager: bool | None  # whether the engine ran without CUDA graphs; None: not said
-    graph_tokens: int | None  # of the largest CUDA graph; None: as the profile says
+    graph_tokens: int | None  # of the largest CUDA graph; None: as the engine captures them
     counts_warmups: bool  # whether the server's counters (steps, drafts) include the warm-up
     is_warm: bool  # whether what all prompts have in common was computed before the first request
     prompt: MeasuredLengths | None

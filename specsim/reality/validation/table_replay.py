@@ -21,14 +21,13 @@ from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.runner import Runner
 from specsim.hardware import GIB, load_model
 from specsim.latency.composed import Composed
-from specsim.latency.cuda_graph import default_capture_sizes
 from specsim.profile import Profile, load_profile
 from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
 from specsim.results.metrics import latencies, latency_statistics, token_latencies
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.summary import summarized
+from specsim.run.summary import Summary, summarized
 from specsim.workload.trace import Trace
 
 DEFAULT_SPREAD = 30.0
@@ -239,13 +238,11 @@ def predict(
 
 def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     """Return what a simulation of a row measures, under the names of the table."""
-    profile = _with_graphs(profile, row.graph_tokens)
+
+    def tables_of(trace: Trace) -> RunTables:
+        return simulated(profile, row, trace).tables
+
     try:
-        experiment = in_blocks(row, profile)
-
-        def tables_of(trace: Trace) -> RunTables:
-            return summarized(experiment, requests=list(trace.requests()), profile=profile).tables
-
         if row.first is None:
             found = [tables_of(row.requests)]
         else:
@@ -258,26 +255,19 @@ def simulate_row(profile: Profile, row: ReplayedRow) -> dict[str, float]:
     return _client_metrics(found[0]) | _counters(found)
 
 
-def _with_graphs(profile: Profile, tokens: int | None) -> Profile:
-    """Return a profile with CUDA graphs of up to so many tokens, if it leaves that to the engine.
+def simulated(profile: Profile, row: ReplayedRow, requests: Trace) -> Summary:
+    """Simulate some of a row's requests on its server."""
+    experiment = _with_graphs(in_blocks(row, profile), row.graph_tokens, profile)
+    return summarized(experiment, requests=list(requests.requests()), profile=profile)
 
-    That is, if it says how long passes without a graph take, and not which graphs there are.
-    """
-    if tokens is None:
-        return profile
-    sizes = default_capture_sizes(tokens // 2)
 
-    def captured(latency: Any) -> Any:
-        is_open = isinstance(latency, Composed) and latency.capture_sizes is None
-        if not is_open or not latency.eager_at_least_us:
-            return latency
-        return latency.model_copy(update={"capture_sizes": sizes})
-
-    drafts = {
-        name: cost.model_copy(update={"latency": captured(cost.latency)})
-        for name, cost in profile.drafts.items()
-    }
-    return profile.model_copy(update={"target": captured(profile.target), "drafts": drafts})
+def _with_graphs(experiment: Experiment, tokens: int | None, profile: Profile) -> Experiment:
+    """Return an experiment with CUDA graphs of up to so many tokens, if the profile asks for it."""
+    latency = profile.target
+    if tokens is None or not (isinstance(latency, Composed) and latency.leaves_graphs):
+        return experiment
+    engine = experiment.engine.model_copy(update={"max_cudagraph_capture_size": tokens})
+    return experiment.model_copy(update={"engine": engine})
 
 
 def _after(before: RunTables, row: ReplayedRow) -> Trace:
@@ -394,12 +384,6 @@ def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{run.place}: quantisation = {run.cells['quantisation']!r}, but the profile's "
                 f"weights have {bits} bits; name a profile with such weights (profile build "
                 "--dtype), or keep its rows only (--rows quantisation=...)"
-            )
-        if run.is_eager and has_graphs:
-            raise ProfileError(
-                f"{run.place}: enforce_eager is on, but nothing says that the profile is without "
-                "CUDA graphs; build one without (--kernel graphs=none), leave such rows out, "
-                "or empty the cell if the profile was fitted to such runs"
             )
         if run.is_eager is False and not has_graphs:
             raise ProfileError(

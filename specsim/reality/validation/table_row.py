@@ -12,6 +12,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
+from specsim.latency.cuda_graph import default_largest
 from specsim.proposers import PROPOSERS
 from specsim.reality.validation.measured_run import (
     DESCRIBED,
@@ -35,6 +36,9 @@ _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
 _LOOKUP = ("match_probability", "mean_match_len")
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
+_FIRST_SIMULATED = 28  # minor version, whose rules are those of the engine
+_LAST_OF_ONE_TOKEN = 12  # pull request 30330
+_USUAL_SEQS = 256  # or more, of which the largest graph is as large
 _FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
 
@@ -275,6 +279,7 @@ class TableRow:
         options |= {
             "gpu_memory_utilization": self.number("gpu_memory_utilization"),
             "enable_prefix_caching": self.flag("prefix_caching"),
+            "enforce_eager": self.flag("enforce_eager"),
             "num_gpu_blocks": blocks,
             "async_scheduling": self._is_async(),
         }
@@ -369,16 +374,16 @@ class TableRow:
         return spread
 
     def _graph_tokens(self, k: int) -> int | None:
-        """Return it as vLLM chooses it: for twice as many sequences as may run, at most 512.
+        """Return it as the row names it, or as a version of vLLM before those simulated chose it.
 
-        Up to 0.12 of one token each, later of k + 1 (pull request 30330).
+        Up to 0.12 for decodes of one token, whatever the drafts.
         """
-        seqs = self.whole("max_num_seqs")
-        if (named := self.whole("max_cudagraph_capture_size")) or seqs is None:
+        named, version = self.whole("max_cudagraph_capture_size"), self.text("engine_version")
+        minor = _MINOR.match(version)
+        if named or minor is None or int(minor[1]) >= _FIRST_SIMULATED:
             return named
-        version = _MINOR.match(self.text("engine_version"))
-        each = 1 if version and int(version[1]) <= 12 else 1 + k
-        return min(2 * each * seqs, 512)
+        decode_len = 1 if int(minor[1]) <= _LAST_OF_ONE_TOKEN else 1 + k
+        return default_largest(self.whole("max_num_seqs") or _USUAL_SEQS, decode_len)
 
     def _lookup(self) -> dict[str, float]:
         told = {name: self.number(name) for name in _LOOKUP}

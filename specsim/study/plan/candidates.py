@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from specsim.core.errors import CapacityError, ConfigError, SpecsimError
+from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
 from specsim.core.resources import find_resource
 from specsim.hardware import load_gpu, load_model
 from specsim.policies import POLICIES
@@ -184,7 +184,7 @@ def _add(
             label = f"{method} {policy}" if len(methods) > 1 and method else policy
             option = Option(hardware, experiment, label, said, _on_vllm(experiment, question))
             option.contender(goal_of(question)).check()
-        except CapacityError as error:
+        except (CapacityError, ProfileError) as error:
             what = "" if policy == "off" else f" {policy}"
             found.left_out.append(f"{hardware.label}{what}: {error}")
             if policy == "off":
