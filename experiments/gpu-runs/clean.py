@@ -107,12 +107,13 @@ def _of_any_length(told: Row, steps: float) -> Row:
         last = min(last, drafts * rate / reached)
         rates.append((reached, last))
     gained = float(told["num_accepted_tokens"]) / steps
+    largest = _LARGEST_GRAPH.search(told["other_flags"])
     factor = gained / sum(share * rate for share, rate in rates)
     return {
         "mean_match_len": f"{mean:.4f}",
         "accept_rate_per_pos": ";".join(f"{min(factor * rate, 1):.4f}" for _, rate in rates),
         "acceptance_length": "",  # of drafts as they were
-        "max_cudagraph_capture_size": _LARGEST_GRAPH.search(told["other_flags"])[1],
+        "max_cudagraph_capture_size": largest[1] if largest else "",  # vLLM's own choice
     }
 
 

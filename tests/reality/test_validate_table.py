@@ -669,6 +669,20 @@ def test_remarks_of_others_go_into_columns_of_their_own(tmp_path: Path) -> None:
     assert run.engine["max_num_batched_tokens"] == 2048
 
 
+@pytest.mark.parametrize("flags", ["suffix: max_cudagraph_capture_size 1024; more", "", "more"])
+def test_the_largest_graph_of_suffix_decoding_is_in_the_flags_or_left_to_vllm(
+    tmp_path: Path, flags: str
+) -> None:
+    counted = {"running_mean": "4", "prefix_hit_rate": "0.5", "engine_steps": "100"}
+    drafted = {"num_drafts": "200", "num_draft_tokens": "600", "num_accepted_tokens": "300"}
+    told = {**K3, **counted, **drafted, "method": "suffix", "gpu": "not named", "isl": "96"}
+    (tmp_path / "clean").mkdir()
+    path = made_up(tmp_path / "told.csv", told | {"other_flags": flags})
+    (run,) = read_table(cleaned(path, tmp_path / "clean"))
+    assert run.method == "suffix"
+    assert run.cells["max_cudagraph_capture_size"] == ("1024" if "1024" in flags else "")
+
+
 @needs(REAL)
 def test_all_real_rows_can_be_read(tmp_path: Path) -> None:
     runs = {name: read_table(cleaned(REAL / name, tmp_path)) for name in SETS}
