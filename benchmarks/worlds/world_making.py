@@ -67,6 +67,7 @@ def draw_world(rng: Random) -> World:
     _draft_at_once(config, profile)
     _verify_surest(config)
     _divide(config, profile)
+    _capture_graphs(config["engine"], profile, unit)
     return {
         "config": config,
         "profile": profile,
@@ -162,6 +163,22 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
     is_async = engine.get("async_scheduling") is not False
     if is_async and not others & {*config, *engine} and rng.random() < 0.7:
         profile["stage_shares"] = rng.choice([[0.5, 0.5], [0.3, 0.3, 0.4], [0.25] * 4])
+
+
+def _capture_graphs(engine: dict[str, Any], profile: dict[str, Any], unit: float) -> None:
+    """Say which CUDA graphs some engines capture; all else stays as it was."""
+    rng = Random(f"graphs {json.dumps(profile)}")
+    drafters = [cost["latency"] for cost in profile["drafts"].values() if "latency" in cost]
+    composed = [each for each in (profile["target"], *drafters) if each["kind"] == "composed"]
+    if profile["target"]["kind"] != "composed" or rng.random() < 0.5:
+        return
+    if rng.random() < 0.6:
+        profile["target"].setdefault("eager_at_least_us", 1.5e6 * unit)
+        engine["max_cudagraph_capture_size"] = rng.choice([1, 4, 32])
+        return
+    engine["enforce_eager"] = True
+    for each in composed:  # as long at least as specsim takes launches to be
+        each["eager_at_least_us"] = max(each.get("eager_at_least_us", 0.0), 3e4)
 
 
 def _columns(workload: dict[str, Any], rows: list[dict[str, Any]] | None) -> frozenset[str]:

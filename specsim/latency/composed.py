@@ -11,8 +11,8 @@ from specsim.core.compiled import as_records
 from specsim.core.errors import ProfileError
 from specsim.core.settings import Settings
 from specsim.core.step import StepLoad
+from specsim.hardware.cuda_graphs import USUAL_LARGEST, capture_sizes
 from specsim.latency import LatencyModel
-from specsim.latency.cuda_graph import USUAL_LARGEST, capture_sizes
 from specsim.latency.form import COMPOSED, GROUP_LEN, HEAD_LEN, NO_WINDOW, Form, composed_time
 from specsim.latency.measured import check_rising, check_table
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import ModelShape, load_gpu
+from specsim.hardware.cuda_graphs import capture_sizes
 from specsim.latency.composed import EAGER_LAYER_US
-from specsim.latency.cuda_graph import capture_sizes
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
 from specsim.profile.kernel_tables import (
     DTYPES,

@@ -13,13 +13,13 @@ from specsim.engine.config import EngineConfig
 from specsim.engine.front import Front
 from specsim.engine.setup import Setup
 from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.latency import LatencyModel
-from specsim.latency.cuda_graph import (
+from specsim.hardware.cuda_graphs import (
     BLACKWELL_LARGEST,
     USUAL_LARGEST,
     capture_sizes,
     default_largest,
 )
+from specsim.latency import LatencyModel
 from specsim.policies import Policy
 from specsim.profile import (
     NO_BLOCK,

@@ -6,8 +6,9 @@ from pydantic import ValidationError
 
 from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
+from specsim.hardware.cuda_graphs import capture_sizes, default_largest
 from specsim.latency import LATENCY, LatencyModel
-from specsim.latency.cuda_graph import CudaGraph, capture_sizes, default_largest
+from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.measured import Linear, Tabulated, TwoRegime
 
 PER_TOKEN = Linear(alpha_ns=0, gamma_us=1000, delta_ms=0)  # 1 ms a token

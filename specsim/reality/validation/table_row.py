@@ -12,7 +12,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
-from specsim.latency.cuda_graph import default_largest
+from specsim.hardware.cuda_graphs import default_largest
 from specsim.proposers import PROPOSERS
 from specsim.reality.validation.measured_run import (
     DESCRIBED,
