@@ -1,119 +1,280 @@
-"""Find out by how much built profiles are off, term by term; see PROTOCOL.md.
+"""Find out by how much built profiles are off, term by term and server by server; see PROTOCOL.md.
 
     SPECSIM_DATA=... python experiments/model-error/run.py
 
-Writes specsim/profile/model_errors.yaml, and coverage.csv beside this file.
+Writes specsim/profile/model_errors.yaml, and servers.csv and alternatives.csv beside this file.
 """
 
 import csv
+import importlib.util
 import sys
+from collections.abc import Iterator, Sequence
+from math import ceil
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from numpy.typing import NDArray
+
+from specsim.core.errors import SpecsimError
+from specsim.profile.kernel_tables import tables_folder
+from specsim.profile.model_error import QUANTILE, TERMS, answers_of
+from specsim.profile.profile import Profile
+from specsim.reality.validation import MeasuredRun, Replayer
+from specsim.reality.validation.prediction_errors import OF_TOKENS, value_of
+from specsim.reality.validation.table_replay import compose_row, simulated
+
+Values = NDArray[np.float64]
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "gpu-runs"))
-from clean import cleaned  # noqa: E402 - beside that experiment
-from run import SERVERS, Server, data_folder  # noqa: E402
-
-from specsim.profile.from_tables import TableProfile  # noqa: E402
-from specsim.profile.kernel_tables import TableOptions, tables_folder  # noqa: E402
-from specsim.profile.model_error import QUANTILE, TERMS, moved  # noqa: E402
-from specsim.reality.validation import Replayer, read_table, select_rows  # noqa: E402
-from specsim.reality.validation.prediction_errors import OF_TOKENS, value_of  # noqa: E402
-
 OUT = HERE.parents[1] / "specsim" / "profile" / "model_errors.yaml"
-METRIC = f"{OF_TOKENS}_mean_ms"
-STEP, ROUNDS, START = 0.1, 40, 0.1
+TIME, FIRST = f"{OF_TOKENS}_mean_ms", "ttft_mean_ms"
+ROUNDS, START = 40, 0.1
+SHARE = 0.8  # of servers, that an interval is to hold
+ALTERNATIVES = ("terms", "terms and server", "server")
 
 
 class Rows(NamedTuple):
-    """Rows of a server."""
+    """The loads of a server; repetitions are one."""
 
-    errors: np.ndarray  # (rows,), logarithm of measured over predicted
-    answers: np.ndarray  # (rows, terms), derivative of the logarithm of predicted
+    name: str
+    group: str  # a model on a GPU
+    errors: Values  # (rows,), logarithm of measured over predicted time per token
+    first: Values  # (rows,), that of TTFT
+    answers: Values  # (rows, numbers), derivative of the logarithm of predicted, 1 for the server
+    pairs: list[tuple[int, int]]  # with drafts and without, of one load
 
+    @property
+    def typical(self) -> float:
+        return float(np.median(self.errors))
 
-def rows_of(server: Server) -> Rows:
-    """Simulate the rows of a server, as built and with each term moved."""
-    profile = TableProfile.of(TableOptions(tables=tables_folder(), **server.build)).profile
-    with TemporaryDirectory() as folder:
-        rows = read_table(cleaned(data_folder() / server.file, Path(folder)))
-    with Replayer(select_rows(rows, server.rows), processes=1) as replayer:
-        every = [profile, *(moved(profile, term, STEP) for term in TERMS)]
-        found = [[value_of(each, METRIC) for each in replayer.predict(one)] for one in every]
-        keys = replayer.keys
-    predicted = np.array([[value for _, value in one] for one in found])
-    measured = np.array([value for value, _ in found[0]])
-    loads = [[n for n, key in enumerate(keys) if key == one] for one in dict.fromkeys(keys)]
-    errors = np.log(measured) - np.log(predicted[0])
-    answers = (np.log(predicted[1:] / predicted[0]) / STEP).T
-    # Repetitions are one simulation, so that their answers are the same.
-    return Rows(np.array([errors[load].mean() for load in loads]),
-                np.array([answers[load[0]] for load in loads]))  # fmt: skip
+    @property
+    def typical_ups(self) -> float:
+        """That of speed-ups."""
+        return float(np.median([self.errors[k] - self.errors[none] for k, none in self.pairs]))
 
 
-def spreads_of(servers: list[Rows]) -> tuple[np.ndarray, float]:
-    """Return the spread of each column's number over servers, and of the rest."""
-    terms = np.full(servers[0].answers.shape[1], START)
-    rest = START
+class Spreads(NamedTuple):
+    """Standard deviations."""
+
+    numbers: Values  # of each number of a server
+    rest: float  # of a row
+
+    def scaled(self, factor: float) -> "Spreads":
+        return Spreads(factor * self.numbers, factor * self.rest)
+
+    def half(self, rows: Rows) -> float:
+        """Return half the width of a server's interval."""
+        squares = ((rows.answers * self.numbers) ** 2).sum(axis=1)
+        return QUANTILE * float(np.median(np.sqrt(squares + self.rest**2)))
+
+    def half_of_ups(self, rows: Rows) -> float:
+        moved = [rows.answers[k] - rows.answers[none] for k, none in rows.pairs]
+        squares = ((np.array(moved) * self.numbers) ** 2).sum(axis=1)
+        return QUANTILE * float(np.median(np.sqrt(squares + 2 * self.rest**2)))
+
+
+def spreads_of(servers: Sequence[Rows], alternative: str) -> Spreads:
+    """Return the spreads of a server's numbers and of the rest, by expectation maximisation."""
+    size = len(TERMS) + 1
+    used = {"terms": range(size - 1), "terms and server": range(size), "server": [size - 1]}
+    own = list(used[alternative])
+    numbers, rest = np.full(len(own), START), START
     for _ in range(ROUNDS):
-        squares, left, count = np.zeros(len(terms)), 0.0, 0
+        squares, left, count = np.zeros(len(own)), 0.0, 0
         for each in servers:
-            known = each.answers.T @ each.answers / rest**2 + np.diag(1 / terms**2)
-            covariance = np.linalg.inv(known)
-            means = covariance @ each.answers.T @ each.errors / rest**2
+            answers = each.answers[:, own]
+            covariance = np.linalg.inv(answers.T @ answers / rest**2 + np.diag(1 / numbers**2))
+            means = covariance @ answers.T @ each.errors / rest**2
             squares += means**2 + np.diag(covariance)
-            off = each.errors - each.answers @ means
-            left += off @ off + np.trace(each.answers @ covariance @ each.answers.T)
+            off = each.errors - answers @ means
+            left += off @ off + np.trace(answers @ covariance @ answers.T)
             count += len(off)
-        terms, rest = np.maximum(np.sqrt(squares / len(servers)), 1e-6), np.sqrt(left / count)
-    return terms, float(rest)
+        numbers, rest = np.maximum(np.sqrt(squares / len(servers)), 1e-6), np.sqrt(left / count)
+    whole = np.zeros(size)
+    whole[own] = numbers
+    return Spreads(whole, float(rest))
 
 
-def left_out(servers: list[Rows], place: int) -> tuple[np.ndarray, float]:
-    """Return which rows of a server lie within 80 %, by the others, and their log density."""
-    terms, rest = spreads_of(servers[:place] + servers[place + 1 :])
-    own = servers[place]
-    widths = np.sqrt((own.answers * terms) ** 2 @ np.ones(len(terms)) + rest**2)
-    density = -0.5 * (own.errors / widths) ** 2 - np.log(widths)
-    return np.abs(own.errors) <= QUANTILE * widths, float(density.mean())
+def groups_of(servers: Sequence[Rows]) -> list[str]:
+    return list(dict.fromkeys(each.group for each in servers))
 
 
-def main() -> None:
-    servers = [rows_of(server) for server in SERVERS]
-    plain = [Rows(each.errors, np.ones((len(each.errors), 1))) for each in servers]
-    lines, densities = [], {"terms": 0.0, "one": 0.0}
-    for place, server in enumerate(SERVERS):
-        row = {"server": server.name, "rows": len(servers[place].errors)}
-        for name, those in (("terms", servers), ("one", plain)):
-            inside, density = left_out(those, place)
-            row |= {f"within_{name}": f"{inside.mean():.2f}", f"density_{name}": f"{density:.2f}"}
-            densities[name] += density / len(SERVERS)
-        row["median_error"] = f"{np.median(np.exp(servers[place].errors) - 1):+.3f}"
-        row["answers"] = " ".join(f"{each:.2f}" for each in servers[place].answers.mean(axis=0))
-        lines.append(row)
-    with (HERE / "coverage.csv").open("w", newline="") as stream:
+def left_out(servers: Sequence[Rows], alternative: str) -> tuple[Values, Values]:
+    """Return sizes of typical errors and half widths, each by the spreads of the other groups."""
+    found = []
+    for group in groups_of(servers):
+        spreads = spreads_of([each for each in servers if each.group != group], alternative)
+        mine = (each for each in servers if each.group == group)
+        found += [(abs(each.typical), spreads.half(each)) for each in mine]
+    errors, halves = np.array(found).T
+    return errors, halves
+
+
+class Stated(NamedTuple):
+    """What some servers say that others are off by."""
+
+    alternative: str
+    spreads: Spreads
+    scores: dict[str, float]
+
+    @classmethod
+    def by(cls, servers: Sequence[Rows]) -> "Stated":
+        """Choose the alternative with the least mean interval score, scaled to hold four in five.
+
+        Lei et al. 2018, "Distribution-free predictive inference for regression", section 2.2;
+        Gneiting & Raftery 2007, "Strictly proper scoring rules", equation 43.
+        """
+        factors, scores = {}, {}
+        for name in ALTERNATIVES:
+            errors, halves = left_out(servers, name)
+            place = min(ceil(SHARE * (len(errors) + 1)), len(errors)) - 1
+            factors[name] = float(np.sort(errors / halves)[place])
+            wide = factors[name] * halves
+            beyond = np.maximum(errors - wide, 0)
+            scores[name] = float((2 * wide + 2 / (1 - SHARE) * beyond).mean())
+        best = min(scores, key=lambda name: scores[name])
+        return cls(best, spreads_of(servers, best).scaled(factors[best]), scores)
+
+
+def module(name: str, path: Path) -> Any:
+    """Return a script of another experiment."""
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[name] = found
+    spec.loader.exec_module(found)
+    sys.path.pop(0)
+    return found
+
+
+def rows_of(name: str, group: str, profile: Profile, runs: list[MeasuredRun]) -> Rows:
+    """Simulate the loads of a server."""
+    with Replayer(runs) as replayer:
+        found, keys = replayer.predict(profile), replayer.keys
+    loads = [[n for n, own in enumerate(keys) if own == key] for key in dict.fromkeys(keys)]
+
+    def off(load: list[int], metric: str) -> float:
+        pairs = (value_of(found[n], metric) for n in load)
+        return float(np.mean([np.log(real / ours) if real else np.nan for real, ours in pairs]))
+
+    firsts = [runs[load[0]] for load in loads]
+    plain = {_load(run): n for n, run in enumerate(firsts) if not run.method}
+    drafting = ((n, _load(run)) for n, run in enumerate(firsts) if run.num_speculative_tokens)
+    answers = []
+    for run in firsts:
+        row = compose_row(run)
+        summary = simulated(profile, row, row.requests)
+        own = answers_of(summary.run.deployment.profile, summary.usual_step)
+        answers.append((*own, 1.0))
+    return Rows(
+        name,
+        group,
+        np.array([off(load, TIME) for load in loads]),
+        np.array([off(load, FIRST) for load in loads]),
+        np.array(answers),
+        [(n, plain[load]) for n, load in drafting if load in plain],
+    )
+
+
+def _load(run: MeasuredRun) -> tuple[str, ...]:
+    return run.load, run.cells.get("dataset", ""), run.cells.get("isl", "").partition(" ")[0]
+
+
+def of_gpu_runs(loads: Any) -> Iterator[Rows]:
+    for server in (*loads.SERVERS, *loads.OTHERS):
+        runs = [run for run in loads.runs_of(server) if run.method != "suffix"]
+        group = f"{server.build['model']} {server.build['gpu']}"
+        yield rows_of(server.name, group, loads.built(server, tables_folder()), runs)
+        print(server.name, flush=True)
+
+
+def of_silicon(silicon: Any, engine: str) -> Iterator[Rows]:
+    """Yield the lines of an engine, those of several numbers of GPUs together."""
+    lines: dict[tuple[str, str], list[Any]] = {}
+    for (own, model, gpu, server), rows in silicon.sets_of(tables_folder(), engine).items():
+        if own == engine:
+            lines.setdefault((model.partition("/")[2], gpu), []).append((server, rows))
+    for (model, gpu), sets in lines.items():
+        group = f"{model.lower().removesuffix('-fp8').removesuffix('-instruct')} {gpu[:4]}"
+        parts = []
+        for server, rows in sets:
+            try:
+                profile = silicon.built(rows, server, tables_folder())
+                parts.append(rows_of("", "", profile, silicon.runs_of(rows, server)))
+            except SpecsimError as error:  # as that experiment does
+                print(f"skipped {len(rows)} rows: {error}", flush=True)
+        if parts:
+            columns = (np.concatenate([each[n] for each in parts]) for n in (2, 3, 4))
+            yield Rows(f"{engine}: {model} {gpu}", group, *columns, [])
+        print(model, gpu, flush=True)
+
+
+def described(rows: Rows, stated: Stated, role: str) -> dict[str, object]:
+    spreads = stated.spreads
+    half = spreads.half(rows)
+    ups = rows.pairs and (rows.typical_ups, spreads.half_of_ups(rows))
+    return {
+        "server": rows.name,
+        "group": rows.group,
+        "role": role,
+        "loads": len(rows.errors),
+        "typical_error": f"{rows.typical:+.3f}",
+        "scatter": f"{np.median(np.abs(rows.errors - rows.typical)):.3f}",
+        "alternative": stated.alternative,
+        "half_width": f"{half:.3f}",
+        "inside": int(abs(rows.typical) <= half),
+        "loads_inside": f"{(np.abs(rows.errors) <= half).mean():.2f}",
+        "typical_speed_up_error": f"{ups[0]:+.3f}" if ups else "",
+        "speed_up_half_width": f"{ups[1]:.3f}" if ups else "",
+        "typical_ttft_error": f"{np.nanmedian(rows.first):+.3f}",
+        "answers": " ".join(f"{each:.2f}" for each in rows.answers.mean(axis=0)[:-1]),
+    }
+
+
+def write(name: str, lines: list[dict[str, object]]) -> None:
+    with (HERE / name).open("w", newline="") as stream:
         writer = csv.DictWriter(stream, list(lines[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(lines)
-    terms, rest = spreads_of(servers)
+
+
+def main() -> None:
+    silicon = module("silicon_run", HERE.parent / "silicon" / "run.py")
+    gpu_runs = of_gpu_runs(module("loads", HERE.parent / "gpu-runs" / "loads.py"))
+    report([*gpu_runs, *of_silicon(silicon, "vllm")], list(of_silicon(silicon, "sglang")))
+
+
+def report(servers: list[Rows], others: list[Rows]) -> None:
+    """Write what servers were off by, each by the others, and what all of them say."""
+    lines = []
+    for group in groups_of(servers):
+        stated = Stated.by([each for each in servers if each.group != group])
+        mine = (each for each in servers if each.group == group)
+        lines += [described(each, stated, "left out") for each in mine]
+    stated = Stated.by(servers)
+    inside = sum(int(str(line["inside"])) for line in lines)
+    print(f"{inside} of {len(lines)} servers inside")
+    write("servers.csv", lines + [described(each, stated, "other engine") for each in others])
+    scores = stated.scores.items()
+    write("alternatives.csv", [{"alternative": n, "score": f"{s:.4f}"} for n, s in scores])
+    if stated.alternative != "terms":
+        sys.exit(f"{stated.alternative} is best: model_error.py knows terms alone")
+    numbers = stated.spreads.numbers[:-1]
     made = {
         "servers": len(servers),
-        "terms": {name: round(float(each), 4) for name, each in zip(TERMS, terms, strict=True)},
-        "rest": round(rest, 4),
+        "terms": {n: round(float(each), 4) for n, each in zip(TERMS, numbers, strict=True)},
+        "rest": round(stated.spreads.rest, 4),
     }
     OUT.write_text(
-        "# Standard deviations over servers, by experiments/model-error/run.py.\n"
+        "# Spreads over servers, by experiments/model-error/run.py, scaled so that 1.2816 of them\n"
+        "# on each side hold what four in five servers were typically off by.\n"
         + yaml.safe_dump(made, sort_keys=False)
     )
-    for name in ("terms", "one"):
-        mean = np.mean([float(row[f"within_{name}"]) for row in lines])
-        print(f"{name}: {mean:.0%} within, log density {densities[name]:.2f}")
-    print(made)
+    print(stated.alternative, made)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How far profiles composed of kernels have been off, by what a step consists of.
 
-The spreads are those of servers that were measured: experiments/model-error.
+It is a statement over servers, since a server's loads are off alike: of 27 that were measured, each
+by what others were off by, 22 were within in the median of their loads (experiments/model-error).
 """
 
 from collections.abc import Mapping
@@ -28,14 +29,14 @@ _HOST_US = 100.0
 TERMS = (*_FACTORS, "host", "drafting")
 """What can be off: computing, reading weights, attention, host time of a step, drafting."""
 QUANTILE = 1.2816
-"""Standard deviations on each side of an interval of 80 %."""
+"""Spreads on each side of an interval: it held what four in five servers were typically off by."""
 _STEP = 0.05
 _LARGER = 2  # steps, and as much smaller ones, to find how times grow: they go up stairs
 _MOST_SLOPE = 0.9  # at 1 the server is saturated, and its latency says nothing
 
 
 class Spreads(NamedTuple):
-    """Standard deviations over servers."""
+    """Standard deviations over servers, scaled to what `QUANTILE` says."""
 
     terms: Mapping[str, float]
     """Of the logarithm of each factor; of host time in units of 0.1 ms."""
@@ -135,6 +136,12 @@ class TimeError(NamedTuple):
         return hypot(*terms, self.rest, other.rest)
 
 
+def answers_of(profile: Profile, step: UsualStep) -> tuple[float, ...]:
+    """Return by how much a step's time answers to each of `TERMS`: derivatives of its logarithm."""
+    usual = step.time(profile)
+    return tuple(log(step.time(moved(profile, term, _STEP)) / usual) / _STEP for term in TERMS)
+
+
 def time_error(profile: Profile, step: UsualStep) -> TimeError | None:
     """Return how far times of runs are off whose steps are like one; None where nobody knows.
 
@@ -147,8 +154,6 @@ def time_error(profile: Profile, step: UsualStep) -> TimeError | None:
     spreads, growth = known_spreads(), step.growth(profile)
     if NOT_MEASURED not in profile.provenance.notes:
         return TimeError((0.0,) * len(TERMS), growth * spreads.rest)
-    usual = step.time(profile)
-    answers = (log(step.time(moved(profile, term, _STEP)) / usual) / _STEP for term in TERMS)
-    pairs = zip(answers, TERMS, strict=True)
+    pairs = zip(answers_of(profile, step), TERMS, strict=True)
     terms = tuple(growth * answer * spreads.terms[term] for answer, term in pairs)
     return TimeError(terms, growth * spreads.rest)

@@ -215,7 +215,7 @@ class Summary:
 
     @cached_property
     def time_error(self) -> TimeError | None:
-        """How far its times are off, as profiles like its own have been; None if not known.
+        """How far its times may be off, as on servers that were measured; None if not known.
 
         Nor is it for pools, and for a server that did not keep up, whose times are those of a
         queue.

@@ -49,8 +49,8 @@ class SpeedUp:
     low: float | None  # None with a single replication, which says nothing about spread
     high: float | None
     model_low: float | None = None
-    """Ends of the interval of 80 % by how far step times have been off, with profiles like those
-    of the runs; None where nobody knows."""
+    """Ends of it with step times as far off as on four in five servers measured; None where nobody
+    knows."""
     model_high: float | None = None
 
 

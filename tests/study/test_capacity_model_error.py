@@ -1,4 +1,4 @@
-"""Capacity says how far profiles like its own have been off."""
+"""Capacity says how far its step times may be off, as on servers that were measured."""
 
 import json
 from math import log
@@ -69,7 +69,7 @@ def test_capacity_tells_both_intervals(cli: Run, tmp_path: Path) -> None:
     assert low < found["requests_per_second"] < high
     # Steps are off by a few percent, and so is the rate, if not by more.
     assert 0.04 < log(high / low) / (2 * QUANTILE) < 0.5
-    assert f"{low:.3g} to {high:.3g} with what profiles like this one have been off by" in err
+    assert f"{low:.3g} to {high:.3g} with step times as far off as on four in five servers" in err
 
 
 def test_of_what_nobody_has_measured_nothing_is_said(cli: Run, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_a_comparison_says_both_intervals(count: int) -> None:
 def test_of_profiles_whose_errors_nobody_has_measured_nothing_is_said() -> None:
     found = compare(experiment("h100/llama-3.1-8b", POISSON), ["static:k=1"], replications=1)
     assert {each.speed_up.model_low for each in found.results} == {None}
-    assert "by the profile" not in printed(comparison_table(found, ""))
+    assert "4 in 5" not in printed(comparison_table(found, ""))
 
 
 @pytest.fixture
@@ -167,5 +167,5 @@ def test_a_tuning_says_how_far_the_profile_moves_a_crossover() -> None:
         if each.load is not None:
             assert each.model_low is None or each.model_low <= each.load
             assert each.model_high is None or each.load <= each.model_high
-    assert all("80 % by the profile" in printed(each) for each in tuning_tables(found, ""))
-    assert any("80 %:" in line for line in tuning_verdict(found))
+    assert all("4 in 5 servers" in printed(each) for each in tuning_tables(found, ""))
+    assert any("four in five servers measured:" in line for line in tuning_verdict(found))

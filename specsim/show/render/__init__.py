@@ -44,7 +44,7 @@ def interval(value: "SpeedUp") -> str:
 
 
 def model_interval(value: "SpeedUp") -> str:
-    """Return the 80 % interval of a speed-up by what profiles have been off; ``-`` if not known."""
+    """Return a speed-up's interval of four in five servers; ``-`` if not known."""
     if value.model_low is None or value.model_high is None:
         return "-"
     return f"{value.model_low:.3f} - {value.model_high:.3f}"

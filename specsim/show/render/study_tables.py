@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from specsim.study.tune.batch import BatchTuning
     from specsim.study.tune.crossover import Check, Crossover, LoadCheck
 
-INTERVALS = ("95 % interval", "80 % by the profile")
-"""By the luck of the runs, and by how far step times of profiles like this one have been off."""
+INTERVALS = ("95 % interval", "4 in 5 servers")
+"""By the luck of the runs, and with step times as far off as on four in five servers measured."""
 
 
 def tuning_tables(tuning: "Tuning", title: str) -> list[Table]:
@@ -142,7 +142,7 @@ def _gain(value: "SpeedUp") -> str:
     ends = f"95 %: {_percents(value.low, value.high)}"
     if value.model_low is not None and value.model_high is not None:
         by_profile = _percents(value.model_low, value.model_high)
-        ends += f"; as far as such profiles have been off, 80 %: {by_profile}"
+        ends += f"; as far off as on four in five servers measured: {by_profile}"
     return f"{_percent(value.mean)} % ({ends})"
 
 

@@ -265,7 +265,7 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
 
 
 def model_notes(found: list[Found]) -> list[str]:
-    """Return how far each answer may be off, as profiles like these have been."""
+    """Return what each answer would be with step times as far off as on measured servers."""
     notes = []
     for each in found:
         if each.rate is None:
@@ -277,8 +277,8 @@ def model_notes(found: list[Found]) -> list[str]:
         own = each.interval
         sampled = "" if own is None else f"{own.low:.3g} to {own.high:.3g} requests/s by sampling, "
         notes.append(
-            f"{name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with what profiles like this "
-            "one have been off by (80 %)"
+            f"{name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with step times as far off as "
+            "on four in five servers measured"
         )
     return notes
 

@@ -190,7 +190,7 @@ class Found:
 
     @cached_property
     def model_interval(self) -> tuple[float, float] | None:
-        """Requests per second within which `rate` lies with 80 %, by what profiles are off by."""
+        """What `rate` would be with steps as far off as on four in five servers, either way."""
         spread = self.time_spread
         if spread is None or self.rate is None:
             return None

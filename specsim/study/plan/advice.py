@@ -47,8 +47,8 @@ class Choice(_Fields):
     capacity: float | None = None  # requests/s of one server
     capacity_interval: tuple[float, float] | None = None
     capacity_by_model: tuple[float, float] | None = None
-    """With 80 %, by what step times of profiles like this one have been off by; None where nobody
-    has measured that."""
+    """With step times as far off as on four in five servers measured; None where nobody has
+    measured that."""
     servers_by_model: tuple[int, int] | None = None
     beyond: tuple[float, float] | None = None
     """The smallest load of one server that was not sustained, and the share within the limits."""

@@ -273,8 +273,8 @@ def _model_error(best: Choice, between: tuple[float, float]) -> str:
     if fewest != most:
         servers = f"{fewest:,} to {most:,} servers"
     return (
-        f"With what step times of profiles like this one have been off by: {between[0]:.4g} to "
-        f"{between[1]:.4g} requests/s per server (80 %), {servers}."
+        f"With step times as far off as on four in five servers measured: {between[0]:.4g} to "
+        f"{between[1]:.4g} requests/s per server, {servers}."
     )
 
 

@@ -100,8 +100,8 @@ class Crossover:
     high: float | None
     highest_load: float  # the last load looked at, which one of the two still sustains
     model_low: float | None = None
-    """Ends of the interval of 80 % by how far step times have been off; None where it is open, or
-    nobody knows."""
+    """Ends of it with step times as far off as on four in five servers measured; None where it is
+    open, or nobody knows."""
     model_high: float | None = None
 
 
