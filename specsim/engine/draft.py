@@ -30,16 +30,14 @@ def ask(table: Table) -> bool:
 def offer(table: Table) -> None:
     """Give the sequences of a step the drafts that the proposer comes up with.
 
-    A sequence in mid-prefill ignores them. Asynchronously they are reserved before they are made,
-    and the output of this step is counted as in flight (vLLM 0.32.0
-    ``v1/core/sched/async_scheduler.py``).
+    A sequence in mid-prefill ignores them. Asynchronously they are reserved before they are made
+    (vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``).
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
-    is_ahead = limits.depth > 1
     if limits.drafts_alike:
         _draft_alike(table)
-    if limits.has_offers and not is_ahead:
+    if limits.has_offers and limits.depth == 1:
         _cut_to_offers(table)
     if limits.prefill_first:
         if not step.prefill_tokens:
@@ -52,9 +50,6 @@ def offer(table: Table) -> None:
             if limits.overlaps:
                 entry.offered_len = _kept_len(table, place)
             sequence.draft_len = entry.offered_len
-            if is_ahead:
-                sequence.placeholder_len += 1 + entry.draft_len
-                sequence.decodes_from = step.index + limits.decode_stagger
 
 
 @inner

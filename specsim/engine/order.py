@@ -102,6 +102,7 @@ def order_of(kind: str, table: Table, in_python: Container[int]) -> list[int]:
         ASK: asking.decide is None and not table.lens_by_size.any(),
         CHARGE_ADAPTERS: not table.limits["max_loras"][0],
         CHARGE_DRAFTS: not (leaves_out or table.costs[HAS_DRAFTER]),
+        OFFER: not table.limits["max_draft_len"][0],
         VERIFY: not table.limits["max_draft_len"][0],
         OBSERVE: asking.observe is None,
         SCHEDULED: True,

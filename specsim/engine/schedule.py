@@ -87,14 +87,19 @@ def schedule(table: Table) -> None:
                 _schedule_waiting(table)
             if not step.defers_prefills:
                 state.is_backed_up = state.num_waiting > 0
+    if limits.skips_drafts:
+        find_use_of_drafts(table)
     context_tokens = batched_tokens = prefill_tokens = 0
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
         context_tokens += entry.start
         batched_tokens += entry.scheduled_len
         prefill_tokens += entry.prefill_len
-    if limits.skips_drafts:
-        find_use_of_drafts(table)
+        if limits.depth > 1 and not entry.is_partial:
+            # Its output counts as in flight (vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``).
+            sequence = table.sequences[entry.row]
+            sequence.placeholder_len += 1 + entry.draft_len
+            sequence.decodes_from = step.index + limits.decode_stagger
     step.own_context_tokens = step.context_tokens = context_tokens
     step.drafter_context_tokens = context_tokens
     step.batched_tokens = step.drafter_batched_tokens = batched_tokens
