@@ -132,10 +132,15 @@ class HuggingFaceConfig(LayerLists):
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
             **self._fused_inputs(),
+            **self._norms(),
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
             "source": self._source + self._left_out(),
         }
+
+    def _norms(self) -> dict[str, Any]:
+        kind = self._data.get("qk_norm_type")  # per_head is as in other models
+        return {"qk_norm_type": kind} if kind == "per_layer" else {}
 
     def _fused_inputs(self) -> dict[str, Any]:
         """Return what DFlash's drafters have of the target: hidden states and both vocabularies."""

@@ -146,6 +146,9 @@ class ModelFields(Settings):
     qk_rope_head_dim: int = Field(default=0, ge=0, le=_MOST)
     v_head_dim: int = Field(default=0, ge=0, le=_MOST)
     """Of values, if not head_dim."""
+    qk_norm_type: Literal["per_layer"] | None = None
+    """Whether queries, and keys, are normalized over all heads (MiniMax-M2), which tensor-parallel
+    GPUs exchange their squares for; None: each head by itself, or not at all."""
     attn_output_gate: bool = False
     """Whether a gate as wide as the queries multiplies what attention gives out (Qwen3.5)."""
     o_groups: int = Field(default=0, ge=0, le=_MOST)

@@ -31,6 +31,7 @@ Values = NDArray[np.float64]
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
+_NORM_KERNELS = 2  # per layer, before and behind an all-reduce: norms over all heads
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _LAUNCH_BY_HOST_US = 50.0  # of one kernel of a compiled layer; experiments/gpu-runs/PROTOCOL.md
 _EXPERT_KERNELS = 6  # per layer: choosing, sorting, two products, activation, sum
@@ -128,6 +129,8 @@ class Composer:
         kernels += (_SMALL_KERNELS + 1) * shape.num_hidden_layers
         kernels += self._expert_kernels * shape.num_expert_layers
         kernels += shape.num_halves + 1 if self._size > 1 else 0
+        if shape.qk_norm_type:
+            kernels += (_NORM_KERNELS + (self._size > 1)) * shape.num_hidden_layers
         return _LAUNCH_BY_HOST_US * kernels
 
     @property
@@ -235,6 +238,8 @@ class Composer:
                 kernels -= 2
             else:
                 numbers += 2 * (queries + keys) + 4 * keys
+            if shape.qk_norm_type:
+                kernels, numbers = kernels + _NORM_KERNELS, numbers + 3 * (queries + keys)
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
             total += count * (kernels * LAUNCH_US + per_token * tokens)
         if shape.state_layers:  # a norm more, behind the state
@@ -379,13 +384,15 @@ class Composer:
     def _all_reduces(self, tokens: Values) -> Values:
         """Return two per layer, one after the embedding; after experts of all ranks, none.
 
+        And one per layer of the squares of queries and keys, 32 bits each, where their norm is
+        over all heads (vLLM 0.18 ``mamba/linear_attn.py MiniMaxText01RMSNormTP.forward_qk``).
+
         By the engine's own kernel, or that of another, such as ``allreduce=trtllm``: what
         FlashInfer's fused one is, which vLLM can be told to take. Of several measurements the one
         that the GPU's own file has.
         """
         if self._size == 1:
             return np.zeros(len(tokens))
-        sent = tokens * self._shape.hidden_size  # message_size counts numbers, as NCCL's does
         options = self._options
         versions = (each.version for each in load_gpu(options.gpu).collectives
                     if (each.operation, each.gpus) == ("all_reduce", self._size))  # fmt: skip
@@ -396,12 +403,17 @@ class Composer:
         rows = table.where("all-reduce", num_gpus=self._size, backend=backend)
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")
-        each = np.interp(sent, sizes, times)
         slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
-        each = np.where(sent > sizes[-1], times[-1] + slope * (sent - sizes[-1]), each)
+
+        def each(width: int) -> Values:  # message_size counts numbers of 16 bits, as NCCL's does
+            sent = tokens * width
+            beyond = times[-1] + slope * (sent - sizes[-1])
+            return np.where(sent > sizes[-1], beyond, np.interp(sent, sizes, times))
+
         mixed = sum(layer.kind != "none" for layer in self._shape.layers)
         number = self._shape.num_halves if self._ranks == 1 else mixed
-        return np.asarray((number + 1) * each)
+        total = (number + 1) * each(self._shape.hidden_size)
+        return total + mixed * each(4) if self._shape.qk_norm_type else total
 
     def _sends(self, tokens: Values) -> Values:
         """Return what it takes to send hidden states and residuals from stage to stage, all stages.

@@ -432,6 +432,24 @@ def test_all_reduces_are_measured_by_numbers_and_may_be_of_another_engine(tables
     assert more == pytest.approx(2e-7 * 1e-3 * sent, rel=1e-3)
 
 
+def test_a_norm_over_all_heads_is_an_all_reduce_more(tables: Path, tmp_path: Path) -> None:
+    row = {"kernel_source": "vllm", "num_gpus": 2, "backend": "vllm_graph", "latency": 0.01}
+    comm = tables / "data/h200_sxm/comm/vllm/0.24.0"
+    write(comm, "custom_allreduce_perf", [{**row, "message_size": size} for size in (1, 1 << 30)])
+    made = []
+    for norm in (None, "per_layer"):
+        path = tmp_path / f"{norm}.json"
+        heads = {"num_attention_heads": 64, "num_key_value_heads": 16, "qk_norm_type": norm}
+        path.write_text(json.dumps(load_model("llama-3.1-8b").model_dump() | heads))
+        given = options(tables, model=str(path), tensor_parallel_size=2)
+        made.append(TableProfile.of(given).profile.target)
+    more = made[1].eager_at_least_us - made[0].eager_at_least_us
+    assert more == pytest.approx(32 * 3 * 50)  # two kernels, and the all-reduce between them
+    decode = StepLoad(1, 1, 1)
+    longer = made[1].forward_time(decode) - made[0].forward_time(decode)
+    assert 32 * 10e-6 < longer < 32 * 20e-6
+
+
 def test_all_reduces_are_of_the_version_that_the_gpus_file_has(tables: Path) -> None:
     """Not of the newest: on the RTX PRO 6000 that one is of a host whose GPUs copy directly."""
     add_latent_attention(tables)
