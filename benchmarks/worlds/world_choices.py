@@ -183,6 +183,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "target_slo": {"window_s": (0.0, 7.0), "scale_in_below": (0.9,)},
     "engine": {
         "disable_hybrid_kv_cache_manager": (True,),
+        "drafter_serves_all": (True,),
         "gpu_memory_utilization": (0.5,),
         "model": (MODEL,),
     },

@@ -26,6 +26,10 @@ class Uncompiled(LatencyModel):
         inner = self.inner.in_lock_step(data_parallel_size, expert_parallel=expert_parallel)
         return self.model_copy(update={"inner": inner})
 
+    def in_graphs(self, sizes: tuple[int, ...] | None, default: tuple[int, ...]) -> LatencyModel:
+        """Return the other with an engine's CUDA graphs."""
+        return self.model_copy(update={"inner": self.inner.in_graphs(sizes, default)})
+
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
         """Return what the other says."""
         return self.inner.lock_step_time(loads)

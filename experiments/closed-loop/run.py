@@ -11,19 +11,15 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TextIO
-from unittest.mock import patch
 
 from loads import CELLS, LONGEST, MAX_NUM_SEQS, POLICIES, STATIC, Cell, changes_at, requests_of
 
-from specsim.api import Experiment, Policy, Summary, load_profile, simulate
+from specsim.api import Experiment, Summary, load_profile, simulate
 from specsim.core.request import Request
-from specsim.policies import LoopPolicy
 from specsim.study.paired import speed_up
 
 HERE = Path(__file__).parent
@@ -51,9 +47,11 @@ def server() -> dict[str, Any]:
     return found
 
 
-def experiment(cell: Cell, policy: str, num_requests: int, luck: int) -> Experiment:
+def experiment(
+    cell: Cell, policy: str, num_requests: int, luck: int, *, serves_all: bool
+) -> Experiment:
     """Return the simulation of a load."""
-    engine = dict(server()["engine"])
+    engine = {**server()["engine"], "drafter_serves_all": serves_all}
     for name in ("dtype", "enforce_eager"):
         del engine[name]
     engine["num_gpu_blocks"] = engine.pop("num_gpu_blocks_override")
@@ -78,7 +76,7 @@ def experiment(cell: Cell, policy: str, num_requests: int, luck: int) -> Experim
     return Experiment.parse(fields, cell.name)
 
 
-def simulated(cell: Cell, repetitions: int) -> list[Latencies]:
+def simulated(cell: Cell, repetitions: int, *, serves_all: bool) -> list[Latencies]:
     """Return what is simulated, once per luck, of the loads that were measured."""
     profiles = {
         "profile": load_profile(str(HERE / "profile.yaml")),
@@ -93,7 +91,7 @@ def simulated(cell: Cell, repetitions: int) -> list[Latencies]:
     ]
 
     def latency(policy: str, load: list[Request], luck: int) -> float:
-        run = experiment(cell, policy, len(load), luck)
+        run = experiment(cell, policy, len(load), luck, serves_all=serves_all)
         found: float = Summary(simulate(run, requests=load, **profiles)).data["mean_e2el_ms"]
         return found
 
@@ -103,24 +101,11 @@ def simulated(cell: Cell, repetitions: int) -> list[Latencies]:
     ]
 
 
-@contextmanager
-def keeping_up() -> Iterator[None]:
-    """Let no policy tell the drafter to let go of a request: in vLLM none can."""
-
-    def as_in_vllm(of: Any) -> Any:
-        return lambda policy, method: method is not Policy.drops and of(policy, method)
-
-    with ExitStack() as stack:
-        for kind in (Policy, LoopPolicy):
-            stack.enter_context(patch.object(kind, "overrides", as_in_vllm(kind.overrides)))
-        yield
-
-
-def gains(cell: Cell) -> list[dict[str, Any]]:
+def gains(cell: Cell, *, serves_all: bool) -> list[dict[str, Any]]:
     """Return each policy's gain over the static draft length that was measured to be best."""
     real = measured(cell)
     best = min(STATIC, key=lambda policy: fmean(real[policy]))
-    worlds = simulated(cell, len(real["off"]))
+    worlds = simulated(cell, len(real["off"]), serves_all=serves_all)
     rows = []
     for policy in (each for each in POLICIES if each != best):
         found = speed_up(real[best], real[policy])
@@ -141,8 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--may-let-go", action="store_true", help="policies may; only printed")
     may_let_go = parser.parse_args().may_let_go
-    with nullcontext() if may_let_go else keeping_up():
-        rows = [row for cell in CELLS for row in gains(cell)]
+    rows = [row for cell in CELLS for row in gains(cell, serves_all=not may_let_go)]
     if may_let_go:
         return write(rows, sys.stdout)
     with (HERE / "gains.csv").open("w", newline="") as file:

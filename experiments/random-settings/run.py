@@ -51,9 +51,12 @@ def policies_of(setting: Setting, wanted: list[str]) -> dict[str, Policy]:
     return found
 
 
-def latency(setting: Setting, policy: Policy, seed: int) -> float:
+def latency(setting: Setting, policy: Policy, seed: int, *, serves_all: bool = False) -> float:
     """Return the mean end-to-end latency, milliseconds."""
     experiment: Experiment = setting.experiment(seed).replace(policy=policy)
+    if serves_all:
+        engine = experiment.engine.model_copy(update={"drafter_serves_all": True})
+        experiment = experiment.model_copy(update={"engine": engine})
     run = simulate(
         experiment, profile=setting.real(), believed=setting.believed(), keeps_steps=False
     )

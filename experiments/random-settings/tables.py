@@ -35,6 +35,24 @@ def halves() -> Iterator[list[str]]:
         ]
 
 
+def served() -> Iterator[list[str]]:
+    """Say how far `joint` is behind `off` where the drafter may let go, and where it may not."""
+    yield [
+        *("drafter", "settings", "joint over 1 % behind `off`", "at worst"),
+        *("where it reads every request", "at worst"),
+    ]
+    names = {"draft_model": "draft model", "eagle3": "head (EAGLE-3)", "mtp": "head (MTP)"}
+    for method, name in names.items():
+        rows = read("random-settings/served.csv", drafter=method)
+        cells = [name, str(len(rows))]
+        for column in ("joint_ms", "joint_serves_all_ms"):
+            behind_off = [100.0 * (float(row[column]) / float(row["off_ms"]) - 1.0) for row in rows]
+            cells += [
+                str(sum(value > 1.0 for value in behind_off)), f"{max(0.0, *behind_off):.1f} %"
+            ]  # fmt: skip
+        yield cells
+
+
 def furthest() -> Iterator[list[str]]:
     yield [
         *("half", "drafter, profile", "scheduling", "world", "alpha", "drafts take", "steps take"),

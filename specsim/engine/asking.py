@@ -28,8 +28,10 @@ def trim(table: Table) -> bool:
         if run(asking.drop):
             return False
         for place in range(step.num_requests):
-            if table.seen.let_go[place]:
-                table.sequences[table.entries[current, place].row].is_undrafted = 1
+            sequence = table.sequences[table.entries[current, place].row]
+            if table.seen.let_go[place] and not sequence.is_undrafted:
+                sequence.is_undrafted = 1
+                table.totals[0].let_go += 1
     return not has(asking.verify) or not shown.draft_tokens or _verify(table)
 
 

@@ -103,6 +103,9 @@ class EngineConfig(Settings):
     """Tokens of the largest CUDA graph; of a pass of more the host launches each kernel. By default
     twice those of a step in which max_num_seqs sequences decode, drafts included, at most 512, and
     1024 on B200 and B300."""
+    drafter_serves_all: bool = False
+    """If true, the drafter reads every request, as in vLLM's V1. Else a policy may let go of some
+    for good, which saves the drafter's passes, as V0 did at `disable_by_batch_size`."""
     lora_config: LoraConfig | None = None
     """For requests that are for LoRA adapters; the profile has to say what these cost."""
     speculative_config: Annotated[Proposer, PROPOSERS] | None = None

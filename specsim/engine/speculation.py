@@ -55,6 +55,8 @@ class Speculation:
     """What requests are called to the policy, by index, where an index is used again."""
     knows_confidences: bool = True
     """Whether it is known in time how sure the drafter is of its tokens."""
+    may_drop: bool = True
+    """Whether the policy may let the drafter go of sequences."""
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
@@ -63,7 +65,7 @@ class Speculation:
         """Checks what the policy returns; None for one that specsim ships."""
         self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
-        self.drops = policy.overrides(Policy.drops)
+        self.drops = self.may_drop and policy.overrides(Policy.drops)
         overlaps = self.proposer is not None and self.proposer.overlaps
         self.leaves_out = has_prefill and self.drops and not overlaps
         """Whether there may be sequences that are never drafted for."""
@@ -128,7 +130,8 @@ class Speculation:
 
     def bind(self, view: View, most: int, num_requests: int) -> dict[str, Hook]:
         """Return the policy's loops over a view of steps of so many sequences; see `LoopMemory`."""
-        return self.memory.bind(view, most, num_requests) if self.is_loops else {}
+        bound = self.memory.bind(view, most, num_requests) if self.is_loops else {}
+        return {verb: hook for verb, hook in bound.items() if verb != "drop" or self.drops}
 
     def refuse(self, step: StepView, *, is_asked: bool) -> NoReturn:
         """Raise a PluginError for lengths that nobody can draft, or verify."""
@@ -159,7 +162,7 @@ class Speculation:
         """Settle what a scheduled step verifies, and whom the drafter will never serve."""
         if not step.size:
             return
-        if self.leaves_out:
+        if self.leaves_out and self.drops:
             self._leave_out(step)
         if not self.trims or not (draft_tokens := step.shown("draft_tokens")):
             return

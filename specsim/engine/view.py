@@ -45,7 +45,9 @@ class StepView:
 
     def leave_out(self, chosen: NDArray[np.bool_]) -> None:
         """Note of which sequences the drafter serves no more."""
-        self.table.sequences["is_undrafted"][self.rows[chosen]] = 1
+        undrafted = self.table.sequences["is_undrafted"]
+        self.table.totals["let_go"] += np.count_nonzero(undrafted[self.rows[chosen]] == 0)
+        undrafted[self.rows[chosen]] = 1
         marks = self.view.is_undrafted[: self.size]
         marks[chosen] = True
         self.view.step["num_undrafted"] = np.count_nonzero(marks)

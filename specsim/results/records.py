@@ -36,12 +36,13 @@ in them. Those in which no step ended are absent; one may occur twice, at the se
 TOTAL_FIELDS = record_type(
     ("<i8", "steps deliveries output_tokens num_requests"),
     ("<f8", "target_time draft_time overhead_time drafter_time"),
-    ("<i8", "asked_tokens context_tokens batched_tokens beyond_context beyond_batched"),
+    ("<i8", "asked_tokens context_tokens batched_tokens beyond_context beyond_batched let_go"),
 )
 """Sums over all steps, times in seconds, except `context_tokens` and `batched_tokens`: the largest
 of any step. `drafter_time` is how long drafters worked, of which `draft_time` made steps longer;
 `asked_tokens` is what they drafted. `beyond_context` and `beyond_batched` count the steps that
-exceed what the profile was fitted on."""
+exceed what the profile was fitted on; `let_go` counts the sequences that the policy let the drafter
+go of."""
 
 
 class Share(NamedTuple):

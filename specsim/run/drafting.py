@@ -210,6 +210,7 @@ class Drafting:
             proposer=deployment.proposer,
             proposer_memory=self._proposer_memory,
             knows_confidences=deployment.knows_confidences,
+            may_drop=not deployment.engine.drafter_serves_all,
         )
 
     def _server(self, replica: int, survival_lens: NDArray[np.uint8]) -> ServerView:

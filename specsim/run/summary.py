@@ -247,6 +247,12 @@ class Summary:
             for profile in profiles
             if step_times(profile) == "roofline"
         ]
+        let_go = int(self.tables.totals["let_go"])
+        if let_go and experiment.engine.scheduler != "prefill_first":
+            found.append(
+                f"the drafter let go of {let_go:,} requests, which vLLM's V1 cannot do; "
+                "engine.drafter_serves_all: true simulates a drafter that reads every request"
+            )
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
     @property

@@ -20,7 +20,7 @@ from specsim.policies.parts.prospects import LEVELS, foresee, note_firsts, prosp
 from specsim.policies.parts.upkeep import admit, share_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Summary
+from specsim.run.summary import Summary, summarized
 
 UNIFORM = {"kind": "uniform", "prompt": [50, 300], "output": [50, 250]}
 
@@ -239,18 +239,20 @@ class DropsAll(Policy):
         return np.ones(batch.size, dtype=bool) if self.now else None
 
 
-@pytest.mark.parametrize("policy", ["schedule", "keeps", "drops"])
+@pytest.mark.parametrize("policy", ["schedule", "keeps", "drops", "may not drop"])
 def test_v0_runs_the_drafter_where_k_is_0_but_not_for_whom_it_has_let_go(policy: str) -> None:
     policies = {
         "schedule": {"kind": "schedule", "ranges": [[1, 256, 0]]},
         "keeps": DropsAll(now=False),
         "drops": DropsAll(),
+        "may not drop": DropsAll(),
     }
     config = {
         "workload": {"arrivals": {"kind": "burst"}, "lengths": UNIFORM, "num_requests": 3},
         "engine": {
             "scheduler": "prefill_first",
             "speculative_config": {"method": "draft_model", "num_speculative_tokens": 5},
+            "drafter_serves_all": policy == "may not drop",
         },
         "acceptance": {"kind": "bernoulli", "alpha": 0.5},
         "profile": "a100/llama-7b",
@@ -262,6 +264,30 @@ def test_v0_runs_the_drafter_where_k_is_0_but_not_for_whom_it_has_let_go(policy:
     one_pass = 1e-3 + 1.73e-6 * steps["batched_tokens"] + 23.8e-9 * steps["context_tokens"]
     expected = 0.0 if policy == "drops" else one_pass
     assert steps["draft_time"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("policy", ["goodput", "joint", "turbospec", DropsAll()])
+def test_a_drafter_that_serves_all_reads_what_no_policy_drafts_for(policy: Any) -> None:
+    found = {}
+    for serves_all in (False, True):
+        config = {
+            "workload": {"arrivals": {"kind": "burst"}, "lengths": UNIFORM, "num_requests": 60},
+            "engine": {
+                "max_num_seqs": 8,
+                "speculative_config": {"method": "draft_model", "num_speculative_tokens": 5},
+                "drafter_serves_all": serves_all,
+            },
+            "acceptance": {"kind": "bernoulli", "alpha": 0.02},
+            "profile": "h100/llama-3.1-8b-kernels",
+            "policy": policy,
+        }
+        found[serves_all] = summarized(Experiment.parse(config, "test"))
+    assert 0 < found[False].tables.totals["let_go"] <= 60
+    assert "let go of" in found[False].warnings[-1]
+    assert found[True].tables.totals["let_go"] == 0
+    assert not any("let go of" in each for each in found[True].warnings)
+    drafting = {key: float(each.tables.totals["draft_time"]) for key, each in found.items()}
+    assert drafting[True] > 2 * drafting[False]
 
 
 def test_who_is_let_go_of_is_checked() -> None:

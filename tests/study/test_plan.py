@@ -500,6 +500,24 @@ def test_how_fast_speculation_is_with_other_acceptance_is_said() -> None:
     assert "acceptance 0.1 lower (then 1.50 times as fast)" in " ".join(notes(plan.advice))
 
 
+def test_a_load_that_one_short_run_alone_has_tried_tells_nothing_of_acceptance() -> None:
+    plan = moved_plan({-0.1: 0.99}, latency=1425.0)
+    [(name, moved)] = plan.moved[-0.1].items()
+    light = found_of(plan.options[name], replace(plan.question, rate=10.0), 34.0, (1.0, 2.0), 300.0)
+    both = replace(moved.answer, probes=[light.probes[0], *moved.probes])
+    short = plan.screened[name]
+    near = replace(short, answer=replace(short.answer, probes=short.probes[-2:]))
+    question = replace(plan.question, rate=60.0)
+    for screened, known in ((short, both), (near, both)):
+        other = replace(moved, answer=known)
+        crowded = replace(
+            plan, question=question, screened={**plan.screened, name: screened},
+            moved={-0.1: {name: other}},
+        )  # fmt: skip
+        low = next(each for each in crowded.advice.what_ifs if each.kind == "acceptance")
+        assert low.times_as_fast == pytest.approx(1.5)
+
+
 def test_an_api_is_weighed_against_what_is_rented() -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     traffic = replace(plan.question.traffic, mean_lens=(1000.0, 200.0))

@@ -158,10 +158,15 @@ def _moved(
         return found.rate, lambda load: latency_at(found, load)
     if other.rate is None:
         return None, lambda load: latency_at(found, load)
-    rate = found.rate * other.rate / short.rate
+    rate, both = found.rate * other.rate / short.rate, (other, short)
 
     def latency_of(load: float) -> float:
-        return latency_at(found, load) * latency_at(other, load) / latency_at(short, load)
+        # What changes is known between loads that both tried, and beyond is as at the nearest.
+        first, last = zip(
+            *((each.probes[0].load, each.probes[-1].load) for each in both), strict=True
+        )
+        near = min(max(load, *first), *last)
+        return latency_at(found, load) * latency_at(other, near) / latency_at(short, near)
 
     return rate, latency_of
 
