@@ -88,6 +88,10 @@ def test_a_worker_has_no_command_line(tmp_path: Path) -> None:
     assert not {"typer", "rich", "scipy", "specsim.cli", "specsim.show.render"} & modules
 
 
+def test_a_policy_of_ones_own_waits_for_no_scipy(tmp_path: Path) -> None:
+    assert "scipy" not in modules_after("import specsim.api", tmp_path)
+
+
 @pytest.mark.parametrize("freedom", range(1, 40))
 def test_quantiles_are_those_of_scipy(freedom: int) -> None:
     assert student_t(freedom) == pytest.approx(float(stdtrit(freedom, 0.975)), rel=1e-14)

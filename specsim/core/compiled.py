@@ -48,6 +48,7 @@ class Rows(Protocol[Row_co]):
     def __len__(self) -> int: ...
 
 
+@cache
 def types_of(arrays: type) -> Types:
     """Return the types of the fields of a `NamedTuple`, in order, as `Loop` wants them.
 

@@ -9,7 +9,7 @@ last. Tables of a step, such as a gain for each token of each draft, are one row
 
 from collections.abc import Callable, Mapping, Sequence
 from threading import local
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,7 +89,7 @@ class Desk(Generic[Arrays]):
     ) -> None:
         self._kind: Any = kind
         self._loops, self._given = loops, given
-        self._types = loops[0].types if loops else types_of(kind)
+        self._types = loops[0].types if loops else types_of(cast("type", kind))
         self._lasting: Any = next((v for v in given.values() if isinstance(v, PerRequest)), None)
         self._values: NDArray[Any] | None = None
         self._room = -1

@@ -68,6 +68,7 @@ class Family(Generic[M]):
         self.name = name
         self.base = base
         self.tag = tag
+        self._found: dict[str, type[M] | None] = {}
 
     @cached_property
     def members(self) -> dict[str, type[M]]:
@@ -130,7 +131,9 @@ class Family(Generic[M]):
 
     def find(self, name: str) -> type[M]:
         """Return the class behind a name, alias, entry point or path; else a ConfigError."""
-        shipped = self._shipped(name)
+        if name not in self._found:
+            self._found[name] = self._shipped(name)
+        shipped = self._found[name]
         if shipped is not None:
             return shipped
         if ":" in name:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -72,15 +73,20 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
 
 
-def load_mapping(path: Path, error: type[SpecsimError], remedy: str = "") -> dict[str, Any]:
+def load_mapping(
+    path: Path, error: type[SpecsimError], remedy: str = "", *, is_shared: bool = False
+) -> dict[str, Any]:
     """Return the mapping that a YAML or JSON file holds; raise `error` if it holds none.
 
     Args:
         remedy: What to do if the file holds something else.
+        is_shared: Whether whoever asks leaves it as it is, so that a text is parsed once. Of a
+            short run half was parsing the same profile again.
     """
+    parse = _parsed_once if is_shared else parse_yaml
     try:
         text = read_text(path)
-        data = parse_json(text) if ".json" in path.suffixes[-2:] else parse_yaml(text)
+        data = parse_json(text) if ".json" in path.suffixes[-2:] else parse(text)
     except OSError as problem:
         raise error(f"{path}: cannot be read: {problem.strerror}") from problem
     except UnreadableError as problem:
@@ -92,6 +98,9 @@ def load_mapping(path: Path, error: type[SpecsimError], remedy: str = "") -> dic
         found = "is empty" if data is None else f"holds {kind}"
         raise error(f"{path}: {found}; a mapping of fields is expected{remedy}")
     return data
+
+
+_parsed_once = lru_cache(maxsize=8)(parse_yaml)
 
 
 def _where(problem: yaml.YAMLError, text: str) -> str:

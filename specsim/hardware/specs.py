@@ -129,7 +129,7 @@ def load_gpu(name: str) -> GpuSpec:
         known = resource_names("profiles", "*.yaml")
         raise ProfileError(f"no GPU '{name}' in profiles/; {nearest(name, known)}")
     with validated(str(path), ProfileError):
-        return GpuSpec.model_validate(load_mapping(path, ProfileError))
+        return GpuSpec.model_validate(load_mapping(path, ProfileError, is_shared=True))
 
 
 def gpus_alike(name: str) -> list[str]:

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
@@ -374,6 +373,8 @@ def _module_of(shape: ModelShape, *, sparse: bool, named: str) -> dict[str, Any]
 
 def _scan(lens: Values, times: Values, topk: int) -> float:
     """Return what attention of a prompt takes that rises with the square of its length."""
+    from scipy.optimize import nnls  # noqa: PLC0415 - scipy takes 0.3 s
+
     is_long = lens >= topk
     lens, times = lens[is_long], times[is_long]
     terms = np.stack([np.ones(len(lens)), lens, lens**2], axis=1) / times[:, None]

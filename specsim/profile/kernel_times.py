@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import isotonic_regression
 
 from specsim.core.columns import grid_of
 from specsim.core.errors import ProfileError
@@ -230,6 +229,8 @@ def rising(times: Values) -> Values:
 
     Measured once, some sizes took longer than larger ones; an engine that pads does not.
     """
+    from scipy.optimize import isotonic_regression  # noqa: PLC0415 - scipy takes 0.3 s
+
     fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
     return np.array(fitted).reshape(times.shape)
 

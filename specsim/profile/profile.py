@@ -174,7 +174,7 @@ def load_profile(name: Path | str) -> Profile:
     Relative paths in a file follow it. A ProfileError if there is none, or it is malformed.
     """
     path = find_profile(str(name))
-    fields = following(load_mapping(path, ProfileError), path.parent)
+    fields = following(load_mapping(path, ProfileError, is_shared=True), path.parent)
     with validated(str(path), ProfileError):
         return Profile.model_validate(fields)
 

@@ -37,6 +37,16 @@ def test_a_value_of_an_option_that_cannot_be_read_is_one_line() -> None:
         overridden({}, ["a=2024-13-45"])
 
 
+def test_a_shared_text_is_parsed_once_and_one_that_has_changed_anew(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("a: [1]")
+    first = load_mapping(path, ConfigError, is_shared=True)
+    assert load_mapping(path, ConfigError, is_shared=True) is first
+    assert load_mapping(path, ConfigError) is not first
+    path.write_text("a: [2]")
+    assert load_mapping(path, ConfigError, is_shared=True) == {"a": [2]}
+
+
 def test_the_same_key_may_stand_in_several_mappings() -> None:
     assert parse_yaml("x: {a: 1}\ny: {a: 2}") == {"x": {"a": 1}, "y": {"a": 2}}
 
