@@ -40,14 +40,20 @@ def found_of(
         LoadProbe(tuple(run_at(load, latency, s / 100, 0.5 * (load > rate)) for s in range(5)))
         for load in loads
     ]
+    for run in (run for probe in probes if goal.limit_shares for run in probe.runs):
+        own = {name: Promise(run.missed / 5, share) for name, share in goal.limit_shares.items()}
+        run.promises.update(own)
+    probes = [LoadProbe(probe.runs) for probe in probes]
     between = Interval(rate, *interval)
     answer = Answer(Bracket(rate, rate * 1.02), between, True, 4000, probes)
     return Found(option.hardware, option.label, answer, 2.0, goal)
 
 
-def plan_of(off: tuple[float, float, float, float], on: tuple[float, float, float, float]) -> Plan:
+def plan_of(
+    off: tuple[float, float, float, float], on: tuple[float, float, float, float], **changes: object
+) -> Plan:
     """Make a plan of rate, interval and latency without speculation and with it."""
-    question = asked(qps=100.0)
+    question = asked(qps=100.0, **changes)
     options = {o.label: o for o in offered(question, ("off", "static:k=3")).options}
     given = {"off": off, "static:k=3": on}
     found = [

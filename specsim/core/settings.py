@@ -81,7 +81,7 @@ def load_mapping(
     Args:
         remedy: What to do if the file holds something else.
         is_shared: Whether whoever asks leaves it as it is, so that a text is parsed once. Of a
-            short run half was parsing the same profile again.
+            short run a third was parsing the same profile and GPU again.
     """
     parse = _parsed_once if is_shared else parse_yaml
     try:

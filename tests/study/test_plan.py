@@ -329,6 +329,15 @@ def test_the_cliff_and_a_safe_load_are_said() -> None:
     assert (len(carried), any("carries all" in text for text in said)) == (1, False)
 
 
+def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -> None:
+    rates = (26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)
+    plan = plan_of(*rates, slo="ttft:p90<800,tpot:50")
+    assert (
+        "Beyond: at 34.68 requests/s 50 % of the requests within TPOT 50 ms (99 % must be), "
+        "90 % of the requests within TTFT 800 ms (90 % must be)."
+    ) in notes(plan.advice)
+
+
 def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     name = plan.taken or ""

@@ -77,6 +77,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m -tp 2 --tensor-parallel-size 4", "given twice"),
         ("vllm serve m --pipeline-parallel-size 2", "--pipeline-parallel-size 2: .* --pp"),
         ("vllm serve m --enable-lora", "--enable-lora True: .*lora_config, or"),
+        ("vllm serve m --lora-modules a=/x b=/y", "--lora-modules a=/x b=/y: .*lora_config, or"),
         ("vllm serve m --quantization awq", "weights in awq"),
         ("vllm serve m-AWQ", "weights in awq"),
         ("vllm serve m --dtype float32", "profiles are of 16 bits"),

@@ -52,6 +52,9 @@ class Choice(_Fields):
     servers_by_model: tuple[int, int] | None = None
     beyond: tuple[float, float] | None = None
     """The smallest load of one server that was not sustained, and the share within the limits."""
+    beyond_kept: dict[str, float] = {}
+    """Where limits have shares of their own: the share within each of them there, and within the
+    others together (`all`)."""
     spare: float | None = None  # share of the capacity that is left
     reached_ms: dict[str, float] = {}  # of each limit, its own percentile
     mean_latency_ms: float | None = None
@@ -219,7 +222,8 @@ def choice_of(
         why = f"{lowest.attainment:.0%} within the limits even at {lowest.load:.3g} requests/s"
         return Choice(**head, state="impossible", why=why)
     between = found.interval if is_searched else None
-    beyond = found.beyond_capacity
+    beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
+    promises = beyond.promises if beyond is not None and has_own else {}
     return Choice(
         **head,
         state="searched" if is_searched else "estimated",
@@ -233,6 +237,7 @@ def choice_of(
         capacity_by_model=found.model_interval,
         servers_by_model=_servers_between(found),
         beyond=None if beyond is None else (beyond.load, beyond.attainment),
+        beyond_kept={name: 1.0 - each.missed for name, each in promises.items()},
         spare=1.0 - probe.load / found.rate,
         reached_ms=probe.reached_ms,
         mean_latency_ms=probe.latencies_ms["mean_e2el_ms"],

@@ -20,6 +20,7 @@ _ENGINE = {name: getattr(builtins, kind) for name, kind in _FLAGS["engine"].item
 _OTHER, _REFUSED, _ALGORITHMS = _FLAGS["other"], _FLAGS["refused"], _FLAGS["algorithms"]
 _REMEDIES: dict[str, str] = _FLAGS["remedies"]
 _UNMODELLED, _SWITCHES = set(_FLAGS["unmodelled"]), set(_FLAGS["switches"])
+_LISTS: list[str] = _FLAGS["lists"]
 _START = {
     "vllm": re.compile(r"(?:^|/)vllm$|^vllm\.entrypoints\.openai\.api_server$"),
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
@@ -107,6 +108,8 @@ def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, s
             continue
         if not equals and rest and (not rest[0].startswith("-") or _is_number(rest[0])):
             value, equals = rest.pop(0), "="
+        while name in _LISTS and rest and not rest[0].startswith("-"):
+            value += f" {rest.pop(0)}"
         if not equals and name.partition(".")[0] in {*_ENGINE, *_OTHER, *_REFUSED}:
             raise ConfigError(f"{source}: --{name} needs a value")
         yield name, value

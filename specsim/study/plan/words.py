@@ -178,7 +178,7 @@ def notes(advice: Advice) -> list[str]:
             f"{_between(best.capacity_interval)}; each gets {each:.4g}{_count(best)}."
         )
     if best is not None:
-        found += _cliff(best)
+        found += _cliff(advice, best)
     if best is not None and best.servers == 1 and not advice.spare_servers:
         found.append(
             f"One {_unit(best)} carries all, and none is in reserve (--redundancy n+1 adds one)."
@@ -247,13 +247,14 @@ def _rented(each: WhatIf, currency: str) -> str:
     return f"{each.rented}, {each.cost_per_hour:,.2f} {currency} per hour{about}"
 
 
-def _cliff(best: Choice) -> list[str]:
+def _cliff(advice: Advice, best: Choice) -> list[str]:
     """Return how fast the limits are lost beyond the capacity, and up to where they are safe."""
     said = []
     unit = _unit(best)
     if best.beyond is not None:
         load, share = best.beyond
-        said.append(f"Beyond: at {load:.4g} requests/s {share:.1%} of the requests are within.")
+        kept = _kept(advice, best.beyond_kept) or f"{share:.1%} of the requests are within"
+        said.append(f"Beyond: at {load:.4g} requests/s {kept}.")
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
         said.append(
@@ -265,6 +266,16 @@ def _cliff(best: Choice) -> list[str]:
     else:
         said.append(_model_error(best, best.capacity_by_model))
     return said
+
+
+def _kept(advice: Advice, shares: dict[str, float]) -> str:
+    """Return what share keeps each limit, or those without a share of their own, and must."""
+    own, parts = advice.limit_shares, []
+    for promise, share in shares.items():
+        names = [promise] if promise in own else [n for n in advice.slo if n not in own]
+        kept = promise_words({name: advice.slo[name] for name in names}, share, {})
+        parts.append(f"{kept} ({100 * own.get(promise, advice.attainment):.4g} % must be)")
+    return ", ".join(parts)
 
 
 def _model_error(best: Choice, between: tuple[float, float]) -> str:
