@@ -94,6 +94,11 @@ class _Both(NamedTuple):
 
 VIEW_TYPES = types_of(View)
 SHOWN: np.dtype[Any] = VIEW_TYPES["step"][0]  # type: ignore[assignment, index]
+_LOAD = StepLoad._fields[:4]
+_OF_BATCH = ["num_decodes", "num_undrafted", "num_admitted", "draft_tokens", "next_context_tokens"]
+_OF_BATCH += ["now", "num_running", "free_slots", "has_found", *_LOAD]
+_OF_OUTCOME = ["accepted_tokens", "output_tokens", "target_time", "draft_time", "overhead_time"]
+_OF_OUTCOME += _LOAD
 Act = Callable[[Any, Any], None]
 
 
@@ -230,11 +235,12 @@ class LoopMemory:
     def show(self, requests: Ints, drafts: DraftView | None = None) -> View:
         """Return a view of its own with a step's requests, and drafts."""
         num = len(requests)
-        largest = int(requests.max(initial=0)) + 1
+        largest = int(np.maximum.reduce(requests, initial=0)) + 1
         if num > self._room or largest > self._num_requests:
             self._room, self._num_requests = 2 * num, 2 * largest
             view = self._views.fit(self._room * self._longest)
             self._bound = self.bind(view, self._room, self._num_requests)
+            self._of_batch, self._of_outcome = view.step[_OF_BATCH], view.step[_OF_OUTCOME]
         view = self._views.arrays
         view.requests[:num], view.step["num_rows"] = requests, num
         if drafts is not None:
@@ -244,23 +250,26 @@ class LoopMemory:
         return view
 
     def _show_batch(self, batch: BatchView, drafts: DraftView | None = None) -> View:
-        view, size = self.show(batch.requests, drafts), batch.size
-        step, decodes = view.step, batch.decode_load()
+        view, size, decodes = self.show(batch.requests, drafts), batch.size, batch.decode_load()
+        drafted, undrafted, admitted = batch.draft_lens, batch.is_undrafted, batch.is_admitted
         view.prompt_lens[:size], view.known_lens[:size] = batch.prompt_lens, batch.known_lens
         view.in_prefill[:size] = batch.in_prefill
-        drafted = np.zeros(size) if batch.draft_lens is None else batch.draft_lens
         if drafts is None:
-            view.draft_lens[:size] = drafted
-        step["draft_tokens"] = np.add.reduce(drafted)
-        marks = (view.is_undrafted, batch.is_undrafted), (view.is_admitted, batch.is_admitted)
-        for column, given in marks:
-            column[:size] = False if given is None else given
-        step["num_decodes"], step["next_context_tokens"] = decodes.num_requests, decodes[0]
-        step["num_undrafted"] = np.count_nonzero(view.is_undrafted[:size])
-        step["num_admitted"] = np.count_nonzero(view.is_admitted[:size])
-        step["now"], step["num_running"] = batch.now, batch.num_running
-        step["free_slots"], step["has_found"] = batch.free_slots, batch.drafts is not None
-        _put_load(view, batch.load)
+            view.draft_lens[:size] = 0 if drafted is None else drafted
+        view.is_undrafted[:size] = False if undrafted is None else undrafted
+        view.is_admitted[:size] = False if admitted is None else admitted
+        self._of_batch[0] = (  # quicker than field by field
+            decodes.num_requests,
+            0 if undrafted is None else np.count_nonzero(undrafted),
+            0 if admitted is None else np.count_nonzero(admitted),
+            0 if drafted is None else np.add.reduce(drafted),
+            decodes.context_tokens,
+            batch.now,
+            batch.num_running,
+            batch.free_slots,
+            batch.drafts is not None,
+            *batch.load[:4],
+        )
         return view
 
     def draft_lens(self, batch: BatchView) -> Ints:
@@ -316,15 +325,12 @@ class LoopMemory:
             return
         view, num = self.show(outcome.requests), len(outcome.requests)
         view.draft_lens[:num], view.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
-        step = view.step
-        step["accepted_tokens"] = np.add.reduce(outcome.accepted_lens)
-        step["output_tokens"] = outcome.output_tokens
-        step["target_time"], step["draft_time"] = outcome.target_time, outcome.draft_time
-        step["overhead_time"] = outcome.overhead_time
-        _put_load(view, outcome.load)
+        self._of_outcome[0] = (
+            np.add.reduce(outcome.accepted_lens),
+            outcome.output_tokens,
+            outcome.target_time,
+            outcome.draft_time,
+            outcome.overhead_time,
+            *outcome.load[:4],
+        )
         self._bound["observe"]()
-
-
-def _put_load(view: View, load: StepLoad) -> None:
-    for name, number in zip(StepLoad._fields[:4], load[:4], strict=True):
-        view.step[name] = number

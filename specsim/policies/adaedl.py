@@ -1,6 +1,6 @@
 """AdaEDL: draft on while the drafter's entropy promises enough acceptance."""
 
-from math import sqrt
+from math import inf, sqrt
 from typing import ClassVar, Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
@@ -11,6 +11,8 @@ from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import draft_on, least_entropy
+
+MOST_OF_TWO = 0.6931472  # the entropy of two outcomes is log 2 at most, in nats; rounded up
 
 
 class EdlNumbers(Protocol):
@@ -49,10 +51,13 @@ def stop(view: View, memory: EdlMemory) -> None:
     """Cut each draft after the first token whose bound is below the request's threshold."""
     step, scale = view.step[0], memory.known[0].scale
     step.stop_len = step.max_draft_len
+    least = 1.0 - sqrt(scale * MOST_OF_TWO)
     for row in range(step.num_rows):
         threshold, first, last = memory.thresholds[view.requests[row]], row * step.width, 0
+        surely = 0.5 if threshold <= least else inf  # a confidence that is enough: no logarithms
         while last + 1 < view.draft_lens[row]:
-            if bound(view.confidences[first + last], scale) < threshold:
+            confidence = view.confidences[first + last]
+            if confidence < surely and bound(confidence, scale) < threshold:
                 break
             last += 1
         view.lens[row] = min(view.lens[row], last + 1)

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad
 from specsim.decisions.policy import ServerView
-from specsim.policies.parts.budget import best_common_len, best_lens
+from specsim.policies.parts.budget import best_common_len, best_lens, times_by_len
 from specsim.policies.parts.estimate import AlphaWindow, EstimatesAlpha, Estimating
 from specsim.policies.parts.times import Lens
 
@@ -66,33 +66,41 @@ class SpecServe(EstimatesAlpha[_Memory]):
 
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> int:
         """Return the first length beyond which a token more would not pay."""
-        load, server = batch.decode_load(), memory.server
+        load, alpha = batch.decode_load(), memory.alphas.alpha
         num, longest = load.num_requests, int(drafts.confidences.shape[1])
         if not num:
             return longest  # all are in mid-prefill
-        survival = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
-        survival[np.arange(longest) >= drafts.draft_lens[:, np.newaxis]] = 0.0
-        gains = survival[~batch.in_prefill].sum(axis=0)
-        emitted = num + np.concatenate([[0.0], np.cumsum(gains)])
-        time = server.step_time(load._replace(batched_tokens=2 * num), 1)
+        survival = _survival(drafts)
+        if np.count_nonzero(batch.in_prefill):
+            survival = survival[:, ~batch.in_prefill]
+        gains = np.add.accumulate(survival, axis=1)[:, -1]
+        emitted = [num + gain for gain in np.cumsum(gains).tolist()]
+        times = times_by_len(memory.server, load, longest + 1)
         for k in range(1, longest):
-            longer = emitted[k] + memory.alphas.alpha * gains[k - 1]
-            next_time = server.step_time(load._replace(batched_tokens=num * (2 + k)), k + 1)
-            if longer / next_time <= emitted[k] / time:
+            longer = emitted[k - 1] + alpha * float(gains[k - 1])
+            if longer / times[k + 1] <= emitted[k - 1] / times[k]:
                 return k
-            time = next_time
         return longest
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return how many tokens of each draft are among those that are worth verifying."""
-        lens, longest = drafts.draft_lens, drafts.confidences.shape[1]
-        if not memory.server.has_confidences or not longest:
+        lens, server = drafts.draft_lens, memory.server
+        if not server.has_confidences or not drafts.confidences.shape[1]:
             return lens
-        survival = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
-        survival[np.arange(longest) >= lens[:, np.newaxis]] = 0.0
         load = batch.load._replace(
-            batched_tokens=batch.load.batched_tokens - int(lens.sum()),
+            batched_tokens=batch.load.batched_tokens - int(np.add.reduce(lens)),
             num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
         )
-        best = best_lens(survival, load, memory.times_within, one_cost=True, drafts=lens)
+        times = server.step_times if memory.tpot is None else memory.times_within
+        best = best_lens(_survival(drafts).T, load, times, one_cost=True, drafts=lens)
         return np.minimum(best, lens)
+
+
+def _survival(drafts: DraftView) -> NDArray[np.float64]:
+    """Return how likely the first 1, 2, ... tokens of each draft are accepted, in rows of these."""
+    longest = drafts.confidences.shape[1]
+    survival = drafts.confidences.T.astype(np.float64, order="C")
+    for place in range(1, longest):
+        survival[place] *= survival[place - 1]
+    survival *= np.arange(longest)[:, np.newaxis] < drafts.draft_lens
+    return survival

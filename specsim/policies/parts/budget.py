@@ -196,15 +196,19 @@ def emitted_of(survival: NDArray[np.float64], lens: Ints) -> float:
     return float(survival.sum(where=is_drafted))
 
 
+def times_by_len(server: ServerView, load: StepLoad, num_lens: int) -> list[float]:
+    """Return the seconds of steps in which all draft and verify 0, 1, ... tokens."""
+    if isinstance(server.step_times, StepTimes):
+        return server.step_times.by_len(load, num_lens)
+    num = load.num_requests
+    loads = [StepLoad(load.context_tokens, num * (1 + k), num) for k in range(num_lens)]
+    return [server.step_time(verified, k) for k, verified in enumerate(loads)]
+
+
 def best_common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
     """Return the k of highest goodput if all draft k tokens, for which slots are free."""
     num = load.num_requests
     if not num:
         return 0  # all are in mid-prefill
-    lens = range(min(server.max_draft_len, free_slots // num) + 1)
-    if isinstance(server.step_times, StepTimes):
-        times = server.step_times.by_len(load, len(lens))
-    else:
-        loads = [StepLoad(load.context_tokens, num * (1 + k), num) for k in lens]
-        times = [server.step_time(verified, k) for k, verified in zip(lens, loads, strict=True)]
-    return best_len(alpha, times, len(lens))
+    num_lens = min(server.max_draft_len, free_slots // num) + 1
+    return best_len(alpha, times_by_len(server, load, num_lens), num_lens)

@@ -12,24 +12,24 @@ def keep(rings: FloatRows, counts: Ints, row: int, number: float) -> None:
 
 
 @inner
-def variance_of(ring: Floats, count: int, window: int, fading: float) -> float:
-    """Return the variance of the last of `count` numbers, each weighing less than the next.
+def change_of_variance(ring: Floats, count: int, window: int, fading: float) -> float:
+    """Return the variance of the last few of `count` numbers over that of all in the ring.
+
+    Each weighs less than the next.
 
     Args:
         ring: The last ones, the newest at (count - 1) % its size.
-        window: How many at most.
+        window: How many at most are the last few.
     """
-    weight, total, first, second = 1.0, 0.0, 0.0, 0.0
-    for age in range(min(count, window)):
-        number = ring[(count - 1 - age) % len(ring)]
+    weight, total, first, second, short = 1.0, 0.0, 0.0, 0.0, 0.0
+    num, place = min(count, len(ring)), (count - 1) % len(ring)
+    for age in range(num):
+        number = ring[place]
+        place = place - 1 if place else len(ring) - 1
         total, first = total + weight, first + weight * number
         second += weight * number * number
         weight *= fading
-    return max(second / total - (first / total) ** 2, 0.0) if total > 0.0 else 0.0
-
-
-@inner
-def change_of_variance(ring: Floats, count: int, window: int, fading: float) -> float:
-    """Return the variance of the last few of `count` numbers over that of all in the ring."""
-    steady = variance_of(ring, count, len(ring), fading)
-    return variance_of(ring, count, window, fading) / steady if steady > 0.0 else 1.0
+        if age < window:
+            short = second / total - (first / total) ** 2
+    steady = second / total - (first / total) ** 2 if num else 0.0
+    return max(short, 0.0) / steady if steady > 0.0 else 1.0
