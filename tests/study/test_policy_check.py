@@ -5,6 +5,7 @@ from pathlib import Path
 from textwrap import dedent, indent
 from time import sleep
 from typing import Any
+from zlib import crc32
 
 import pytest
 from conftest import Run
@@ -51,7 +52,7 @@ def test_a_wrong_answer_names_policy_step_and_value(
     answer: str, message: str, tiny: Callable[..., Experiment], tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    name = f"policy_{abs(hash(answer))}"
+    name = f"policy_{crc32(answer.encode())}"
     (tmp_path / f"{name}.py").write_text(SOURCE.format(answer=answer))
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(PluginError, match=f"Mine '{name}:Mine': .*{message}") as caught:
