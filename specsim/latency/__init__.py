@@ -39,6 +39,11 @@ class LatencyModel(Member):
         return self
 
     @property
+    def knows_graphs(self) -> bool:
+        """Whether it says what a pass takes with a CUDA graph, and what without."""
+        return False
+
+    @property
     def leaves_graphs(self) -> bool:
         """Whether the engine decides which CUDA graphs are captured."""
         return False

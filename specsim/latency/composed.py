@@ -179,6 +179,10 @@ class Composed(LatencyModel):
         return self
 
     @property
+    def knows_graphs(self) -> bool:
+        return True
+
+    @property
     def leaves_graphs(self) -> bool:
         return self.capture_sizes is None and self.eager_at_least_us > 0
 

@@ -260,7 +260,7 @@ def _with_graphs(
     target = profile.target.in_graphs(sizes, default)
 
     def captured(latency: LatencyModel | None) -> LatencyModel | None:
-        if latency is None or latency.kind != target.kind:
+        if latency is None or not latency.knows_graphs:
             return latency
         return latency.in_graphs(sizes if latency.leaves_graphs or not sizes else None, default)
 
