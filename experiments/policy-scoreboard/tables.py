@@ -131,6 +131,16 @@ def robustness_by_drafter() -> Iterator[list[str]]:
         yield [drafter, str(len(rows)), *cells]
 
 
+def robustness_by_policy() -> Iterator[list[str]]:
+    """Say how often each policy is behind `off`."""
+    yield ["policy", "settings", "behind `off` by over 1 %", "worst"]
+    rows = read(ROBUSTNESS)
+    for policy in ("joint", "goodput", "goodput_exact", "draft_goodput"):
+        behind = [100.0 * (float(row[f"{policy}_ms"]) / float(row["off_ms"]) - 1.0) for row in rows]
+        over = str(sum(value > 1.0 for value in behind))
+        yield [f"`{policy}`", str(len(rows)), over, f"{max(behind):+.1f} %"]
+
+
 def worst_against_off() -> Iterator[list[str]]:
     yield [*_SETTING, "behind `off`"]
     for row in _worst("behind_off_percent"):
