@@ -319,8 +319,8 @@ def plot(
 ) -> None:
     """Draw the charts of the report for a paper, one file each.
 
-    Over load, speed-up, best policy, cost; and of one hardware and load (choose them by --where)
-    the latency distributions, the timeline and where the time went.
+    A metric over load, speed-up, best policy and cost; and for one hardware and load (choose them
+    by --where) the latency distributions, the timeline and where the time went.
     """
     need("vl_convert", "plot")
     from specsim.show.charts.study_plots import plot_study

@@ -50,7 +50,7 @@ def validate(
     rows: list[str] | None = Option(
         None,
         metavar="COLUMN=VALUE",
-        help="Only these rows of a table; of several values of one column, any.",
+        help="Only these rows of a table; given several values of a column, rows with any of them.",
     ),
     cells: list[str] | None = Option(
         None, "--set", metavar="COLUMN=VALUE", help="What empty cells of a table hold."

@@ -74,8 +74,8 @@ def plan(
     """Answer how many GPUs of which kind serve some traffic within limits, at the least cost.
 
     Reads the command line of a server. With --out the folder gets the page report.html, serve.sh,
-    docker-compose.yaml, kubernetes.yaml and experiment.yaml to look deeper. Ctrl-C ends it with
-    what is known by then.
+    docker-compose.yaml and kubernetes.yaml to deploy the answer, and experiment.yaml to look
+    deeper. After Ctrl-C the answer is what is known by then.
     """
     asked = {name: value for name, value in locals().items() if name != "out"}
     warm_up(workers)

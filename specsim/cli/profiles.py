@@ -79,16 +79,16 @@ def fit(
     prefill_tokens) and seconds; so has the steps.jsonl of a measured run. JSON lines of
     forward-pass metrics of vLLM, SGLang or TensorRT-LLM without drafts (as NVIDIA's Dynamo defines
     them) are such tables, too. Of runs with speculation the steps include drafting, and the profile
-    is one for that method and draft length; a host_speed.jsonl beside the steps, of `specsim
-    calibrate` on a CPU, is taken out of them. A folder of kernel tables holds dense.csv,
-    attention.csv, per_sequence.csv and, optionally, skew.csv: each point of the attention kernel
-    becomes a step, as far as it fits into the GPU's memory. Regression by Huber's loss, no
-    coefficient negative; both kinds of model are shown side by side.
+    is one for that method and draft length; how fast the host was, from the host_speed.jsonl that
+    `specsim calibrate` writes on a CPU, is taken out of the steps. A folder of kernel tables holds
+    dense.csv, attention.csv, per_sequence.csv and, optionally, skew.csv: each point of the
+    attention kernel becomes a step, as far as it fits into the GPU's memory. Regression by Huber's
+    loss, no coefficient negative; both kinds of model are shown side by side.
 
     With --start, a profile of `specsim profile build` is fitted to runs of a load generator: a few
-    factors on its kernels and times on the host, with bounds and a prior around the start. Printed
-    are each with its interval, which of them the runs cannot tell, and the errors before and after,
-    of the rows that are fitted and of the others.
+    factors on its kernels and times on the host, with bounds and a prior around the start. It
+    prints each with its interval, which of them the runs cannot tell, and the errors before and
+    after, on the rows that are fitted and on the others.
     """
     of_runs: dict[str, Any] = {"rows": rows, "fit_rows": fit_rows, "set": cells, "metric": metric}
     of_runs["skip_incomplete"] = skip_incomplete or None

@@ -23,7 +23,7 @@ def serve(
     ports: Literal["one", "each"] = Option(
         "one", help="One port and the router, or a port for each replica."
     ),
-    log: Path | None = Option(None, help="Folder for a measured run; new."),
+    log: Path | None = Option(None, help="New folder, to record a measured run in."),
     tokenizer: Path | None = Option(
         None, help="The model's tokenizer.json; else a token is 4 bytes."
     ),

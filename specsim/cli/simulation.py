@@ -158,9 +158,9 @@ def compare(
     """Run several policies on identical luck and print their speed-up over no speculation.
 
     All of them meet the same requests, and the same draft tokens survive for all of them. More
-    than four are ranked, with their regret against the oracle, against bayes and against the best
-    static k, as far as these take part. With --out the folder gets the results of the first
-    replication of each policy, comparison.json and plot.png.
+    than four policies are ranked, with their regret against the oracle, against bayes and against
+    the best static k, as far as these take part. With --out the folder gets the results of the
+    first replication of each policy, comparison.json and plot.png.
     """
     warm_up(workers)
     from specsim.show.render.run_tables import comparison_table
@@ -218,8 +218,9 @@ def sweep(
     together.
 
     The folder gets sweep.yaml, points/00017.json as soon as that point has ended, and at last
-    points.parquet, one row per point. Killed at any moment, --resume goes on, to the same bytes. A
-    point that fails is recorded with its error, and the others go on; the exit code is then 1.
+    points.parquet, one row per point. A sweep that was killed goes on with --resume, and
+    its results are the same to the byte. A point that fails is recorded with its error, and the
+    others go on; the exit code is then 1.
     """
     _check_address(ray_address, backend)
     if backend == "local":

@@ -59,7 +59,7 @@ def capacity(
         help="In short form, off static:k=3; by default the experiment's.",
     ),
     drive: Literal["rate", "concurrency"] = Option(
-        "rate", help="Vary the arrival rate, or the number of clients that wait."
+        "rate", help="Vary the arrival rate, or how many clients wait for answers."
     ),
     qps: float | None = Option(
         None, help="Requests/s of the whole service, to count replicas for."
@@ -145,7 +145,7 @@ def tune(
     Prints a schedule that vLLM reads (num_speculative_tokens_per_batch_size), simulates it against
     the best fixed k and the oracle, and says what it gains. With --out the folder gets tune.json
     and plot.png. --emit prints the schedule, or the best fixed k where the schedule does not beat
-    it; where no speculation at all is best, nothing, and exits with 1.
+    it. Where no speculation at all is best, it prints nothing, and the exit code is 1.
 
     vllm serve MODEL --speculative-config "$(specsim tune EXP.yaml --emit vllm)"
     """
@@ -195,7 +195,9 @@ def gate(
     ),
     overrides: Overrides = None,
     update: bool = Option(False, "--update", help="Run CURRENT and write BASELINE.json."),
-    date: str | None = Option(None, metavar="YYYY-MM-DD", help="Kept in the file, with --update."),
+    date: str | None = Option(
+        None, metavar="YYYY-MM-DD", help="With --update: date to note in the file."
+    ),
     tolerance: list[str] | None = Option(
         None, metavar="METRIC=SHARE", help="In place of the suite's: mean_e2el_ms=2%."
     ),
@@ -320,7 +322,7 @@ def split(
     workers: Workers = ALL_CORES,
     out: Out = None,
 ) -> None:
-    """Compare replicas that do both with every split of the GPUs into prefill and decode.
+    """Compare replicas that prefill and decode with every split of the GPUs into two pools.
 
     All of them meet the same requests on the same luck. The best of each load comes first: the one
     with the highest SLO attainment, or of the lowest mean latency where the experiment has no slo.

@@ -117,10 +117,10 @@ def from_text(
 def describe_token_trace(
     file: Path = Argument(..., help="A token trace, .jsonl or .jsonl.gz."),
     as_json: bool = Option(False, "--json", help="Print JSON, not tables."),
-    sample: int = Option(100, min=1, help="Outputs that the entropy is of."),
+    sample: int = Option(100, min=1, help="How many outputs the entropy is taken over."),
     seed: int = Option(0, min=0, help="Of that sample."),
 ) -> None:
-    """Print how far outputs repeat themselves, prompts and each other, and what drafts gain by it.
+    """Print how much outputs repeat of prompts, themselves and others, and what drafts gain by it.
 
     The empirical entropy is that of SuffixDecoding, appendix A.2: of the next token, over all
     contexts of less than 24 tokens. Lower is easier to draft. Drafters are replayed as by
