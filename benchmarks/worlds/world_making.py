@@ -65,6 +65,7 @@ def draw_world(rng: Random) -> World:
     _name_rule(config)
     _set_apart(config, unit)
     _draft_at_once(config, profile)
+    _draft_in_turn(config)
     _verify_surest(config)
     _divide(config, profile)
     _capture_graphs(config["engine"], profile, unit)
@@ -141,6 +142,23 @@ def _draft_at_once(config: dict[str, Any], profile: dict[str, Any]) -> None:
         spec.pop("disable_lookahead_block_hashes", None)
     elif "own_gpus" not in spec:
         spec["parallel_drafting"] = True
+
+
+def _draft_in_turn(config: dict[str, Any]) -> None:
+    """Give most MTP heads several modules, where vLLM has them; all else stays as it was."""
+    engine, rng = config["engine"], Random(f"in turn {json.dumps(config)}")
+    spec, k = engine.get("speculative_config", {}), 0
+    if spec.get("method") == "mtp":
+        k = spec["num_speculative_tokens"]
+    limits = (
+        *("max_num_batched_tokens", "max_num_scheduled_tokens", "long_prefill_token_threshold"),
+        *(("block_size",) if engine.get("enable_prefix_caching") else ()),
+    )
+    has_room = all((engine.get(name) or k) >= k for name in limits)
+    kinds = [each["kind"] for each in engine.get("kv_groups") or ()]
+    plain = "state" not in kinds and (not kinds or "full_attention" in kinds)
+    if k and has_room and plain and "scheduler" not in engine and rng.random() < 0.7:
+        spec["num_nextn_predict_layers"] = rng.choice([2, 3, 7])
 
 
 def _set_apart(config: dict[str, Any], unit: float) -> None:

@@ -391,6 +391,10 @@ def check_proposer(policy: Policy, proposer: Proposer) -> None:
             "use a draft model or head, or another policy",
         ),
         (
+            isinstance(policy, DraftsTrees) and proposer.num_modules > 1,
+            f"drafts trees, which several modules of {method} cannot; use one, or another policy",
+        ),
+        (
             proposer.overlaps
             and (isinstance(policy, DraftsTrees) or policy.uses_confidences is True),
             "needs trees or confidences, which are not simulated of a drafter that overlaps; set "

@@ -6,7 +6,7 @@ LRUCacheWorkerLoRAManager``, ``lora/model_manager.py LRUCacheLoRAModelManager``.
 
 from specsim.core.compiled import inner
 from specsim.engine.table import NO_ROW, Table
-from specsim.engine.waiting import first_waiting, next_waiting
+from specsim.engine.waiting import next_candidate, next_waiting
 from specsim.profile.costs import LORA_LOAD, LORA_READ, LORA_STEP, LORA_TOKEN
 
 
@@ -28,13 +28,13 @@ def serve_running(table: Table) -> None:
 
 
 @inner
-def first_served(table: Table) -> int:
-    """Return the first waiting row whose adapter the step may serve; NO_ROW if there is none.
+def first_served(table: Table, passed: int) -> int:
+    """Return the first waiting row behind one that was passed over that the step may serve.
 
-    Those before it keep their places.
+    That is by its adapter; those before it keep their places. NO_ROW if there is none.
     """
     step = table.steps[table.state[0].current]
-    row = first_waiting(table)
+    row = next_candidate(table, passed)
     while row != NO_ROW and step.num_adapters >= table.limits[0].max_loras:
         adapter = table.facts[table.sequences[row].request].adapter
         if not adapter or table.adapters[adapter].scheduled_in == step.index:

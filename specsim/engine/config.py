@@ -241,7 +241,9 @@ class EngineConfig(Settings):
         legacy = proposer.model_copy(update={"disable_lookahead_block_hashes": True})
         return self.model_copy(update={"speculative_config": legacy})
 
-    def _version_limits(self, proposer: Proposer | None, lookahead_len: int) -> dict[str, int]:
+    def _version_limits(
+        self, proposer: Proposer | None, lookahead_len: int, max_draft_len: int
+    ) -> dict[str, int]:
         """Return what follows from the version; V0 knows none of it."""
         rules = RULES[self.vllm_version]
         drops = proposer is not None and proposer.drops_last_hit and not self._is_apart(proposer)
@@ -255,10 +257,13 @@ class EngineConfig(Settings):
         skips = (
             (IDLE if drops else SKIPPED) if rules.skips_drafts and lookahead_len else NOT_SKIPPED
         )
+        is_v0 = self.scheduler == "prefill_first"
+        reread_len = proposer.reread_len(max_draft_len) if proposer and not is_v0 else 0
         return {
             **{name: rule for name, rule in rules._asdict().items() if name not in NO_LIMITS},
             "drops_last_hit": drops and not looks_ahead,
-            "hash_lookahead_len": int(looks_ahead),  # such a drafter reads one token ahead
+            "hash_lookahead_len": looks_ahead * (1 + reread_len),  # as far as such a drafter reads
+            "reread_len": reread_len,
             "drops_in_last": rules.drops_in_last
             and proposer is not None
             and proposer.drops_in_last_group,
@@ -428,6 +433,38 @@ class EngineConfig(Settings):
                 f"pieces of a prefill at blocks of {size} tokens where it keeps states, so that a "
                 "longer prompt never begins; raise max_num_batched_tokens"
             )
+        if limits["reread_len"]:
+            self._check_modules(limits, kv, min(inputs, most), has_states=size > 0)
+
+    def _check_modules(
+        self, limits: dict[str, int], kv: KVLayout, longest: int, *, has_states: bool
+    ) -> None:
+        """Raise if a prompt never ends whose last tokens several MTP modules must read together."""
+        needed, field = limits["reread_len"] + 1, "engine.speculative_config"
+        if has_states and limits["enable_prefix_caching"]:
+            raise ConfigError(
+                f"{field}.num_nextn_predict_layers: vLLM ends pieces of a prefill at blocks where "
+                f"it keeps states, and leaves {needed} tokens or none behind them with several MTP "
+                "modules, so that some prompts never end; set enable_prefix_caching to false"
+            )
+        if longest < needed:
+            raise ConfigError(
+                f"{field}: MTP modules that draft {needed} tokens leave as many of a prompt or "
+                f"none, but a piece of it has room for {longest}; draft fewer, or raise "
+                "max_num_batched_tokens and long_prefill_token_threshold"
+            )
+        if limits["hash_lookahead_len"] and [each.kind for each in kv.groups] == [SLIDING]:
+            raise ConfigError(
+                f"{field}: with several MTP modules vLLM {self.vllm_version} stops at an error of "
+                "its own where it looks for cached prefixes and all layers have one sliding "
+                "window; set disable_lookahead_block_hashes or enable_prefix_caching: false"
+            )
+        if limits["enable_prefix_caching"] and kv.common_block_size < needed:
+            raise ConfigError(
+                f"engine.block_size = {kv.common_block_size}: with prefix caching vLLM wants "
+                f"blocks of the {needed} tokens that several MTP modules draft; raise it, or draft "
+                "fewer"
+            )
 
     def setup(
         self, proposer: Proposer | None, max_draft_len: int, *, is_dynamic: bool, is_async: bool
@@ -450,7 +487,7 @@ class EngineConfig(Settings):
             "max_model_len": self.max_model_len,
             "num_blocks": self.num_gpu_blocks,
             "enable_prefix_caching": self.enable_prefix_caching,
-            **self._version_limits(proposer, lookahead_len),
+            **self._version_limits(proposer, lookahead_len, max_draft_len),
             "retention_len": -1 if interval == "dense" else interval,
             "watermark_blocks": self.watermark * self.num_gpu_blocks,
             "reserve_full_prompt": self.scheduler_reserve_full_isl or is_v0,

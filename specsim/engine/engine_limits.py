@@ -27,6 +27,10 @@ class Limits(Protocol):
     """EAGLE-type drafters recompute the last block of a hit to have its hidden states."""
     hash_lookahead_len: int
     """Tokens after a block that its identity covers, `versions.Rules.hashes_look_ahead`."""
+    reread_len: int
+    """Tokens at the end of what is computed that the later of several MTP modules read once more
+    with the next step: each looks one token further ahead than the one before it. So many or fewer
+    are never left of a prompt, and they are not published."""
     passes_on: int  # these are of `specsim.engine.versions.Rules`
     publishes_outputs: int
     keeps_below_junction: int
@@ -39,6 +43,7 @@ class Limits(Protocol):
     pads_after_hits: int
     pads_with_sample: int
     counts_running_loras: int
+    passes_over_short: int
     skips_drafts: int  # `NOT_SKIPPED`, `SKIPPED` or `IDLE`
     drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
     retention_len: int

@@ -219,9 +219,9 @@ def _leave_windows(table: Table, row: int) -> None:
     Steps in flight still read theirs, and rejected drafts can take a sequence back to where they
     began, so that only what came before counts.
     """
-    sequence = table.sequences[row]
+    limits, sequence = table.limits[0], table.sequences[row]
     settled_len = sequence.computed_len - sequence.in_flight_len
-    for number in range(table.limits[0].num_groups):
+    for number in range(limits.num_groups):
         group = table.groups[number]
         if group.kind == FULL:
             continue
@@ -230,7 +230,7 @@ def _leave_windows(table: Table, row: int) -> None:
             continue
         left_len = settled_len // group.span_len * group.span_len
         if group.kind == SLIDING:
-            left_len = max(0, settled_len - group.span_len + 1)
+            left_len = max(0, settled_len - group.span_len + 1 - limits.reread_len)
         holding = table.holdings[sequence.tables_at + number]
         left = min(left_len // group.block_size, holding.num_blocks)
         _leave_leading(table, sequence.tables_at + number, left)

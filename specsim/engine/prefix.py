@@ -170,23 +170,30 @@ def publish(table: Table, row: int, end_len: int) -> None:
     known_len, size = min(end_len, sequence.known_len), limits.hash_block_size
     if known_len < sequence.next_publish_len:
         return
-    hashed_len = min(known_len, sequence.known_len - limits.hash_lookahead_len)
+    hashed_len = min(known_len, max(0, sequence.known_len - limits.hash_lookahead_len))
+    final_len = max(0, known_len - limits.reread_len)
+    if limits.num_groups == 1:
+        hashed_len = min(hashed_len, final_len)
     num_hashes = hashed_len // size
-    sequence.next_publish_len = 0 if limits.claims_states else (num_hashes + 1) * size
+    sequence.next_publish_len = (num_hashes + 1) * size + limits.reread_len
+    if limits.claims_states or (limits.num_groups > 1 and limits.reread_len):
+        sequence.next_publish_len = 0  # whenever it computes
     if limits.num_groups == 1:
         _publish_in(table, row, 0, num_hashes)
         return
     whole_len = _whole_len(table, known_len)
     for number in range(limits.num_groups):
         group, publish_len = table.groups[number], min(whole_len, hashed_len)
+        told_len = whole_len
         if group.drops and whole_len:
             # A lookup that drops a block looks one further.
-            publish_len = min(known_len, whole_len + group.block_size)
+            told_len = min(final_len, _whole_len(table, final_len) + group.block_size)
+            publish_len = told_len
         _publish_in(table, row, number, publish_len // group.block_size)
         if limits.claims_states and group.kind == STATE:
             _claim_state(table, row, number, publish_len)
-        if group.hashes > 1 and group.drops and group.kind == FULL:
-            _publish_tail(table, row, number, publish_len)
+        if group.hashes > 1 and group.kind == FULL:
+            _publish_tail(table, row, number, told_len)
 
 
 @inlined
@@ -223,16 +230,16 @@ def _claim_state(table: Table, row: int, number: int, publish_len: int) -> None:
 
 
 @inner
-def _publish_tail(table: Table, row: int, number: int, publish_len: int) -> None:
+def _publish_tail(table: Table, row: int, number: int, told_len: int) -> None:
     """Publish the block in which a prompt ends, under a key that no lookup asks for.
 
     vLLM: `FullAttentionManager._cache_partial_tail_block`. It only matters for eviction.
     """
-    sequence, group = table.sequences[row], table.groups[number]
-    num_hashes = sequence.prompt_len // table.limits[0].hash_block_size
-    if num_hashes % group.hashes == 0 or publish_len < sequence.prompt_len - (
-        sequence.prompt_len % table.limits[0].hash_block_size
-    ):
+    limits, sequence, group = table.limits[0], table.sequences[row], table.groups[number]
+    reach = sequence.prompt_len if group.drops else sequence.prompt_len - 1
+    reach = max(0, min(reach, sequence.known_len - limits.hash_lookahead_len))
+    num_hashes = reach // limits.hash_block_size
+    if num_hashes % group.hashes == 0 or told_len < num_hashes * limits.hash_block_size:
         return
     block = table.tables[sequence.tables_at + number, num_hashes // group.hashes]
     if table.blocks[block].key == NO_KEY:

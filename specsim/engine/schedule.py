@@ -177,6 +177,9 @@ def _schedule_running(table: Table) -> None:
         scheduled_len = min(scheduled_len, step.inputs_left - slots, last_len - computed_len)
         if limits.state_block_size:
             scheduled_len = _to_state(table, row, computed_len, scheduled_len)
+        if limits.reread_len:
+            left_len = sequence.known_len - computed_len - scheduled_len
+            scheduled_len -= _too_near(limits.reread_len, left_len)
         if scheduled_len <= 0:
             continue
         end_len = computed_len + scheduled_len
@@ -211,13 +214,14 @@ def _schedule_waiting(table: Table) -> None:
         serve_running(table)
     if state.num_loading and not _admit_loaded(table, num_running_scheduled):
         return
+    passed = NO_ROW
     while (
         state.num_waiting
         and step.tokens_left > 0
         and step.inputs_left > limits.draft_slots
         and state.num_running < limits.max_num_running
     ):
-        row = first_served(table) if limits.max_loras else first_settled(table)
+        row = first_served(table, passed) if limits.max_loras else first_settled(table, passed)
         if row == NO_ROW:
             return
         cached_len = cached_prefix(table, row)
@@ -238,6 +242,12 @@ def _schedule_waiting(table: Table) -> None:
             if scheduled_len > missing_len and piece_len != scheduled_len:
                 piece_len = min(piece_len, 1)  # without dummy drafts, rather than with some
             scheduled_len = piece_len
+        if limits.reread_len and scheduled_len:
+            near_len = _too_near(limits.reread_len, missing_len - scheduled_len)
+            scheduled_len = max(0, scheduled_len - near_len)
+            if scheduled_len == 0 and limits.passes_over_short:
+                passed = row
+                continue
         if scheduled_len == 0 or not admit_blocks(table, row, cached_len, scheduled_len):
             return
         _admit(table, row, cached_len, scheduled_len)
@@ -276,7 +286,7 @@ def _admit_loaded(table: Table, num_running_scheduled: int) -> bool:
 @inner
 def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
-    sequence = table.sequences[row]
+    limits, sequence = table.limits[0], table.sequences[row]
     if sequence.computed_len >= sequence.next_publish_len:
         publish(table, row, sequence.computed_len)
     computed_len = min(sequence.computed_len, sequence.known_len - 1)
@@ -285,6 +295,9 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return False
     scheduled_len = _first_piece(table, missing_len, computed_len, num_running_scheduled > 0)
+    if limits.reread_len:
+        near_len = _too_near(limits.reread_len, missing_len - scheduled_len)
+        scheduled_len = max(0, scheduled_len - near_len)
     if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
     _admit(table, row, computed_len, scheduled_len)
@@ -312,6 +325,16 @@ def _first_piece(table: Table, missing_len: int, cached_len: int, joins: bool) -
     if piece_len > budget and not limits.enable_chunked_prefill:
         return 0
     return min(piece_len, budget)
+
+
+@inner
+def _too_near(reread_len: int, left_len: int) -> int:
+    """Return by how much a piece is too long that leaves so much of a prefill, tokens.
+
+    At the end of a piece the last of several MTP modules reads the `reread_len` + 1 tokens behind
+    it, which have to be of the prompt (vLLM: `_reserve_prefill_lookahead`).
+    """
+    return reread_len + 1 - left_len if 0 < left_len <= reread_len else 0
 
 
 @inner

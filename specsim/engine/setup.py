@@ -144,7 +144,8 @@ class Setup:
             row["most_admitted"] = NEVER
             row["num_spare"] = group.num_spare
             if kind in (SLIDING, CHUNKED):
-                row["most_admitted"] = group.most_blocks(limits["max_model_len"], in_flight_tokens)
+                read_tokens = in_flight_tokens + limits.get("reread_len", 0)
+                row["most_admitted"] = group.most_blocks(limits["max_model_len"], read_tokens)
             in_last = group.has_last_layer or not limits.get("drops_in_last")
             row["drops"] = drops = bool(limits.get("drops_last_hit")) and in_last
             row["period"] = 1

@@ -60,6 +60,9 @@ class Rules(NamedTuple):
     """LoRA adapters of all that run count towards `max_loras`; before, those of sequences in the
     step, so that one that sits a step out let another adapter in, and vLLM stopped at an assertion
     of its own when both came into one step (here both are served)."""
+    passes_over_short: bool
+    """A waiting request of whose prompt no piece may be read, since several MTP modules would have
+    too few tokens left behind it, does not end admission; before, it did."""
     keeps_blocks_apart: bool
     """DFlash and DSpark, which draft in a pass of their own from what the target has read alone,
     drop no block of a hit and take no input slots; before, as an EAGLE head with a mask for each
@@ -82,6 +85,7 @@ _0_33 = _0_32._replace(
     claims_states=False,
     skips_drafts=True,
     counts_running_loras=True,
+    passes_over_short=True,
     keeps_blocks_apart=True,
 )
 RULES = {"0.28": _0_28, "0.29": _0_29, "0.30": _0_30, "0.31": _0_31, "0.32": _0_32, "0.33": _0_33}

@@ -33,13 +33,19 @@ def next_waiting(table: Table, row: int) -> int:
 
 
 @inner
-def first_settled(table: Table) -> int:
-    """Return the first waiting row of which no step is in flight; NO_ROW if there is none.
+def next_candidate(table: Table, passed: int) -> int:
+    """Return the first waiting row behind one that was passed over; NO_ROW if there is none."""
+    return first_waiting(table) if passed == NO_ROW else next_waiting(table, passed)
+
+
+@inner
+def first_settled(table: Table, passed: int) -> int:
+    """Return the first such row of which no step is in flight; NO_ROW if there is none.
 
     One that was preempted meanwhile keeps its place until what it computed has come back. With two
     steps in flight it always has.
     """
-    row = first_waiting(table)
+    row = next_candidate(table, passed)
     while row != NO_ROW and table.sequences[row].in_flight_len:
         row = next_waiting(table, row)
     return row

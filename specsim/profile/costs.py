@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +51,13 @@ class DraftCost(Settings):
     """Memory of the drafter's own weights per GPU, GiB."""
     kv_bytes_per_token: float = Field(default=0.0, ge=0)
     """Memory of the drafter's own KV cache per GPU, bytes."""
+
+    def of_modules(self, count: int) -> Self:
+        """Return so many drafters that draft in turn: each pass is one's, the memory all theirs."""
+        if count == 1:
+            return self
+        weights, kept = count * self.weights_gib, count * self.kv_bytes_per_token
+        return self.model_copy(update={"weights_gib": weights, "kv_bytes_per_token": kept})
 
     def numbers(self, block: BlockPass, overhead: Sequence[float] = (0.0, 0.0)) -> list[float]:
         """Return all but its passes, without overlap: as `specsim.profile.step_time.COSTS`."""
@@ -249,7 +256,7 @@ class StepCosts:
         if not self.drafts:
             return True
         draft = self.drafts[0]
-        is_one_pass = draft.latency is None or draft.basis != "pass" or self.block.block_len > 0
+        is_one_pass = draft.latency is None or draft.basis != "pass" or self.block.passes > 0
         return not draft.token_us and is_one_pass
 
     def plain_time(self, load: StepLoad) -> float:

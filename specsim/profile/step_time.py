@@ -24,12 +24,14 @@ COSTS = (
     "overlaps",
     "block_len",
     "reads_step",
+    "passes",
 )
 """What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
 of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter runs while
 the target does; and its `BlockPass`."""
 OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
-TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS, BLOCK_LEN, READS_STEP = range(5, 12)  # their places
+TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)  # their places
+BLOCK_LEN, READS_STEP, PASSES = range(10, 13)
 BASES = ("pass", "draft", "heads")
 PASS, HEADS = 0.0, 2.0  # places in it
 
@@ -38,16 +40,18 @@ PassTime = Callable[[Any, Any, Any, Any, Any], Any]
 
 
 class BlockPass(NamedTuple):
-    """What a drafter reads in its only forward pass of a step, whatever the length of its drafts.
+    """What a drafter reads in each forward pass, where their number does not follow from drafts.
 
-    Parallel drafting: a mask stands for each token that is to be drafted.
+    Parallel drafting: one pass, in which a mask stands for each token that is to be drafted. Of
+    several modules one of each, which read what the target has just read.
     """
 
-    block_len: int = 0  # tokens of each sequence; 0 of a drafter with a pass for each token
+    block_len: int = 0  # tokens of each sequence
     reads_step: bool = True  # besides what the target has just read
+    passes: int = 1  # of a step; 0: one for each token of the longest draft
 
 
-NO_BLOCK = BlockPass()
+NO_BLOCK = BlockPass(passes=0)
 
 
 class DraftLoad(NamedTuple):
@@ -83,7 +87,7 @@ def draft_time(
     drafts of length 0 (``v1/spec_decode/llm_base_proposer.py propose``; V0, 0.6.4,
     ``spec_decode/spec_decode_worker.py _run_no_spec``, but for requests whose speculation
     `disable_by_batch_size` has ended for good, as `Policy.drops` does); a fit to whole drafts says
-    nothing about that case and charges nothing. Of a `BlockPass` there is one pass in any case.
+    nothing about that case and charges nothing. Of a `BlockPass` there are as many in any case.
 
     Args:
         costs: In the order of `COSTS`.
@@ -103,15 +107,15 @@ def draft_time(
     num_passes = max(1, made.longest) if costs[BASIS] == PASS else min(1, made.longest)
     if costs[BASIS] == HEADS:
         context_tokens, batched_tokens, prefill_tokens = 0, num_requests, 0
-    if costs[BLOCK_LEN] and costs[BASIS] == PASS:
-        num_passes = 1
+    if costs[PASSES] and costs[BASIS] == PASS:
+        num_passes = int(costs[PASSES])
         if not costs[READS_STEP]:
             context_tokens, batched_tokens = context_tokens + batched_tokens, 0
             prefill_tokens = 0
         batched_tokens = batched_tokens + int(costs[BLOCK_LEN]) * num_requests
     # One call for all passes: what it calls is copied to wherever it stands.
     for number in range(num_passes):
-        if number:
+        if number and not costs[PASSES]:
             context_tokens = context_tokens + batched_tokens
             batched_tokens = rows[number]
             num_requests = min(batched_tokens, rows[0])

@@ -111,6 +111,11 @@ class Proposer(Member):
         return (self.method,)
 
     @property
+    def num_modules(self) -> int:
+        """How many of its kind draft in turn, each with weights and a KV cache of its own."""
+        return 1
+
+    @property
     def apart(self) -> OwnGpus | None:
         """The GPUs that only it runs on; None if it runs on those of the target."""
         return None
@@ -118,7 +123,7 @@ class Proposer(Member):
     @property
     def drafts_at_once(self) -> bool:
         """Whether it drafts all tokens in one pass."""
-        return self.block(2).block_len > 0
+        return self.block(2).passes == 1
 
     @property
     def overlaps(self) -> bool:
@@ -134,8 +139,12 @@ class Proposer(Member):
         return 0
 
     def block(self, max_draft_len: int) -> BlockPass:
-        """Return what it reads in its only pass, if it drafts all tokens in one."""
+        """Return what it reads in each pass, where their number does not follow from drafts."""
         return NO_BLOCK
+
+    def reread_len(self, max_draft_len: int) -> int:
+        """Return the tokens before the end of a step that it reads again after the next one."""
+        return 0
 
     @classmethod
     def has_lookup(cls) -> bool:

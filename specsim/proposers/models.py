@@ -1,9 +1,10 @@
 """Models that draft: small language models, and heads on the target's hidden states."""
 
-from typing import Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 from pydantic import Field, model_validator
 
+from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.profile import NO_BLOCK, BlockPass
 from specsim.proposers._own_gpus import OwnGpus
 from specsim.proposers.base import Proposer
@@ -120,12 +121,29 @@ class Mtp(Proposer):
 
     The scheduler treats it as it treats `Eagle`, but where the target's layers attend in several
     ways; the head comes with the target's weights.
+
+    Of several modules each drafts one token, in turn, in a pass over all tokens of the step: as
+    many passes as the longest draft may have tokens, whatever is drafted (vLLM ``v1/worker/gpu/
+    spec_decode/multi_module_mtp/speculator.py``).
     """
 
     method: Literal["mtp"] = "mtp"
     drafts_trees = True
     drops_last_hit = True
     drops_in_last_group = True
+    num_nextn_predict_layers: Annotated[int, Field(ge=1, le=MAX_DRAFT_LEN)] = 1
+    """Modules that the model has, by its config.json, which vLLM reads it from; the profile's cost
+    is that of one."""
+
+    @property
+    def num_modules(self) -> int:
+        return self.num_nextn_predict_layers
+
+    def reread_len(self, max_draft_len: int) -> int:
+        return max_draft_len - 1 if min(self.num_modules, max_draft_len) > 1 else 0
+
+    def block(self, max_draft_len: int) -> BlockPass:
+        return BlockPass(passes=max_draft_len) if self.reread_len(max_draft_len) else NO_BLOCK
 
 
 @final

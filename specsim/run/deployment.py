@@ -299,7 +299,7 @@ def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ..
                 f"the profile of {profile.model} on {profile.gpu} has no drafting cost for {what} "
                 f"'{key}' (it has: {known}); add it under 'drafts' or use another method"
             )
-    return tuple(profile.drafts[key] for key in proposer.cost_keys)
+    return tuple(profile.drafts[key].of_modules(proposer.num_modules) for key in proposer.cost_keys)
 
 
 def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> None:

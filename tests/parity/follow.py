@@ -111,11 +111,7 @@ def replayed(path: Path, version: str) -> Replay:
     scenario = load_scenario(path)
     engine = scenario.engine.model_copy(update={"vllm_version": version})
     theirs = load_log(path.with_name(path.name.replace(".scenario.", ".log.")))
-    for step in theirs["steps"]:
-        step["skip_drafts"] = None  # which only a model runner says
     ours = run_scenario(scenario.model_copy(update={"engine": engine}))
-    for step in ours["steps"]:
-        step["skip_drafts"] = None
     found = compare_logs(json.loads(json.dumps(ours)), theirs)
     name, told = path.name.split(".")[0], tuple(features(scenario))
     return Replay(name, told, None if found is None else found.field, str(found))

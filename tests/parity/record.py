@@ -37,6 +37,7 @@ from to_record import (
     random_cadence_scenario,
     random_groups_scenario,
     random_loras_scenario,
+    random_modules_scenario,
     random_parallel_scenario,
     random_pipeline_scenario,
     random_scenario,
@@ -91,6 +92,7 @@ LACKING = {
 """What schedulers before 0.31 do not know, as it is where it is not used."""
 
 HEADS = ("eagle", "mtp", "dflash", "dspark")
+MODULES = "num_nextn_predict_layers"
 RETENTION = "prefix_cache_retention_interval"
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4
@@ -154,6 +156,12 @@ def speculative_config(spec: dict[str, Any], model: str, target: ModelConfig) ->
     )
 
 
+def reread_len(engine: dict[str, Any]) -> int:
+    """As vLLM has windows keep what the later of several MTP modules read again."""
+    spec = engine["spec"] or {}
+    return spec["k"] - 1 if min(spec.get(MODULES, 1), spec.get("k", 1)) > 1 else 0
+
+
 def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
     """The layers as vLLM's model runner would report them; one of full attention by default."""
     specs: dict[str, KVCacheSpec] = {}
@@ -167,7 +175,9 @@ def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
         }
         for _ in range(run["layers"]):
             if run["kind"] == "sliding_window":
-                spec = SlidingWindowSpec(**shape, sliding_window=run["window"])
+                spec = SlidingWindowSpec(
+                    **shape, sliding_window=run["window"], extra_retained_tokens=reread_len(engine)
+                )
             elif run["kind"] == "state":  # of a page of attention, which vLLM pads it to
                 keeps = engine["enable_prefix_caching"]
                 spec = MambaSpec(
@@ -226,6 +236,8 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     )
     if spec and spec["method"] in HEADS:
         config.speculative_config.method = spec["method"]  # all that the scheduler looks at
+    if spec and spec.get(MODULES):
+        setattr(config.speculative_config.draft_model_config.hf_config, MODULES, spec[MODULES])
     if spec and spec.get("parallel_drafting"):
         config.speculative_config.parallel_drafting = True
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
@@ -288,6 +300,8 @@ def make_scheduler(engine: dict[str, Any]) -> Scheduler:
     )
     if engine.get("pipeline_parallel_size", 1) > 1:
         scheduler.use_v2_model_runner = True  # as it is but on a CPU
+    if hasattr(scheduler, "can_skip_drafts"):  # likewise, 0.33
+        scheduler.can_skip_drafts = scheduler.num_lookahead_tokens > 0
     return scheduler
 
 
@@ -405,6 +419,8 @@ class Driver:
             "K": output.num_spec_tokens_to_schedule,
             "s": self.state(),
         }
+        if getattr(output, "skip_drafts", False):  # 0.33
+            step["skip_drafts"] = True
         self.steps.append(step)
         cost, tokens = self.scenario["cost"], sum(row[1] for row in scheduled)
         context = sum(row[3] + row[1] for row in scheduled)
@@ -551,7 +567,7 @@ def record(scenario: dict[str, Any], path: Path) -> bool:
         return False
     try:
         log = Driver(scenario).log()
-    except (DoesNotEndError, NotImplementedError, AssertionError) as error:
+    except (DoesNotEndError, NotImplementedError, AssertionError, IndexError) as error:
         print(f"{scenario['name']}: {error!r}")
         return False
     target = path.with_name(path.name.replace(".scenario.", ".log."))
@@ -565,6 +581,7 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
         "groups": random_groups_scenario,
         "states": random_states_scenario,
         "parallel": random_parallel_scenario,
+        "modules": random_modules_scenario,
     }
     if kind in with_layers:
         scenario = with_layers[kind](seed, needs_of)

@@ -109,6 +109,32 @@ def random_parallel_scenario(
     return scenario | names | {"drafts": {"mode": "full"}}
 
 
+def random_modules_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with several MTP modules, a third of them with windows."""
+    draw = random.Random(f"modules {seed}")
+    scenario = random_groups_scenario(seed, needs_of) if seed % 3 == 0 else random_scenario(seed)
+    kinds = {run["kind"] for run in scenario["engine"].get("kv_groups") or ()}
+    if "chunked_local_attention" in kinds:
+        scenario = random_scenario(seed)
+    engine, k = scenario["engine"], draw.choice([2, 2, 3, 3, 4, 5, 8])
+    scheduled = [[1, 2, k], [3, 5, k - 1], [7, 9, 0]] if draw.random() < 0.2 else None
+    modules = draw.choice([2, 3, 3, 7])
+    engine["spec"] = {"method": "mtp", "k": k, "num_nextn_predict_layers": modules}
+    engine["spec"] |= {"per_batch_size": scheduled} if scheduled else {}
+    if engine["block_size"] < k:
+        engine["enable_prefix_caching"] = False
+        for row in scenario["requests"]:
+            row.pop("prompt_token_ids", None)
+    least = k + 3 + (0 if engine["enable_chunked_prefill"] else engine["max_model_len"])
+    engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], least)
+    if engine["long_prefill_token_threshold"]:
+        engine["long_prefill_token_threshold"] = max(8, k + 1)
+    names = {"name": f"modules-{seed}", "kind": "modules"}
+    return scenario | names | {"drafts": {"mode": "full"}}
+
+
 def random_cadence_scenario(seed: int) -> dict[str, Any]:
     """The same with steps that read no prompts (0.33)."""
     scenario, draw = random_scenario(seed), random.Random(f"cadence {seed}")

@@ -64,13 +64,13 @@ class SpecScript(Settings):
     k: int = Field(ge=1, le=254)
     per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     parallel_drafting: bool = False
+    num_nextn_predict_layers: int = 1
 
     @property
     def proposer(self) -> Proposer:
-        parallel = {"parallel_drafting": True} if self.parallel_drafting else {}
-        return PROPOSERS.parse(
-            {"method": self.method, "num_speculative_tokens": self.k, **parallel}
-        )
+        usual = {"parallel_drafting": False, "num_nextn_predict_layers": 1}
+        own = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
+        return PROPOSERS.parse({"method": self.method, "num_speculative_tokens": self.k, **own})
 
 
 class EngineScript(Settings):
