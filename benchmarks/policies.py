@@ -1,6 +1,7 @@
 """What a decision costs: every policy on a full batch, by itself.
 
     python benchmarks/policies.py            # two minutes; writes policies.csv
+    python experiments/readme.py             # and takes it over into the scoreboard's README
 
 A step of 256 decoding sequences with up to 8 drafts each, on the costs of h100/llama-3.1-8b with
 eagle3 (medusa_tree: a100/llama-7b with three heads; lookups: h100/llama-3.1-8b with ngram). Counted

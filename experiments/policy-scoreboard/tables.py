@@ -11,6 +11,9 @@ GROUPS = ("head", "model", "lookup", "recorded")
 HALVES = ("recorded", "held out", "chosen on")
 
 BOARD = "policy-scoreboard/regrets.csv"
+DECISIONS = "../benchmarks/policies.csv"
+CASES = {"bandit": "bandit, ucb1", "bandit:algorithm=thompson": "bandit, thompson"}
+"""Rows there that are not called as the policy is."""
 PLACES = [
     f"{drafter}, {world}" for drafter in GROUPS[:3] for world in ("stationary", "changing")
 ] + ["recorded"]
@@ -48,7 +51,8 @@ def regret_by_drafter() -> Iterator[list[str]]:
 
 def board() -> Iterator[list[str]]:
     """Yield regrets against the best fixed k; bold: worse for certain, italic: better."""
-    yield ["policy", "source", *PLACES, "worst cell"]
+    yield ["policy", "source", *PLACES, "worst cell", "decision, us"]
+    decisions = {row["policy"]: float(row["median_us"]) for row in read(DECISIONS)}
     rows: dict[str, Rows] = {}
     for row in read(BOARD):
         rows.setdefault(row["policy"], []).append(row)
@@ -60,8 +64,9 @@ def board() -> Iterator[list[str]]:
         places = {row["group"]: row for row in rows[policy]}
         cells = [_regret(places[place]) if place in places else "–" for place in PLACES]
         worst = max(float(row["worst_cell_percent"]) for row in rows[policy])
-        source = SOURCES[policy.partition(":")[0].partition(",")[0]]
-        yield [f"`{policy}`", source, *cells, f"{worst:+.0f}"]
+        kind = policy.partition(":")[0].partition(",")[0]
+        decision = decisions[CASES.get(policy, kind)]
+        yield [f"`{policy}`", SOURCES[kind], *cells, f"{worst:+.0f}", f"{decision:.0f}"]
 
 
 def _regret(row: Row) -> str:

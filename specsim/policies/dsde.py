@@ -1,6 +1,6 @@
 """DSDE: longer drafts where drafter and target have agreed steadily, none far above the mean."""
 
-from math import exp
+from math import ceil, exp
 from typing import ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
@@ -13,7 +13,7 @@ from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.fading import change_of_variance, keep
 
-SHORT, LONG, FADING, SHORTEST = 10, 30, 0.85, 2
+TOKENS, FADING, SHORTEST = 30, 0.85, 2
 
 
 class DsdeState(Protocol):
@@ -31,62 +31,70 @@ class DsdeMemory(NamedTuple):
     """What it remembers."""
 
     state: Rows[DsdeState]  # one row
-    divergences: FloatRows  # of each request's last drafts, in a ring;
-    counts: Ints  # and how many it has had
-    predicted: Floats  # lengths, of a step
+    divergences: FloatRows  # of each request's last tokens, in a ring;
+    counts: Ints  # how many it has had,
+    means: Floats  # and the mean of its last draft
+    predicted: Ints  # lengths, of a step
 
 
 @inner
-def length_of(memory: DsdeMemory, request: int, longest: float) -> float:
-    """Return the predicted length of a request's draft, no whole number (eq. 3, 4 and 8)."""
-    count, ring, penalty = memory.counts[request], memory.divergences[request], 0.0
-    if count:
-        penalty = exp(2.0 * ring[(count - 1) % LONG]) - 1.0
-        penalty *= change_of_variance(ring, count, SHORT, FADING)
-    return max(1.0 - penalty, 0.0) * (longest - SHORTEST) + SHORTEST
+def note(memory: DsdeMemory, request: int, divergence: float) -> None:
+    """Take in how far drafter and target are apart at a token."""
+    state = memory.state[0]
+    keep(memory.divergences, memory.counts, request, divergence)
+    if state.steps_left:
+        state.sum, state.num = state.sum + divergence, state.num + 1
+        state.largest = max(state.largest, divergence)
+
+
+@inner
+def length_of(memory: DsdeMemory, request: int, longest: float) -> int:
+    """Return the predicted length of a request's draft (eq. 3, 4 and 8)."""
+    penalty = exp(2.0 * memory.means[request]) - 1.0
+    penalty *= change_of_variance(memory.divergences[request], memory.counts[request], FADING)
+    return ceil(max(1.0 - penalty, 0.0) * (longest - SHORTEST) + SHORTEST)
 
 
 def decide(view: View, memory: DsdeMemory) -> None:
     """Draft as predicted, at most the mean of all predictions; at first, the longest drafts."""
-    step, state, total = view.step[0], memory.state[0], 0.0
+    step, state, total = view.step[0], memory.state[0], 0
     stretch = 1.0 + state.sum / max(state.num, 1) / (state.largest + 1e-9)
     longest = max(state.most_accepted * stretch, float(SHORTEST))  # eq. 1
     for row in range(step.num_rows):
         memory.predicted[row] = length_of(memory, view.requests[row], longest)
         total += memory.predicted[row]
+    most = ceil(total / step.num_rows) if step.num_rows and not state.steps_left else 255
     for row in range(step.num_rows):
-        length = int(min(memory.predicted[row], total / step.num_rows) + 0.5)
-        view.lens[row] = min(step.max_draft_len, 255 if state.steps_left else length)
+        length = 255 if state.steps_left else memory.predicted[row]
+        view.lens[row] = min(step.max_draft_len, length, most)
 
 
 def verify(view: View, memory: DsdeMemory) -> None:
     """Verify all, and note how far drafter and target are apart where confidences say it."""
     for row in range(view.step[0].num_rows):
         view.lens[row] = length = view.draft_lens[row]
-        total = 0.0
+        total, request = 0.0, view.requests[row]
         if memory.state[0].by_confidence and length:
             for at in range(row * view.step[0].width, row * view.step[0].width + length):
-                total += 2.0 * (1.0 - view.confidences[at]) ** 2
-            keep(memory.divergences, memory.counts, view.requests[row], total / length)
+                divergence = 2.0 * (1.0 - view.confidences[at]) ** 2
+                total += divergence
+                note(memory, request, divergence)
+            memory.means[request] = total / length
 
 
 def observe(view: View, memory: DsdeMemory) -> None:
     """Note how far they are apart, if that was not known before; and what the first steps show."""
-    state, drafted, divergences = memory.state[0], 0, memory.divergences
+    state, drafted = memory.state[0], 0
     for row in range(view.step[0].num_rows):
-        length, accepted, request = (
-            view.draft_lens[row],
-            view.accepted_lens[row],
-            view.requests[row],
-        )
+        length, accepted = view.draft_lens[row], view.accepted_lens[row]
         drafted += length > 0
         if length and not state.by_confidence:
             lost = 1.0 if accepted < length else 0.0
-            keep(divergences, memory.counts, request, 2.0 * (lost / (accepted + lost)) ** 2)
-        if length and state.steps_left:
-            newest = divergences[request, (memory.counts[request] - 1) % LONG]
-            state.sum, state.num = state.sum + newest, state.num + 1
-            state.largest = max(state.largest, newest)
+            divergence = 2.0 * (lost / (accepted + lost)) ** 2
+            memory.means[view.requests[row]] = divergence
+            for _ in range(length):
+                note(memory, view.requests[row], divergence)
+        if state.steps_left:
             state.most_accepted = max(state.most_accepted, accepted)
     state.steps_left -= 1 if drafted and state.steps_left else 0
 
@@ -97,11 +105,14 @@ class Dsde(LoopPolicy):
 
     Yang et al. (2025), "DSDE: Dynamic Speculative Decoding with KLD Stability for Real-World
     Serving", arXiv 2509.01083, eq. 1 to 11. D is the mean divergence of drafter and target over the
-    last draft; W its variance over 10 drafts by that over 30, fading by 0.85; longest what the
-    first steps accepted at most, times 1 + mean / largest divergence. A token's divergence is the
-    least with its total variation, 2 (1 - c)^2 (Pinsker), c the confidence; asynchronously 1 - c is
-    the share of its trials that a draft lost. Chosen here: windows of drafts, how many first steps,
-    rounding, W = 1 without variance.
+    last draft; W its variance over 10 tokens by that over 30, fading by 0.85; longest what the
+    first steps accepted at most, times 1 + mean / largest divergence. As in their released code
+    (``vllm/spec_decode/dynamic_scheduler.py KLScheduler`` at 4d571a2) lengths and their mean are
+    rounded up, W is of a third of what is known if that is less, 0 of less than two tokens and 20
+    without variance; its other numbers (0.9 for 0.85, half of mean / largest, shortest a tenth of
+    longest, first steps of each request) are not taken. A token's divergence is the least with
+    its total variation, 2 (1 - c)^2 (Pinsker), c the confidence; asynchronously 1 - c is the share
+    of its trials that a draft lost. Chosen here: how many first steps.
     """
 
     kind: Literal["dsde"] = "dsde"
@@ -116,5 +127,6 @@ class Dsde(LoopPolicy):
     def start(self, server: ServerView) -> LoopMemory:
         """Return what is known of nobody."""
         known = {"steps_left": self.calibration_steps, "by_confidence": server.has_confidences}
-        kept = {"divergences": PerRequest(0.0, LONG), "counts": PerRequest(0, dtype=np.int64)}
-        return self.remember(server, state=row_of(DsdeState, **known), **kept)
+        kept = {"divergences": PerRequest(0.0, TOKENS), "counts": PerRequest(0, dtype=np.int64)}
+        state = row_of(DsdeState, **known)
+        return self.remember(server, state=state, means=PerRequest(0.0), **kept)

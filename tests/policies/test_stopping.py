@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from driving import batch, outcome, plain, started, sure_drafts
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from specsim.policies.parts.stopping import least_entropy
@@ -82,6 +82,22 @@ def test_adaedl_ends_with_the_first_token_whose_bound_is_below_the_threshold() -
     bounds = {sure: 1.0 - sqrt(0.2 * least_entropy(sure)) for sure in (0.25, 0.5)}
     assert bounds[0.25] < 0.5 < bounds[0.5]
     assert stopped(policy, memory, [[0.5, 0.9, 0.25, 0.9], [0.25, 1.0]]) == [3, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    gamma=st.floats(0.01, 2.0),
+    threshold=st.floats(0.0, 1.0),
+    rows=st.lists(st.lists(st.floats(0.0625, 1.0, width=32), min_size=6, max_size=6), min_size=1),
+)
+def test_adaedl_ends_as_its_bound_says_whatever_the_numbers(
+    gamma: float, threshold: float, rows: list[list[float]]
+) -> None:
+    policy, memory = started({"kind": "adaedl", "gamma": gamma, "threshold": threshold}, 6)
+    bounds = [[1.0 - sqrt(gamma * least_entropy(sure)) for sure in row] for row in rows]
+    assume(all(abs(bound - threshold) > 1e-12 for row in bounds for bound in row))
+    expected = [next((at + 1 for at in range(5) if row[at] < threshold), 6) for row in bounds]
+    assert stopped(policy, memory, rows) == expected
 
 
 def test_the_threshold_of_adaedl_moves_as_in_draft_and_verify() -> None:

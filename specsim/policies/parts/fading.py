@@ -12,24 +12,25 @@ def keep(rings: FloatRows, counts: Ints, row: int, number: float) -> None:
 
 
 @inner
-def change_of_variance(ring: Floats, count: int, window: int, fading: float) -> float:
-    """Return the variance of the last few of `count` numbers over that of all in the ring.
+def change_of_variance(ring: Floats, count: int, fading: float) -> float:
+    """Return the variance of the last third of `count` numbers over that of all in the ring.
 
-    Each weighs less than the next.
+    Each weighs less than the next. Of fewer than two numbers 0; 20 where there is none over all.
 
     Args:
         ring: The last ones, the newest at (count - 1) % its size.
-        window: How many at most are the last few.
     """
-    weight, total, first, second, short = 1.0, 0.0, 0.0, 0.0, 0.0
+    weight, total, first, second, late = 1.0, 0.0, 0.0, 0.0, 0.0
     num, place = min(count, len(ring)), (count - 1) % len(ring)
+    if num < 2:
+        return 0.0
     for age in range(num):
         number = ring[place]
         place = place - 1 if place else len(ring) - 1
         total, first = total + weight, first + weight * number
         second += weight * number * number
         weight *= fading
-        if age < window:
-            short = second / total - (first / total) ** 2
-    steady = second / total - (first / total) ** 2 if num else 0.0
-    return max(short, 0.0) / steady if steady > 0.0 else 1.0
+        if age < max(num // 3, 1):
+            late = second / total - (first / total) ** 2
+    steady = second / total - (first / total) ** 2
+    return max(late, 0.0) / steady if steady >= 1e-6 else 20.0
