@@ -11,7 +11,7 @@ from specsim.core.compiled import Loop, inner
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows, loop_on
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.decisions.policy import Policy, ServerView
-from specsim.policies.parts.budget import best_lens
+from specsim.policies.parts.budget import best_lens, best_of_drafts
 from specsim.policies.parts.times import Lens
 
 Gains = NDArray[np.float64]
@@ -267,16 +267,7 @@ class DraftGoodput(Policy[_Memory]):
         """Return the lengths of highest goodput among what was drafted."""
         server, draft_lens = memory.server, drafts.draft_lens
         gains = memory.gains(batch.requests, drafts, are_new=not memory.has_seen_drafts)
-        load = batch.load._replace(
-            batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
-            num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
-        )
-
-        # The drafts are made already; the next ones will take about as long. Many sequences have
-        # short ones or none, so that is not as long as the longest one for each.
-        best = best_lens(gains, load, server.step_times, one_cost=True, drafts=draft_lens)
-        lens: Ints = np.minimum(best, draft_lens)
-        return lens
+        return best_of_drafts(batch, draft_lens, gains, server.step_times)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Note what came of what was stated."""

@@ -3,7 +3,6 @@
 from math import ceil, exp
 from typing import ClassVar, Literal, NamedTuple, Protocol, final
 
-import numpy as np
 from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
@@ -12,8 +11,9 @@ from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.fading import change_of_variance, keep
+from specsim.policies.parts.stopping import draft_on
 
-TOKENS, FADING, SHORTEST = 30, 0.85, 2
+TOKENS, SHORTEST = 30, 2
 
 
 class DsdeState(Protocol):
@@ -34,69 +34,58 @@ class DsdeMemory(NamedTuple):
     divergences: FloatRows  # of each request's last tokens, in a ring;
     counts: Ints  # how many it has had,
     means: Floats  # and the mean of its last draft
-    predicted: Ints  # lengths, of a step
 
 
 @inner
-def note(memory: DsdeMemory, request: int, divergence: float) -> None:
-    """Take in how far drafter and target are apart at a token."""
-    state = memory.state[0]
-    keep(memory.divergences, memory.counts, request, divergence)
-    if state.steps_left:
-        state.sum, state.num = state.sum + divergence, state.num + 1
-        state.largest = max(state.largest, divergence)
-
-
-@inner
-def length_of(memory: DsdeMemory, request: int, longest: float) -> int:
-    """Return the predicted length of a request's draft (eq. 3, 4 and 8)."""
-    penalty = exp(2.0 * memory.means[request]) - 1.0
-    penalty *= change_of_variance(memory.divergences[request], memory.counts[request], FADING)
-    return ceil(max(1.0 - penalty, 0.0) * (longest - SHORTEST) + SHORTEST)
+def learn(view: View, memory: DsdeMemory, row: int, lost: float) -> None:
+    """Note how far drafter and target are apart over a draft: by confidences, if `lost` < 0."""
+    state, request, length, total = memory.state[0], view.requests[row], view.draft_lens[row], 0.0
+    for at in range(row * view.step[0].width, row * view.step[0].width + length):
+        divergence = 2.0 * (lost if lost >= 0.0 else 1.0 - view.confidences[at]) ** 2
+        total += divergence
+        keep(memory.divergences, memory.counts, request, divergence)
+        if state.steps_left:
+            state.sum, state.num = state.sum + divergence, state.num + 1
+            state.largest = max(state.largest, divergence)
+    memory.means[request] = total / length
 
 
 def decide(view: View, memory: DsdeMemory) -> None:
-    """Draft as predicted, at most the mean of all predictions; at first, the longest drafts."""
-    step, state, total = view.step[0], memory.state[0], 0
+    """Draft as eq. 3, 4 and 8 say, at most the mean of these; at first, the longest drafts."""
+    step, state = view.step[0], memory.state[0]
+    if state.steps_left or not step.num_rows:
+        draft_on(view)
+        return
     stretch = 1.0 + state.sum / max(state.num, 1) / (state.largest + 1e-9)
     longest = max(state.most_accepted * stretch, float(SHORTEST))  # eq. 1
+    for row, request in enumerate(view.requests[: step.num_rows]):
+        change = change_of_variance(memory.divergences[request], memory.counts[request])
+        penalty = (exp(2.0 * memory.means[request]) - 1.0) * change
+        view.lens[row] = ceil(max(1.0 - penalty, 0.0) * (longest - SHORTEST) + SHORTEST)
+    most = min(ceil(view.lens[: step.num_rows].mean()), step.max_draft_len)
     for row in range(step.num_rows):
-        memory.predicted[row] = length_of(memory, view.requests[row], longest)
-        total += memory.predicted[row]
-    most = ceil(total / step.num_rows) if step.num_rows and not state.steps_left else 255
-    for row in range(step.num_rows):
-        length = 255 if state.steps_left else memory.predicted[row]
-        view.lens[row] = min(step.max_draft_len, length, most)
+        view.lens[row] = min(view.lens[row], most)
 
 
 def verify(view: View, memory: DsdeMemory) -> None:
-    """Verify all, and note how far drafter and target are apart where confidences say it."""
+    """Verify all, and learn from confidences where there are some."""
     for row in range(view.step[0].num_rows):
-        view.lens[row] = length = view.draft_lens[row]
-        total, request = 0.0, view.requests[row]
-        if memory.state[0].by_confidence and length:
-            for at in range(row * view.step[0].width, row * view.step[0].width + length):
-                divergence = 2.0 * (1.0 - view.confidences[at]) ** 2
-                total += divergence
-                note(memory, request, divergence)
-            memory.means[request] = total / length
+        view.lens[row] = view.draft_lens[row]
+        if memory.state[0].by_confidence and view.draft_lens[row]:
+            learn(view, memory, row, -1.0)
 
 
 def observe(view: View, memory: DsdeMemory) -> None:
-    """Note how far they are apart, if that was not known before; and what the first steps show."""
+    """Learn from what was lost, if not before; and what the first steps show."""
     state, drafted = memory.state[0], 0
     for row in range(view.step[0].num_rows):
         length, accepted = view.draft_lens[row], view.accepted_lens[row]
-        drafted += length > 0
+        drafted += length
         if length and not state.by_confidence:
-            lost = 1.0 if accepted < length else 0.0
-            divergence = 2.0 * (lost / (accepted + lost)) ** 2
-            memory.means[view.requests[row]] = divergence
-            for _ in range(length):
-                note(memory, view.requests[row], divergence)
+            learn(view, memory, row, (1.0 if accepted < length else 0.0) / (accepted + 1.0))
         if state.steps_left:
             state.most_accepted = max(state.most_accepted, accepted)
-    state.steps_left -= 1 if drafted and state.steps_left else 0
+    state.steps_left -= min(state.steps_left, drafted, 1)
 
 
 @final
@@ -127,6 +116,5 @@ class Dsde(LoopPolicy):
     def start(self, server: ServerView) -> LoopMemory:
         """Return what is known of nobody."""
         known = {"steps_left": self.calibration_steps, "by_confidence": server.has_confidences}
-        kept = {"divergences": PerRequest(0.0, TOKENS), "counts": PerRequest(0, dtype=np.int64)}
-        state = row_of(DsdeState, **known)
-        return self.remember(server, state=state, means=PerRequest(0.0), **kept)
+        new = {"divergences": PerRequest(0.0, TOKENS), "counts": PerRequest(0, dtype=int)}
+        return self.remember(server, state=row_of(DsdeState, **known), means=PerRequest(0.0), **new)

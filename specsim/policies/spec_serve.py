@@ -10,7 +10,7 @@ from pydantic import Field
 
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad
 from specsim.decisions.policy import ServerView
-from specsim.policies.parts.budget import best_common_len, best_lens, times_by_len
+from specsim.policies.parts.budget import best_common_len, best_of_drafts, times_by_len
 from specsim.policies.parts.estimate import PRIOR_TRIALS, AlphaWindow, EstimatesAlpha, Estimating
 from specsim.policies.parts.times import Lens
 
@@ -101,23 +101,16 @@ class SpecServe(EstimatesAlpha[_Memory]):
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
         """Return how many tokens of each draft are among those that are worth verifying."""
-        lens, server = drafts.draft_lens, memory.server
+        server = memory.server
         if not server.has_confidences or not drafts.confidences.shape[1]:
-            return lens
-        load = batch.load._replace(
-            batched_tokens=batch.load.batched_tokens - int(np.add.reduce(lens)),
-            num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
-        )
+            return drafts.draft_lens
         times = server.step_times if memory.tpot == inf else memory.times_within
-        best = best_lens(_survival(drafts).T, load, times, one_cost=True, drafts=lens)
-        return np.minimum(best, lens)
+        return best_of_drafts(batch, drafts.draft_lens, _survival(drafts).T, times)
 
 
 def _survival(drafts: DraftView) -> NDArray[np.float64]:
     """Return how likely the first 1, 2, ... tokens of each draft are accepted, in rows of these."""
-    longest = drafts.confidences.shape[1]
     survival = drafts.confidences.T.astype(np.float64, order="C")
-    for place in range(1, longest):
+    for place in range(1, len(survival)):
         survival[place] *= survival[place - 1]
-    survival *= np.arange(longest)[:, np.newaxis] < drafts.draft_lens
     return survival

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, LocalDesk
-from specsim.core.step import Ints, StepLoad
+from specsim.core.step import BatchView, Ints, StepLoad
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import best_len
 from specsim.policies.parts.spending import Spending
@@ -95,6 +95,23 @@ def best_lens(  # noqa: PLR0913
         _put(owner, gains[: best_limit * num])
     owner.fit(num).found[1] = least
     return _taken(owner, budget, num, floor)
+
+
+def best_of_drafts(
+    batch: BatchView, draft_lens: Ints, survival: NDArray[np.float64], step_times: TimesOf
+) -> Ints:
+    """Return how many tokens of each draft that a step has made are worth verifying.
+
+    The drafts are made already; the next ones will take about as long. Many sequences have short
+    ones or none, so that is not as long as the longest one for each.
+    """
+    load = batch.load._replace(
+        batched_tokens=batch.load.batched_tokens - int(np.add.reduce(draft_lens)),
+        num_requests=batch.size - int(np.count_nonzero(batch.in_prefill)),
+    )
+    best = best_lens(survival, load, step_times, one_cost=True, drafts=draft_lens)
+    lens: Ints = np.minimum(best, draft_lens)
+    return lens
 
 
 def _limits(

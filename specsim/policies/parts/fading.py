@@ -3,6 +3,9 @@
 from specsim.core.compiled import inner
 from specsim.core.desk import FloatRows, Floats, Ints
 
+FADING = 0.85
+"""What a number weighs by that after it."""
+
 
 @inner
 def keep(rings: FloatRows, counts: Ints, row: int, number: float) -> None:
@@ -12,7 +15,7 @@ def keep(rings: FloatRows, counts: Ints, row: int, number: float) -> None:
 
 
 @inner
-def change_of_variance(ring: Floats, count: int, fading: float) -> float:
+def change_of_variance(ring: Floats, count: int) -> float:
     """Return the variance of the last third of `count` numbers over that of all in the ring.
 
     Each weighs less than the next. Of fewer than two numbers 0; 20 where there is none over all.
@@ -29,7 +32,7 @@ def change_of_variance(ring: Floats, count: int, fading: float) -> float:
         place = place - 1 if place else len(ring) - 1
         total, first = total + weight, first + weight * number
         second += weight * number * number
-        weight *= fading
+        weight *= FADING
         if age < max(num // 3, 1):
             late = second / total - (first / total) ** 2
     steady = second / total - (first / total) ** 2
