@@ -1,5 +1,7 @@
 """TapOut: a bandit over rules by which drafters stop."""
 
+from bisect import bisect_left
+from collections.abc import Callable
 from math import sqrt
 from typing import ClassVar, Literal, NamedTuple, Protocol, final
 
@@ -14,7 +16,7 @@ from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import note_reward, ucb1
 from specsim.policies.parts.stopping import draft_on, least_entropy
 
-MAX_CONFIDENCE, SVIP, ADAEDL, SVIP_DIFFERENCE, MARGIN = range(5)
+RISE = 3  # the arm that goes by two tokens
 GAMMA = 0.2  # AdaEDL's
 
 
@@ -28,31 +30,25 @@ class TapState(Protocol):
 class TapMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[TapState]
-    """One row."""
-    limits: Floats
-    """Of the rule of each arm;"""
-    means: Floats
-    """its mean reward,"""
-    plays: Floats
-    """and how many there were."""
+    state: Rows[TapState]  # one row
+    limits: Floats  # of each arm: the least confidence to draft on, or the steepest rise
+    means: Floats  # its mean reward,
+    plays: Floats  # and how many there were
 
 
 @inner
 def ends(memory: TapMemory, confidence: float, before: float) -> bool:
     """Return whether the arm's rule ends a draft at a token; `before` is that of the last, or 0."""
-    arm = memory.state[0].arm
-    limit = memory.limits[arm]
-    if arm == MAX_CONFIDENCE:
+    limit = memory.limits[memory.state[0].arm]
+    if memory.state[0].arm != RISE:
         return bool(confidence < limit)
-    if arm == MARGIN:  # to the second likeliest, which has at most all of the rest
-        return bool(2.0 * confidence - 1.0 < limit)
-    entropy = least_entropy(confidence)
-    if arm == ADAEDL:
-        return bool(1.0 - sqrt(GAMMA * entropy) < limit)
-    if arm == SVIP:
-        return bool(sqrt(entropy) > limit)
-    return bool(before > 0.0 and sqrt(entropy) - sqrt(least_entropy(before)) > limit)
+    rise = sqrt(least_entropy(confidence)) - sqrt(least_entropy(before))
+    return bool(before > 0.0 and rise > limit)
+
+
+def least_sure(ends: Callable[[float], bool]) -> float:
+    """Return the least confidence at which a rule does not end a draft; 2 if there is none."""
+    return bisect_left(range(2**53), 1, key=lambda place: not ends(place / 2**52)) / 2**52
 
 
 def decide(view: View, memory: TapMemory) -> None:
@@ -108,7 +104,6 @@ class TapOut(LoopPolicy):
     """Of accepted / longest in the reward."""
     limits: tuple[float, float, float, float, float] = (0.8, 0.6, 0.4, 0.2, 0.2)
     """Of the rules, in their order; entropy in nats."""
-
     loops: ClassVar[Loops] = Loops(
         TapMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
     )
@@ -116,5 +111,10 @@ class TapOut(LoopPolicy):
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""
         state = row_of(TapState, reward_share=self.reward_share)
-        arms = {"limits": np.array(self.limits), "means": np.zeros(5), "plays": np.zeros(5)}
-        return self.remember(server, state=state, **arms)
+        sure, svip, adaedl, rise, margin = self.limits
+        root = least_sure(lambda sure: sqrt(least_entropy(sure)) > svip)
+        bound = least_sure(lambda sure: 1.0 - sqrt(GAMMA * least_entropy(sure)) < adaedl)
+        gap = (1.0 + margin) / 2.0  # to the second likeliest, which has at most all of the rest
+        limits = np.array([sure, root, bound, rise, gap])
+        means, plays = np.zeros((2, 5))
+        return self.remember(server, state=state, limits=limits, means=means, plays=plays)

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 from driving import batch, outcome, started
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsim.core.step import StepLoad
 from specsim.run.simulate import Run
@@ -36,6 +38,39 @@ def test_a_late_request_gets_the_shortest_draft_that_brings_it_back(tpot: float,
     assert policy.draft_lens(batch((0, 5, 2), now=4.0), memory) == [k]
     exact, exact_memory = started("goodput_exact", 3, loaded)
     assert exact.draft_lens(batch((0, 5, 2), now=4.0), exact_memory) == [0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rates=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40)), min_size=1, max_size=6),
+    tpot=st.floats(0.2, 3.0),
+    longest=st.integers(1, 7),
+)
+def test_tokens_are_added_until_as_many_are_expected_as_authors_code_needs(
+    rates: list[tuple[int, int]], tpot: float, longest: int
+) -> None:
+    # AdaServe's `add_tokens_toward_slo` (request_manager.cc): from the likeliest token on, until 1
+    # and their products of probabilities are (decode time + step) / TPOT less what is decoded.
+    def steep(load: StepLoad, lens: Any) -> float:  # no token more ever pays
+        return float(10.0 ** (load.batched_tokens - load.num_requests))
+
+    policy, memory = started("slo_aware", longest, steep, tpot_slo=tpot)
+    requests = range(len(rates))
+    policy.draft_lens(batch(*((i, 5, 1) for i in requests), now=0.0), memory)
+    for _ in range(3):
+        lens, accepted = [4] * len(rates), [accepted for accepted, _ in rates]
+        policy.observe(outcome(lens, accepted), memory)
+    now = 9.0
+    view = batch(*((i, 5, 1 + decoded) for i, (_, decoded) in enumerate(rates)), now=now)
+    probabilities = memory.alphas.alphas(view.requests).tolist()
+    expected = []
+    for (_, decoded), probability in zip(rates, probabilities, strict=True):
+        needed, added, product, length = (now + 1.0) / tpot - decoded, 1.0, 1.0, 0
+        while length < longest and added < needed - 1e-9:
+            product *= probability
+            added, length = added + product, length + 1
+        expected.append(length)
+    assert policy.draft_lens(view, memory) == expected
 
 
 def test_nobody_is_late_with_the_first_token() -> None:
