@@ -1,6 +1,7 @@
 import re
 from collections.abc import Iterator
 from statistics import fmean
+from typing import NamedTuple
 
 from readme import Row, Rows, read
 
@@ -49,9 +50,20 @@ def regret_by_drafter() -> Iterator[list[str]]:
         yield [f"`{name}`", *cells]
 
 
-def board() -> Iterator[list[str]]:
-    """Yield regrets against the best fixed k; bold: worse for certain, italic: better."""
-    yield ["policy", "source", *PLACES, "worst cell", "decision, us"]
+class Standing(NamedTuple):
+    """How a policy stands on the board."""
+
+    policy: str
+    source: str
+    places: dict[str, Row]
+    worst: float
+    """Regret in its worst cell, percent."""
+    decision: float
+    """Microseconds."""
+
+
+def standings() -> list[Standing]:
+    """Return all policies of the board, the least mean regret first."""
     decisions = {row["policy"]: float(row["median_us"]) for row in read(DECISIONS)}
     rows: dict[str, Rows] = {}
     for row in read(BOARD):
@@ -60,13 +72,22 @@ def board() -> Iterator[list[str]]:
     def mean(policy: str) -> float:
         return fmean(float(row["mean_percent"]) for row in rows[policy])
 
+    found = []
     for policy in sorted(rows, key=mean):
         places = {row["group"]: row for row in rows[policy]}
-        cells = [_regret(places[place]) if place in places else "–" for place in PLACES]
         worst = max(float(row["worst_cell_percent"]) for row in rows[policy])
         kind = policy.partition(":")[0].partition(",")[0]
         decision = decisions[CASES.get(policy, kind)]
-        yield [f"`{policy}`", SOURCES[kind], *cells, f"{worst:+.0f}", f"{decision:.0f}"]
+        found.append(Standing(policy, SOURCES[kind], places, worst, decision))
+    return found
+
+
+def board() -> Iterator[list[str]]:
+    """Yield regrets against the best fixed k; bold: worse for certain, italic: better."""
+    yield ["policy", "source", *PLACES, "worst cell", "decision, us"]
+    for policy, source, places, worst, decision in standings():
+        cells = [_regret(places[place]) if place in places else "–" for place in PLACES]
+        yield [f"`{policy}`", source, *cells, f"{worst:+.0f}", f"{decision:.0f}"]
 
 
 def _regret(row: Row) -> str:

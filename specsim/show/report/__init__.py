@@ -22,7 +22,7 @@ from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
 from specsim.show.report.folders import load_study
 from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
 
-__all__ = ["load_study", "page_data", "write_page"]
+__all__ = ["load_study", "page_data", "write_page", "write_web_page"]
 
 _SCRIPTS = (
     "dom", "study", "filters", "chart", "by_load", "cost", "focus", "runs", "answer", "main",
@@ -32,14 +32,21 @@ _SCRIPTS = (
 
 def write_page(study: Study, path: Path) -> None:
     """Write the page of a study, the same bytes each time; a ConfigError if the path is no good."""
-    library, script = vega(), "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
+    script = "\n".join(read_web(f"{name}.js") for name in _SCRIPTS)
+    write_web_page(study.title, page_data(study), script, path, vega())
+
+
+def write_web_page(
+    title: str, data: dict[str, Any], script: str, path: Path, library: str = ""
+) -> None:
+    """Write a page in the style of reports that a script draws from the data of ``#data``."""
     parts = {
         "policy": escape(_security_policy(library, script)),
         "version": escape(__version__),
-        "title": escape(f"{study.title} - specsim"),
-        "name": escape(study.title),
+        "title": escape(f"{title} - specsim"),
+        "name": escape(title),
         "style": read_web("base.css") + read_web("page.css"),
-        "data": _embedded(page_data(study)),
+        "data": _embedded(data),
         "vega": library,
         "script": script,
     }

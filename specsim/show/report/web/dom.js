@@ -124,3 +124,29 @@ function tableOf(caption, heads, rows, attributes = {}) {
     make("tbody", { role: "rowgroup" }, ...rows),
   );
 }
+
+/** Draw a table whose heads are buttons that sort it; a column says what it sorts by and shows of a row. */
+function drawSortable(plot, caption, columns, rows, sorting, redraw) {
+  const { column, falls } = sorting;
+  const key = (row) => columns[column].value(row) ?? (falls ? -Infinity : Infinity);
+  const ordered = [...rows];
+  if (column != null) ordered.sort((a, b) => (key(a) - key(b)) * (falls ? -1 : 1));
+  const heads = columns.map(({ title, unit, isNumber }, index) => {
+    const onclick = async () => {
+      Object.assign(sorting, { column: index, falls: column === index && !falls });
+      await redraw();
+      plot.querySelector(`[data-sort="${index}"]`).focus();
+    };
+    const order = index !== column ? "none" : falls ? "descending" : "ascending";
+    const content = [title, unit ? make("small", {}, unit) : null];
+    const button = make("button", { type: "button", "data-sort": index, onclick }, ...content);
+    return columnHead({ class: isNumber && "num", "aria-sort": order }, button);
+  });
+  const cellOf = (row) => (each, i) =>
+    (i ? dataCell : rowHead)({ class: each.isNumber && "num" }, each.show(row));
+  const body = ordered.map((row) => line(...columns.map(cellOf(row))));
+  const { scrollTop, scrollLeft } = plot.querySelector(".scroll") ?? {};
+  const element = tableOf(caption, heads, body, { class: "overview" });
+  plot.replaceChildren(tableBox(caption, element, "tall"));
+  plot.querySelector(".scroll").scrollTo(scrollLeft ?? 0, scrollTop ?? 0);
+}

@@ -67,32 +67,10 @@ function overviewColumns() {
   ];
 }
 
-function sortedRows(columns) {
-  const { column, falls } = sorting;
-  if (column == null) return cells;
-  const key = (row) => columns[column].value(row) ?? (falls ? -Infinity : Infinity);
-  return [...cells].sort((a, b) => (key(a) - key(b)) * (falls ? -1 : 1));
-}
-
 function drawOverview(plot) {
-  const columns = overviewColumns();
-  const rows = sortedRows(columns);
-  const order = sorting.falls ? "descending" : "ascending";
-  const heads = columns.map(({ title, unit, isNumber }, index) => {
-    const sorted = index === sorting.column ? order : "none";
-    const onclick = () => sortBy(index, plot);
-    const content = [title, unit ? make("small", {}, unit) : null];
-    const button = make("button", { type: "button", "data-sort": index, onclick }, ...content);
-    return columnHead({ class: isNumber && "num", "aria-sort": sorted }, button);
-  });
-  const cellOf = (row) => (each, i) =>
-    (i ? dataCell : rowHead)({ class: each.isNumber && "num" }, each.show(row));
-  const body = rows.map((row) => line(...columns.map(cellOf(row))));
-  const { scrollTop, scrollLeft } = plot.querySelector(".scroll") ?? {};
-  const element = tableOf("All cases", heads, body, { class: "overview" });
-  plot.replaceChildren(tableBox("All cases", element, "tall"));
-  plot.querySelector(".scroll").scrollTo(scrollLeft ?? 0, scrollTop ?? 0);
-  return rows.length;
+  const redraw = () => CARDS.find((each) => each.id === "overview").update();
+  drawSortable(plot, "All cases", overviewColumns(), cells, sorting, redraw);
+  return cells.length;
 }
 
 function overviewCard() {
@@ -102,14 +80,6 @@ function overviewCard() {
       `${plural(cells.length, "case")}, ${DATA.capacity ? "means over the runs of each load" : state.luck == null ? `means over ${plural(DATA.replications.length, "replication")}` : `replication ${state.luck}`}. ${gains}Sort with the buttons in the heads.`,
     draw: drawOverview,
   });
-}
-
-function sortBy(index, plot) {
-  const falls = sorting.column === index && !sorting.falls;
-  Object.assign(sorting, { column: index, falls });
-  CARDS.find((each) => each.id === "overview")
-    .update()
-    .then(() => plot.querySelector(`[data-sort="${index}"]`).focus());
 }
 
 /** What to know before believing the numbers, after the answer. */
