@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from statistics import fmean, median
+from statistics import fmean
 
 from readme import Row, read
 
@@ -33,20 +33,6 @@ def halves() -> Iterator[list[str]]:
             *(str(sum(value > 1.0 for value in off)), f"{max(off):.1f} %"),
             *(str(sum(value > 2.0 for value in best)), f"{max(best):.1f} %"),
         ]
-
-
-def moved() -> Iterator[list[str]]:
-    """Say by how much what `served.py` measured differs from what results.csv has of it."""
-    yield ["policy", "settings", "the same", "median", "least", "most"]
-    before, now = latencies(), read("random-settings/served.csv")
-    for policy in ("off", "joint"):
-        changes = [
-            100.0 * (float(row[f"{policy}_ms"]) / before[row["setting"]][policy] - 1.0)
-            for row in now
-        ]
-        same = sum(abs(change) < 0.01 for change in changes)
-        ends = (median(changes), min(changes), max(changes))
-        yield [f"`{policy}`", str(len(now)), str(same), *(f"{end:+.1f} %" for end in ends)]
 
 
 def served() -> Iterator[list[str]]:
