@@ -48,12 +48,12 @@ def main() -> None:
 
 def _app() -> Callable[..., object]:
     try:
-        from specsim.cli import app  # noqa: PLC0415 - worker processes import this file, no more
+        from specsim.cli import app_of  # noqa: PLC0415 - worker processes import this file, no more
     except ImportError as error:
         if (why := foreign()) is None:
             raise
         raise SpecsimError(f"{why} ({error})") from error
-    return app
+    return app_of(sys.argv[1:])
 
 
 def _explained(error: Exception) -> str | None:

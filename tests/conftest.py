@@ -2,10 +2,10 @@
 
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import Popen
 from types import ModuleType
 from typing import Any
 
@@ -30,20 +30,30 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile the engine before any test, so that none of them sees it being said."""
+    """Compile all loops before any test, on two cores, so that none of them sees it being said."""
     if not hasattr(session.config, "workerinput"):
-        command = [sys.executable, "-c", "from conftest import compile_all; compile_all()"]
         paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-        subprocess.run(command, env={**os.environ, "PYTHONPATH": paths}, check=False)
+        environment = {**os.environ, "PYTHONPATH": paths}
+        called = [
+            f"import conftest; conftest.{name}()" for name in ("compile_engine", "compile_rest")
+        ]
+        for process in [Popen([sys.executable, "-c", each], env=environment) for each in called]:
+            process.wait()
 
 
-def compile_all() -> None:
-    """Bind one loop of every module that has some."""
-    from specsim.lookup.suffix import SuffixTree  # noqa: PLC0415
+def compile_engine(policy: str = "goodput_exact") -> None:
+    """Bind the loops of a run."""
     from specsim.run.simulate import simulate  # noqa: PLC0415
 
-    simulate(Experiment.parse({**tiny_config(), "policy": "goodput_exact"}, "first"))
+    simulate(Experiment.parse({**tiny_config(), "policy": policy}, "first"))
+
+
+def compile_rest() -> None:
+    """Bind the loops that few runs have; the engine's are awaited, not compiled again."""
+    from specsim.lookup.suffix import SuffixTree  # noqa: PLC0415
+
     SuffixTree(4, 1).grow()
+    compile_engine("joint")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

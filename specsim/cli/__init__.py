@@ -6,6 +6,7 @@ Functions here do nothing but read arguments and show results. They import late,
 
 import os
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 
 import typer
@@ -23,7 +24,7 @@ from specsim.cli.traces import draft_eval, tokens_app, trace_app
 from specsim.core.atomic import track_inputs
 from specsim.core.version import __version__, foreign
 
-__all__ = ["app"]
+__all__ = ["app", "app_of"]
 
 app = typer.Typer(
     help="Simulate LLM serving with speculative decoding: which policy, which k, at which load.",
@@ -113,3 +114,15 @@ def _root(
     if context.invoked_subcommand not in _MEASURING:
         for name, value in _SMALL.items():
             os.environ.setdefault(name, value)
+
+
+def app_of(words: list[str]) -> typer.Typer:
+    """Return the command line with only the command that some words name, or else with all.
+
+    Typer takes milliseconds to make them all, and on each run one is called.
+    """
+    name = next((word for word in words if not word.startswith("-")), None)
+    one = copy(app)
+    one.registered_commands = [each for each in app.registered_commands if each.name == name]
+    one.registered_groups = [each for each in app.registered_groups if each.name == name]
+    return one if one.registered_commands or one.registered_groups else app

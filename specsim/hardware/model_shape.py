@@ -1,6 +1,7 @@
 """The shape of a model: what its layers are, how many weights it has, what its KV cache keeps."""
 
 from collections import Counter
+from functools import lru_cache
 from typing import Self
 
 from pydantic import model_validator
@@ -22,6 +23,27 @@ from specsim.hardware.model_fields import (
     MlpType,
     ModelFields,
 )
+
+
+@lru_cache(maxsize=64)
+def _layers(shape: ModelFields) -> tuple[LayerParts, ...]:
+    """Return each layer; one run asks for them dozens of times."""
+    count, first = shape.num_hidden_layers, shape.first_k_dense_replace
+    usual: LayerType = "sliding_attention" if shape.sliding_window else "full_attention"
+    dense = first if shape.num_experts else count
+    mlps: tuple[MlpType, ...] = DENSE * dense + SPARSE * (count - dense)
+    indexer: IndexerType = "full" if shape.index_topk else "none"
+    of_each = zip(
+        shape.layer_types or (usual,) * count,
+        shape.mlp_layer_types or mlps,
+        shape.intermediate_sizes or (shape.intermediate_size,) * count,
+        shape.indexer_types or (indexer,) * count,
+        strict=True,
+    )
+    return tuple(
+        LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
+        for kind, mlp, width, own in of_each
+    )
 
 
 class ModelShape(ModelFields):
@@ -73,22 +95,7 @@ class ModelShape(ModelFields):
     @property
     def layers(self) -> tuple[LayerParts, ...]:
         """Each layer; all else about them follows from these and from the widths."""
-        count, first = self.num_hidden_layers, self.first_k_dense_replace
-        usual: LayerType = "sliding_attention" if self.sliding_window else "full_attention"
-        dense = first if self.num_experts else count
-        mlps: tuple[MlpType, ...] = DENSE * dense + SPARSE * (count - dense)
-        indexer: IndexerType = "full" if self.index_topk else "none"
-        of_each = zip(
-            self.layer_types or (usual,) * count,
-            self.mlp_layer_types or mlps,
-            self.intermediate_sizes or (self.intermediate_size,) * count,
-            self.indexer_types or (indexer,) * count,
-            strict=True,
-        )
-        return tuple(
-            LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
-            for kind, mlp, width, own in of_each
-        )
+        return _layers(self)
 
     @property
     def is_uniform(self) -> bool:
@@ -240,10 +247,11 @@ class ModelShape(ModelFields):
     @property
     def attention_kinds(self) -> Counter[tuple[LayerType, AttentionWidth]]:
         """How many layers of each type are how wide."""
-        layers = [each for each in self.layers if each.kind in KV_KINDS]
-        return Counter(
-            (each.kind, self.attention_width(each.kind, each.indexer)) for each in layers
-        )
+        alike = Counter((each.kind, each.indexer) for each in self.layers if each.kind in KV_KINDS)
+        kinds: Counter[tuple[LayerType, AttentionWidth]] = Counter()
+        for (kind, indexer), layers in alike.items():
+            kinds[kind, self.attention_width(kind, indexer)] += layers
+        return kinds
 
     @property
     def attention_widths(self) -> Counter[AttentionWidth]:

@@ -1,6 +1,6 @@
 """Split: what becomes of a number of GPUs if some of them prefill and the others decode.
 
-Every split, and replicas that do both, meet the same requests on the same luck.
+Every split, and colocated replicas, meet the same requests on the same luck.
 """
 
 import json
@@ -33,7 +33,7 @@ class SplitRow:
 
     label: str  # ``colocated``, or replicas of the pools, ``2p + 6d``
     rate: float | None  # requests per second; None where the experiment has no rate
-    prefill_replicas: int  # none of them where all replicas do both
+    prefill_replicas: int  # none of them where replicas are colocated
     decode_replicas: int
     gpus: int  # in use: a replica may need several, so that some may be left over
     values: dict[str, float | None]  # by `COLUMNS`
@@ -72,7 +72,7 @@ class Split:
 def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experiment]]:
     """Yield the ways to use some GPUs: a label, the GPUs in use and the experiment.
 
-    First replicas that do both. Pools are as in the experiment, if it has them. A ConfigError if
+    First colocated replicas. Pools are as in the experiment, if it has them. A ConfigError if
     there are too few GPUs for any.
     """
     if experiment.scalers:

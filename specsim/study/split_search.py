@@ -145,7 +145,7 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
         most: Splits that are simulated whole, of each load; half of them the best, the others
             those that no other beats in both p99 TTFT and mean TPOT, if they are not among the
             best.
-        replications: Of those, and of replicas that do both; pools by themselves are run once.
+        replications: Of those, and of colocated replicas; pools by themselves are run once.
     """
     if isinstance(experiment.workload.arrivals, ClosedLoop):
         raise ConfigError(

@@ -14,7 +14,7 @@ import yaml
 from conftest import ROOT, Run
 
 from specsim.__main__ import main
-from specsim.cli import EXAMPLES, app
+from specsim.cli import EXAMPLES, app, app_of
 from specsim.run.experiment import Experiment
 
 
@@ -40,6 +40,24 @@ def test_every_command_has_an_example_that_its_options_allow(name: str) -> None:
         command.make_context(name, [] if words[0] == ">" else words)
     except Exception as error:
         assert "does not exist" in str(error)  # noqa: PT017 - the file, not an option
+
+
+def told(command: Any) -> tuple[Any, ...]:
+    options = [(each.opts, each.required, getattr(each, "help", "")) for each in command.params]
+    return command.help, command.epilog, options
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_made_alone_is_the_same(name: str) -> None:
+    first, *rest = name.split()
+    made = all_commands(typer.main.get_command(app_of(["--force", first, *rest, "--seed", "run"])))
+    assert set(made) == {each for each in COMMANDS if first in {each, each.partition(" ")[0]}}
+    assert told(made[name]) == told(COMMANDS[name])
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["runn", "run"]])
+def test_all_commands_are_made_where_none_is_named(words: list[str]) -> None:
+    assert app_of(words) is app
 
 
 def test_commands_stand_in_groups(cli: Run) -> None:
