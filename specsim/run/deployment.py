@@ -290,14 +290,27 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
     return (given.model_copy(update=link),)
 
 
+def how_to_cost(profile: Profile, key: str, proposer: type[Proposer]) -> str:
+    """Return how a profile gets what drafting takes with a proposer."""
+    if not proposer.is_model:
+        return f"a copy of it with `{key}: {{token_us: 20}}` (microseconds) under 'drafts'"
+    size = profile.tensor_parallel_size
+    parallel = f" --tp {size}" if size > 1 else ""
+    return (
+        f"specsim profile build --model {profile.model} --gpu {profile.gpu}{parallel} "
+        f"--draft {key}=DRAFTER --out FILE"
+    )
+
+
 def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
     for key in proposer.cost_keys:
         if key not in profile.drafts:
             known = ", ".join(profile.drafts) or "none"
             what = "method" if key == proposer.method else "draft model"
             raise ProfileError(
-                f"the profile of {profile.model} on {profile.gpu} has no drafting cost for {what} "
-                f"'{key}' (it has: {known}); add it under 'drafts' or use another method"
+                f"engine.speculative_config: the profile of {profile.model} on {profile.gpu} has "
+                f"no drafting cost for {what} '{key}' (it has: {known}); use one that it has, or a "
+                f"profile that has this one: {how_to_cost(profile, key, type(proposer))}"
             )
     return tuple(profile.drafts[key].of_modules(proposer.num_modules) for key in proposer.cost_keys)
 

@@ -166,8 +166,13 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
         ({"--vllm": "vllm serve Qwen/Qwen3-8B --speculative-config '{}'"}, "names no method"),
         (
             {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "mtp"}\''},
-            "no drafting cost of 'mtp'",
+            "no drafting cost of 'mtp' (there is: eagle3, draft_model, ngram, suffix); name one",
         ),
+        (
+            {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "egle3"}\''},
+            "--vllm: --speculative-config: no method 'egle3' in proposers; did you mean 'eagle3'?",
+        ),
+        ({"--vllm": "vllm serve ./none"}, "model ./none: is no folder with a config.json"),
         ({"--vllm": "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1"}, "h100"),
         ({"--acceptance": "bernoulli:alpha=2"}, "alpha"),
         ({"--attainment": "2"}, "--attainment 2.0"),

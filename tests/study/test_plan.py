@@ -13,18 +13,20 @@ from conftest import tiny_config
 from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
 
 from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.processes import LocalProcesses
+from specsim.core.runner import Runner
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.show.render.study_tables import plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
-from specsim.study.capacity import Contender, Found
+from specsim.study.capacity import Contender, Found, searched
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan, question_of
 from specsim.study.plan.advice import Advice
-from specsim.study.plan.candidates import goal_of, later_policies, offered
+from specsim.study.plan.candidates import goal_of, later_policies, measured_alike, offered
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.question import KINDS, find_traffic, model_of, shape_note
@@ -627,16 +629,35 @@ class _Interrupting:
             raise KeyboardInterrupt
 
 
+def test_nothing_to_search_for_is_found_at_once() -> None:
+    # As where no drafter that was asked for fits hardware that is worth renting.
+    with Runner(LocalProcesses(1)) as runner:
+        assert searched([], runner, asked().prices) == []
+
+
+def test_a_gpu_with_a_namesake_that_was_measured_says_so() -> None:
+    (option,) = offered(asked("Qwen/Qwen3-8B", gpus="a100"), ("off",)).options
+    assert measured_alike(option) == " (there is one for a100-80gb: --gpus)"
+    (option,) = offered(asked("Qwen/Qwen3-8B -tp 1", gpus="b200"), ("off",)).options
+    assert measured_alike(option) == ""
+
+
 def test_ctrl_c_leaves_what_is_known() -> None:
-    question = asked(f"Qwen/Qwen3-8B --max-num-seqs 16 {EAGLE}", qps=10.0, traffic="math")
+    server = f"Qwen/Qwen3-8B --max-num-seqs 8 {EAGLE}"
+    question = asked(server, qps=4.0, traffic="math", gpus="h100,b200")
     stop = _Interrupting("long runs")
     plan = make_plan(question, on_stage=stop)
-    assert stop.seen[0] == "short runs of 2 options"
+    assert stop.seen[0] == "short runs of 4 options"
     assert plan.advice.best is not None
     assert {choice.state for choice in plan.advice.choices} == {"estimated"}
     assert plan.warnings[0].startswith("interrupted: ")
     with pytest.raises(KeyboardInterrupt):
-        make_plan(question, on_stage=_Interrupting("short runs of 2"))
+        make_plan(question, on_stage=_Interrupting("short runs of 4"))
+    # A GPU that cannot win has its best draft length in its row, too.
+    tried = {t.policy: t for t in plan.advice.tried if t.hardware == "b200" and t.policy != "off"}
+    assert set(tried) == {f"static:k={k}" for k in (1, 2, 3, 4, 5)}
+    best = min(tried.values(), key=lambda each: (each.cost_per_hour, each.mean_e2el_ms))
+    assert [c.policy for c in plan.advice.choices if c.gpu == "b200"] == ["off", best.policy]
 
 
 def test_a_plan_of_a_day_says_what_each_way_costs_and_can_be_run(tmp_path: Path) -> None:

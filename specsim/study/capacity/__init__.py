@@ -194,7 +194,7 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
 def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> list[Found]:
     """Return what each of some contenders sustains, searched for side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
-    if not candidates[0].goal.is_closed:
+    if candidates and not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
         saturated = [LoadProbe(tuple(group)) for group in groups]
     searches = [each.search(full) for each, full in zip(candidates, saturated, strict=True)]

@@ -97,8 +97,13 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
     worth = _worth(screened)
     yield _plan(question, screened, first.left_out, None)
     more = offered(question, later_policies(question)).options
-    drafters = _drafters(screened, worth)
-    later = [o for o in more if drafters.get(o.hardware.label) == _drafter(o)]
+    drafters = _drafters(screened, worth | _shown(screened))
+    later = [
+        option
+        for option in more
+        if drafters.get(option.hardware.label) == _drafter(option)
+        and (option.hardware.label in worth or not option.needs_a_policy)
+    ]
     tell(f"short runs of {len(later)} more draft lengths, on {', '.join(drafters)}")
     _screen(screened, later, question, runner)
     yield _plan(question, screened, first.left_out, None)
@@ -167,12 +172,21 @@ def _worth(screened: _Screened) -> set[str]:
     return {label for label, cost in least.items() if cost <= bound}
 
 
-def _drafters(screened: _Screened, worth: set[str]) -> dict[str, str]:
-    """Return, for each hardware worth a search, the drafter that serves the target best."""
+def _shown(screened: _Screened) -> set[str]:
+    """Return the hardware of each GPU that does best: its row has the best k, whoever wins."""
+    best: dict[str, str] = {}
+    for name in sorted(screened.found, key=partial(_rank, screened)):
+        option = screened.options[name]
+        best.setdefault(_gpu_of(option), option.hardware.label)
+    return set(best.values())
+
+
+def _drafters(screened: _Screened, labels: set[str]) -> dict[str, str]:
+    """Return, for each hardware of these, the drafter that serves the target best."""
     chosen: dict[str, str] = {}
     for name in sorted(screened.found, key=lambda n: (screened.cost(n), screened.latency(n))):
         option = screened.options[name]
-        if not option.is_off and option.hardware.label in worth:
+        if not option.is_off and option.hardware.label in labels:
             chosen.setdefault(option.hardware.label, _drafter(option))
     return chosen
 
@@ -183,10 +197,10 @@ def _screen_apart(screened: _Screened, question: Question, runner: Runner) -> No
     First one server of each; then more in the pool whose queue grew.
     """
     best: dict[tuple[str, bool], Option] = {}
+    shown = _shown(screened)
     for name in sorted(screened.found, key=partial(_rank, screened)):
         option = screened.options[name]
-        first = next((o for o in best.values() if _gpu_of(o) == _gpu_of(option)), option)
-        if option.hardware.label == first.hardware.label:
+        if option.hardware.label in shown:
             best.setdefault((_gpu_of(option), option.is_off), option)
     even = [option.in_pools(1, 1) for option in best.values()]
     _screen(screened, even, question, runner)

@@ -21,7 +21,7 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option
+from specsim.study.plan.candidates import Option, measured_alike
 from specsim.study.plan.question import Question, shape_note
 from specsim.study.plan.what_if import (
     WORTH,
@@ -240,7 +240,11 @@ class Plan:
     @property
     def warnings(self) -> list[str]:
         question = self.question
-        rooflines = {o.hardware.label for o in self.options.values() if not o.hardware.is_measured}
+        rooflines = {
+            option.hardware.label: measured_alike(option)
+            for option in self.options.values()
+            if not option.hardware.is_measured
+        }
         limit = question.command.engine.get("max_model_len")
         is_long = limit is not None and question.traffic.longest > limit
         others = [
@@ -257,7 +261,10 @@ class Plan:
             *([cut] if self.is_interrupted else []),
             *([fill_in] if missing else []),
             *([by_hand] if apart else []),
-            *(f"{label}: no profile; {ROOFLINE}" for label in sorted(rooflines)),
+            *(
+                f"{label}: no profile{alike}; {ROOFLINE}"
+                for label, alike in sorted(rooflines.items())
+            ),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
             *question.command.notes,
             *(note for note in self.capacity.notes if ROOFLINE not in note),

@@ -5,12 +5,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
-from specsim.core.resources import find_resource
+from specsim.core.resources import find_resource, resource_names
 from specsim.hardware import load_gpu, load_model
 from specsim.policies import POLICIES
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions
 from specsim.profile.from_tables import HOST_TIMES
+from specsim.proposers import PROPOSERS
+from specsim.run.deployment import how_to_cost
 from specsim.run.experiment import POOLS, Experiment
 from specsim.study.capacity import Contender, Goal, Hardware
 from specsim.study.capacity.choices import roofline_with
@@ -131,8 +133,19 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
         raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
     wanted = (question.command.speculation or {}).get("method")
     if wanted is not None and all(option.is_off for option in found.options):
-        raise ConfigError("; ".join(found.left_out))
+        raise ConfigError("; ".join(found.left_out) + _other_drafter(wanted, found.options[0]))
     return found
+
+
+def _other_drafter(method: str, option: Option) -> str:
+    profile = option.hardware.profile
+    if method in profile.drafts:
+        return ""
+    how = how_to_cost(profile, method, PROPOSERS.find(method))
+    return (
+        "; name one of these, or no drafter in the command: then all are tried. Or ask `specsim "
+        f"capacity`, of a profile that has it: {how}"
+    )
 
 
 def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tuple[Hardware, str]]:
@@ -155,6 +168,14 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
         except SpecsimError as error:
             why = str(error).splitlines()[0]
             left_out.append(f"{gpu}{suffix}: no profile of {model}, and no roofline: {why}")
+
+
+def measured_alike(option: Option) -> str:
+    """Return which GPUs of the same name and more have a profile of the model, in words."""
+    gpu, profile = option.hardware.profile.gpu, option.hardware.profile
+    names = resource_names("profiles", f"{gpu}-*/{profile.model}*.yaml")
+    alike = dict.fromkeys(name.partition("/")[0] for name in names)
+    return f" (there is one for {', '.join(alike)}: --gpus)" if alike else ""
 
 
 def _roofline(model: str, gpu: str, size: int) -> Profile:

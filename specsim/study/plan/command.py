@@ -247,6 +247,10 @@ class _Reader:
                 f"{self._source}: --{name} {text or '':.80}: names no method; such as "
                 '{"method": "eagle3", "num_speculative_tokens": 3}'
             )
+        try:
+            PROPOSERS.find(found["method"])
+        except ConfigError as error:
+            raise ConfigError(f"{self._source}: --{name}: {error}") from error
         if "own_gpus" in found:
             raise ConfigError(
                 f"{self._source}: --{name}: vLLM has no own_gpus; put it into an experiment, and "

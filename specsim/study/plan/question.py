@@ -316,10 +316,12 @@ def model_of(name: str) -> str:
     try:
         return find_model([key], "the command")
     except ProfileError as error:
+        if name.startswith((".", "/", "~")):
+            raise ConfigError(f"model {name}: is no folder with a config.json") from error
         known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
         raise ConfigError(
-            f"model {name}: no shape of it in profiles/; {nearest(key, known)} For another model "
-            "name a folder with its config.json (./my-model)"
+            f"model {name}: no shape of it in profiles/; {nearest(key, known)}; for another "
+            "model name a folder with its config.json (./my-model)"
         ) from error
 
 
