@@ -172,7 +172,7 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
             {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "egle3"}\''},
             "--vllm: --speculative-config: no method 'egle3' in proposers; did you mean 'eagle3'?",
         ),
-        ({"--vllm": "vllm serve ./none"}, "model ./none: is no folder with a config.json"),
+        ({"--vllm": "vllm serve ./none"}, "model ./none: no config.json is there"),
         ({"--vllm": "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1"}, "h100"),
         ({"--acceptance": "bernoulli:alpha=2"}, "alpha"),
         ({"--attainment": "2"}, "--attainment 2.0"),

@@ -121,7 +121,7 @@ def test_sglang_is_read_under_vllm_s_names() -> None:
     assert command.speculation == {
         "method": "eagle3", "num_speculative_tokens": 3, "model": "a/head",
     }  # fmt: skip
-    assert "scheduled as vLLM does, not as SGLang does" in command.notes
+    assert any("scheduled as vLLM does, not as SGLang does" in note for note in command.notes)
     line = command.with_options(2, command.speculation)
     assert "--speculative-num-draft-tokens 4" in line
     assert read_command(line, "sglang").speculation == command.speculation

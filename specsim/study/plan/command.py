@@ -164,7 +164,10 @@ class _Reader:
         if strange := unknown_fields(speculation or {}):
             notes.append(f"without effect on the answer: {', '.join(strange)} of the drafter")
         if self._program == "sglang":
-            notes.append("scheduled as vLLM does, not as SGLang does")
+            notes.append(
+                "scheduled as vLLM does, not as SGLang does; how far step times may be off was "
+                "measured on vLLM's servers"
+            )
         size = engine.pop("tensor_parallel_size", None)
         return ServerCommand(self._program, words, model, engine, size, speculation, weights, notes)
 

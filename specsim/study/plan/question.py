@@ -317,7 +317,10 @@ def model_of(name: str) -> str:
         return find_model([key], "the command")
     except ProfileError as error:
         if name.startswith((".", "/", "~")):
-            raise ConfigError(f"model {name}: is no folder with a config.json") from error
+            raise ConfigError(
+                f"model {name}: no config.json is there; name a folder with its config.json "
+                "(./my-model)"
+            ) from error
         known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
         raise ConfigError(
             f"model {name}: no shape of it in profiles/; {nearest(key, known)}; for another "
