@@ -48,7 +48,7 @@ from specsim.policies.parts.prospects import (
     worth_of_next,
 )
 from specsim.policies.parts.spending import spent_time
-from specsim.policies.parts.upkeep import LOSS, note_gains, settle_served, share_of
+from specsim.policies.parts.upkeep import LOSS, has_tried, note_gains, settle_served, share_of
 
 _PRIOR_TRIALS = (1.0, 5.0, 20.0)  # that the rate of all requests may count for in that of one
 _STALE_TRIALS = 10.0  # that all requests' counts for at least, however long ago they were
@@ -86,14 +86,10 @@ def _for_all(desk: Joining) -> int:
     worth = rate * time if rate else plain
     _weigh(desk, False, longest, rate)
     for_all = for_served = (values[best_of(values, 0, longest)] - plain) / worth
-    served = num
-    if desk.state[0].has_undrafted:
-        served = 0
-        for row in range(desk.state[0].num_rows):
-            served += not desk.in_prefill[row] and not desk.is_undrafted[row]
-        if served < num:
-            _weigh(desk, True, longest, rate)
-            for_served = (values[best_of(values, 0, longest)] - plain) / worth
+    served = _num_served(desk)
+    if served < num:
+        _weigh(desk, True, longest, rate)
+        for_served = (values[best_of(values, 0, longest)] - plain) / worth
     begun = 0.0
     for row in range(desk.state[0].num_rows):
         begun += desk.begun[desk.requests[row]]
@@ -102,18 +98,35 @@ def _for_all(desk: Joining) -> int:
     note_gains(desk, (for_all, for_all - reading / time, for_served), idle)
     state.idle_steps += 1
     best, least = best_of(values, 0, longest), best_of(values, 1, longest)
-    state.probe_loss = max(idle + (values[0] - values[least]) / worth, 0.01)
+    state.try_loss = max(idle + (values[0] - values[least]) / worth, 0.01)
     if not served:
         return 0
-    if state.probes_left > 0:
-        state.is_probing = 1
-        state.probes_left -= 1
-        return least
-    length = _explored(state, best, least, (values[0] - values[least]) / worth)
+    state.pays_served = for_served > reading / time * served / num
+    if state.is_trying:
+        state.spent += idle + max(values[0] - values[least], 0.0) / worth
+        state.tries_left -= 1
+        if state.tries_left >= 0:
+            state.is_probing = 1
+            return least
+    length = best
+    state.is_probing = 0
+    if not (state.is_closed and state.may_let_go):  # else new requests tell more: they are tried
+        length = _explored(state, best, least, (values[0] - values[least]) / worth)
     stops = state.has_confidences and trade.limits[0].by_model and not trade.limits[0].one_cost
     if best and stops:
         state.may_stop, length = length, longest
     return length
+
+
+@inner
+def _num_served(desk: Joining) -> int:
+    """Return how many of those that decode the drafter serves."""
+    if not desk.state[0].has_undrafted:
+        return int(desk.trade.decodes[2])
+    served = 0
+    for row in range(desk.state[0].num_rows):
+        served += not desk.in_prefill[row] and not desk.is_undrafted[row]
+    return served
 
 
 @inner
@@ -406,7 +419,7 @@ def decide(view: View, desk: Joining) -> None:
         view.lens[row] = length
     step.may_stop, step.may_drop = (
         length > 0 and desk.state[0].may_stop > 0,
-        desk.state[0].is_off != 0,
+        desk.state[0].is_off != 0 or has_tried(desk.state[0]),
     )
 
 
@@ -503,7 +516,6 @@ class Joint(LoopPolicy):
             JointState,
             prior=self.prior,
             num_trials=PRIOR_TRIALS,
-            probe=-1,
             has_confidences=server.has_confidences,
             drafts_alike=server.drafts_alike,
         )

@@ -145,6 +145,29 @@ def test_a_drafter_that_was_given_up_is_tried_again(
     assert after(0.15, "joint") < 1.005 * after(0.15, "off")
 
 
+@pytest.mark.parametrize("method", ["mtp", "draft_model"])
+def test_a_try_ends_with_its_requests(method: str) -> None:
+    """These are over before as much was drafted for them as was meant to be."""
+    profile = {"mtp": "h100/mimo-7b", "draft_model": "h100/llama-3.1-8b-kernels"}[method]
+    before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.02, 0.9))
+    found = {
+        policy: latency(
+            policy, 0.0, 0.0,
+            workload={
+                "arrivals": {"kind": "poisson", "rate": 20.0},
+                "lengths": {"kind": "uniform", "prompt": [20, 60], "output": [6, 12]},
+                "num_requests": 400,
+            },
+            engine={"speculative_config": {"method": method, "num_speculative_tokens": 4}},
+            acceptance={"kind": "shift", "at_request": 50, "before": before, "after": after},
+            profile=profile,
+        )
+        for policy in ("off", "joint", "goodput")
+    }  # fmt: skip
+    gained, possible = (found["off"] - found[policy] for policy in ("joint", "goodput"))
+    assert gained > 0.5 * possible > 0.0
+
+
 def test_asynchronously_all_sequences_draft_alike_and_most_of_the_gain_is_kept() -> None:
     engine = {
         "async_scheduling": True,

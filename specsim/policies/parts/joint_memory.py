@@ -12,7 +12,7 @@ from specsim.policies.parts.estimate import Fading
 from specsim.policies.parts.exchange import Trade
 from specsim.policies.parts.prospects import Seen
 
-NEW, SERVED, LET_GO = range(3)
+NEW, SERVED, TRIED, LET_GO = range(4)
 """What is in `Joining.states`."""
 PRIOR_REQUESTS = 5.0
 """Requests that count for a prior: they are expected to decode for as many steps as"""
@@ -50,11 +50,15 @@ class JointState(Protocol):
     steps_since_new: int
     """Since a request was admitted, until which it may come to serve more of the batch."""
     is_off: int  # whether it is not worth its upkeep for those that it has read
-    probe: int
-    """A request that is drafted for nevertheless, to see whether that pays by now, or -1; and"""
-    probes_left: int  # drafts that are to be made for it
-    probe_after: float  # steps since the last one after which the next is made
-    probe_loss: float  # share of a step that a draft for it costs
+    may_let_go: int  # whether it is ever asked whom the drafter lets go of
+    pays_served: int  # whether it is by what a step gains now, its prefills included
+    is_trying: int
+    """Whether new requests are drafted for nevertheless, to see whether that pays by now;"""
+    num_taken: int  # requests of this try,
+    tries_left: int  # steps that are still to draft for them,
+    try_loss: float  # share of a step that each such step costs,
+    spent: float  # steps that the try has cost,
+    retry_after: float  # and those after which the next may begin
 
 
 class Lives(Protocol):
@@ -101,7 +105,7 @@ class Joining(NamedTuple):
     begun: Floats
     """Of each request: the step it was admitted in."""
     states: Ints
-    """Of each request: new to the drafter, served, or let go of."""
+    """Of each request: new to the drafter, served, tried though it was given up, or let go of."""
     len_kinds: Ints
     """Classes of drafts by their length."""
     let_go: Flags

@@ -13,7 +13,9 @@ from specsim.policies.parts.joint_memory import (
     PRIOR_REQUESTS,
     SERVED,
     STEADY,
+    TRIED,
     Joining,
+    JointState,
     Lives,
 )
 from specsim.policies.parts.prospects import age
@@ -24,8 +26,10 @@ _SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no pro
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _NOTHING = 1e-6  # share of a step: rounding
-_STALE_DRAFTS = 32.0  # that all before a probe count for beside it, at most
-_PROBE_DRAFTS = 8  # of a request that is drafted for though the drafter was given up
+_STALE_DRAFTS = 32.0  # that all before a try count for beside it, at most
+_TRY_REQUESTS = 4  # new ones that are drafted for at a time though the drafter was given up, in
+_TRY_STEPS = 4  # so many steps, and
+_TRY_OVER = -2  # two more, under asynchronous scheduling, until it is known what came of the last
 LOSS = 0.002
 """Share of all steps that may be lost by drafting what does not seem to pay."""
 
@@ -68,31 +72,50 @@ def _shrunk(gain: float, prior: float) -> float:
 def settle_served(desk: Joining) -> int:
     """Settle whom the drafter lets go of; return whether there are any."""
     state, states, lives = desk.state[0], desk.states, desk.lives[0]
-    num, num_new, last_new = state.num_rows, 0, -1
+    num, num_new, state.may_let_go = state.num_rows, 0, 1
     for row in range(num):
         request = desk.requests[row]
         if states[request] == NEW:
             num_new += 1
-            last_new = request
             desk.begun[request] = lives.step
     admit(lives, num_new, _reading_time(desk.trade))
     if num_new:
         state.steps_since_new = -1  # this one is counted at its end
-    if not num_new and not state.is_off:
+    if not num_new and not state.is_off and not has_tried(state):
         return 0
-    _choose_probe(desk, last_new)
-    num_let_go = 0
+    has_failed = has_tried(state) and not state.pays_served
+    _choose_try(desk, num_new)
+    num_let_go = num_tried = 0
     for row in range(num):
         request = desk.requests[row]
         before = states[request]
-        if state.is_off:
-            goes = before != LET_GO and request != state.probe
-        else:
-            goes = before == NEW and state.is_closed and request != state.probe
-        desk.let_go[row] = goes
-        num_let_go += goes
-        states[request] = LET_GO if goes or before == LET_GO else SERVED
+        after = _state_after(state, before, has_failed)
+        states[request] = after
+        desk.let_go[row] = before != LET_GO and after == LET_GO
+        num_let_go += desk.let_go[row]
+        num_tried += after == TRIED
+    if not num_tried:  # a try whose requests have ended has, too
+        state.tries_left = _TRY_OVER
     return num_let_go
+
+
+@inner
+def _state_after(state: JointState, before: int, has_failed: bool) -> int:
+    """Return whether a request is served from now on, tried or let go of."""
+    if before == NEW and state.is_trying and state.num_taken < _TRY_REQUESTS:
+        state.num_taken += 1
+        return TRIED
+    if before == TRIED and not has_failed and (state.is_trying or not state.is_off):
+        return TRIED if state.is_trying else SERVED
+    if before == LET_GO or state.is_off or (before != SERVED and state.is_closed):
+        return LET_GO
+    return SERVED
+
+
+@inner
+def has_tried(state: JointState) -> bool:
+    """Return whether a try is over, and not yet settled what follows from it."""
+    return bool(state.is_trying and state.tries_left <= _TRY_OVER * state.drafts_alike)
 
 
 @inner
@@ -108,19 +131,25 @@ def _reading_time(desk: Trade) -> float:
 
 
 @inner
-def _choose_probe(desk: Joining, newest: int) -> None:
-    """Draft for a new request, if there is one, though the drafter was given up."""
-    state = desk.state[0]
-    longest = _PROBE_DRAFTS * state.probe_loss / LOSS
+def _choose_try(desk: Joining, num_new: int) -> None:
+    """Try to draft for new requests, if there are any, though the drafter was given up.
+
+    If that pays the next ones are tried at once, else when what it has cost is `LOSS` of the time.
+    """
+    state, lives = desk.state[0], desk.lives[0]
     if not state.is_closed:
-        state.probe_after = longest / 2.0
-    elif state.probes_left <= 0:
-        state.probe = -1
-        if state.idle_steps >= state.probe_after and newest >= 0:
-            state.probe, state.probes_left = newest, _PROBE_DRAFTS
-            state.idle_steps = 0
+        state.is_trying = 0
+        state.retry_after = _TRY_STEPS * state.try_loss / LOSS / 2.0
+    elif not state.is_trying or has_tried(state):
+        if state.is_trying:
+            reading = state.num_taken * lives.reading / max(lives.admitted, 1.0)
+            state.spent += reading / desk.trade.exchange[0].plain
+            state.retry_after = 0.0 if state.pays_served else state.spent / LOSS
+        state.is_trying = num_new > 0 and state.idle_steps >= state.retry_after
+        if state.is_trying:
+            state.tries_left, state.spent = _TRY_STEPS, 0.0
+            state.idle_steps = state.num_taken = 0
             age(desk.seen, _STALE_DRAFTS)
-            state.probe_after = longest
 
 
 @inner
