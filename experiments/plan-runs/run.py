@@ -42,13 +42,29 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "vllm": f"{L8} {E3}", "traffic": "summarise", "qps": 60, "slo": "ttft:400,tpot:15",
         "pools": True,
     },
+    "chat-gpt-oss-20b": {"vllm": f"openai/gpt-oss-20b -tp 1 {E3}", "qps": 80},
+    "code-32b-percentiles": {
+        "vllm": f"Qwen/Qwen3-32B -tp 2 {E3}", "traffic": "code", "qps": 60, "gpus": "h200",
+        "slo": "ttft:p90<500ms,tpot:p90<25ms",
+    },
+    "math-30b-a3b": {
+        "vllm": f"Qwen/Qwen3-30B-A3B -tp 1 {NGRAM}", "traffic": "math", "qps": 50,
+        "slo": "ttft:1000,tpot:30",
+    },
+    "chat-8b-pools": {
+        "vllm": f"{L8} {E3}", "qps": 100, "gpus": "h200", "slo": "ttft:300,tpot:12", "pools": True,
+    },
     "summarise-8b-day": {
         "vllm": f"{L8} {E3}", "traffic": "summarise", "daily": "0:10,6:8,9:55,13:60,18:40,22:15",
+    },
+    "math-8b-l40s-day": {
+        "vllm": f"{L8} {NGRAM}", "traffic": "math", "gpus": "l40s",
+        "daily": "0:8,7:6,10:50,16:70,20:30",
     },
 }  # fmt: skip
 LENGTH, SEED, STEP, FARTHEST = 50_000, 1000, 0.02, 8
 SPLIT = (2, 1)  # servers that prefill and that decode, of pools
-STEEPEST = {"summarise-8b-day": (28, 30)}  # quarters of an hour that are run of a day
+STEEPEST = {"summarise-8b-day": (28, 30), "math-8b-l40s-day": (36, 40)}  # quarters of an hour
 
 
 def main() -> None:
@@ -103,11 +119,9 @@ def narrowed(question: Question, option: Option, found: Found) -> float:
 
     A plan stops as soon as its interval asks for one number of servers.
     """
-    longest, replications = (16_000, 3) if question.pools else (64_000, 5)
     goal = replace(
-        goal_of(question), tolerance=STEP, replications=replications, max_requests=longest,
-        shares=(),
-    )  # fmt: skip
+        goal_of(question), tolerance=STEP, replications=5, max_requests=64_000, shares=()
+    )
     with Runner(LocalProcesses(1)) as runner:
         [again] = refined(
             [option.contender(goal)], [found], runner, question.prices, lambda *_: False
