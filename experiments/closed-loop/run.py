@@ -12,7 +12,9 @@ import csv
 import json
 import sys
 from functools import cache
+from math import exp
 from pathlib import Path
+from random import Random
 from statistics import fmean, stdev
 from typing import Any, TextIO
 
@@ -20,10 +22,15 @@ from loads import CELLS, LONGEST, MAX_NUM_SEQS, POLICIES, STATIC, Cell, changes_
 
 from specsim.api import Experiment, Summary, load_profile, simulate
 from specsim.core.request import Request
+from specsim.latency.measured import Linear, TwoRegime
+from specsim.profile import Profile
+from specsim.profile.model_error import known_spreads
 from specsim.study.paired import speed_up
 
 HERE = Path(__file__).parent
 LUCKS = 20
+STEP_SPREAD, STEPS = 0.0487 / 0.6745, 500
+"""Of the profile's held-out steps, and how many a run has at least; see PROTOCOL.md."""
 AS_SERVED = {"off": f"schedule:ranges=[[1, {MAX_NUM_SEQS}, 0]]"}
 """What policies are there: vLLM's drafter runs its first pass also where nothing is drafted."""
 Latencies = dict[str, list[float]]
@@ -76,12 +83,25 @@ def experiment(
     return Experiment.parse(fields, cell.name)
 
 
+def off_by(profile: Profile, target: float, drafting: float) -> Profile:
+    """Return a profile by which passes take so many times as long."""
+    passes, [(name, cost)] = profile.target, profile.drafts.items()
+    assert isinstance(passes, TwoRegime)
+    assert isinstance(cost.latency, Linear)
+    slower = {part: _slower(getattr(passes, part), target) for part in ("decode", "mixed")}
+    draft = cost.model_copy(update={"latency": _slower(cost.latency, drafting)})
+    changes = {"target": passes.model_copy(update=slower), "drafts": {name: draft}}
+    return profile.model_copy(update=changes)
+
+
+def _slower(passes: Linear, factor: float) -> Linear:
+    names = ("alpha_ns", "gamma_us", "delta_ms")
+    return passes.model_copy(update={each: factor * getattr(passes, each) for each in names})
+
+
 def simulated(cell: Cell, repetitions: int, *, serves_all: bool) -> list[Latencies]:
     """Return what is simulated, once per luck, of the loads that were measured."""
-    profiles = {
-        "profile": load_profile(str(HERE / "profile.yaml")),
-        "believed": load_profile(str(HERE / "believed.yaml")),
-    }
+    profile, believed = (load_profile(str(HERE / f"{n}.yaml")) for n in ("profile", "believed"))
     loads = [
         [
             Request(number, len(each.prompt), each.output_len, each.at)
@@ -89,14 +109,22 @@ def simulated(cell: Cell, repetitions: int, *, serves_all: bool) -> list[Latenci
         ]
         for repetition in range(repetitions)
     ]
+    rest = known_spreads().rest
 
-    def latency(policy: str, load: list[Request], luck: int) -> float:
-        run = experiment(cell, policy, len(load), luck, serves_all=serves_all)
-        found: float = Summary(simulate(run, requests=load, **profiles)).data["mean_e2el_ms"]
+    def latency(policy: str, repetition: int, luck: int) -> float:
+        load, world = loads[repetition], Random(luck)
+        step = exp(Random(f"{luck} {policy} {repetition}").gauss(0.0, STEP_SPREAD / STEPS**0.5))
+        target, drafting = (step * exp(world.gauss(0.0, rest)) for _ in range(2))
+        run = experiment(cell, policy, len(load), luck * 100 + repetition, serves_all=serves_all)
+        real = off_by(profile, target, drafting)
+        found: float = Summary(simulate(run, requests=load, profile=real, believed=believed)).data[
+            "mean_e2el_ms"
+        ]
         return found
 
+    numbers = range(repetitions)
     return [
-        {p: [latency(p, load, luck * 100 + n) for n, load in enumerate(loads)] for p in POLICIES}
+        {policy: [latency(policy, n, luck) for n in numbers] for policy in POLICIES}
         for luck in range(LUCKS)
     ]
 
