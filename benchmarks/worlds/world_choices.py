@@ -126,7 +126,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "sequoia_tree": {"num_nodes": (1, 6), "interval": (1, 5), **_PAST},
     "slo_aware": {"tpot_ms": (1.5,), **_PAST},
-    "spec_serve": {"tpot_ms": (1.5,), "window": (1, 4), "prior": (0.0, 0.95)},
+    "spec_serve": {"tpot_ms": (1.5,), **_PAST, "first_confidence": (0.0, 0.9)},
     "specdec_pp": {"threshold": (0.1, 0.9), "least_len": (1, 4)},
     "static": {"k": (1, 2)},
     "step_controller": {"k_start": (0, 1)},
