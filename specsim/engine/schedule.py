@@ -177,9 +177,8 @@ def _schedule_running(table: Table) -> None:
         scheduled_len = min(scheduled_len, step.inputs_left - slots, last_len - computed_len)
         if limits.state_block_size:
             scheduled_len = _to_state(table, row, computed_len, scheduled_len)
-        if limits.reread_len:
-            left_len = sequence.known_len - computed_len - scheduled_len
-            scheduled_len -= _too_near(limits.reread_len, left_len)
+        missing_len = sequence.known_len - computed_len
+        scheduled_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
         if scheduled_len <= 0:
             continue
         end_len = computed_len + scheduled_len
@@ -242,13 +241,12 @@ def _schedule_waiting(table: Table) -> None:
             if scheduled_len > missing_len and piece_len != scheduled_len:
                 piece_len = min(piece_len, 1)  # without dummy drafts, rather than with some
             scheduled_len = piece_len
-        if limits.reread_len and scheduled_len:
-            near_len = _too_near(limits.reread_len, missing_len - scheduled_len)
-            scheduled_len = max(0, scheduled_len - near_len)
-            if scheduled_len == 0 and limits.passes_over_short:
-                passed = row
-                continue
-        if scheduled_len == 0 or not admit_blocks(table, row, cached_len, scheduled_len):
+        piece_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
+        if limits.passes_over_short and scheduled_len > 0 and piece_len <= 0:
+            passed = row
+            continue
+        scheduled_len = piece_len
+        if scheduled_len <= 0 or not admit_blocks(table, row, cached_len, scheduled_len):
             return
         _admit(table, row, cached_len, scheduled_len)
 
@@ -295,10 +293,8 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return False
     scheduled_len = _first_piece(table, missing_len, computed_len, num_running_scheduled > 0)
-    if limits.reread_len:
-        near_len = _too_near(limits.reread_len, missing_len - scheduled_len)
-        scheduled_len = max(0, scheduled_len - near_len)
-    if scheduled_len == 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
+    scheduled_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
+    if scheduled_len <= 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
     _admit(table, row, computed_len, scheduled_len)
     return True
@@ -328,13 +324,14 @@ def _first_piece(table: Table, missing_len: int, cached_len: int, joins: bool) -
 
 
 @inner
-def _too_near(reread_len: int, left_len: int) -> int:
-    """Return by how much a piece is too long that leaves so much of a prefill, tokens.
+def _clear_of_end(reread_len: int, missing_len: int, piece_len: int) -> int:
+    """Return how much of a piece may be computed, none where that is not positive.
 
-    At the end of a piece the last of several MTP modules reads the `reread_len` + 1 tokens behind
-    it, which have to be of the prompt (vLLM: `_reserve_prefill_lookahead`).
+    At its end the last of several MTP modules reads the `reread_len` + 1 tokens behind it, which
+    have to be of the prompt (vLLM: `_reserve_prefill_lookahead`).
     """
-    return reread_len + 1 - left_len if 0 < left_len <= reread_len else 0
+    left_len = missing_len - piece_len
+    return missing_len - reread_len - 1 if 0 < left_len <= reread_len else piece_len
 
 
 @inner

@@ -92,21 +92,11 @@ def random_parallel_scenario(
 ) -> dict[str, Any]:
     """The same with drafters that draft all tokens in one pass, a third of them with windows."""
     draw = random.Random(f"parallel {seed}")
-    scenario = random_groups_scenario(seed, needs_of) if seed % 3 == 0 else random_scenario(seed)
-    kinds = {run["kind"] for run in scenario["engine"].get("kv_groups") or ()}
-    if "chunked_local_attention" in kinds:
-        scenario = random_scenario(seed)
-    engine, k = scenario["engine"], draw.choice([1, 2, 3, 5, 8])
+    k = draw.choice([1, 2, 3, 5, 8])
     method = draw.choice(["dflash", "dflash", "dspark", "dspark", "eagle", "draft_model"])
-    scheduled = [[1, 2, k], [3, 5, k - 1], [7, 9, 0]] if draw.random() < 0.25 else None
-    engine["spec"] = {"method": method, "k": k, "parallel_drafting": True}
-    engine["spec"] |= {"per_batch_size": scheduled} if scheduled else {}
-    least = 2 * k + 3 + (0 if engine["enable_chunked_prefill"] else engine["max_model_len"])
-    engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], least)
-    if engine["long_prefill_token_threshold"]:
-        engine["long_prefill_token_threshold"] = max(8, k + 1)
-    names = {"name": f"parallel-{seed}", "kind": "parallel"}
-    return scenario | names | {"drafts": {"mode": "full"}}
+    scheduled = draw.random() < 0.25
+    spec = {"method": method, "k": k, "parallel_drafting": True}
+    return _drafting("parallel", seed, needs_of, spec, k, scheduled=scheduled)
 
 
 def random_modules_scenario(
@@ -114,25 +104,39 @@ def random_modules_scenario(
 ) -> dict[str, Any]:
     """The same with several MTP modules, a third of them with windows."""
     draw = random.Random(f"modules {seed}")
+    k = draw.choice([2, 2, 3, 3, 4, 5, 8])
+    scheduled = draw.random() < 0.2
+    spec = {"method": "mtp", "k": k, "num_nextn_predict_layers": draw.choice([2, 3, 3, 7])}
+    scenario = _drafting("modules", seed, needs_of, spec, 0, scheduled=scheduled)
+    if scenario["engine"]["block_size"] < k:  # which vLLM refuses
+        scenario["engine"]["enable_prefix_caching"] = False
+        for row in scenario["requests"]:
+            row.pop("prompt_token_ids", None)
+    return scenario
+
+
+def _drafting(
+    kind: str,
+    seed: int,
+    needs_of: Callable[[dict[str, Any]], Needs],
+    spec: dict[str, Any],
+    slots: int,
+    *,
+    scheduled: bool,
+) -> dict[str, Any]:
+    """Let a drafter draft for whose input slots a step has room; a third has windows."""
     scenario = random_groups_scenario(seed, needs_of) if seed % 3 == 0 else random_scenario(seed)
     kinds = {run["kind"] for run in scenario["engine"].get("kv_groups") or ()}
     if "chunked_local_attention" in kinds:
         scenario = random_scenario(seed)
-    engine, k = scenario["engine"], draw.choice([2, 2, 3, 3, 4, 5, 8])
-    scheduled = [[1, 2, k], [3, 5, k - 1], [7, 9, 0]] if draw.random() < 0.2 else None
-    modules = draw.choice([2, 3, 3, 7])
-    engine["spec"] = {"method": "mtp", "k": k, "num_nextn_predict_layers": modules}
-    engine["spec"] |= {"per_batch_size": scheduled} if scheduled else {}
-    if engine["block_size"] < k:
-        engine["enable_prefix_caching"] = False
-        for row in scenario["requests"]:
-            row.pop("prompt_token_ids", None)
-    least = k + 3 + (0 if engine["enable_chunked_prefill"] else engine["max_model_len"])
+    engine, k = scenario["engine"], spec["k"]
+    ranges = [[1, 2, k], [3, 5, k - 1], [7, 9, 0]]
+    engine["spec"] = spec | ({"per_batch_size": ranges} if scheduled else {})
+    least = slots + k + 3 + (0 if engine["enable_chunked_prefill"] else engine["max_model_len"])
     engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], least)
     if engine["long_prefill_token_threshold"]:
         engine["long_prefill_token_threshold"] = max(8, k + 1)
-    names = {"name": f"modules-{seed}", "kind": "modules"}
-    return scenario | names | {"drafts": {"mode": "full"}}
+    return scenario | {"name": f"{kind}-{seed}", "kind": kind, "drafts": {"mode": "full"}}
 
 
 def random_cadence_scenario(seed: int) -> dict[str, Any]:
