@@ -44,13 +44,12 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
         InvariantError: Names the equation that failed.
     """
     state = table.state
-    sequences = table.sequences
+    sequences, status = table.sequences, table.sequences["status"]
     limits = table.limits
     running = table.running[: int(state["num_running"][0])].tolist()
-    if sorted(running) != np.flatnonzero(sequences["status"] == RUNNING).tolist():
+    if sorted(running) != np.flatnonzero(status == RUNNING).tolist():
         raise InvariantError("the running list is not the sequences that run")
-    is_holding = (sequences["tables_at"] >= 0) & (sequences["status"] != RUNNING)
-    holding = np.flatnonzero(is_holding).tolist()
+    holding = np.flatnonzero((sequences["tables_at"] >= 0) & (status != RUNNING)).tolist()
     held = [_blocks_of(table, row) for row in [*running, *holding]]
     for row, blocks in zip(running, held, strict=False):
         if NO_BLOCK in blocks:
@@ -61,10 +60,10 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
         _check_free(table, held)
     slack = 1 + int(limits["max_draft_len"][0]) if in_step else 0
     _check_running(table, sequences[running], slack)
-    waiting = sequences[sequences["status"] == WAITING]
+    waiting = np.flatnonzero(status == WAITING)
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
-    if (waiting["tables_at"] != -1).any() or waiting["computed_len"].any():
+    if np.any(sequences["tables_at"][waiting] != -1) or sequences["computed_len"][waiting].any():
         raise InvariantError("a sequence waits but holds blocks or computed tokens")
 
 
@@ -83,7 +82,7 @@ def _check_loading(table: Table, holding: list[int]) -> None:
     sequences = table.sequences
     loading = table.loading[: int(table.state["num_loading"][0])].tolist()
     status = sequences["status"]
-    if sorted(loading) != np.flatnonzero(np.isin(status, (LOADING, LOADED))).tolist():
+    if sorted(loading) != np.flatnonzero((status == LOADING) | (status == LOADED)).tolist():
         raise InvariantError("the rows that load are not the sequences that do")
     for row in loading:
         held = table.holdings["num_blocks"][sequences["tables_at"][row]]
@@ -101,16 +100,18 @@ def _check_loading(table: Table, holding: list[int]) -> None:
 def _check_held(table: Table, held: list[int]) -> None:
     """Raise unless the blocks in use and the free ones add up, and holders are counted right."""
     blocks = table.blocks
-    ids, counts = np.unique(np.array(held, dtype=np.int64), return_counts=True)
-    used, free = len(ids), int(table.state["num_free"][0])
+    counts = np.bincount(np.array(held, dtype=np.int64), minlength=len(blocks))
+    ids, free = np.flatnonzero(counts), int(table.state["num_free"][0])
+    used = len(ids)
     if used + free + 1 != len(blocks):
         raise InvariantError(
             f"blocks used ({used}) + free ({free}) + null (1) != total ({len(blocks)})"
         )
     kept = np.where(blocks["key"][ids] != NO_KEY, blocks["holders"][ids], 1)
-    for place in np.flatnonzero(counts != kept):
+    for place in np.flatnonzero(counts[ids] != kept):
+        block = ids[place]
         raise InvariantError(
-            f"block {ids[place]}: {counts[place]} sequences hold it, kept is {kept[place]}"
+            f"block {block}: {counts[block]} sequences hold it, kept is {kept[place]}"
         )
 
 
@@ -161,7 +162,8 @@ def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
             "computed tokens != known + in flight - 1",
         ),
     ):
-        for sequence in running[is_wrong]:
+        if is_wrong.any():
+            sequence = running[is_wrong][0]
             raise InvariantError(
                 f"request {sequence['request']} ({sequence['computed_len']} computed of "
                 f"{sequence['known_len']} known + {sequence['draft_len']} drafts, "

@@ -1,11 +1,12 @@
 """Ledger: the table of one replica as Python reads and writes it, and the loop over it."""
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Pointers, as_records
+from specsim.core.compiled import Bound, Pointers, as_records
 from specsim.engine.order import advance
 from specsim.engine.setup import linked_rows
 from specsim.engine.table import NO_ROW, TABLE_TYPES, Table
@@ -21,7 +22,12 @@ class Ledger:
     def replace(self, **arrays: NDArray[Any]) -> None:
         """Put other arrays in the place of some of the table's."""
         self.table = self.table._replace(**arrays)  # type: ignore[arg-type]
-        self.run = advance.bind(Pointers(self.table, TABLE_TYPES))
+        self.__dict__.pop("run", None)
+
+    @cached_property
+    def run(self) -> Bound:
+        """The loop over the table as it is now; bound when asked for: most of many idle."""
+        return advance.bind(Pointers(self.table, TABLE_TYPES))
 
     def __getitem__(self, name: str) -> int:
         """Return a whole number of the state."""

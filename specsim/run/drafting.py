@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -213,11 +214,17 @@ class Drafting:
             may_drop=not deployment.engine.drafter_serves_all,
         )
 
+    @cached_property
+    def _alike(self) -> ServerView:
+        """What is known of every server; there may be thousands, so that it is worked out once."""
+        return server_view(self._experiment, self._deployment)
+
     def _server(self, replica: int, survival_lens: NDArray[np.uint8]) -> ServerView:
         """Return what the policy of a replica knows of its server."""
         knows_all = isinstance(self._deployment.policy, OraclePolicy)
         return replace(
-            server_view(self._experiment, self._deployment, replica),
+            self._alike,
+            rng=_policy_rng(self._experiment, replica),
             prompt_token_ids=lambda request: _token_ids(self._requests[request]),
             oracle=Oracle(survival_lens, self.facts.starts) if knows_all else None,
             model=self._model,
@@ -289,7 +296,7 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
             for place in range(len(costs.drafts))
         ),
         drafts_by_model=deployment.proposer is None or deployment.proposer.is_model,
-        rng=generator(experiment.seed, "policy", str(replica)),
+        rng=_policy_rng(experiment, replica),
         tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
         drafts_at_one_cost=costs.drafts_at_one_cost,
         plain_time=lambda load: plain_time(load, 0),
@@ -297,6 +304,11 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
         max_depth=experiment.num_speculative_tokens,
         drafts_alike=deployment.is_async,
     )
+
+
+def _policy_rng(experiment: Experiment, replica: int) -> np.random.Generator:
+    """Return the luck of a replica's policy."""
+    return generator(experiment.seed, "policy", str(replica))
 
 
 def _check_tokens(requests: Sequence[Request], who: str) -> None:

@@ -432,7 +432,7 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
 def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.REQUESTS", 300)
     monkeypatch.setattr("specsim.study.plan.LONGEST", 1000)
-    question = asked(f"Qwen/Qwen3-8B --max-num-seqs 16 {EAGLE}", qps=10.0, traffic="math")
+    question = asked(f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}", qps=30.0, traffic="math")
     one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
     assert one == two
     assert one["taken"] is not None
@@ -643,8 +643,8 @@ def test_a_gpu_with_a_namesake_that_was_measured_says_so() -> None:
 
 
 def test_ctrl_c_leaves_what_is_known() -> None:
-    server = f"Qwen/Qwen3-8B --max-num-seqs 8 {EAGLE}"
-    question = asked(server, qps=4.0, traffic="math", gpus="h100,b200")
+    server = f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}"
+    question = asked(server, qps=25.0, traffic="math", gpus="h100,b200")
     stop = _Interrupting("long runs")
     plan = make_plan(question, on_stage=stop)
     assert stop.seen[0] == "short runs of 4 options"

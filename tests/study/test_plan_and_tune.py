@@ -13,8 +13,8 @@ _EQUAL = 0.98  # of the speed-up of the best k: k = 4 and 5 differ by less
 def test_plan_and_tune_and_capacity_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.REQUESTS", 500)
     monkeypatch.setattr("specsim.study.plan.LONGEST", 2000)
-    command = "Qwen/Qwen3-8B -tp 1 --max-num-seqs 12 --speculative-config.method eagle3"
-    question = question_of(vllm=command, traffic="chat", qps=5.0)
+    command = "Qwen/Qwen3-8B -tp 1 --max-num-seqs 32 --speculative-config.method eagle3"
+    question = question_of(vllm=command, traffic="chat", qps=14.0)
     plan = make_plan(question)
     fixed = [each for each in plan.advice.tried if each.policy.startswith("static")]
     best = min(fixed, key=lambda each: (each.cost_per_hour or 0.0, each.mean_e2el_ms or 0.0))
@@ -23,7 +23,7 @@ def test_plan_and_tune_and_capacity_agree(monkeypatch: pytest.MonkeyPatch) -> No
     workload = service.workload.model_copy(update={"num_requests": 500})
     tuned = tune(service.replace(workload=workload), max_k=5, replications=2)
     own = next(load for load in tuned.check.loads if load.name == "own")
-    assert own.load == 5.0
+    assert own.load == 14.0
     gains = [own.speed_up(group).mean for group in own.fixed]
     assert gains[option.experiment.max_draft_len] >= _EQUAL * max(gains)
     found = plan.found[plan.taken or ""]
