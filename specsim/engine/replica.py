@@ -1,6 +1,7 @@
 """Replica: one engine, which goes on from one outside event to the next."""
 
 from collections.abc import Callable, Mapping
+from math import inf
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -104,7 +105,7 @@ class Replica:
         self._wiring, self._group, self._on_notices = wiring, group, on_notices
         self._num_told = 0
         """Requests in the buffer of results whose end has been told."""
-        ledger.set(now=start, next_at=start, gpu_free_at=start, origin=wiring.origin)
+        ledger.set(now=start, next_at=inf, gpu_free_at=start, origin=wiring.origin)
         self._handlers: dict[int, Handler] = {
             **self.verbs.handlers(),
             FULL: self.flush,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,7 +79,7 @@ class Setup:
             "stages": _stages(self.stages),
             "groups": self._groups(depth),
             "buckets": self._buckets(),
-            "blocks": _blocks(num_blocks),
+            "blocks": _blocks(num_blocks).copy(),
             **self._tiers(limits),
             "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
             "adapters": _adapters(),
@@ -305,8 +306,9 @@ def _adapters(count: int = 0) -> NDArray[Any]:
     return adapters
 
 
+@lru_cache(maxsize=1)
 def _blocks(num_blocks: int) -> NDArray[Any]:
-    """Return the pool: every block but the null block is free, in order of their numbers."""
+    """Return the pool, to be copied: every block but the null block is free, in order."""
     blocks = zeros("blocks", num_blocks)
     blocks["key"] = NO_KEY
     numbers: Ints = np.arange(num_blocks)

@@ -191,7 +191,7 @@ def test_while_no_replica_is_up_requests_are_refused() -> None:
         assert served.ask("/health")[0] == 200
         long = {**ASKED, "max_tokens": 900}
         answers = []
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60  # machines do other things, too
         while time.monotonic() < until and (not answers or answers[-1][0] != 503):
             answers.append(served.ask("/v1/completions", long))
         assert answers[-1][1]["error"]["type"] == "ServiceUnavailableError"
