@@ -218,14 +218,22 @@ class StepCosts:
 
     def compiled(self) -> CompiledCosts:
         """Return what loops work out by themselves; of several drafters they know none."""
-        drafter, numbers = None, np.array(self.numbers)
-        latency = self.drafts[0].latency if len(self.drafts) == 1 else None
-        if latency is not None:
-            drafter = latency.form()
-        is_compiled = len(self.drafts) < 2 and (latency is None or drafter is not None)
+        (target, drafter), numbers = self._forms, np.array(self.numbers)
+        is_compiled = len(self.drafts) < 2 and (self._own_latency is None or drafter is not None)
         if len(self.drafts) > 1:
             numbers[2:] = 0.0
-        return CompiledCosts(self.target.form(), drafter, numbers, drafts=is_compiled)
+        return CompiledCosts(target, drafter, numbers, drafts=is_compiled)
+
+    @property
+    def _own_latency(self) -> LatencyModel | None:
+        """The latency model of the only drafter."""
+        return self.drafts[0].latency if len(self.drafts) == 1 else None
+
+    @cached_property
+    def _forms(self) -> tuple[Form | None, Form | None]:
+        """The target's form and the drafter's; every replica of a run asks for them."""
+        latency = self._own_latency
+        return self.target.form(), None if latency is None else latency.form()
 
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
