@@ -14,6 +14,7 @@ from typer import Option
 
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
 from specsim.cli.measured_tables import validate
+from specsim.cli.numbers import with_numbers
 from specsim.cli.planning import demo, init, plan
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, calibrate, observe, parity
@@ -68,12 +69,15 @@ for _panel, _members in _COMMANDS.items():
     for _name, _member in _members.items():
         if isinstance(_member, typer.Typer):
             for _own in _member.registered_commands:
-                _called = _own.name or getattr(_own.callback, "__name__", "").replace("_", "-")
+                assert _own.callback is not None
+                _read = with_numbers(_own.callback)
+                _called = _own.name or _read.__name__.replace("_", "-")
                 _own.epilog = _example(f"{_name} {_called}")
             app.add_typer(_member, name=_name, rich_help_panel=_panel)
         else:
             _class = ManyPolicies if _member in (capacity, compare, split) else None
-            app.command(_name, cls=_class, epilog=_example(_name), rich_help_panel=_panel)(_member)
+            _add = app.command(_name, cls=_class, epilog=_example(_name), rich_help_panel=_panel)
+            _add(with_numbers(_member))
 
 
 def _version(wanted: bool) -> None:

@@ -48,7 +48,7 @@ def plan(
     ),
     gpus: str = Option("h100", metavar="GPU,...", help="GPUs to choose from: h100,l40s,b200."),
     attainment: float = Option(
-        0.99, help="Share of the requests that must keep all limits without a percentile."
+        0.99, max=1, help="Share of the requests that must keep all limits without a percentile."
     ),
     acceptance: str | None = Option(
         None, help="bernoulli:alpha=0.7, in place of the nearest preset."

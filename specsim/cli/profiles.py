@@ -329,10 +329,10 @@ def roofline(
     tp: Replica = 1,
     draft: Drafts = None,
     compute_efficiency: float = Option(
-        0.7, help="Share of the peak FLOP/s that is reached, up to 1."
+        0.7, max=1, help="Share of the peak FLOP/s that is reached, up to 1."
     ),
     memory_efficiency: float = Option(
-        0.8, help="Share of the memory's bandwidth that is reached, up to 1."
+        0.8, max=1, help="Share of the memory's bandwidth that is reached, up to 1."
     ),
     reserved_gib: Reserved = 1.15,
     context: Context = 1024,

@@ -46,7 +46,7 @@ def capacity(
         "ttft:p90<800,tpot:p95<50; by default the experiment's slo.",
     ),
     attainment: float = Option(
-        0.99, help="Share of the requests that must keep all limits without a percentile."
+        0.99, max=1, help="Share of the requests that must keep all limits without a percentile."
     ),
     gpus: str | None = Option(
         None,
@@ -67,7 +67,7 @@ def capacity(
     prices: Path | None = Option(
         None, help="Price per GPU and hour, YAML; by default dated examples of list prices."
     ),
-    tolerance: float = Option(0.02, help="Stop when the capacity is known to this share."),
+    tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,
     seed: Seed = None,
     replications: int = Option(5, min=1, help="Runs of each load."),

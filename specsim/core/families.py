@@ -33,7 +33,7 @@ from pydantic_core import PydanticCustomError, core_schema
 from specsim.core.blame import fault, is_shipped_class
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.reading import parse_yaml
-from specsim.core.settings import Settings, nearest
+from specsim.core.settings import Settings, nearest, validated
 
 M = TypeVar("M", bound="Member")
 
@@ -140,9 +140,7 @@ class Family(Generic[M]):
             return self._checked(_load(name), name)
         everything = self.all_members()
         if name not in everything:
-            raise ConfigError(
-                f"no {self.tag} '{name}' in {self.name}; {nearest(name, list(everything))}"
-            )
+            raise ConfigError(f"no {self.tag} '{name}'; {nearest(name, list(everything))}")
         return everything[name]
 
     def parse(self, value: object) -> M:
@@ -168,6 +166,15 @@ class Family(Generic[M]):
             raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
         # Written back out, a class from elsewhere keeps the path under which it was found.
         return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
+
+    def given(self, source: str, value: object) -> M:
+        """Return the member that an option or field asks for, which a ConfigError names."""
+        try:
+            with validated(source, ConfigError):
+                return self.parse(value)
+        except ConfigError as error:
+            told = str(error)
+            raise ConfigError(told if told.startswith(source) else f"{source}: {told}") from error
 
     def _from_text(self, text: str) -> dict[str, Any]:
         form = _SHORT_FORM.fullmatch(text)

@@ -13,6 +13,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
+from math import isnan
 from pathlib import Path
 from typing import IO, Any
 
@@ -35,6 +36,22 @@ _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 _HALF = "holds half of a surrogate pair, which is no character; leave it out"
 _TOO_DEEP = f"not JSON: nested more than {MAX_DEPTH} levels deep"
 _PARQUET_MAGIC = b"PAR1"
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
+
+
+def number_in(text: str, kind: type[float] = float, *, is_share: bool = False) -> float | None:
+    """Return a number as a person writes it, with thousands as in 1,000, and a share as 90%, too.
+
+    None where it is no number of that kind, which is ``float`` or ``int``.
+    """
+    plain = text.strip()
+    if is_share and plain.endswith("%"):
+        plain = f"{plain[:-1]}e-2"
+    try:
+        value = kind(plain.replace(",", "") if _THOUSANDS.fullmatch(plain) else plain)
+        return None if isnan(value) else value
+    except (ValueError, OverflowError):
+        return None
 
 
 class UnreadableError(ValueError):

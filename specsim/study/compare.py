@@ -17,7 +17,6 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.core.settings import validated
 from specsim.policies import POLICIES, Policy, has_async_form
 from specsim.policies.off import Off
 from specsim.profile.model_error import TimeError
@@ -151,8 +150,7 @@ def parse_policies(texts: list[str]) -> dict[str, Policy]:
             raise ConfigError(f"--policies {text}: is given {count} times; leave one")
     policies: dict[str, Policy] = {"off": Off()}
     for text in texts:
-        with validated(f"--policies {text}", ConfigError):
-            policies[text] = POLICIES.parse(text)
+        policies[text] = POLICIES.given(f"--policies {text}", text)
     return policies
 
 
@@ -162,8 +160,8 @@ def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, 
         return parse_policies([policies] if isinstance(policies, str) else list(policies))
     found = {}
     for label, policy in policies.items():
-        with validated(f"policies: {label}", ConfigError):
-            found[label] = policy if isinstance(policy, Policy) else POLICIES.parse(policy)
+        source = f"policies: {label}"
+        found[label] = policy if isinstance(policy, Policy) else POLICIES.given(source, policy)
     return found
 
 

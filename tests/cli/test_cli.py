@@ -435,7 +435,7 @@ BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
         None,
         "num_gpu_blocks = 20 hold 304 tokens, less than one request",
     ),
-    "unknown policy": ({"policy": {"kind": "godput"}}, None, "no kind 'godput' in policies"),
+    "unknown policy": ({"policy": {"kind": "godput"}}, None, "no kind 'godput'; did"),
     "zero replicas": ({"replicas": 0}, None, "replicas = 0"),
     "profile of another model": (
         {"engine": {**tiny_config()["engine"], "model": "Qwen/Qwen3-8B"}},

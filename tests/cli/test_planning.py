@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -53,6 +54,58 @@ def test_a_command_that_is_made_alone_is_the_same(name: str) -> None:
     made = all_commands(typer.main.get_command(app_of(["--force", first, *rest, "--seed", "run"])))
     assert set(made) == {each for each in COMMANDS if first in {each, each.partition(" ")[0]}}
     assert told(made[name]) == told(COMMANDS[name])
+
+
+NUMBERS = [
+    (name, option.opts[0])
+    for name, command in COMMANDS.items()
+    for option in command.params
+    if option.metavar in ("NUMBER", "COUNT")
+]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_every_number_is_refused_under_its_own_name(name: str, option: str, cli: Run) -> None:
+    code, _, err = cli(*name.split(), option, "many")
+    assert code == 2
+    assert re.fullmatch(rf"error: {option} many: should be a (whole )?number, such as 1?0.+\n", err)
+
+
+def test_all_numbers_of_all_commands_are_read_by_one_rule() -> None:
+    assert len(NUMBERS) > 60
+    assert {name for name, _ in NUMBERS} >= {"plan", "capacity", "trace synth", "profile build"}
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--attainment", "99", "should be a number, such as 0.9 or 90%, at most 1"),
+        ("--attainment", "101%", "should be a number, such as 0.9 or 90%, at most 1"),
+        ("--attainment", "nan", "should be a number, such as 0.9 or 90%"),
+        ("--qps", "1k", "should be a number, such as 1000 or 1,000"),
+        ("--qps", "90%", "should be a number, such as 1000 or 1,000"),
+        ("--qps", "1,00", "should be a number, such as 1000 or 1,000"),
+        ("--seed", "1.5", "should be a whole number, such as 1000 or 1,000"),
+        ("--workers", "0", "should be a whole number, such as 1000 or 1,000, at least 1"),
+    ],
+)
+def test_a_number_that_is_none_is_one_line_with_the_remedy(
+    option: str, text: str, message: str, cli: Run
+) -> None:
+    assert cli("plan", option, text)[::2] == (2, f"error: {option} {text}: {message}\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "value"),
+    [
+        ("attainment", "90%", 0.9), ("attainment", "99.9%", 0.999), ("attainment", " 0.5", 0.5),
+        ("qps", "1,000", 1000.0), ("qps", "12,345.5", 12345.5), ("qps", "1e3", 1000.0),
+        ("seed", "9,007,199,254,740,993", 9007199254740993),
+    ],
+)  # fmt: skip
+def test_numbers_may_be_written_as_they_are_printed(option: str, text: str, value: float) -> None:
+    context = COMMANDS["plan"].make_context("plan", [f"--{option}", text])
+    assert context.params[option] == value
 
 
 @pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["runn", "run"]])
@@ -170,12 +223,12 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
         ),
         (
             {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "egle3"}\''},
-            "--vllm: --speculative-config: no method 'egle3' in proposers; did you mean 'eagle3'?",
+            "--vllm: --speculative-config: no method 'egle3'; did you mean 'eagle3'?",
         ),
         ({"--vllm": "vllm serve ./none"}, "model ./none: no config.json is there"),
         ({"--vllm": "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 1"}, "h100"),
         ({"--acceptance": "bernoulli:alpha=2"}, "alpha"),
-        ({"--attainment": "2"}, "--attainment 2.0"),
+        ({"--attainment": "2"}, "--attainment 2: "),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(

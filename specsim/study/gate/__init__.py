@@ -18,6 +18,7 @@ from specsim.core.atomic import new_file
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, SpecsimError
 from specsim.core.processes import LocalProcesses
+from specsim.core.reading import number_in
 from specsim.core.runner import Runner
 from specsim.core.settings import (
     Settings,
@@ -146,11 +147,8 @@ def parse_tolerances(texts: Iterable[str]) -> Tolerances:
     found: Tolerances = {}
     for text in texts:
         name, _, value = text.partition("=")
-        try:
-            number = float(value.removesuffix("%")) / (100.0 if value.endswith("%") else 1.0)
-        except ValueError:
-            number = -1.0
-        if not 0 <= number < 10:
+        number = number_in(value, is_share=True)
+        if number is None or not 0 <= number < 10:
             raise ConfigError(f"--tolerance {text}: expected METRIC=SHARE, such as {name}=2%")
         if name in found:
             raise ConfigError(f"--tolerance {text}: '{name}' is given twice; leave one")

@@ -15,6 +15,7 @@ from typing import Any
 from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.nested import preset_names
 from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.reading import number_in
 from specsim.core.resources import following, locate, resource_names
 from specsim.core.settings import load_mapping, nearest, validated
 from specsim.hardware import load_model
@@ -176,10 +177,10 @@ def _rate_of(qps: float | str | None, day: Day | None) -> float:
         if qps is not None:
             raise ConfigError("give either --qps or --daily, whose highest load is served")
         return day.peak
-    try:
-        return 10.0 if qps is None else float(qps)
-    except ValueError as error:
-        raise ConfigError(f"--qps {qps:.80}: should be a number") from error
+    rate = 10.0 if qps is None else number_in(str(qps))
+    if rate is None:
+        raise ConfigError(f"--qps {qps:.80}: should be a number, such as 1000 or 1,000")
+    return rate
 
 
 def _api_price_of(text: str) -> tuple[float, float]:
@@ -210,8 +211,8 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     """
     given = None
     if acceptance is not None:
-        with validated(f"--acceptance {acceptance}", ConfigError):
-            given = ACCEPTANCE.parse(acceptance).model_dump(mode="json", exclude_none=True)
+        member = ACCEPTANCE.given(f"--acceptance {acceptance}", acceptance)
+        given = member.model_dump(mode="json", exclude_none=True)
     dataset = KINDS.get(text, text)
     if dataset in DATASETS:
         workload = {
