@@ -381,6 +381,46 @@ def test_gpus_policies_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows(folder / "results.csv")) == 144
 
 
+SAMPLED = (
+    ("sglang", "Qwen/Qwen3-32B", "h100_sxm", ""),
+    ("vllm", "openai/gpt-oss-120b", "b200_sxm", "fp4"),
+    ("vllm", "openai/gpt-oss-120b", "h200_sxm", "fp4"),
+)
+
+
+def test_silicon_draws_the_same_loads_whole_and_in_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments" / "silicon"))
+    monkeypatch.delitem(sys.modules, "servers", raising=False)
+    silicon = script("silicon")
+    names = ("backend", "model_path", "system", "precision")
+    with (tmp_path / "silicon_sample.csv").open("w", newline="") as stream:
+        columns = ("id", *names, "mode", "isl", "osl", "batch_size", "silicon_data_source")
+        quant = ("gemm_quant_mode", "moe_quant_mode")
+        sizes = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+        writer = csv.DictWriter(stream, [*columns, *sizes, *quant], restval="")
+        writer.writeheader()
+        for line in SAMPLED:
+            for clients in range(1, 41):
+                load = {"id": f"{line[2]} {clients}", "isl": 1024, "osl": 128}
+                load |= {"mode": "agg", "batch_size": clients, "tp_size": 1}
+                writer.writerow(dict(zip(names, line, strict=True)) | load)
+    whole = silicon.sets_of(tmp_path)
+    assert sum(map(len, whole.values())) == 40 + 2 * 12
+    for only in ("sglang", "vllm", "vllm openai/gpt-oss-120b h200"):
+        chosen = {key: rows for key, rows in whole.items() if only in " ".join(key[:3])}
+        assert silicon.sets_of(tmp_path, only) == chosen
+        asked = tmp_path / "loads.csv"
+        command = ["run.py", "--tables", str(tmp_path), "--loads", str(asked)]
+        monkeypatch.setattr(sys, "argv", command)
+        silicon.main()
+        of_all = [row for row in rows(asked) if only in " ".join(row[n] for n in names[:3])]
+        monkeypatch.setattr(sys, "argv", [*command, "--only", only])
+        silicon.main()
+        assert rows(asked) == of_all
+
+
 def test_gallery_is_what_the_tables_say() -> None:
     gallery = load_script(ROOT / "experiments" / "gallery.py")
     written = (ROOT / "docs" / "gallery.md").read_text()

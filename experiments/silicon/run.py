@@ -133,11 +133,16 @@ def built(rows: Sequence[Row], server: Server, folder: Path) -> Profile:
 
 
 def sets_of(folder: Path, only: str = "") -> dict[tuple[Any, ...], list[Row]]:
-    """Return rows by line and server; under vLLM those that are drawn, but of Qwen3-32B all."""
-    rows = [row for row in rows_of(folder) if only in " ".join(line_of(row))]
+    """Return rows by line and server; under vLLM those that are drawn, but of Qwen3-32B all.
+
+    They are drawn from all lines, so that some lines alone have the rows of a whole run.
+    """
+    rows = rows_of(folder)
     asked = {row["id"] for row in drawn(rows)}
     sets: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
+        if only not in " ".join(line_of(row)):
+            continue
         if row["backend"] == "vllm" and row["id"] not in asked and "32B" not in row["model_path"]:
             continue  # which takes long
         sets[*line_of(row), server_of(row, folder)].append(row)
@@ -180,8 +185,8 @@ def main() -> None:
     folder = args.tables or tables_folder()
     only = args.only or ""
     if args.loads is not None:
-        rows = [row for row in rows_of(folder) if only in " ".join(line_of(row))]
-        write_loads(drawn(rows), folder, args.loads)
+        rows = (row for row in drawn(rows_of(folder)) if only in " ".join(line_of(row)))
+        write_loads(rows, folder, args.loads)
         return
     theirs = estimates(HERE / "aiconfigurator.csv")
     with args.out.open("w", newline="", encoding="utf-8") as file:
