@@ -34,6 +34,7 @@ _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and v
 _NORM_KERNELS = 2  # per layer, before and behind an all-reduce: norms over all heads
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _LAUNCH_BY_HOST_US = 50.0  # of one kernel of a compiled layer; experiments/gpu-runs/PROTOCOL.md
+_SGLANG_LAYER_US = 1350.0  # of a mixture's, launched by SGLang; experiments/silicon/PROTOCOL.md
 _EXPERT_KERNELS = 6  # per layer: choosing, sorting, two products, activation, sum
 _FUSED_EXPERT_KERNELS = 2  # FlashInfer's are one call, after one that quantizes
 _SORTED_BYTES = 780.0  # per logit, that a sampler which sorts moves, by the time it takes
@@ -117,7 +118,9 @@ class Composer:
         graphs = self._chosen("graphs", "decodes", "none", "16")
         if graphs is None:
             return {"eager_at_least_us": self._launching_us}
-        least = EAGER_LAYER_US * self._shape.num_hidden_layers
+        is_longer = self._options.engine == "sglang" and self._shape.num_experts
+        layer_us = _SGLANG_LAYER_US if is_longer else EAGER_LAYER_US
+        least = layer_us * self._shape.num_hidden_layers
         none = {"decodes_at_least_us": least, "capture_sizes": ()} if graphs == "none" else {}
         return {"prompts_at_least_us": least, **none}
 

@@ -3,6 +3,7 @@
 import json
 from itertools import product
 from pathlib import Path
+from shutil import copytree
 
 import numpy as np
 import pyarrow as pa
@@ -566,6 +567,21 @@ def test_steps_with_prompts_take_as_long_as_launching_without_graphs(tables: Pat
     many = StepLoad(0, 16384, 1, 16384)
     assert always_eager.forward_time(many) == plain.forward_time(many)
     assert always_eager.capture_sizes == ()
+
+
+def test_sglang_takes_longer_to_launch_a_layer_with_experts(tables: Path) -> None:
+    """1.35 ms, where dense layers take 0.8, and those of experts under vLLM."""
+    add_experts(tables)
+    for folder in (tables / "data" / "h200_sxm").glob("*/vllm"):
+        copytree(folder, folder.with_name("sglang"))
+    cases = [("vllm", "qwen3-30b-a3b"), ("sglang", "qwen3-30b-a3b"), ("sglang", "llama-3.1-8b")]
+    built = [
+        TableProfile.of(
+            options(tables, model=model, engine=engine, kernels={"graphs": "decodes"})
+        ).profile.target.prompts_at_least_us
+        for engine, model in cases
+    ]
+    assert built == [48 * 800, 48 * 1350, 32 * 800]
 
 
 def test_passes_beyond_the_largest_graph_take_as_long_as_launching(tables: Path) -> None:
