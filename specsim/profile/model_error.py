@@ -45,8 +45,18 @@ class Spreads(NamedTuple):
 
 def known_spreads() -> Spreads:
     """Return what was measured."""
-    found = load_mapping(Path(__file__).with_name("model_errors.yaml"), ConfigError)
+    found = _measured()
     return Spreads(found["terms"], found["rest"])
+
+
+def inside_of(engine: str) -> tuple[int, int]:
+    """Return how many servers of another engine were within these spreads, and of how many."""
+    found = _measured()["others"][engine]
+    return found["inside"], found["servers"]
+
+
+def _measured() -> dict[str, Any]:
+    return load_mapping(Path(__file__).with_name("model_errors.yaml"), ConfigError)
 
 
 def moved(profile: Profile, term: str, size: float) -> Profile:
@@ -97,11 +107,18 @@ class UsualStep(NamedTuple):
     block: BlockPass = NO_BLOCK
 
     def time(self, profile: Profile, size: float = 1.0) -> float:
-        """Return what it takes by a profile, so many times as large; seconds."""
+        """Return what it takes by a profile, so many times as large; seconds.
+
+        What the host takes to launch steps with prompts is left out: an average step has a few of
+        their tokens, most steps have none, and would answer to nothing else.
+        """
         context, batched, count, prompts = (round(size * each) for each in self.load[:4])
         load = StepLoad(context, max(batched, 1), max(count, 1), prompts)
         drafts = tuple(profile.drafts[name] for name in self.drafters)
-        costs = StepCosts(profile.target, drafts, profile.overhead, block=self.block)
+        target = profile.target
+        if _is_composed(target) and target.prompts_at_least_us:
+            target = target.model_copy(update={"prompts_at_least_us": 0.0})
+        costs = StepCosts(target, drafts, profile.overhead, block=self.block)
         return costs.step_time(load, self.draft_len)
 
     def growth(self, profile: Profile) -> float:

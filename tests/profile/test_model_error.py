@@ -44,6 +44,13 @@ def test_a_step_is_off_by_what_it_consists_of() -> None:
     assert with_drafts.terms[place] > 0.1 * SPREADS.terms["drafting"] > without.terms[place]
 
 
+def test_launching_steps_with_prompts_hides_nothing() -> None:
+    slow = BUILT.target.model_copy(update={"prompts_at_least_us": 100_000.0})
+    few_prompts = StepLoad(1024, 8, 6, 2)  # as an average step has, though most have none
+    launched = BUILT.model_copy(update={"target": slow})
+    assert spread(launched, few_prompts) == spread(BUILT, few_prompts)
+
+
 def test_what_was_fitted_is_off_by_less() -> None:
     told = BUILT.provenance.notes.replace(NOT_MEASURED, "")
     provenance = BUILT.provenance.model_copy(update={"notes": told})

@@ -1,8 +1,10 @@
 """Command lines of vLLM and SGLang, read as an engine's settings."""
 
+import csv
 import json
 
 import pytest
+from conftest import ROOT
 
 from specsim.core.errors import ConfigError
 from specsim.engine.config import EngineConfig
@@ -121,7 +123,11 @@ def test_sglang_is_read_under_vllm_s_names() -> None:
     assert command.speculation == {
         "method": "eagle3", "num_speculative_tokens": 3, "model": "a/head",
     }  # fmt: skip
-    assert any("scheduled as vLLM does, not as SGLang does" in note for note in command.notes)
+    with (ROOT / "experiments" / "model-error" / "servers.csv").open(newline="") as stream:
+        inside = [row["inside"] for row in csv.DictReader(stream) if row["role"] == "other engine"]
+    said = f"of {len(inside)} under SGLang, which took no part, {inside.count('1')} were within it"
+    [note] = [note for note in command.notes if "scheduled as vLLM does, not as SGLang" in note]
+    assert said in note
     line = command.with_options(2, command.speculation)
     assert "--speculative-num-draft-tokens 4" in line
     assert read_command(line, "sglang").speculation == command.speculation

@@ -13,6 +13,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.reading import UnreadableError, parse_json
 from specsim.core.settings import load_mapping
+from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
 
 _FLAGS = load_mapping(Path(__file__).with_name("flags.yaml"), ConfigError)
@@ -164,9 +165,11 @@ class _Reader:
         if strange := unknown_fields(speculation or {}):
             notes.append(f"without effect on the answer: {', '.join(strange)} of the drafter")
         if self._program == "sglang":
+            inside, servers = inside_of("sglang")
             notes.append(
                 "scheduled as vLLM does, not as SGLang does; how far step times may be off was "
-                "measured on vLLM's servers"
+                f"measured on vLLM's servers: of {servers} under SGLang, which took no part, "
+                f"{inside} were within it"
             )
         size = engine.pop("tensor_parallel_size", None)
         return ServerCommand(self._program, words, model, engine, size, speculation, weights, notes)
