@@ -5,7 +5,7 @@ from math import ceil
 
 from specsim.results.stability import KEEPS_UP
 from specsim.run.summary import Beyond
-from specsim.study.capacity import Capacity, Found, Prices
+from specsim.study.capacity import Found
 from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Bracket
 from specsim.study.plan import Option, Plan, Question, question_of
@@ -60,9 +60,8 @@ def plan_of(
         found_of(options[label], question, rate, (low, high), latency)
         for label, (rate, low, high, latency) in given.items()
     ]
-    experiment = options["off"].experiment
-    capacity = Capacity(experiment, found[0].goal, Prices.load(None), found, [])
-    return Plan(question, capacity, {o.name: o for o in options.values()}, {}, [])
+    searched = {each.name: each for each in found}
+    return Plan(question, [], {o.name: o for o in options.values()}, searched=searched)
 
 
 def of_two_gpus() -> Plan:
@@ -76,10 +75,7 @@ def of_two_gpus() -> Plan:
         name: found_of(options[name], question, rate, (rate * 0.98, rate * 1.02), latency)
         for name, (rate, latency) in rates.items()
     }
-    searched = replace(found["h100 static:k=3"])
-    experiment = options["h100 off"].experiment
-    capacity = Capacity(experiment, searched.goal, Prices.load(None), [searched], [])
-    short = {name: each for name, each in found.items() if name != "h100 static:k=3"}
+    searched = {"h100 static:k=3": found.pop("h100 static:k=3")}
     left_out = ["rtx4090: no profile of qwen3-8b"]
     options = {name: o for name, o in options.items() if name in rates}
-    return Plan(question, capacity, options, short, left_out)
+    return Plan(question, left_out, options, found, searched)

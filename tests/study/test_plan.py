@@ -30,7 +30,7 @@ from specsim.study.plan.candidates import goal_of, later_policies, measured_alik
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.question import KINDS, find_traffic, model_of, shape_note
-from specsim.study.plan.what_if import Grounds, day_advice, latency_at, slower_from
+from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
 
@@ -735,10 +735,10 @@ def test_an_autoscaler_does_not_give_up_a_server_that_it_will_want_back() -> Non
     # At half the load answers are four times as fast, so that few requests are in two servers.
     probes = [LoadProbe((run_at(x, ms, 0.0, 0.0),)) for x, ms in ((8.0, 250.0), (34.0, 1000.0))]
     steep = replace(found, answer=replace(found.answer, probes=probes))
-    grounds = Grounds(
-        plan.question, {name: (plan.options[name], steep)}, frozenset({name}), {}, {}, name
-    )
-    day = day_advice(grounds, read_day("0:20,12:60"))
+    question = replace(plan.question, day=read_day("0:20,12:60"))
+    options, searched = {name: plan.options[name]}, {name: steep}
+    day = day_advice(replace(plan, question=question, options=options, searched=searched))
+    assert day is not None
     load = 34.0 / day.headroom
     half = load / 2
     assert day.requests_per_server == pytest.approx(2 * half * latency_at(steep, half) / 1e3)

@@ -274,7 +274,7 @@ def capacity_verdict(capacity: "Capacity") -> list[str]:
     lines = [_leaders(f"most per {capacity.unit}", capacity.most, "requests/s")]
     lines.append(_leaders(f"cheapest {at}", capacity.cheapest, unit))
     lines += [
-        f"margins of {found.hardware.label} {found.policy}: "
+        f"margins of {found.name}: "
         + ", ".join(f"{_metric(name)} {share:.0%}" for name, share in found.margins.items())
         for found in capacity.found
         if found.margins

@@ -260,7 +260,7 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
     for each in found:
         if each.at_capacity is not None:
             warnings = each.at_capacity.beyond.warnings(each.hardware.profiles)
-            notes += [f"{each.hardware.label} {each.policy}: {text}" for text in warnings]
+            notes += [f"{each.name}: {text}" for text in warnings]
     return notes
 
 
@@ -270,15 +270,15 @@ def model_notes(found: list[Found]) -> list[str]:
     for each in found:
         if each.rate is None:
             continue
-        name, between = f"{each.hardware.label} {each.policy}", each.model_interval
+        between = each.model_interval
         if between is None:
-            notes.append(f"{name}: how far such step times are off, nobody has measured")
+            notes.append(f"{each.name}: how far such step times are off, nobody has measured")
             continue
         own = each.interval
         sampled = "" if own is None else f"{own.low:.3g} to {own.high:.3g} requests/s by sampling, "
         notes.append(
-            f"{name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with step times as far off as "
-            "on four in five servers measured"
+            f"{each.name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with step times as far "
+            "off as on four in five servers measured"
         )
     return notes
 
@@ -311,5 +311,5 @@ def _doubts(found: list[Found]) -> list[str]:
         ),
     ):
         if those:
-            notes.append(f"{', '.join(f'{f.hardware.label} {f.policy}' for f in those)}: {advice}")
+            notes.append(f"{', '.join(each.name for each in those)}: {advice}")
     return notes

@@ -113,6 +113,10 @@ class Found:
             self.at_target = self.answer.at(goal.target_rate / self.replicas)
 
     @property
+    def name(self) -> str:
+        return f"{self.hardware.label} {self.policy}"
+
+    @property
     def is_limited_by_length(self) -> bool:
         """Whether the smallest load that was not sustained failed by too short a run alone."""
         at_limit = self.beyond_capacity

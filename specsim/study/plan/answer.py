@@ -9,7 +9,7 @@ from typing import Any
 
 from specsim.core.version import __version__
 from specsim.run.summary import ROOFLINE
-from specsim.study.capacity import Capacity, Found
+from specsim.study.capacity import Capacity, Found, hardware_notes
 from specsim.study.plan.advice import (
     Advice,
     ApiAdvice,
@@ -23,58 +23,97 @@ from specsim.study.plan.advice import (
 )
 from specsim.study.plan.candidates import Option, measured_alike
 from specsim.study.plan.question import Question, shape_note
-from specsim.study.plan.what_if import (
-    WORTH,
-    Grounds,
-    day_advice,
-    other_prices,
-    slower_from,
-    what_ifs,
-)
+from specsim.study.plan.what_if import WORTH, day_advice, other_prices, slower_from, what_ifs
 from specsim.study.plan.words import headline, listed
+
+SHORT = 1.15
+"""Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
+_MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How many GPUs of which kind, at what cost, and how sure that is."""
+    """How many GPUs of which kind, at what cost, and how sure that is, by what is known so far."""
 
     question: Question
-    capacity: Capacity  # of those that were searched to the end
-    options: dict[str, Option]  # all that were tried, by hardware and label
-    screened: dict[str, Found]  # what short runs showed
     left_out: list[str]  # what could not be tried, and why
+    options: dict[str, Option] = field(default_factory=dict)
+    """All that were tried, by hardware and label."""
+    screened: dict[str, Found] = field(default_factory=dict)  # what short runs showed
+    searched: dict[str, Found] = field(default_factory=dict)
+    """What was searched to the end; before anything was, the answer is estimated by short runs."""
     moved: dict[float, dict[str, Found]] = field(default_factory=dict)
     """What short runs showed with the chance of each draft token moved by so much."""
-    is_estimated: bool = False  # by short runs alone
     is_interrupted: bool = False  # by Ctrl-C
 
     @cached_property
     def found(self) -> dict[str, Found]:
-        return {f"{each.hardware.label} {each.policy}": each for each in self.capacity.found}
+        """What the answer is chosen from."""
+        return self.searched or {name: self.screened[name] for name in self.finalists()}
+
+    @cached_property
+    def capacity(self) -> Capacity:
+        found, prices = list(self.found.values()), self.question.prices
+        experiment = self.options[found[0].name].experiment
+        return Capacity(experiment, found[0].goal, prices, found, hardware_notes(found, prices))
+
+    def known(self, name: str) -> Found:
+        """Return the best that is known of an option."""
+        return self.searched.get(name) or self.screened[name]
+
+    def cost(self, name: str, factor: float = 1.0) -> float:
+        """Return the cost per hour for the target, were the capacity `factor` times as high."""
+        cost = self.known(name).cost_if(factor)
+        return inf if cost is None else cost
+
+    def least(self, names: Iterable[str], factor: float) -> float:
+        return min((self.cost(name, factor) for name in names), default=inf)
+
+    def ranked(self, names: Iterable[str]) -> list[str]:
+        """Return options from the best on; those that were searched go first."""
+        return sorted(names, key=self._rank)
+
+    def _rank(self, name: str) -> tuple[bool, float, bool, float]:
+        probe = self.known(name).at_target
+        latency = inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
+        # Of equal cost, what vLLM does by itself comes first.
+        needs_a_policy = self.options[name].needs_a_policy
+        return name not in self.searched, self.cost(name), needs_a_policy, latency
+
+    def cheapest(self, names: Iterable[str]) -> str | None:
+        """Return the best of some options; None if none keeps the limits."""
+        return next((name for name in self.ranked(names) if self.cost(name) < inf), None)
+
+    def finalists(self) -> list[str]:
+        """Return the options to search to the end, the likely best first."""
+        chosen: list[str] = []
+        for is_off in (True, False):
+            names = [name for name, option in self.options.items() if option.is_off is is_off]
+            names = self.ranked(names)
+            apart = [name for name in names if self.options[name].hardware.pools]
+            chosen += self._of_kind([name for name in names if name not in apart[1:]])
+        return self.ranked(chosen)
+
+    def _of_kind(self, names: list[str]) -> list[str]:
+        """Return, of options from the best on, those of each hardware that may be the cheapest.
+
+        That is the best one, and the one of highest capacity if that might do with fewer replicas.
+        """
+        bound = self.least(names, 1 / SHORT)
+        likely: dict[str, list[str]] = {}
+        for name in names:
+            if inf > self.cost(name, SHORT) <= bound:
+                likely.setdefault(self.options[name].hardware.label, []).append(name)
+        chosen: list[str] = []
+        for own in list(likely.values())[:_MOST]:
+            strongest = max(own, key=lambda name: self.screened[name].rate or 0.0)
+            may_be_cheaper = self.cost(strongest, SHORT) < self.cost(own[0])
+            chosen += [own[0], strongest] if may_be_cheaper and strongest != own[0] else [own[0]]
+        return chosen
 
     def best(self, *, is_off: bool) -> str | None:
         """Return the best option without or with speculation; None if none keeps the limits."""
-        names = [name for name in self.found if self.options[name].is_off is is_off]
-        return self._cheapest(names)
-
-    def _cheapest(self, names: Iterable[str]) -> str | None:
-        """Return the cheapest of some options; those that were searched go first."""
-        known = [name for name in names if self._any(name).cost_per_hour is not None]
-        return min(known, key=self._rank, default=None)
-
-    def _is_searched(self, name: str) -> bool:
-        return name in self.found and not self.is_estimated
-
-    def _any(self, name: str) -> Found:
-        return self.found.get(name) or self.screened[name]
-
-    def _rank(self, name: str) -> tuple[bool, float, bool, float]:
-        found = self._any(name)
-        probe = found.at_target
-        latency = 0.0 if probe is None else probe.latencies_ms["mean_e2el_ms"]
-        # Of equal cost, what vLLM does by itself comes first.
-        is_estimated = not self._is_searched(name)
-        return is_estimated, found.cost_per_hour or 0.0, self.options[name].needs_a_policy, latency
+        return self.cheapest(name for name in self.found if self.options[name].is_off is is_off)
 
     @cached_property
     def taken(self) -> str | None:
@@ -82,7 +121,7 @@ class Plan:
         without, using = self.best(is_off=True), self.best(is_off=False)
         if without is None or using is None:
             return without or using
-        costs = [self.found[name].cost_per_hour or 0.0 for name in (without, using)]
+        costs = self.cost(without), self.cost(using)
         if costs[0] != costs[1]:
             return using if costs[1] < costs[0] else without
         gain = against(self.found[without], self.found[using], is_searched=True)
@@ -94,15 +133,13 @@ class Plan:
         leaders = [f"{each.hardware} {each.policy}" for each in self.capacity.cheapest.leaders]
         if self.taken is None or self.taken not in leaders:
             return leaders
-        cost = self.found[self.taken].cost_per_hour
-        return [name for name in leaders if self.found[name].cost_per_hour != cost]
+        return [name for name in leaders if self.cost(name) != self.cost(self.taken)]
 
     @cached_property
     def advice(self) -> Advice:
         question, names = self.question, self._shown
         choices = [self._choice(name) for name in names]
         taken = None if self.taken is None else names.index(self.taken)
-        grounds = self._grounds
         return Advice(
             model=question.command.model,
             traffic=question.traffic.name,
@@ -116,21 +153,13 @@ class Plan:
             taken=taken,
             off_from=self._off_from(),
             not_shown_cheaper_than=[option_words(self.options[name]) for name in self.ties],
-            what_ifs=[] if grounds is None else what_ifs(grounds),
-            other_prices=[] if grounds is None else other_prices(grounds),
-            day=day_advice(grounds, question.day) if grounds and question.day else None,
+            what_ifs=what_ifs(self),
+            other_prices=other_prices(self),
+            day=day_advice(self),
             api=self._api(),
             assumptions=self._assumptions(names),
             tried=[self._tried(name) for name in self.options],
         )
-
-    @property
-    def _grounds(self) -> Grounds | None:
-        if self.taken is None:
-            return None
-        tried = {name: (option, self._any(name)) for name, option in self.options.items()}
-        searched = frozenset(name for name in self.found if self._is_searched(name))
-        return Grounds(self.question, tried, searched, self.screened, self.moved, self.taken)
 
     def _api(self) -> ApiAdvice | None:
         question = self.question
@@ -152,9 +181,8 @@ class Plan:
         """Options with speculation that are rented, or might be, were more drafts accepted."""
         if self.taken is None:
             return []
-        cost = self.found[self.taken].cost_per_hour or 0.0
-        best = (self._cheapest(own) for own in self._with_speculation.values())
-        return [n for n in best if n and (self._any(n).cost_if(WORTH) or inf) <= cost]
+        best = (self.cheapest(own) for own in self._with_speculation.values())
+        return [n for n in best if n and self.cost(n, WORTH) <= self.cost(self.taken)]
 
     @property
     def _with_speculation(self) -> dict[str, list[str]]:
@@ -180,14 +208,14 @@ class Plan:
     def _shown_of(self, gpu: str, *, is_apart: bool) -> list[str]:
         places = {name: option.hardware for name, option in self.options.items()}
         own = [n for n, h in places.items() if h.profile.gpu == gpu and bool(h.pools) == is_apart]
-        leader = self.taken if self.taken in own else self._cheapest(own)
+        leader = self.taken if self.taken in own else self.cheapest(own)
         if leader is None:
             return own[:1]
         beside = [name for name in own if places[name].label == places[leader].label]
         shown = []
         for is_off in (True, False):
             names = [name for name in beside if self.options[name].is_off is is_off]
-            best = self.taken if self.taken in names else self._cheapest(names)
+            best = self.taken if self.taken in names else self.cheapest(names)
             shown += [best] if best is not None else names[:1]
         return shown
 
@@ -197,17 +225,17 @@ class Plan:
         return none if none in self.options and none != name else None
 
     def _choice(self, name: str) -> Choice:
-        none, found = self._none_beside(name), self._any(name)
-        are_searched = none is not None and self._is_searched(none) and self._is_searched(name)
-        over = None if none is None else against(self._any(none), found, is_searched=are_searched)
-        is_searched = self._is_searched(name)
+        none, found = self._none_beside(name), self.known(name)
+        are_searched = none is not None and none in self.searched and name in self.searched
+        over = None if none is None else against(self.known(none), found, is_searched=are_searched)
+        is_searched = name in self.searched
         return choice_of(self.options[name], found, is_searched=is_searched, over=over)
 
     def _off_from(self) -> float | None:
         none = None if self.taken is None else self._none_beside(self.taken)
         if self.taken is None or none is None:
             return None
-        return slower_from(self._any(none), self.found[self.taken])
+        return slower_from(self.known(none), self.found[self.taken])
 
     def _impossible(self) -> list[Choice]:
         """Return the GPUs on which nothing could be tried."""
@@ -286,13 +314,13 @@ class Plan:
         }
 
     def _tried(self, name: str) -> Tried:
-        found = self._any(name)
+        found = self.known(name)
         probe = found.at_target
         return Tried(
             hardware=found.hardware.label,
             policy=found.policy,
             speculation=speculation_words(self.options[name]),
-            is_searched=self._is_searched(name),
+            is_searched=name in self.searched,
             requests_per_second=found.rate,
             cost_per_hour=found.cost_per_hour,
             mean_e2el_ms=None if probe is None else probe.latencies_ms["mean_e2el_ms"],

@@ -4,11 +4,10 @@ Of the searches that the answer rests on, and of short runs with acceptance move
 simulated again.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from itertools import pairwise
 from math import ceil, exp, log
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -22,9 +21,10 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option
 from specsim.study.plan.day import START_UP, Day
-from specsim.study.plan.question import Question
+
+if TYPE_CHECKING:
+    from specsim.study.plan.answer import Plan
 
 MOVED = (-0.1, 0.1)
 """By how much the chance of each draft token is moved."""
@@ -32,32 +32,6 @@ WORTH = 1.5
 """Times the capacity with which an option would have to compete, to be run with it moved."""
 _LOADS = (0.8, 1.2)  # times the load that was asked
 _NO_FASTER = 1.05  # times as fast is nothing to leave the answer for, at one cost
-
-Tried = Mapping[str, tuple[Option, Found]]
-
-
-@dataclass(frozen=True)
-class Grounds:
-    """What the answer was found by."""
-
-    question: Question
-    tried: Tried  # by name: hardware and policy
-    searched: frozenset[str]  # those that were searched to the end
-    short: Mapping[str, Found]  # what short runs showed
-    moved: Mapping[float, Mapping[str, Found]]  # the same with acceptance moved by so much
-    taken: str
-
-    def candidates(self) -> list[str]:
-        """Return what competes: of each hardware, with and without speculation, the searched.
-
-        Of one of which nothing was searched, all that was tried.
-        """
-        kinds = {(self.tried[n][0].hardware.label, self.tried[n][0].is_off) for n in self.searched}
-        return [
-            name
-            for name, (option, _) in self.tried.items()
-            if name in self.searched or (option.hardware.label, option.is_off) not in kinds
-        ]
 
 
 class _World(NamedTuple):
@@ -76,34 +50,46 @@ class _Offer(NamedTuple):
     gpus: int
 
 
-def what_ifs(grounds: Grounds) -> list[WhatIf]:
+def _candidates(plan: "Plan") -> list[str]:
+    """Return what competes: of each hardware, with and without speculation, the searched.
+
+    Of one of which nothing was searched, all that was tried.
+    """
+    kinds = {name: (option.hardware.label, option.is_off) for name, option in plan.options.items()}
+    known = {kinds[name] for name in plan.searched}
+    return [name for name, kind in kinds.items() if name in plan.searched or kind not in known]
+
+
+def what_ifs(plan: "Plan") -> list[WhatIf]:
     """Return what would be rented in each of some worlds."""
-    return [_what_if(grounds, world) for world in _worlds(grounds)]
+    if plan.taken is None:
+        return []
+    return [_what_if(plan, plan.taken, world) for world in _worlds(plan, plan.taken)]
 
 
-def _worlds(grounds: Grounds) -> list[_World]:
-    rate = grounds.question.rate
+def _worlds(plan: "Plan", taken: str) -> list[_World]:
+    rate = plan.question.rate
     found = [
         _World("load", f"{rate * load:g} requests/s ({load - 1:+.0%})", load=load)
         for load in _LOADS
     ]
-    spread = grounds.tried[grounds.taken][1].time_spread
+    spread = plan.known(taken).time_spread
     for sign in (-1, 1) if spread is not None else ():
         off_by = exp(sign * QUANTILE * (spread or 0.0)) - 1
         what = f"steps {abs(off_by):.0%} {'slower' if off_by > 0 else 'faster'}"
         found.append(_World("step times", what, sign=sign))
-    for change in (change for change, own in grounds.moved.items() if own):
+    for change in (change for change, own in plan.moved.items() if own):
         what = f"acceptance {abs(change):g} {'higher' if change > 0 else 'lower'}"
         found.append(_World("acceptance", what, moved=change))
     return found
 
 
-def _what_if(grounds: Grounds, world: _World) -> WhatIf:
-    offers = [offer for name in grounds.candidates() if (offer := _offer(grounds, world, name))]
+def _what_if(plan: "Plan", taken: str, world: _World) -> WhatIf:
+    offers = [offer for name in _candidates(plan) if (offer := _offer(plan, world, name))]
     if not offers:
         return WhatIf(kind=world.kind, what=world.what)
-    best = _best(offers, grounds.taken)
-    option, _ = grounds.tried[best.name]
+    best = _best(offers, taken)
+    option = plan.options[best.name]
     none = next((each for each in offers if each.name == f"{option.hardware.label} off"), None)
     return WhatIf(
         kind=world.kind,
@@ -113,8 +99,8 @@ def _what_if(grounds: Grounds, world: _World) -> WhatIf:
         rented=f"{best.gpus:,} {option_words(option)}",
         gpus=best.gpus,
         cost_per_hour=best.cost,
-        is_searched=best.name in grounds.searched,
-        is_other=best.name != grounds.taken,
+        is_searched=best.name in plan.searched,
+        is_other=best.name != taken,
         times_as_fast=None if none is None or option.is_off else none.latency / best.latency,
     )
 
@@ -132,28 +118,28 @@ def _best(offers: list[_Offer], taken: str) -> _Offer:
     return min(fast, key=lambda each: (each.needs_a_policy, each.latency, each.name))
 
 
-def _offer(grounds: Grounds, world: _World, name: str) -> _Offer | None:
+def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
     """Return what an option costs in a world; None if it keeps the limits at no load there."""
-    option, found = grounds.tried[name]
-    rate, latency_of = _moved(grounds, world.moved, name, found)
+    option, found = plan.options[name], plan.known(name)
+    rate, latency_of = _moved(plan, world.moved, name, found)
     if rate is None or found.price is None:
         return None
     slower = 1.0
     if world.sign and found.time_spread is not None and found.rate is not None:
         slower = exp(world.sign * QUANTILE * found.time_spread)
         rate *= found.rate_if(slower) / found.rate
-    target = grounds.question.rate * world.load
-    servers = ceil(target / rate) + grounds.question.spare_servers
+    target = plan.question.rate * world.load
+    servers = ceil(target / rate) + plan.question.spare_servers
     gpus = servers * found.hardware.gpus_per_replica
     latency = slower * latency_of(target / servers)
     return _Offer(gpus * found.price, option.needs_a_policy, latency, name, gpus)
 
 
 def _moved(
-    grounds: Grounds, change: float, name: str, found: Found
+    plan: "Plan", change: float, name: str, found: Found
 ) -> tuple[float | None, Callable[[float], float]]:
     """Return capacity and latency of an option, with acceptance moved as short runs show it."""
-    other, short = grounds.moved.get(change, {}).get(name), grounds.short.get(name)
+    other, short = plan.moved.get(change, {}).get(name), plan.screened.get(name)
     if other is None or short is None or short.rate is None or found.rate is None:
         return found.rate, lambda load: latency_at(found, load)
     if other.rate is None:
@@ -194,22 +180,24 @@ def latency_at(found: Found, load: float) -> float:
     return exp(float(np.interp(log(load), loads, latencies)))
 
 
-def other_prices(grounds: Grounds) -> list[OtherPrice]:
+def other_prices(plan: "Plan") -> list[OtherPrice]:
     """Return, for each other GPU, the price below which it would cost less than what is rented."""
-    taken, own = grounds.tried[grounds.taken]
+    if plan.taken is None:
+        return []
+    own = plan.options[plan.taken].hardware.profile.gpu
     world = _World("load", "")
     offers: dict[str, _Offer] = {}
-    for name in grounds.candidates():
-        gpu = grounds.tried[name][0].hardware.profile.gpu
-        offer = _offer(grounds, world, name)
-        if offer is None or gpu == taken.hardware.profile.gpu:
+    for name in _candidates(plan):
+        gpu = plan.options[name].hardware.profile.gpu
+        offer = _offer(plan, world, name)
+        if offer is None or gpu == own:
             continue
         if gpu not in offers or offer[:3] < offers[gpu][:3]:
             offers[gpu] = offer
-    cost = own.cost_per_hour or 0.0
+    cost = plan.cost(plan.taken)
     found = []
     for gpu, offer in offers.items():
-        option, each = grounds.tried[offer.name]
+        option, each = plan.options[offer.name], plan.known(offer.name)
         if offer.cost > cost and each.price is not None:
             found.append(
                 OtherPrice(
@@ -222,17 +210,20 @@ def other_prices(grounds: Grounds) -> list[OtherPrice]:
     return found
 
 
-def day_advice(grounds: Grounds, day: Day) -> DayAdvice:
+def day_advice(plan: "Plan") -> DayAdvice | None:
     """Return what a day costs with fixed, scheduled and autoscaled servers, each the cheapest."""
+    day = plan.question.day
+    if day is None or plan.taken is None:
+        return None
     fleets: dict[str, DayFleet] = {}
     # What is rented for the highest load comes first among equals.
-    names = sorted(grounds.candidates(), key=lambda name: name != grounds.taken)
+    names = sorted(_candidates(plan), key=lambda name: name != plan.taken)
     for name in names:
-        for fleet in _fleets(grounds, day, name):
+        for fleet in _fleets(plan, day, name):
             if fleet.way not in fleets or fleet.cost_per_day < fleets[fleet.way].cost_per_day:
                 fleets[fleet.way] = fleet
     scaled = fleets["autoscaled"]
-    found = grounds.tried[f"{scaled.hardware} {scaled.policy}"][1]
+    found = plan.known(f"{scaled.hardware} {scaled.policy}")
     assert found.rate is not None
     headroom = day.headroom(found.rate)
     return DayAdvice(
@@ -257,8 +248,8 @@ def _kept_in_each(found: Found, load: float, most: int) -> float:
     return min([inside[0], *((n + 1) / n * each for n, each in enumerate(inside[1:], start=1))])
 
 
-def _fleets(grounds: Grounds, day: Day, name: str) -> list[DayFleet]:
-    option, found = grounds.tried[name]
+def _fleets(plan: "Plan", day: Day, name: str) -> list[DayFleet]:
+    option, found = plan.options[name], plan.known(name)
     if found.rate is None or found.price is None:
         return []
     gpus = found.hardware.gpus_per_replica
@@ -272,7 +263,7 @@ def _fleets(grounds: Grounds, day: Day, name: str) -> list[DayFleet]:
             most_servers=fleet.most,
             gpu_hours=fleet.server_hours * gpus,
             cost_per_day=fleet.server_hours * gpus * found.price,
-            is_searched=name in grounds.searched,
+            is_searched=name in plan.searched,
         )
-        for fleet in day.fleets(found.rate, grounds.question.spare_servers)
+        for fleet in day.fleets(found.rate, plan.question.spare_servers)
     ]
