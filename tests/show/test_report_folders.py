@@ -262,12 +262,17 @@ def capacity_plan() -> dict[str, Any]:
                 "load": load,
                 "requests_per_second": load,
                 "is_sustained": load == sustained,
-                "is_unstable": False,
+                "keeps_limits": load == sustained,
+                "stability": "stable",
+                "num_requests": 4000,
+                "replications": 5,
                 "attainment": share,
                 "mean_output_len": 250.0,
+                "beyond_valid_range": 0.0,
                 "mean_e2el_ms": 100.0 * load * price,
                 "gpu_hours_per_million_tokens": 0.1,
                 "cost_per_million_tokens": price / load,
+                "cost_per_million_tokens_at_target": None,
             }
             for load, share in loads.items()
         ]
@@ -275,14 +280,20 @@ def capacity_plan() -> dict[str, Any]:
             **{"hardware": "h100", "gpu": "h100", "gpus_per_replica": 1, "is_measured": True},
             **{"policy": policy, "sustained": sustained, "exceeded": 16.0},
             **{"requests_per_second": sustained, "replicas": 3, "cost_per_hour": 9.0},
+            **{"is_settled": True, "longest_runs": 4000, "binds": "ttft_ms", "resource": None},
+            **dict.fromkeys(("requests_per_second_interval", "replicas_interval")),
+            **dict.fromkeys(("requests_per_second_model_interval", "cost_per_hour_interval")),
+            **{"margins": {}, "step_times": "fitted"},
             **{"cost_per_million_tokens_at_target": 0.5, "probes": probes},
         }
 
     return {
         **{"config_hash": "0", "seed": 0, "specsim_version": __version__},
         **{"slo": {"ttft_ms": 500.0}, "attainment": 0.99, "drive": "rate", "tolerance": 0.02},
-        **{"target_rate": 20.0, "prices": {"date": "2026-01-01", "currency": "EUR"}},
-        **{"experiment": {}, "notes": ["as told"]},
+        **{"target_rate": 20.0, "replications": 5, "num_requests": 4000, "max_requests": None},
+        "prices": {"date": "2026-01-01", "currency": "EUR", "source": "", "per_gpu_hour": {}},
+        **{"limit_shares": {}, "experiment": {}, "notes": ["as told"], "pareto_front": []},
+        **{name: {"is_shown": False, "leaders": []} for name in ("most", "cheapest")},
         "results": [result("off", 4.0, 8.0), result("static:k=3", 2.0, 8.0)],
     }
 

@@ -4,15 +4,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from specsim.core.atomic import MARK
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
-from specsim.results.stability import Stability, as_flags
+from specsim.results.stability import as_flags
 from specsim.results.timeline import over_time
 from specsim.show.report.axes import (
     axis_of,
@@ -26,7 +24,8 @@ from specsim.show.report.axes import (
     title_of,
 )
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
-from specsim.study.capacity.choices import percentile, promise_words
+from specsim.study.capacity.choices import promise_words
+from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.compare import folder_name
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.words import page_words, title
@@ -146,108 +145,16 @@ def _point(
 _LOAD_FIELDS = {"rate": "workload.arrivals.rate", "concurrency": "workload.arrivals.concurrency"}
 
 
-class _Probe(BaseModel):
-    """A load that was tried."""
-
-    model_config = ConfigDict(allow_inf_nan=False, extra="allow")
-    __pydantic_extra__: dict[str, Any]
-
-    load: float
-    requests_per_second: float
-    is_unstable: bool = False  # of older plans
-    stability: Stability | None = None
-    attainment: float
-    keeps_limits: bool | None = None  # not said by older plans
-    mean_output_len: float
-    cost_per_million_tokens: float | None
-    cost_per_million_tokens_at_target: float | None = None
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """What was measured, under the names of a summary."""
-        latencies = {
-            name: float(value)
-            for name, value in self.__pydantic_extra__.items()
-            if name.endswith("_ms") and isinstance(value, int | float)
-        }
-        cost = self.cost_per_million_tokens_at_target or self.cost_per_million_tokens
-        return {
-            **latencies,
-            **({} if cost is None else {COST: cost}),
-            "slo_attainment": self.attainment,
-            "output_throughput": self.requests_per_second * self.mean_output_len,
-            **as_flags(self.stability or ("overloaded" if self.is_unstable else "stable")),
-        }
-
-
-class _Result(BaseModel):
-    """What one hardware sustains under one policy."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    hardware: str
-    policy: str
-    gpus_per_replica: int
-    step_times: str = ""
-    sustained: float | None
-    exceeded: float | None
-    requests_per_second: float | None
-    replicas: int | None
-    replicas_interval: tuple[int, int] | None = None
-    cost_per_hour: float | None
-    cost_per_hour_interval: tuple[float, float] | None = None
-    cost_per_million_tokens: float | None = None
-    cost_per_million_tokens_at_target: float | None
-    requests_per_second_interval: tuple[float, float] | None = None
-    binds: str | None = None
-    resource: str | None = None
-    margins: dict[str, float] = {}
-    probes: list[_Probe]
-
-
-class _Leader(BaseModel):
-    """One of those that are best."""
-
-    hardware: str
-    policy: str
-    value: float
-
-
-class _Ranking(BaseModel):
-    """What is best, as far as intervals show."""
-
-    leaders: list[_Leader] = []
-
-
-class _Plan(BaseModel):
-    """What a capacity plan holds."""
-
-    model_config = ConfigDict(allow_inf_nan=False)
-
-    config_hash: str
-    seed: int
-    specsim_version: str
-    slo: dict[str, float]
-    attainment: float
-    limit_shares: dict[str, float] = {}
-    drive: str
-    target_rate: float | None
-    prices: dict[str, Any]
-    experiment: dict[str, Any]
-    results: list[_Result]
-    most: _Ranking = _Ranking()
-    cheapest: _Ranking = _Ranking()
-    notes: list[str]
-
-    def kept_at(self, probe: _Probe) -> bool:
-        """Return whether as many requests as were asked kept their limits."""
-        known = probe.keeps_limits
-        return probe.attainment >= self.attainment if known is None else known
-
-    @property
-    def percentiles(self) -> dict[str, str]:
-        """Of each limit, the one that is held against it."""
-        return {n: percentile(self.limit_shares.get(n, self.attainment)) for n in self.slo}
+def _metrics(probe: TriedLoad) -> dict[str, float]:
+    """Return what was measured at a load, under the names of a summary."""
+    cost = probe.cost_per_million_tokens_at_target or probe.cost_per_million_tokens
+    return {
+        **probe.latencies_ms,
+        **({} if cost is None else {COST: cost}),
+        "slo_attainment": probe.attainment,
+        "output_throughput": probe.requests_per_second * probe.mean_output_len,
+        **as_flags(probe.stability),
+    }
 
 
 def _load_capacity(folder: Path) -> Study:
@@ -272,8 +179,8 @@ def _load_capacity(folder: Path) -> Study:
             0,
             plan.seed,
             plan.config_hash,
-            metrics=probe.metrics,
-            keeps_limits=plan.kept_at(probe),
+            metrics=_metrics(probe),
+            keeps_limits=probe.keeps_limits,
         )
         for number, (place, probe) in enumerate(tried)
     ]
@@ -294,8 +201,8 @@ def _load_capacity(folder: Path) -> Study:
         profiles=hardware,
         config=as_yaml(plan.experiment),
         version=plan.specsim_version,
-        currency=str(plan.prices.get("currency", "USD")),
-        price_date=str(plan.prices.get("date", "")),
+        currency=plan.prices.currency,
+        price_date=plan.prices.date,
         warnings=plan.notes,
         capacity=_told(plan, places),
         plan=None if advice is None else page_words(advice),
@@ -316,8 +223,16 @@ def _in_words(policies: list[str], words: dict[str, str]) -> list[str]:
     return named if len(set(named)) == len(named) else policies
 
 
-def _told(plan: _Plan, places: list[tuple[int, int]]) -> dict[str, Any]:
-    unused = {"hardware", "policy", "probes"}
+_TOLD = (
+    "gpus_per_replica", "step_times", "sustained", "exceeded", "requests_per_second", "replicas",
+    "replicas_interval", "cost_per_hour", "cost_per_hour_interval", "cost_per_million_tokens",
+    "cost_per_million_tokens_at_target", "requests_per_second_interval", "binds", "resource",
+    "margins",
+)  # fmt: skip
+"""Of what one hardware sustains under one policy."""
+
+
+def _told(plan: CapacityDocument, places: list[tuple[int, int]]) -> dict[str, Any]:
     return {
         "unit": "unit" if plan.experiment.get("pools") else "replica",
         **{name: getattr(plan, name) for name in ("percentiles", "slo", "target_rate")},
@@ -325,18 +240,18 @@ def _told(plan: _Plan, places: list[tuple[int, int]]) -> dict[str, Any]:
         "most": [each.model_dump() for each in plan.most.leaders],
         "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
         "results": [
-            {**result.model_dump(exclude=unused), "places": list(own)}
+            {**{name: getattr(result, name) for name in _TOLD}, "places": list(own)}
             for own, result in zip(places, plan.results, strict=True)
         ],
     }
 
 
-def _load_plan(path: Path) -> _Plan:
+def _load_plan(path: Path) -> CapacityDocument:
     data = load_mapping(path, ConfigError)
     check_version(path, data.get("specsim_version"), "use that version or plan again")
     with validated(f"{path} (run specsim capacity again)", ConfigError):
-        plan = _Plan.model_validate(data)
-    if not any(result.probes for result in plan.results) or plan.drive not in _LOAD_FIELDS:
+        plan = CapacityDocument.model_validate(data)
+    if not any(result.probes for result in plan.results):
         raise ConfigError(f"{path}: holds no load that was tried; run specsim capacity again")
     return plan
 

@@ -14,6 +14,7 @@ from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices, percentile
+from specsim.study.capacity.document import CapacityDocument
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer
 
@@ -40,14 +41,9 @@ class Ranking:
     """The best, and all whose interval overlaps with its own, by rising badness."""
     others: list[Ranked]  # those that are worse beyond doubt
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "is_shown": len(self.leaders) == 1,
-            "leaders": [
-                {"hardware": each.hardware, "policy": each.policy, "value": each.value}
-                for each in self.leaders
-            ],
-        }
+    @property
+    def is_shown(self) -> bool:
+        return len(self.leaders) == 1
 
 
 def best(ranked: list[Ranked]) -> Ranking:
@@ -318,7 +314,7 @@ class Capacity:
 
     def to_dict(self) -> dict[str, Any]:
         goal = self.goal
-        return {
+        document = {
             **self.experiment.provenance,
             "slo": goal.slo.model_dump(exclude_none=True),
             "limit_shares": dict(goal.limit_shares),
@@ -328,10 +324,11 @@ class Capacity:
             "experiment": self.experiment.to_dict(),
             "results": [_result(found) for found in self.found],
             "pareto_front": [_offer(offer) for offer in self.front],
-            "most": self.most.to_dict(),
-            "cheapest": self.cheapest.to_dict(),
+            "most": self.most,
+            "cheapest": self.cheapest,
             "notes": self.notes,
         }
+        return CapacityDocument.model_validate(document, from_attributes=True).to_dict()
 
     def save(self, folder: Path | str) -> None:
         """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
@@ -376,8 +373,8 @@ def _result(found: Found) -> dict[str, Any]:
         "policy": found.policy,
         **asdict(found.bracket),
         "requests_per_second": found.rate,
-        "requests_per_second_interval": None if between is None else [between.low, between.high],
-        "requests_per_second_model_interval": found.model_interval and list(found.model_interval),
+        "requests_per_second_interval": between and (between.low, between.high),
+        "requests_per_second_model_interval": found.model_interval,
         "is_settled": found.answer.is_settled,
         "longest_runs": found.answer.num_requests,
         "binds": found.binds,
@@ -385,10 +382,9 @@ def _result(found: Found) -> dict[str, Any]:
         "margins": found.margins,
         **({} if probe is None else {**_at_load(found, probe), **_costs(found.offer(probe))}),
         "replicas": found.replicas,
-        "replicas_interval": found.replicas_interval and list(found.replicas_interval),
+        "replicas_interval": found.replicas_interval,
         "cost_per_hour": found.cost_per_hour,
-        "cost_per_hour_interval": found.cost_interval and list(found.cost_interval),
-        "cost_per_million_tokens_at_target": found.cost_at_target,
+        "cost_per_hour_interval": found.cost_interval,
         "probes": [_row(found, each) for each in found.probes],
     }
 
