@@ -276,7 +276,7 @@ def _load(results: Path, prices: Path | None) -> Any:
             raise ConfigError("--prices is not used: a capacity plan has its own")
         return study
     table = Prices.load(prices)
-    return with_prices(study, table.per_gpu_hour, currency=table.currency, date=table.date)
+    return with_prices(study, table)
 
 
 def report(

@@ -5,6 +5,8 @@ blocks fit, whether steps are scheduled asynchronously, and what a step costs.
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +41,14 @@ from specsim.run.experiment import Experiment
 
 _MOST_HOLDING = 4096
 _BLACKWELL = re.compile("B[23]00")  # of data centers: compute capability 10
+
+
+def gpus_of(engines: Iterable[tuple[Profile, int]]) -> Counter[str]:
+    """Return how many GPUs of which kind some engines have, so many of each profile."""
+    found: Counter[str] = Counter()
+    for profile, number in engines:
+        found[profile.gpu] += profile.num_gpus * number
+    return found
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from specsim.results.metrics import (
 from specsim.results.records import PoolTables
 from specsim.results.stability import KEEPS_UP, Balance, Demand, Stability, balance
 from specsim.results.tables import RunTables, assemble
-from specsim.run.deployment import Deployment
+from specsim.run.deployment import Deployment, gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.workload.arrivals import Arrivals, OpenArrivals
@@ -384,8 +384,8 @@ class Summary:
         counts = [count for count in scaling.counts if count.at < end]
         seconds = scaling.replica_seconds(end)
         drafter = self.run.deployment.drafter
-        gpus = profile.num_gpus + (drafter.num_gpus if drafter else 0)
-        gpu_hours = seconds * gpus / 3600.0
+        gpus = gpus_of((each, 1) for each in (profile, drafter) if each is not None)
+        gpu_hours = seconds * gpus.total() / 3600.0
         scaler = self.run.experiment.scalers.get(pool)
         price = None if scaler is None else scaler.price_per_gpu_hour
         return {

@@ -12,7 +12,9 @@ from specsim.core.settings import nearest
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import Stability, as_flags, stability_in, together
+from specsim.run.deployment import gpus_of
 from specsim.run.summary import step_times
+from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
@@ -102,9 +104,7 @@ class Study:
         return [point for point in self.points if point.error is not None]
 
 
-def with_prices(
-    study: Study, per_gpu_hour: Mapping[str, float], *, currency: str, date: str
-) -> Study:
+def with_prices(study: Study, per_gpu: Prices) -> Study:
     """Return a study that knows what a replica is, on each hardware, and what it costs per hour.
 
     Nothing is known of hardware whose profile is not at hand, or whose GPU has no price.
@@ -118,12 +118,12 @@ def with_prices(
         if profile is None:
             continue
         gpus[label], basis[label] = profile.num_gpus, step_times(profile)
-        price = per_gpu_hour.get(profile.gpu)
+        price = per_gpu.per_hour(gpus_of([(profile, 1)]))
         if price is not None:
-            prices[label] = price * gpus[label]
+            prices[label] = price
     names = [study.profiles[point.places[0]] for point in study.points]
     points = [
-        _with_own_priced(point, profiles, per_gpu_hour, name)
+        _with_own_priced(point, profiles, per_gpu, name)
         for point, name in zip(study.points, names, strict=True)
     ]
     for point in points:
@@ -131,7 +131,7 @@ def with_prices(
             label = study.axes[0].labels[point.places[0]]
             prices[label] = point.own_cost / sum(point.pools.values())
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
-    return replace(study, **known, currency=currency, price_date=date)
+    return replace(study, **known, currency=per_gpu.currency, price_date=per_gpu.date)
 
 
 def _at_hand(names: set[str]) -> dict[str, Profile]:
@@ -144,7 +144,7 @@ def _at_hand(names: set[str]) -> dict[str, Profile]:
 
 
 def _with_own_priced(
-    point: Point, profiles: Mapping[str, Profile], per_gpu_hour: Mapping[str, float], name: str
+    point: Point, profiles: Mapping[str, Profile], per_gpu: Prices, name: str
 ) -> Point:
     """Return a point with its GPUs and what they cost, if it has pools or a drafter's own."""
     parts = [*point.pools.items()]
@@ -153,10 +153,8 @@ def _with_own_priced(
         parts = [(name, replicas), (point.drafter, replicas)]
     if not parts or any(profile not in profiles for profile, _ in parts):
         return point
-    counts = [(profiles[n].gpu, profiles[n].num_gpus * c) for n, c in parts]
-    costs = [per_gpu_hour[gpu] * count for gpu, count in counts if gpu in per_gpu_hour]
-    cost = sum(costs) if len(costs) == len(counts) else None
-    return replace(point, own_gpus=sum(count for _, count in counts), own_cost=cost)
+    gpus = gpus_of((profiles[each], number) for each, number in parts)
+    return replace(point, own_gpus=gpus.total(), own_cost=per_gpu.per_hour(gpus))
 
 
 class Measure(NamedTuple):

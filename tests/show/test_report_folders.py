@@ -18,6 +18,7 @@ from specsim.run.summary import step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, title_of
 from specsim.show.study import Study, measured, restricted, with_prices
+from specsim.study.capacity import Prices
 
 
 def test_a_sweep_has_its_axes_in_their_parts(study: Study) -> None:
@@ -344,6 +345,10 @@ def test_a_capacity_plan_has_the_percentile_of_its_limits_and_round_ticks(cli: R
     assert ("values" in axis, axis["tickCount"]) == (False, 8)
 
 
+def priced(per_gpu_hour: dict[str, float]) -> Prices:
+    return Prices(date="2026-01-01", source="", currency="EUR", per_gpu_hour=per_gpu_hour)
+
+
 def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     cli: Run, tmp_path: Path
 ) -> None:
@@ -354,8 +359,8 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
         yaml.safe_dump(tiny_config(pools={"prefill": prefill, "decode": decode}, policy="off"))
     )
     assert cli("run", experiment, "--out", "run")[0] == 0
-    prices = {"h100": 3.0, "l40s": 1.0}
-    study = with_prices(load_study(Path("run")), prices, currency="EUR", date="2026-01-01")
+    prices = priced({"h100": 3.0, "l40s": 1.0})
+    study = with_prices(load_study(Path("run")), prices)
     [point] = study.points
     assert (point.own_gpus, point.own_cost) == (5, 13.0)
     a_million = 1e6 / point.metrics["output_throughput"] / 3600
@@ -363,7 +368,7 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
     [shown] = page_data(study)["cells"]
     assert (shown["gpus"], shown["hour"]) == (5, 13.0)
-    unpriced = with_prices(load_study(Path("run")), {"h100": 3.0}, currency="EUR", date="2026")
+    unpriced = with_prices(load_study(Path("run")), priced({"h100": 3.0}))
     assert "cost_per_mtok" not in measured(unpriced, unpriced.points[0])
 
 
@@ -372,11 +377,11 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts(cli: Run, tmp_
     drafts["own_gpus"] = {"profile": "l40s/llama-3.1-8b"}
     config = tiny_config(replicas=2, policy="static", engine={"speculative_config": drafts})
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
-    prices = {"h100": 3.0, "l40s": 1.0}
+    prices = priced({"h100": 3.0, "l40s": 1.0})
     for policy, gpus, cost in (("static", 4, 8.0), ("off", None, 6.0)):
         options = ("--set", f"policy={policy}", "--out", policy)
         assert cli("run", tmp_path / "e.yaml", *options)[0] == 0
-        study = with_prices(load_study(Path(policy)), prices, currency="EUR", date="2026-01-01")
+        study = with_prices(load_study(Path(policy)), prices)
         [point] = study.points
         assert point.own_gpus == gpus
         a_million = 1e6 / point.metrics["output_throughput"] / 3600

@@ -628,15 +628,15 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
     spec["own_gpus"] = {"profile": "h100/llama-3.2-1b"}
     drafting = small("static").replace("a test", engine={"speculative_config": spec})
     (hardware,) = find_hardware(drafting, ["h200"])
-    assert hardware.under(drafting.effective_policy, drafting).gpus == ["h200", "h100"]
-    assert hardware.under(Off(), drafting).gpus == ["h200"]
+    assert hardware.under(drafting.effective_policy, drafting).gpus == {"h200": 1, "h100": 1}
+    assert hardware.under(Off(), drafting).gpus == {"h200": 1}
 
 
 def test_stages_are_gpus_and_another_gpu_needs_them_too(constant_step: Callable[..., str]) -> None:
     profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.25, 0.25])
     experiment = Experiment.parse(tiny_config(profile=profile, policy={"kind": "off"}), "own")
     [own] = find_hardware(experiment, [])
-    assert own.gpus == ["h100"] * 3
+    assert own.gpus == {"h100": 3}
     with pytest.raises(
         ProfileError, match=r"--gpus l40s: .* in 3 stages on it; build one .*--pp 3"
     ):

@@ -36,11 +36,11 @@ from specsim.results.metrics import (
     latency_statistics,
     limited,
 )
-from specsim.run.deployment import drafter_profile
+from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, step_times, summarized
 from specsim.show import filled, read_web
-from specsim.show.report.axes import pools_of, title_of
+from specsim.show.report.axes import drafter_of, pools_of, title_of
 from specsim.study.capacity import Prices
 from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
@@ -181,9 +181,7 @@ class Playground:
         means = [[each["e2el"]["mean"]] for each in outcomes]
         profile = self._profile(moved.profile)
         gpus = self._gpus_of(moved)
-        prices = self.prices.per_gpu_hour
-        is_priced = gpus.keys() <= prices.keys()
-        cost = sum(prices[gpu] * n for gpu, n in gpus.items()) if is_priced else None
+        cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
         tokens_per_hour = 3600 * outcomes[0]["output_throughput"]
@@ -203,17 +201,13 @@ class Playground:
             "runs": outcomes,
         }
 
-    def _gpus_of(self, moved: Experiment) -> dict[str, int]:
+    def _gpus_of(self, moved: Experiment) -> Counter[str]:
         """Return how many GPUs of which kind all replicas have."""
-        found: Counter[str] = Counter()
-        replicas = pools_of(moved.to_dict()) or {moved.profile: moved.num_engines}
-        for name, number in replicas.items():
-            profile = self._profile(name)
-            found[profile.gpu] += profile.num_gpus * number
-        drafter = drafter_profile(moved.engine.speculative_config, self._profile(moved.profile))
-        if drafter is not None and not isinstance(moved.effective_policy, Off):
-            found[drafter.gpu] += drafter.num_gpus * moved.num_engines
-        return dict(found)
+        config = moved.to_dict()
+        engines = [*(pools_of(config) or {moved.profile: moved.num_engines}).items()]
+        if (drafter := drafter_of(config)) is not None:
+            engines.append((drafter, moved.num_engines))
+        return gpus_of((self._profile(name), number) for name, number in engines)
 
     def _profile(self, name: str) -> Profile:
         if name not in self._profiles:

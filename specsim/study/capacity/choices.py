@@ -3,6 +3,7 @@
 import datetime
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from specsim.policies.off import Off
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
-from specsim.run.deployment import drafter_profile
+from specsim.run.deployment import drafter_profile, gpus_of
 from specsim.run.experiment import Experiment, PoolsConfig
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
@@ -183,11 +184,17 @@ class Prices(Settings):
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))
 
-    def per_gpu_of(self, gpus: list[str]) -> float | None:
-        """Return the mean price of some GPUs, per GPU and hour; None if one has no price."""
-        if not set(gpus) <= self.per_gpu_hour.keys():
+    def per_hour(self, gpus: Mapping[str, int]) -> float | None:
+        """Return what so many GPUs of each kind cost per hour; None if one has no price."""
+        if not gpus.keys() <= self.per_gpu_hour.keys():
             return None
-        prices = [self.per_gpu_hour[gpu] for gpu in gpus]
+        return sum(self.per_gpu_hour[gpu] * number for gpu, number in gpus.items())
+
+    def per_gpu_of(self, gpus: Counter[str]) -> float | None:
+        """Return the mean price of some GPUs, per GPU and hour; None if one has no price."""
+        if not gpus.keys() <= self.per_gpu_hour.keys():
+            return None
+        prices = [self.per_gpu_hour[gpu] for gpu in gpus.elements()]
         return prices[0] if len(set(prices)) == 1 else fmean(prices)  # a mean of equals may round
 
 
@@ -220,16 +227,15 @@ class Hardware:
         return [profile for profile, _ in self.pools] or [self.profile]
 
     @property
-    def gpus(self) -> list[str]:
-        """The GPU of each place that a GPU has in a replica or unit."""
-        parts = self.pools or ((self.profile, 1),)
-        parts += ((self.drafter, 1),) if self.drafter else ()
-        return [p.gpu for p, count in parts for _ in range(count * p.num_gpus)]
+    def gpus(self) -> Counter[str]:
+        """How many of which kind a replica or unit has."""
+        engines = self.pools or ((self.profile, 1),)
+        return gpus_of(engines + (((self.drafter, 1),) if self.drafter else ()))
 
     @property
     def gpus_per_replica(self) -> int:
         """GPUs of one replica; of pools, of the whole unit."""
-        return len(self.gpus)
+        return self.gpus.total()
 
 
 @dataclass(frozen=True)

@@ -366,7 +366,7 @@ def _result(found: Found) -> dict[str, Any]:
     probe, between = found.at_capacity, found.interval
     return {
         "hardware": found.hardware.label,
-        "gpu": " + ".join(dict.fromkeys(found.hardware.gpus)),
+        "gpu": " + ".join(found.hardware.gpus),
         "gpus_per_replica": found.hardware.gpus_per_replica,
         "is_measured": found.hardware.is_measured,
         "step_times": max(map(step_times, found.hardware.profiles), key=BASES.index),
