@@ -68,6 +68,7 @@ class Setup:
             "limits": limits,
             "state": _state(most, most_holding, num_blocks),
             "sequences": linked_rows(_ROWS),
+            "blank": _blank(),
             "arrivals": zeros("arrivals", _ROWS),
             "queue": zeros("queue", _ROWS),
             "running": zeros("running", most),
@@ -282,6 +283,13 @@ def linked_rows(size: int, first: int = 0) -> NDArray[Any]:
     rows["next_row"][-1] = NO_ROW
     rows["tables_at"] = -1
     return rows
+
+
+def _blank() -> NDArray[Any]:
+    blank = linked_rows(1)
+    blank["next_publish_len"] = NEVER
+    blank["preempted_in"] = -1
+    return blank
 
 
 def _state(most: int, most_holding: int, num_blocks: int) -> NDArray[Any]:

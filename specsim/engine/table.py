@@ -332,6 +332,7 @@ class Table(NamedTuple):
     limits: Rows[Limits]
     state: Rows[State]
     sequences: Rows[Sequence]
+    blank: Rows[Sequence]  # one row: a request that is new
     facts: Rows[Fact]
     arrivals: Rows[Arrival]
     queue: NDArray[np.int64]

@@ -7,7 +7,7 @@ preempted sequence has no privilege.
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import release
-from specsim.engine.table import FINISHED, FREE, NEVER, NO_ROW, RUNNING, WAITING, Table
+from specsim.engine.table import FINISHED, FREE, NO_ROW, RUNNING, WAITING, Table
 
 
 @inner
@@ -181,43 +181,14 @@ def _sink(table: Table, place: int) -> None:
 @inner
 def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     """Fill in the row of a request that is new."""
+    table.sequences[row] = table.blank[0]
     sequence, fact = table.sequences[row], table.facts[request]
     sequence.request = request
     sequence.arrived_at = arrived_at
-    sequence.first_scheduled_at = 0.0
-    sequence.first_token_at = 0.0
-    sequence.delivered_at = 0.0
-    sequence.prompt_len = fact.prompt_len
+    sequence.prompt_len = sequence.known_len = fact.prompt_len
     sequence.requested_len = fact.prompt_len + fact.max_tokens
     sequence.max_len = min(fact.prompt_len + fact.output_len, table.limits[0].max_model_len)
-    sequence.known_len = fact.prompt_len
-    sequence.computed_len = 0
-    sequence.draft_len = 0
-    sequence.placeholder_len = 0
-    sequence.decodes_from = 0
-    sequence.sampled_at = 0.0
-    sequence.in_chunk = 0
-    sequence.tables_at = -1
-    sequence.capacity_len = 0
-    sequence.next_publish_len = NEVER
-    sequence.junction_len = 0
-    sequence.cached_len = 0
-    sequence.admissions = 0
-    sequence.preemptions = 0
-    sequence.preempted_in = -1
-    sequence.preempted_as = 0
-    sequence.requeues = 0
-    sequence.in_flight_len = 0
-    sequence.drafter = 0
-    sequence.is_undrafted = 0
     sequence.fate_at = fact.output_at
-    sequence.deliveries = 0
-    sequence.drafts = 0
-    sequence.draft_tokens = 0
-    sequence.accepted_tokens = 0
-    sequence.external_len = 0
-    sequence.disk_len = 0
-    sequence.is_sending = 0
 
 
 @inner
