@@ -239,8 +239,8 @@ def _sustained_row(found: "Found") -> list[str]:
         f"{latencies['p99_ttft_ms']:,.1f}",
         f"{latencies['p99_tpot_ms']:,.2f}",
         f"{rate * probe.mean_output_len:,.0f}",
-        f"{offer.gpu_hours:.4f}",
-        _money(offer.cost),
+        f"{offer.gpu_hours_per_million_tokens:.4f}",
+        _money(offer.cost_per_million_tokens),
     ]
     if goal.target_rate is not None and found.replicas is not None:
         gpus = found.replicas * found.hardware.gpus_per_replica
@@ -299,10 +299,10 @@ def _front(capacity: "Capacity") -> Table:
     rows = (
         [
             _money(offer.compared_cost),
-            f"{offer.probe.latencies_ms['mean_e2el_ms']:,.1f}",
+            f"{offer.mean_e2el_ms:,.1f}",
             escape(offer.hardware),
             escape(offer.policy),
-            f"{offer.rate:.4g}",
+            f"{offer.requests_per_second:.4g}",
         ]
         for offer in capacity.front
     )

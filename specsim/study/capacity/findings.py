@@ -61,17 +61,30 @@ class Offer:
     hardware: str
     policy: str
     probe: LoadProbe
-    rate: float  # requests per second
-    gpu_hours: float  # per million output tokens
-    cost: float | None  # per million output tokens; None where no price is known
-    cost_at_target: float | None = None
+    requests_per_second: float
+    gpu_hours_per_million_tokens: float  # of output
+    cost_per_million_tokens: float | None  # None where no price is known
+    cost_per_million_tokens_at_target: float | None = None
     """The same of whole replicas, each with this load at most, that serve the target rate; None
     without one."""
 
     @property
+    def load(self) -> float:
+        return self.probe.load
+
+    @property
+    def mean_e2el_ms(self) -> float:
+        return self.probe.latencies_ms["mean_e2el_ms"]
+
+    @property
+    def costs(self) -> dict[str, float | None]:
+        return {name: value for name, value in vars(self).items() if "per_million" in name}
+
+    @property
     def compared_cost(self) -> float | None:
         """The cost by which offers are compared: at the target rate where there is one."""
-        return self.cost if self.cost_at_target is None else self.cost_at_target
+        at_target = self.cost_per_million_tokens_at_target
+        return self.cost_per_million_tokens if at_target is None else at_target
 
 
 @dataclass(eq=False)
@@ -248,7 +261,11 @@ class Found:
     @property
     def cost_at_target(self) -> float | None:
         """Per million output tokens, with the replicas for the target rate."""
-        return None if self.at_capacity is None else self.offer(self.at_capacity).cost_at_target
+        return (
+            None
+            if self.at_capacity is None
+            else self.offer(self.at_capacity).cost_per_million_tokens_at_target
+        )
 
 
 def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
@@ -257,7 +274,7 @@ def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
         return found.cost_per_hour, found.cost_interval
     if found.at_capacity is None or found.rate is None:
         return None, None
-    cost, between = found.offer(found.at_capacity).cost, found.interval
+    cost, between = found.offer(found.at_capacity).cost_per_million_tokens, found.interval
     if cost is None or between is None:
         return cost, None
     return cost, (cost * found.rate / between.high, cost * found.rate / between.low)
@@ -323,7 +340,7 @@ class Capacity:
             "prices": self.prices.model_dump(),
             "experiment": self.experiment.to_dict(),
             "results": [_result(found) for found in self.found],
-            "pareto_front": [_offer(offer) for offer in self.front],
+            "pareto_front": self.front,
             "most": self.most,
             "cheapest": self.cheapest,
             "notes": self.notes,
@@ -347,9 +364,7 @@ class Capacity:
 def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
     """Return the offers with a price that none beats in price and mean latency, by rising price."""
     priced = [offer for offer in offers if offer.compared_cost is not None]
-    return lower_front(
-        priced, lambda each: (each.compared_cost or 0.0, each.probe.latencies_ms["mean_e2el_ms"])
-    )
+    return lower_front(priced, lambda each: (each.compared_cost or 0.0, each.mean_e2el_ms))
 
 
 def lower_front(items: Iterable[T], numbers: Callable[[T], tuple[float, float]]) -> list[T]:
@@ -380,7 +395,7 @@ def _result(found: Found) -> dict[str, Any]:
         "binds": found.binds,
         "resource": found.resource,
         "margins": found.margins,
-        **({} if probe is None else {**_at_load(found, probe), **_costs(found.offer(probe))}),
+        **({} if probe is None else {**_at_load(found, probe), **found.offer(probe).costs}),
         "replicas": found.replicas,
         "replicas_interval": found.replicas_interval,
         "cost_per_hour": found.cost_per_hour,
@@ -401,7 +416,7 @@ def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
         "num_requests": probe.num_requests,
         "replications": len(probe.runs),
         **_at_load(found, probe),
-        **_costs(found.offer(probe)),
+        **found.offer(probe).costs,
     }
 
 
@@ -415,23 +430,4 @@ def _at_load(found: Found, probe: LoadProbe) -> dict[str, Any]:
             for name, value in probe.reached_ms.items()
         },
         **probe.latencies_ms,
-    }
-
-
-def _costs(offer: Offer) -> dict[str, float | None]:
-    return {
-        "gpu_hours_per_million_tokens": offer.gpu_hours,
-        "cost_per_million_tokens": offer.cost,
-        "cost_per_million_tokens_at_target": offer.cost_at_target,
-    }
-
-
-def _offer(offer: Offer) -> dict[str, Any]:
-    return {
-        "hardware": offer.hardware,
-        "policy": offer.policy,
-        "load": offer.probe.load,
-        "requests_per_second": offer.rate,
-        "mean_e2el_ms": offer.probe.latencies_ms["mean_e2el_ms"],
-        **_costs(offer),
     }
