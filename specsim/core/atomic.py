@@ -140,7 +140,7 @@ def _fields(head: str) -> Iterator[tuple[str, Any]]:
 
 FORCES = "SPECSIM_FORCE"
 """Environment variable that lets outputs replace any file but inputs, as ``specsim --force``."""
-_PLOTS = (".png", ".svg", ".pdf")
+_NOT_OURS = "was not written by specsim and would be lost"
 _UNFINISHED = re.compile(r"\.unfinished-[a-z0-9_]{8}")
 
 
@@ -278,7 +278,7 @@ def check_replaceable(folder: Path, names: Iterable[str]) -> None:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
             if os.path.lexists(file) and not _is_ours(file) and not _is_forced(file):
                 raise ConfigError(
-                    f"{_not_ours(file)}; move it or name another folder, or add --force"
+                    f"{file}: {_NOT_OURS}; move it or name another folder, or add --force"
                 )
             _check_no_input(file)
 
@@ -287,12 +287,7 @@ def _check_file(path: Path) -> None:
     """Raise a ConfigError if a file that is to be replaced is somebody else's."""
     _check_no_input(path)
     if path.is_file() and path.stat().st_size and not is_marked(path) and not _is_forced(path):
-        raise ConfigError(f"{_not_ours(path)}; name another file, or add --force")
-
-
-def _not_ours(path: Path) -> str:
-    older = ", or by a version that did not mark its plots yet," if path.suffix in _PLOTS else ""
-    return f"{path}: was not written by specsim{older} and would be lost"
+        raise ConfigError(f"{path}: {_NOT_OURS}; name another file, or add --force")
 
 
 def _check_no_input(path: Path) -> None:

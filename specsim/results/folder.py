@@ -291,14 +291,9 @@ def load_requests(folder: Path) -> RunTable:
 
 def load_steps(folder: Path) -> StepsTable:
     """Return the steps of a run; a ConfigError if they are missing, cut short or not ours."""
-    unknown = "alpha_estimate"  # absent in files of older versions
-    names = ("replica", *(name for name in STEP_FIELDS.names or () if name != unknown))
+    names = ("replica", *(STEP_FIELDS.names or ()))
     stored = _StoredTable(folder, "steps.parquet", names)
-    columns = {name: stored.numbers(name) for name in names}
-    if unknown in stored:
-        columns[unknown] = stored.numbers(unknown, may_be_nan=True)
-    else:
-        columns[unknown] = np.full(len(stored), np.nan, dtype=np.float32)
+    columns = {n: stored.numbers(n, may_be_nan=n == "alpha_estimate") for n in names}
     _check_steps(columns, stored)
     return StepsTable(columns, stored.provenance)
 

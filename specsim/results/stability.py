@@ -110,9 +110,7 @@ def together(answers: Iterable[Stability]) -> Stability:
 
 
 def stability_of(own: Mapping[str, Any]) -> Stability:
-    """Return the answer in specsim's block of a summary; in older ones it is a boolean."""
-    if "stability" not in own:
-        return "overloaded" if own["unstable"] else "stable"
+    """Return the answer in specsim's block of a summary."""
     found: Stability = own["stability"]
     if found not in get_args(Stability):
         raise ValueError(f"stability = {found!r} is none of {', '.join(get_args(Stability))}")
@@ -125,8 +123,8 @@ def as_flags(answer: Stability) -> dict[str, int]:
 
 
 def stability_in(metrics: Mapping[str, float]) -> Stability:
-    """Return the answer in a row of metrics; older ones have `unstable`, 0 or 1."""
-    if metrics.get("overloaded", metrics.get("unstable")):
+    """Return the answer in a row of metrics."""
+    if metrics.get("overloaded"):
         return "overloaded"
     return "undecided" if metrics.get("undecided") else "stable"
 

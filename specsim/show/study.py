@@ -11,7 +11,7 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import nearest
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
-from specsim.results.stability import Stability, as_flags, stability_in, together
+from specsim.results.stability import Stability, stability_in, together
 from specsim.run.deployment import gpus_of
 from specsim.run.summary import step_times
 from specsim.study.capacity.choices import Prices
@@ -202,8 +202,6 @@ _KNOWN = {each.name for each in MEASURES} - (
 def measured(study: Study, point: Point) -> dict[str, float]:
     """Return what is known of a point, by the names of `MEASURES`."""
     found = dict(point.metrics)
-    if "unstable" in found:  # of an older specsim
-        found |= as_flags(stability_in(found))
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:
         found["slo_attainment"] = goodput / throughput

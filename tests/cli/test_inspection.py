@@ -339,14 +339,6 @@ def test_a_profile_that_has_changed_since_is_noticed(saved: Callable[..., Path])
         break_down(folder)
 
 
-def test_older_steps_have_no_estimate_of_alpha(saved: Callable[..., Path]) -> None:
-    folder = saved()
-    rewrite(folder, alpha_estimate=None)
-    assert np.isnan(load_steps(folder)["alpha_estimate"]).all()
-    rewrite(folder, alpha_estimate=np.full(len(load_steps(folder)), 0.5, dtype=np.float32))
-    assert set(load_steps(folder)["alpha_estimate"].tolist()) == {0.5}
-
-
 def test_timeline_writes_a_plot_and_its_series(saved: Callable[..., Path], cli: Run) -> None:
     folder = saved()
     code, out, err = cli("timeline", folder, "--bins", 20)

@@ -78,13 +78,6 @@ def test_nor_do_the_others(command: tuple[object, ...], name: str, cli: Run, her
     assert content(here) == before
 
 
-def test_of_a_plot_without_a_mark_it_is_said_that_it_may_be_older(here: Path) -> None:
-    (here / "old.png").write_bytes(b"\x89PNG")
-    older = "or by a version that did not mark its plots yet, and would be lost; .* add --force"
-    with pytest.raises(ConfigError, match=older), new_file(here / "old.png"):
-        raise AssertionError("it was written")
-
-
 def test_a_file_that_comes_in_between_is_kept_too(cli: Run, here: Path) -> None:
     assert cli(*COMPARE, "--out", "r")[0] == 0
     (here / "r" / "off" / "notes.txt").write_text("mine")

@@ -8,14 +8,7 @@ import pytest
 from conftest import tiny_config
 from numpy.typing import NDArray
 
-from specsim.results.stability import (
-    Demand,
-    Stability,
-    balance,
-    stability_in,
-    stability_of,
-    together,
-)
+from specsim.results.stability import Demand, Stability, balance, stability_of, together
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, summarized
 
@@ -185,11 +178,6 @@ def test_replications_say_what_some_say_and_none_denies(
     answers: list[Stability], expected: str
 ) -> None:
     assert together(answers) == expected
-
-
-def test_answers_of_older_versions_are_read() -> None:
-    assert [stability_of({"unstable": old}) for old in (True, False)] == ["overloaded", "stable"]
-    assert [stability_in({"unstable": old}) for old in (1, 0)] == ["overloaded", "stable"]
 
 
 @pytest.mark.parametrize("odd", ["steady", None, 1, ["stable"]])

@@ -3,7 +3,6 @@
 import json
 import re
 from pathlib import Path
-from shutil import copytree
 from typing import Any
 
 import pytest
@@ -387,18 +386,3 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts(cli: Run, tmp_
         a_million = 1e6 / point.metrics["output_throughput"] / 3600
         assert measured(study, point)["cost_per_mtok"] == pytest.approx(cost * a_million)
         assert study.prices == {"h100/llama-3.1-8b": 3.0}
-
-
-def test_a_run_of_an_older_version_is_read(tmp_path: Path, cli: Run) -> None:
-    """`old_run` was written at 2b79a809: other rooms, and an engine of objects."""
-    old = copytree(Path(__file__).with_name("old_run"), tmp_path / "old_run")
-    (point,) = load_study(old).points
-    written = json.loads((old / "summary.json").read_text())
-    assert point.metrics["mean_e2el_ms"] == written["mean_e2el_ms"]
-    for command in (
-        ["report", old, "--out", "page.html"],
-        ["timeline", old],
-        ["breakdown", old],
-        ["export", old, "--chrome-trace", "trace.json", "--prometheus", "metrics.txt"],
-    ):
-        assert cli(*command)[0] == 0, command

@@ -315,7 +315,7 @@ def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
     return {
         name: int(value) if isinstance(value, bool) else value
         for name, value in flattened({**outer, **own, **as_flags(stability_of(own))}).items()
-        if isinstance(value, int | float) and name.rpartition(".")[2] not in ("seed", "unstable")
+        if isinstance(value, int | float) and name.rpartition(".")[2] != "seed"
     }
 
 
