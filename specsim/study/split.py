@@ -28,19 +28,29 @@ COLUMNS = (
 
 
 @dataclass(frozen=True)
+class Way:
+    """One way to use the GPUs."""
+
+    label: str  # ``colocated``, or replicas of the pools, ``2p + 6d``
+    gpus: int  # in use: a replica may need several, so that some may be left over
+    experiment: Experiment
+    policy: str | None = None  # where policies are searched, too
+
+
+@dataclass(frozen=True)
 class SplitRow:
     """One way to use the GPUs, at one load; means over the replications."""
 
-    label: str  # ``colocated``, or replicas of the pools, ``2p + 6d``
+    label: str
     rate: float | None  # requests per second; None where the experiment has no rate
     prefill_replicas: int  # none of them where replicas are colocated
     decode_replicas: int
-    gpus: int  # in use: a replica may need several, so that some may be left over
+    gpus: int
     values: dict[str, float | None]  # by `COLUMNS`
     stability: Stability
     is_efficient: bool = True
     """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load."""
-    policy: str | None = None  # where policies were searched, too
+    policy: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -69,8 +79,8 @@ class Split:
         Path(folder, "split.json").write_text(json.dumps(data, indent=1) + "\n")
 
 
-def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experiment]]:
-    """Yield the ways to use some GPUs: a label, the GPUs in use and the experiment.
+def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:
+    """Yield the ways to use some GPUs.
 
     First colocated replicas. Pools are as in the experiment, if it has them. A ConfigError if
     there are too few GPUs for any.
@@ -87,14 +97,15 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[tuple[str, int, Experi
     if gpus < max(size, 1):
         raise ConfigError(f"--gpus {gpus}: a replica of profile {plain.profile} takes {size}")
     replicas = gpus // size
-    yield "colocated", replicas * size, plain.replace("split", replicas=replicas)
+    yield Way("colocated", replicas * size, plain.replace("split", replicas=replicas))
     for prefill in range(1, gpus // sizes[0] + 1):
         decode = (gpus - prefill * sizes[0]) // sizes[1]
         if not decode:
             return
         changed = pools.with_each("replicas", prefill, decode)
         used = prefill * sizes[0] + decode * sizes[1]
-        yield f"{prefill}p + {decode}d", used, plain.replace("split", replicas=1, pools=changed)
+        apart = plain.replace("split", replicas=1, pools=changed)
+        yield Way(f"{prefill}p + {decode}d", used, apart)
 
 
 def compare_splits(
@@ -108,27 +119,17 @@ def compare_splits(
 ) -> Split:
     """Run every way to use some GPUs, at the experiment's load or several rates, requests/s."""
     loads: list[float | None] = [*rates] if rates else [None]
-    arms = [
-        (label, used, arm)
-        for rate in loads
-        for label, used, arm in splits(at_rate(experiment, rate), gpus)
-    ]
+    ways = [way for rate in loads for way in splits(at_rate(experiment, rate), gpus)]
     with Runner(LocalProcesses(workers), on_progress) as runner:
-        rows = simulated_rows(arms, replications, runner)
+        rows = simulated_rows(ways, replications, runner)
     rows = [judged(row, rows) for row in rows]
     return Split(gpus, sorted(rows, key=row_order))
 
 
-def simulated_rows(
-    arms: list[tuple[str, int, Experiment]], replications: int, runner: Runner
-) -> list[SplitRow]:
-    """Simulate ways to use the GPUs, each with its label and the GPUs in use."""
-    tasks = [replicated(arm, replications, "split") for _, _, arm in arms]
-    groups = runner.run(_run_one, tasks)
-    return [
-        _row(label, used, arm, group)
-        for (label, used, arm), group in zip(arms, groups, strict=True)
-    ]
+def simulated_rows(ways: list[Way], replications: int, runner: Runner) -> list[SplitRow]:
+    """Simulate ways to use the GPUs."""
+    tasks = [replicated(way.experiment, replications, "split") for way in ways]
+    return [*map(_row, ways, runner.run(_run_one, tasks))]
 
 
 def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
@@ -150,20 +151,21 @@ def _run_one(experiment: Experiment) -> dict[str, Any]:
     return summarized(experiment).data
 
 
-def _row(label: str, used: int, arm: Experiment, group: list[dict[str, Any]]) -> SplitRow:
+def _row(way: Way, group: list[dict[str, Any]]) -> SplitRow:
     values: dict[str, float | None] = {}
     for name in COLUMNS:
         found = [value for data in group if (value := _value(data, name)) is not None]
         values[name] = fmean(found) if len(found) == len(group) else None
-    pools = arm.pools
+    arm, pools = way.experiment, way.experiment.pools
     return SplitRow(
-        label=label,
+        label=way.label,
         rate=getattr(arm.workload.arrivals, "rate", None),
         prefill_replicas=pools.prefill.replicas if pools else 0,
         decode_replicas=pools.decode.replicas if pools else arm.replicas,
-        gpus=used,
+        gpus=way.gpus,
         values=values,
         stability=together(stability_of(data["specsim"]) for data in group),
+        policy=way.policy,
     )
 
 

@@ -31,6 +31,7 @@ from specsim.run.whole import prefill_requests
 from specsim.study.split import (
     Split,
     SplitRow,
+    Way,
     at_rate,
     is_beaten,
     judged,
@@ -47,28 +48,6 @@ _IDLE = 64  # prefill replicas before a decode pool that is looked at by itself
 _MOST = 16  # splits of each pair of profiles, so that the time does not grow with the GPUs
 
 Columns = dict[str, NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way to use the GPUs, with all that is searched for."""
-
-    label: str
-    gpus: int
-    experiment: Experiment
-    policy: str
-
-    def piece(self, pool: str) -> tuple[str, ...]:
-        assert self.experiment.pools is not None
-        profile = getattr(self.experiment.pools, pool).profile
-        if pool == "decode":
-            return pool, profile, self.policy
-        drafts = self.experiment.of_pool("prefill").engine.speculative_config is not None
-        return pool, profile, "drafts" if drafts else ""
-
-    def replicas(self, pool: str) -> int:
-        replicas: int = getattr(self.experiment.pools, pool).replicas
-        return replicas
 
 
 @dataclass(frozen=True)
@@ -162,9 +141,7 @@ def search_splits(  # noqa: PLR0913 - what is searched, and how far
             predictions = _predicted(pairs, runner, search)
             chosen = [each.way for each in _finalists(predictions, most)]
             whole = [way for way in ways if way.experiment.pools is None] + chosen
-            arms = [(way.label, way.gpus, way.experiment) for way in whole]
-            found = simulated_rows(arms, replications, runner)
-            found = [replace(r, policy=w.policy) for r, w in zip(found, whole, strict=True)]
+            found = simulated_rows(whole, replications, runner)
             _compare(predictions, whole, found, search)
             rows += [judged(row, found) for row in found]
             search.predictions += predictions
@@ -188,16 +165,16 @@ def _ways(
     for label, policy in policies.items():
         plain = experiment.replace("--policies", policy=policy, incidents=None)
         for profile in both:
-            for _, used, arm in list(splits(plain.replace("--tp", profile=profile), gpus))[:1]:
-                size = f" {_size(profile)}" if sizes else ""
-                yield Way(f"colocated{size}", used, arm, label)
+            size = f" {_size(profile)}" if sizes else ""
+            whole = next(splits(plain.replace("--tp", profile=profile), gpus))
+            yield replace(whole, label=whole.label + size, policy=label)
         for prefill, decode in product(prefills, decodes):
             apart = pools.with_each("profile", prefill, decode)
             changed = plain.replace("--tp", profile=decode, pools=apart, replicas=1)
             ends = f" {_size(prefill)}/{_size(decode)}" if sizes else ""
-            for text, used, arm in thinned(list(splits(changed, gpus))[1:], ends, left_out):
+            for way in thinned(list(splits(changed, gpus))[1:], ends, left_out):
                 is_any = True
-                yield Way(text + ends, used, arm, label)
+                yield replace(way, label=way.label + ends, policy=label)
     if not is_any:
         raise ConfigError(f"--gpus {gpus}: too few for two pools; {'; '.join(left_out) or 'add'}")
 
@@ -245,7 +222,8 @@ def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[SplitPre
     ladders: dict[tuple[str, ...], dict[int, Experiment]] = {}
     for way in ways:
         for pool in POOLS:
-            ladders.setdefault(way.piece(pool), {})[way.replicas(pool)] = way.experiment
+            piece, replicas = _piece_of(way, pool)
+            ladders.setdefault(piece, {})[replicas] = way.experiment
     tasks = [(key[0], sorted(steps.items(), reverse=True)) for key, steps in ladders.items()]
     groups = runner.run(_climb_down, [[task] for task in tasks])
     found = {key: one for key, [one] in zip(ladders, groups, strict=True)}
@@ -255,12 +233,23 @@ def _predicted(ways: list[Way], runner: Runner, search: Search) -> list[SplitPre
             search.left_out.append(f"{' '.join(key).strip()}: {why}")
     predictions = []
     for way in ways:
-        parts = [found[way.piece(pool)][0].get(way.replicas(pool)) for pool in POOLS]
+        needed = [_piece_of(way, pool) for pool in POOLS]
+        parts = [found[piece][0].get(replicas) for piece, replicas in needed]
         known = [part for part in parts if part is not None and not part.is_overloaded]
         if len(known) == len(POOLS):
             predictions.append(_together(way, *known))
     search.too_small += len(ways) - len(predictions)
     return sorted(predictions, key=lambda each: each.order)
+
+
+def _piece_of(way: Way, pool: str) -> tuple[tuple[str, ...], int]:
+    """Return what a pool of a way is simulated by itself as, and how many replicas it has."""
+    own = getattr(way.experiment.pools, pool)
+    what = way.policy or ""
+    if pool == "prefill":
+        engine = way.experiment.of_pool("prefill").engine
+        what = "drafts" if engine.speculative_config is not None else ""
+    return (pool, own.profile, what), own.replicas
 
 
 def _climb_down(

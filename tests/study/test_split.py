@@ -31,16 +31,16 @@ def experiment(**changes: Any) -> Experiment:
 
 def test_every_split_is_there_with_the_gpus_that_replicas_take() -> None:
     found = list(splits(experiment(), 4))
-    assert [label for label, _, _ in found] == ["colocated", "1p + 3d", "2p + 2d", "3p + 1d"]
-    assert found[0][2].replicas == 4
-    assert [arm.num_engines for _, _, arm in found] == [4, 4, 4, 4]
+    assert [way.label for way in found] == ["colocated", "1p + 3d", "2p + 2d", "3p + 1d"]
+    assert found[0].experiment.replicas == 4
+    assert [way.experiment.num_engines for way in found] == [4, 4, 4, 4]
     # A prefill replica of four GPUs, decode replicas of two: one GPU of seven is left over.
     pools = {
         "prefill": {"profile": "h100/llama-3.1-70b-tp4"},
         "decode": {"profile": "h100/llama-3.1-70b-tp2"},
     }
     large = experiment(pools=pools, profile="h100/llama-3.1-70b-tp2")
-    assert [(label, used) for label, used, _ in splits(large, 7)] == [
+    assert [(way.label, way.gpus) for way in splits(large, 7)] == [
         ("colocated", 6), ("1p + 1d", 6),
     ]  # fmt: skip
 
