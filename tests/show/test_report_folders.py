@@ -318,6 +318,7 @@ def test_a_capacity_plan_is_a_point_per_load_that_was_tried(cli: Run) -> None:
         ({"specsim_version": "9.9"}, "written by specsim 9.9"),
         ({"results": []}, "holds no load that was tried"),
         ({"results": [{"hardware": "h100"}]}, "'results.0.policy' is missing"),
+        ({"repliactions": 5}, "unknown field 'repliactions'; did you mean 'replications'?"),
     ],
 )
 def test_a_damaged_plan_is_told_by_the_line(cli: Run, change: dict[str, Any], why: str) -> None:

@@ -210,12 +210,11 @@ def _load_capacity(folder: Path) -> Study:
 
 
 def _load_advice(path: Path) -> Advice | None:
-    """Return the answer of `specsim plan`; None of `specsim capacity`, or of an older specsim."""
-    data = load_mapping(path, ConfigError) if path.is_file() else {}
-    if "choices" not in data:
+    """Return the answer of `specsim plan`; None of `specsim capacity`."""
+    if not path.is_file():
         return None
     with validated(f"{path} (run specsim plan again)", ConfigError):
-        return Advice.model_validate(data)
+        return Advice.model_validate(load_mapping(path, ConfigError))
 
 
 def _in_words(policies: list[str], words: dict[str, str]) -> list[str]:

@@ -125,10 +125,8 @@ def _screened(plan: Plan, options: list[Option], runner: Runner) -> Plan:
 def _worth(plan: Plan) -> set[str]:
     """Return the hardware that may be the cheapest."""
     bound = plan.least(plan.screened, 1 / SHORT)
-    by_hardware: dict[str, list[str]] = {}
-    for name, option in plan.options.items():
-        by_hardware.setdefault(option.hardware.label, []).append(name)
-    least = {label: plan.least(names, _OTHER_K) for label, names in by_hardware.items()}
+    by_hardware = plan.by_hardware(plan.options).items()
+    least = {label: plan.least(names, _OTHER_K) for label, names in by_hardware}
     if min(least.values()) == inf:
         raise ConfigError(
             "no GPU keeps the limits at any load, in short runs; raise --slo or lower --attainment"

@@ -69,6 +69,12 @@ class Plan:
     def least(self, names: Iterable[str], factor: float) -> float:
         return min((self.cost(name, factor) for name in names), default=inf)
 
+    def by_hardware(self, names: Iterable[str]) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(self.options[name].hardware.label, []).append(name)
+        return found
+
     def ranked(self, names: Iterable[str]) -> list[str]:
         """Return options from the best on; those that were searched go first."""
         return sorted(names, key=self._rank)
@@ -100,10 +106,7 @@ class Plan:
         That is the best one, and the one of highest capacity if that might do with fewer replicas.
         """
         bound = self.least(names, 1 / SHORT)
-        likely: dict[str, list[str]] = {}
-        for name in names:
-            if inf > self.cost(name, SHORT) <= bound:
-                likely.setdefault(self.options[name].hardware.label, []).append(name)
+        likely = self.by_hardware(name for name in names if inf > self.cost(name, SHORT) <= bound)
         chosen: list[str] = []
         for own in list(likely.values())[:_MOST]:
             strongest = max(own, key=lambda name: self.screened[name].rate or 0.0)
@@ -181,17 +184,9 @@ class Plan:
         """Options with speculation that are rented, or might be, were more drafts accepted."""
         if self.taken is None:
             return []
-        best = (self.cheapest(own) for own in self._with_speculation.values())
+        drafting = (name for name, option in self.options.items() if not option.is_off)
+        best = (self.cheapest(own) for own in self.by_hardware(drafting).values())
         return [n for n in best if n and self.cost(n, WORTH) <= self.cost(self.taken)]
-
-    @property
-    def _with_speculation(self) -> dict[str, list[str]]:
-        """Options with speculation, by hardware."""
-        found: dict[str, list[str]] = {}
-        for name, option in self.options.items():
-            if not option.is_off:
-                found.setdefault(option.hardware.label, []).append(name)
-        return found
 
     @cached_property
     def _shown(self) -> list[str]:
