@@ -387,13 +387,6 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
         )
 
 
-def test_a_plan_of_an_older_version_is_read_as_a_capacity(tmp_path: Path) -> None:
-    save_plan(of_two_gpus(), tmp_path)
-    (tmp_path / "plan.json").write_text('{"taken": null, "short_runs": {}}')
-    study = load_study(tmp_path)
-    assert (study.plan, study.axes[1].labels) == (None, ["static:k=3"])
-
-
 def refined(held: int, is_enough: bool, *, asked_for: list[Asked] | None = None) -> Answer:
     goal = replace(goal_of(asked(qps=10.2)), max_requests=64_000, tolerance=0.04)
     search = refine(10.0, goal, 2000, lambda _: is_enough)
