@@ -409,7 +409,7 @@ def test_the_number_of_processes_changes_nothing() -> None:
         (["--slo", "ttft:1,ttft:2"], "'ttft' is given twice"),
         ([], "--slo is missing and the experiment has no slo"),
         (["--slo", "ttft:9", "--attainment", 0], "--attainment 0.0: must be above 0"),
-        (["--slo", "ttft:9", "--attainment", "nan"], "--attainment nan: must be above 0"),
+        (["--slo", "ttft:9", "--attainment", "nan"], "--attainment nan: should be a number"),
         (["--slo", "ttft:9", "--tolerance", 0], "--tolerance 0.0: must be from 0.001 to 0.5"),
         (["--slo", "ttft:9", "--qps", -1], "--qps -1.0: must be above 0 and at most 1,000,000"),
         (["--slo", "ttft:9", "--gpus", "h1000"], "no GPU 'h1000'"),
