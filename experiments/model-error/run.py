@@ -32,6 +32,8 @@ OUT = HERE.parents[1] / "specsim" / "profile" / "model_errors.yaml"
 TIME, FIRST = f"{OF_TOKENS}_mean_ms", "ttft_mean_ms"
 ROUNDS, START = 40, 0.1
 SHARE = 0.8  # of servers, that an interval is to hold
+LISTED_TWICE = {("DeepSeek-V3", "h200_sxm"), ("DeepSeek-V3", "b200_sxm")}
+"""Lines under SGLang whose measurements are all those of DeepSeek-R1, too."""
 ALTERNATIVES = ("terms", "terms and server", "server")
 
 
@@ -196,7 +198,7 @@ def of_silicon(silicon: Any, engine: str) -> Iterator[Rows]:
     """Yield the lines of an engine, those of several numbers of GPUs together."""
     lines: dict[tuple[str, str], list[Any]] = {}
     for (own, model, gpu, server), rows in silicon.sets_of(tables_folder(), engine).items():
-        if own == engine:
+        if own == engine and (model.partition("/")[2], gpu) not in LISTED_TWICE:
             lines.setdefault((model.partition("/")[2], gpu), []).append((server, rows))
     for (model, gpu), sets in lines.items():
         group = f"{model.lower().removesuffix('-fp8').removesuffix('-instruct')} {gpu[:4]}"
