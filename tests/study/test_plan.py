@@ -18,6 +18,7 @@ from specsim.core.runner import Runner
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
+from specsim.run.summary import Beyond
 from specsim.show.render.study_tables import plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, searched
@@ -662,6 +663,9 @@ def test_a_plan_of_a_day_says_what_each_way_costs_and_can_be_run(tmp_path: Path)
     assert fixed.cost_per_day == 24 * 6.0
     assert max(scheduled.cost_per_day, scaled.cost_per_day) < fixed.cost_per_day
     assert f" A day costs 144.00 fixed, {scheduled.cost_per_day:.2f} by" in headline(plan.advice)
+    alike = replace(plan.question, day=read_day("0:20,12:21"))
+    one_way = headline(replace(plan, question=alike).advice)
+    assert " A day costs 48.00 USD, however servers come and go." in one_way
     assert [row[0] for row in day_table(plan.advice)[1]] == [each.way for each in day.fleets]
     assert any(text.startswith("The day has 5,184,000 requests") for text in notes(plan.advice))
     # 969 ms in the mean, at any load: by Little's law.
@@ -736,3 +740,11 @@ def test_an_autoscaler_does_not_give_up_a_server_that_it_will_want_back() -> Non
     half = load / 2
     assert day.requests_per_server == pytest.approx(2 * half * latency_at(steep, half) / 1e3)
     assert day.requests_per_server < 0.6 * load * latency_at(steep, load) / 1e3
+
+
+def test_warnings_name_options_as_the_table_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Beyond, "warnings", lambda *_: ["far"])
+    warnings = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).warnings
+    assert warnings[-2:] == [
+        "H100, no speculation: far", "H100, EAGLE-3, fixed draft length 3: far",
+    ]  # fmt: skip

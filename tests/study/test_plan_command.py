@@ -106,6 +106,17 @@ def test_flags_that_ask_for_nothing_are_taken() -> None:
     assert read_command(typed, "vllm").weights == "fp8"
 
 
+@pytest.mark.parametrize("level", ["-O3 m", "m -O 3", "m -O=3", "m --optimization-level 3"])
+def test_short_forms_are_those_of_vllm(level: str) -> None:
+    command = read_command(f"vllm serve {level} -ep -cc.mode 3 -ac.backend x --seed 1", "vllm")
+    assert (command.model, command.engine) == ("m", {"enable_expert_parallel": True})
+    said, rest = command.notes
+    assert set(said.removeprefix("not simulated, though it changes speed: ").split(", ")) == {
+        "--optimization-level", "--compilation-config.mode", "--attention-config.backend",
+    }  # fmt: skip
+    assert rest == "without effect on the answer: --seed"
+
+
 def test_sglang_is_read_under_vllm_s_names() -> None:
     command = read_command(
         "python -m sglang.launch_server --model-path m --tp 2 --context-length 8192 "

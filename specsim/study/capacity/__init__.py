@@ -244,7 +244,9 @@ def _found(
     return [ended[number] for number in range(len(candidates))]
 
 
-def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
+def hardware_notes(
+    found: list[Found], prices: Prices, words: Callable[[Found], str] = lambda each: each.name
+) -> list[str]:
     """Return what there is to know of step times and prices before believing the numbers."""
     hardware = {each.hardware.label: each.hardware for each in found}.values()
     guessed = [h.label for h in hardware if not h.is_measured]
@@ -260,7 +262,7 @@ def hardware_notes(found: list[Found], prices: Prices) -> list[str]:
     for each in found:
         if each.at_capacity is not None:
             warnings = each.at_capacity.beyond.warnings(each.hardware.profiles)
-            notes += [f"{each.name}: {text}" for text in warnings]
+            notes += [f"{words(each)}: {text}" for text in warnings]
     return notes
 
 

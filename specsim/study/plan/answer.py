@@ -55,7 +55,8 @@ class Plan:
     def capacity(self) -> Capacity:
         found, prices = list(self.found.values()), self.question.prices
         experiment = self.options[found[0].name].experiment
-        return Capacity(experiment, found[0].goal, prices, found, hardware_notes(found, prices))
+        notes = hardware_notes(found, prices, lambda each: option_words(self.options[each.name]))
+        return Capacity(experiment, found[0].goal, prices, found, notes)
 
     def known(self, name: str) -> Found:
         """Return the best that is known of an option."""

@@ -92,12 +92,13 @@ def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, s
     """Yield each flag under vLLM's name, with its value; that of a switch is True or False."""
     rest = list(words)
     while rest:
-        word = rest.pop(0)
+        word = re.sub(r"^-O=?(?=.)", "-O=", rest.pop(0))  # vLLM reads -O3 and -O 3 alike
         if not word.startswith("-"):
             yield "model", word
             continue
         name, equals, value = word.partition("=")
-        name = _FLAGS["short"].get(name, name.lstrip("-").replace("_", "-"))
+        head, dot, inner = name.partition(".")
+        name = (_FLAGS["short"].get(head, head.lstrip("-")) + dot + inner).replace("_", "-")
         if program == "sglang":
             name = _FLAGS["sglang"].get(name, name)
         own, is_off = name.removeprefix("no-"), name.startswith("no-")
@@ -187,9 +188,9 @@ class _Reader:
     def _unused(self, engine: set[str]) -> list[str]:
         left = [n for n in self._flags if n.replace("-", "_") not in engine]
         left = [n for n in left if n != "num-gpu-blocks-override"]
-        slow = [f"--{n}" for n in left if n in _UNMODELLED]
-        rest = [f"--{n}" for n in left if n not in _UNMODELLED]
-        for name in set(left) - _UNMODELLED - _SWITCHES:
+        slow = [f"--{n}" for n in left if n.partition(".")[0] in _UNMODELLED]
+        rest = [f"--{n}" for n in left if f"--{n}" not in slow]
+        for name in {n for n in left if f"--{n}" in rest} - _SWITCHES:
             if near := get_close_matches(name, {*_ENGINE, *_OTHER, *_REFUSED}, 1, _TYPO):
                 raise ConfigError(
                     f"{self._source}: --{name}: there is no such flag; did you mean --{near[0]}?"

@@ -39,8 +39,11 @@ def headline(advice: Advice) -> str:
 def _on_day(advice: Advice) -> str:
     if advice.day is None:
         return ""
-    costs = [f"{each.cost_per_day:,.2f} {each.way}" for each in advice.day.fleets]
-    return f" A day costs {', '.join(costs)} ({advice.currency})."
+    costs = [f"{each.cost_per_day:,.2f}" for each in advice.day.fleets]
+    if len(set(costs)) == 1:
+        return f" A day costs {costs[0]} {advice.currency}, however servers come and go."
+    ways = ", ".join(f"{c} {f.way}" for c, f in zip(costs, advice.day.fleets, strict=True))
+    return f" A day costs {ways} ({advice.currency})."
 
 
 def _unit(choice: Choice) -> str:
