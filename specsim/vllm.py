@@ -24,7 +24,8 @@ from vllm.v1.core.sched.scheduler import Scheduler as _Sync
 from specsim.core.errors import ConfigError
 from specsim.core.step import StepLoad
 from specsim.reality.clock import Clock
-from specsim.reality.vllm.control import VARIABLE, Control, Controller, Engine, Rows, load_of, told
+from specsim.reality.vllm.at_work import Rows
+from specsim.reality.vllm.control import VARIABLE, Control, Controller, Engine, told
 
 _LOOKUPS = {"ngram", "ngram_gpu", "suffix"}
 _FIELD = "num_spec_tokens_to_schedule"
@@ -74,24 +75,26 @@ class _Controlled:
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
     def _decide(self, output: Any, controller: Controller) -> None:
+        if controller.constant is not None:
+            output.num_spec_tokens_to_schedule = controller.constant
+            return
         now = self.clock.now()
         rows = self._rows(output)
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         free_slots = pool.get_num_free_blocks() * self.block_size  # type: ignore[attr-defined]
-        num_running, load = len(self.running), load_of(rows)  # type: ignore[attr-defined]
-        k = controller.decide(rows, load, now, num_running, free_slots)
+        k, load = controller.decide(rows, now, len(self.running), free_slots)  # type: ignore[attr-defined]
         output.num_spec_tokens_to_schedule = k
         self._steps.append(_Awaited(output, load, k, now))
 
     def _rows(self, output: Any) -> Rows:
-        """Return its sequences, with the fields of `Scheduled`."""
+        """Return its sequences, each with the fields of `Scheduled`."""
         requests, drafts = self.requests, output.scheduled_spec_decode_tokens  # type: ignore[attr-defined]
-        rows = []
+        rows: Rows = []
         for request_id, count in output.num_scheduled_tokens.items():
             request = requests[request_id]
             computed = request.num_computed_tokens
             known = request.num_tokens
-            row = (
+            rows += (
                 self._numbers[request_id],
                 request.num_prompt_tokens,
                 known,
@@ -100,7 +103,6 @@ class _Controlled:
                 count,
                 len(drafts.get(request_id, ())),
             )
-            rows.append(row)
         return rows
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -112,22 +114,23 @@ class _Controlled:
         return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
 
     def _observe(self, output: Any, made: Any, controller: Controller) -> None:
-        now = self.clock.now()
         while self._steps and self._steps[0].output is not output:
             self._steps.popleft()
         if not self._steps:
             return
+        now = self.clock.now()
         step = self._steps.popleft()
         seconds = now - max(step.scheduled_at, self._ended_at)
         self._ended_at = now
         if not step.load.num_requests:
             return
-        drafts, sampled, rows = output.scheduled_spec_decode_tokens, made.sampled_token_ids, []
+        drafts, sampled = output.scheduled_spec_decode_tokens, made.sampled_token_ids
+        rows: Rows = []
         for request_id in output.num_scheduled_tokens:
             tokens = sampled[made.req_id_to_index[request_id]] if sampled else ()
             if len(tokens):
                 verified = len(drafts.get(request_id, ()))
-                rows.append((self._numbers[request_id], verified, len(tokens) - 1, len(tokens)))
+                rows += (self._numbers[request_id], verified, len(tokens) - 1, len(tokens))
         controller.observe(step.load, step.k, seconds, rows)
         if len(self._numbers) > 2 * len(self.requests) + 64:  # type: ignore[attr-defined]
             known = {each for step in self._steps for each in step.output.num_scheduled_tokens}

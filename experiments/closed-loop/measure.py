@@ -1,6 +1,7 @@
 """Serve the loads on a real vLLM; then `run.py` simulates the same.
 
     python experiments/closed-loop/measure.py --minutes 20
+    python experiments/closed-loop/measure.py --own-time 3    # prints the plug-in's alone
 
 Needs a vLLM 0.32: SPECSIM_VLLM_PYTHON names the Python that has it (tests/vllm/install.sh makes
 one). Records runs of static draft lengths, which give a profile and what is accepted of drafts of
@@ -17,6 +18,7 @@ import subprocess
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
+from statistics import median
 from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
@@ -43,6 +45,11 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 MODEL = "experiments/closed-loop/target.json"  # from the top folder
 RECORDED_LENS = (0, 1, 2, LONGEST)
+BELIEVED = HERE / "believed.yaml"
+OWN_TIMED = (
+    *("static:k=4", "goodput", "joint", "ema_tiers:tiers=[4]", "bandit", "q_learning"),
+    "turbospec",
+)
 TIMED = ("goodput", "joint")  # what else the plug-in's own time is measured of
 
 
@@ -181,15 +188,33 @@ def save(path: Path, rows: list[dict[str, Any]]) -> None:
         writer.writerows(rows)
 
 
+def full_batch(seed: int) -> list[Asked]:
+    """Return as many requests as the server runs, all there at once."""
+    rng = Random(seed)
+    return [
+        Asked(0.0, kind, [rng.randrange(*KINDS[kind]) for _ in range(20)], 16)
+        for kind in KINDS for _ in range(MAX_NUM_SEQS // 2)
+    ]  # fmt: skip
+
+
+def own_time(server: Server, rounds: int) -> None:
+    """Print what all that the plug-in does in a step takes, policies in turn, medians."""
+    cases = [(policy, how) for policy in OWN_TIMED for how in ({}, {"profile": str(BELIEVED)})]
+    taken: dict[int, list[float]] = {}
+    for number in range(rounds):
+        for place, (policy, how) in enumerate(cases):
+            found = server.run(policy, full_batch(number), **how)
+            taken.setdefault(place, []).append(found["own_us_per_step"])
+    for place, (policy, how) in enumerate(cases):
+        times = "of a profile" if how else "learned"
+        print(f"{policy:20} step times {times:12} {median(taken[place]):6.0f} us per step")
+
+
 def throughput(server: Server, pairs: int, out: Path) -> None:
     """Serve full batches by plain vLLM and by the plug-in in turn; both draft equally much."""
     rows = []
     for pair in range(pairs):
-        rng = Random(pair)
-        batch = [
-            Asked(0.0, kind, [rng.randrange(*KINDS[kind]) for _ in range(20)], 16)
-            for kind in KINDS for _ in range(MAX_NUM_SEQS // 2)
-        ]  # fmt: skip
+        batch = full_batch(pair)
         order: list[str | None] = [None, policy_of(LONGEST)]
         for policy in order if pair % 2 else reversed(order):
             found = server.run(policy, batch)
@@ -243,12 +268,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--pairs", type=int, default=12, help="of batches, for the throughput")
+    parser.add_argument("--own-time", type=int, metavar="ROUNDS", help="print that, nothing else")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()
     out, begun = given.out.resolve(), monotonic()
     out.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="closed-loop-") as name:
         server = Server(Path(name))
+        if given.own_time:
+            own_time(server, given.own_time)
+            server.close()
+            return
         (HERE / "target.json").write_text(server.config + "\n")
         for k in (1, LONGEST):  # warms up, and shows how fast the machine is
             server.run(policy_of(k), requests_of(RECORDED, 100 + k), settles="yes")

@@ -76,6 +76,8 @@ class ServerView:
     drafts_alike: bool = False
     """Whether the engine drafts equally many tokens for all sequences, as vLLM does where it
     schedules asynchronously."""
+    answers: Desk[Pricing] | None = None
+    """What loops ask for the times of steps in place of Python; None: nothing."""
 
     @property
     def pricing(self) -> Desk[Pricing] | None:
@@ -272,8 +274,10 @@ class OraclePolicy(Policy[Memory]):
     needs_sync: ClassVar[bool] = True
 
 
-def _pricing_of(server: ServerView) -> Desk[Pricing]:
+def pricing_of(server: ServerView) -> Desk[Pricing]:
     """Return what steps take as loops see it: by numbers, or by asking Python."""
+    if server.answers is not None:
+        return server.answers
     if server.pricing is not None and server.plain_time is not None:
         return server.pricing
 
@@ -309,7 +313,7 @@ class LoopPolicy(Policy[LoopMemory]):
 
     def remember(self, server: ServerView, **fields: Any) -> LoopMemory:
         """Return a memory with such fields: arrays, `PerRequest`, sizes, `Desk`."""
-        return LoopMemory(self.loops, self._call, server, _pricing_of(server), **fields)
+        return LoopMemory(self.loops, self._call, server, pricing_of(server), **fields)
 
     def _call(self, loop: Callable[[], int]) -> None:
         """Run a loop that is Python; whoever looks for whom to blame finds `self` here."""

@@ -2,6 +2,7 @@
 
 import json
 from importlib.metadata import entry_points
+from itertools import chain
 from pathlib import Path
 from random import Random
 
@@ -10,44 +11,41 @@ import pytest
 
 from specsim.core.errors import ConfigError
 from specsim.core.step import StepLoad
-from specsim.reality.vllm.control import (
-    Control,
-    Controller,
-    Emitted,
-    Engine,
-    Scheduled,
-    load_of,
-    replay,
-)
+from specsim.reality.vllm.at_work import Emitted, Scheduled
+from specsim.reality.vllm.control import Control, Controller, Engine, replay
 from specsim.reality.vllm.learned_times import LearnedTimes
 
 ENGINE = Engine(method="eagle3", num_speculative_tokens=5, max_num_seqs=8)
 POLICIES = ("static:k=2", "goodput", "joint", "bandit", "ema_tiers", "q_learning", "turbospec")
 
 
-def serve(controller: Controller, *, seed: int = 0, steps: int = 60, size: int = 6) -> list[int]:
-    """Return what was decided in a made-up server, whose requests come and go."""
-    rng = Random(seed)
-    lens = {number: 50 + number for number in range(size)}
+def serve(controller: Controller, *, first: int = 0, most: int = 5, steps: int = 60) -> list[int]:
+    """Return what was decided in a made-up server, whose requests come and go.
+
+    They are numbered from `first` on, and `most` drafts of each are accepted at most.
+    """
+    size = 6
+    rng = Random(0)
+    lens = {first + number: 50 + number for number in range(size)}
     asked, drafted = [], 0
     for step in range(steps):
         rows = [
             Scheduled(number, 40, known, False, known - 1, 1 + drafted, drafted)
             for number, known in lens.items()
         ]
-        k = controller.decide(rows, load_of(rows), step * 0.01, len(rows), 1000)
+        k, load = controller.decide([*chain(*rows)], step * 0.01, len(rows), 1000)
         asked.append(k)
         emitted = [
             Emitted(row.number, drafted, accepted, accepted + 1)
             for row in rows
-            for accepted in [rng.randint(0, drafted)]
+            for accepted in [min(rng.randint(0, drafted), most)]
         ]
-        controller.observe(load_of(rows), k, 0.01 + 0.001 * k, emitted)
+        controller.observe(load, k, 0.01 + 0.001 * k, [*chain(*emitted)])
         for row in emitted:
             lens[row.number] += row.output_len
         if rng.random() < 0.1:
             del lens[min(lens)]
-            lens[size + step] = 41
+            lens[first + size + step] = 41
         drafted = k
     return asked
 
@@ -66,6 +64,49 @@ def test_a_replay_decides_the_same(policy: str, profile: str | None, tmp_path: P
     log.write_text("\n".join(lines) + "\n")
     _, [found] = replay(log)
     assert (found.line, found.logged - found.replayed) == (len(lines) - 1, 1)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_requests_may_be_many(policy: str) -> None:
+    """What a policy remembers of each grows while it serves."""
+    found = [serve(Controller(Control(policy=policy), ENGINE), first=n) for n in (0, 2000, 50_000)]
+    assert found[0] == found[1] == found[2]
+
+
+OF_LOOPS = """
+from typing import Literal
+from specsim.policies.{module} import {base}
+
+class Mine({base}):
+    kind: Literal["mine"] = "mine"
+
+    def draft_lens(self, batch, memory):
+        return super().draft_lens(batch, memory)
+"""
+
+
+@pytest.mark.parametrize("profile", [None, "h100/llama-3.1-8b"])
+@pytest.mark.parametrize("base", ["Goodput", "Joint"])
+def test_loops_are_asked_without_python(base: str, profile: str | None, tmp_path: Path) -> None:
+    """One of them with a method in Python decides the same, where it is shown the step by that."""
+    path = tmp_path / f"mine_{base}_{profile is None}.py"
+    path.write_text(OF_LOOPS.format(module=base.lower(), base=base))
+    mine, own = (
+        serve(Controller(Control(policy=policy, profile=profile), ENGINE), most=1, steps=200)
+        for policy in (f"{path}:Mine", base.lower())
+    )
+    assert mine == own
+    assert len(set(own)) > 1
+
+
+def test_who_always_decides_the_same_is_told_nothing(tmp_path: Path) -> None:
+    def constant(policy: str) -> int | None:
+        return Controller(Control(policy=policy), ENGINE).constant
+
+    assert [constant(policy) for policy in ("static:k=2", "off", "goodput")] == [2, 0, None]
+    logged = Controller(Control(policy="static:k=2", log=str(tmp_path / "log")), ENGINE)
+    logged.close()
+    assert logged.constant is None
 
 
 @pytest.mark.parametrize(
@@ -143,6 +184,10 @@ def test_step_times_are_learned() -> None:
         assert times.step_time(load, k) == pytest.approx(truth(load, k), rel=0.05)
         many = times.step_times(load, np.array([load.batched_tokens]), k)
         assert many[0] == pytest.approx(times.step_time(load, k))
+        asked = times.answers.fit(8)  # by a loop
+        asked.load[:5], asked.asked[1] = (*load[:4], k), load.batched_tokens
+        asked.ask()
+        assert asked.answer[0] == times.step_time(load, k)
 
 
 def started(monkeypatch: pytest.MonkeyPatch, control: dict[str, str], *, form: str = "{}") -> None:

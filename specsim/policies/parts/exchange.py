@@ -11,7 +11,7 @@ from specsim.decisions.loops import row_of
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.spending import Spending, spend_best, spent_time
 from specsim.policies.parts.times import spending_desk
-from specsim.profile.step_time import plain_time_of, step_time_of
+from specsim.profile.step_time import plain_time_of, priced, priced_plain, put_load, step_time_of
 
 _TRUST = 4.0  # steps that the profile counts for at first
 SIZES = 10  # classes of batches that have a rate each
@@ -155,9 +155,30 @@ def value_of(tokens: float, time: float, rate: float) -> float:
 def ask_python(desk: Trade, most: int, drafted: int) -> None:
     """Have Python work out what steps take, if it has to be."""
     if desk.limits[0].times_given:
-        desk.wanted[0], desk.wanted[1] = most, drafted
-        run(desk.ask)
+        if desk.spending.pricing.asked[0]:
+            _ask_loops(desk, most, drafted)
+        else:
+            desk.wanted[0], desk.wanted[1] = most, drafted
+            run(desk.ask)
         _correct(desk)
+
+
+@inner
+def _ask_loops(desk: Trade, most: int, drafted: int) -> None:
+    """Have a loop work that out, as `_give_times`."""
+    pricing, times, load = desk.spending.pricing, desk.times[0], desk.running
+    put_load(pricing, load[0], load[1], load[2], load[3])
+    times.running, times.running_plain = priced(pricing, load[1], 0), priced_plain(pricing, load[1])
+    if most >= 0:
+        longest = min(desk.limits[0].max_len, most // max(desk.decodes[2], 1))
+        times.first, times.last = priced(pricing, load[1], 1), priced(pricing, load[1], longest)
+    load = desk.decodes
+    put_load(pricing, load[0], load[1], load[2], load[3])
+    if load[2]:
+        times.next, times.next_plain = priced(pricing, load[1], 0), priced_plain(pricing, load[1])
+        times.next_single = priced_plain(pricing, load[2])
+    for place in range(most + 1):
+        desk.spending.times[place] = priced(pricing, load[1] + place, drafted)
 
 
 @inner
@@ -376,7 +397,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
     made: Desk[Trade] = Desk(
         Trade,
         *loops,
-        spending=spending_desk(Desk, server.pricing),
+        spending=spending_desk(Desk, server.pricing or server.answers),
         exchange=np.repeat(row_of(Rate, keep=1.0 - 1.0 / window, plain=1.0), 1 + SIZES),
         learned=row_of(
             Learned,

@@ -8,19 +8,19 @@ before anything is known of the running step's outcome, and nobody's confidences
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
+from pydantic_core import to_json
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, validated
-from specsim.core.step import BatchView, StepLoad, StepOutcome
+from specsim.core.step import StepLoad
 from specsim.decisions.policy import (
     DraftsTrees,
     KnowsModel,
@@ -34,6 +34,7 @@ from specsim.decisions.policy import (
 )
 from specsim.policies import POLICIES
 from specsim.profile import load_profile
+from specsim.reality.vllm.at_work import AtWork, Emitted, Rows, Scheduled, in_rows
 from specsim.reality.vllm.learned_times import LearnedTimes
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import server_view
@@ -100,34 +101,6 @@ class Engine(Settings):
     drafts_by_model: bool = True
 
 
-class Scheduled(NamedTuple):
-    """A sequence of a step that has been scheduled; lengths in tokens."""
-
-    number: int
-    """Requests are counted as they come, and a number is not used again."""
-    prompt_len: int
-    known_len: int
-    """Prompt and output that are known when the step is scheduled."""
-    in_prefill: bool
-    context_len: int
-    batched_len: int
-    draft_len: int
-    """Drafts that the step verifies, of the batched tokens."""
-
-
-class Emitted(NamedTuple):
-    """What came of a sequence in a step; lengths in tokens."""
-
-    number: int
-    draft_len: int
-    accepted_len: int
-    output_len: int
-
-
-Rows = Sequence[tuple[Any, ...]]
-"""Of a step: a server makes plain tuples of so many, which takes a seventh of the time."""
-
-
 class Decision(Settings):
     """A step's events, as they are logged: what was known, and what followed from it."""
 
@@ -174,22 +147,24 @@ class Controller:
         policy = experiment.effective_policy
         _check_policy(policy, control)
         self._policy = policy
-        self._times = LearnedTimes()
-        self._learns = control.profile is None
+        self._learned = LearnedTimes() if control.profile is None else None
         server = self._server(experiment, engine, rank)
+        if type(policy).__module__.startswith("specsim."):  # others may write what they are told
+            _rehearse(AtWork(policy, replace(server, rng=np.random.default_rng(0)), 1))
         self._max_draft_len = server.max_draft_len
-        self._step_time = server.step_time
-        self._plain_time = server.plain_time or (lambda load: server.step_time(load, 0))
-        self._last_draft_time = 0.0
-        self._memory = policy.start(server)
+        self._asked = AtWork(policy, server, engine.max_num_seqs)
         self._log = None if control.log is None else _opened(control.log, rank)
-        self._write(Head(control=control, engine=engine, rank=rank))
+        self._lines = b""
+        self._write(Head(control=control, engine=engine, rank=rank).model_dump())
+        matters = policy.is_dynamic or policy.overrides(Policy.observe) or self._log is not None
+        self.constant = None if matters else server.max_draft_len
+        """What it always decides, where nothing that it could be told matters; None: that does."""
 
     def _server(self, experiment: Experiment, engine: Engine, rank: int) -> ServerView:
-        if not self._learns:
+        times = self._learned
+        if times is None:
             known = server_view(experiment, Deployment.of(experiment), rank)
             return replace(known, has_confidences=False, drafts_alike=True)
-        times = self._times
         return ServerView(
             max_draft_len=self._policy.max_draft_len(engine.num_speculative_tokens),
             step_time=times.step_time,  # type: ignore[arg-type]  # vLLM drafts no trees
@@ -201,45 +176,27 @@ class Controller:
             plain_time=lambda load: times.step_time(load, 0),
             has_confidences=False,
             drafts_alike=True,
+            answers=times.answers,
         )
 
     def decide(
-        self, rows: Rows, load: StepLoad, now: float, num_running: int, free_slots: int
-    ) -> int:
+        self, rows: Rows, now: float, num_running: int, free_slots: int
+    ) -> tuple[int, StepLoad]:
         """Return how much to draft for every sequence at the end of a scheduled step, tokens.
 
-        Args:
-            rows: Its sequences, with the fields of `Scheduled`.
-            load: What it holds, by `load_of`.
+        And what the step holds.
         """
-        numbers, prompt_lens, known_lens, in_prefill, _, _, draft_lens = _columns(rows, Scheduled)
-        batch = BatchView(
-            numbers,
-            prompt_lens,
-            known_lens,
-            in_prefill.astype(bool),
-            load,
-            now=now,
-            free_slots=free_slots,
-            num_running=num_running,
-            draft_lens=draft_lens,
-        )
-        k = 0
-        if rows:
-            lens = np.asarray(self._policy.draft_lens(batch, self._memory))
-            k = common_len(lens[~batch.in_prefill]) if lens.ndim else int(lens)
+        k, load = self._asked.decide(rows, now, num_running, free_slots)
         if not 0 <= k <= self._max_draft_len:
             raise ConfigError(
                 f"policy '{self._policy.kind}' asked for {k} tokens; a draft has 0 to "
                 f"{self._max_draft_len}"
             )
         if self._log is not None:
-            self._write(
-                Decision(
-                    now=now, num_running=num_running, free_slots=free_slots, rows=tuple(rows), k=k
-                )
-            )
-        return k
+            event = {"event": "decide", "now": now, "num_running": num_running}
+            event |= {"free_slots": free_slots, "rows": in_rows(rows, len(Scheduled._fields))}
+            self._write({**event, "k": k})
+        return k, load
 
     def observe(self, load: StepLoad, k: int, seconds: float, rows: Rows) -> None:
         """Learn from a step that has ended.
@@ -248,56 +205,35 @@ class Controller:
             load: What it held.
             k: What was decided for it: so much was drafted at its end.
             seconds: What it took, drafting included.
-            rows: The sequences that emitted tokens, with the fields of `Emitted`.
+            rows: The sequences that emitted tokens.
         """
-        if self._learns and seconds > 0:
-            self._times.observe(load, k, seconds)
-        numbers, draft_lens, accepted_lens, output_lens = _columns(rows, Emitted)
-        outcome = StepOutcome(numbers, draft_lens, accepted_lens, load, int(output_lens.sum()))
-        target_time = seconds * self._target_share(load, k)
-        outcome = outcome._replace(target_time=target_time, draft_time=self._last_draft_time)
-        self._last_draft_time = seconds - target_time
-        self._policy.observe(outcome, self._memory)
+        if self._learned is not None and seconds > 0:
+            self._learned.observe(load, k, seconds)
+        self._asked.observe(load, k, seconds, rows)
         if self._log is not None:
-            self._write(Told(seconds=seconds, load=load[:4], k=k, rows=tuple(rows)))
-
-    def _target_share(self, load: StepLoad, k: int) -> float:
-        """Return what share of a step the target takes, as it is believed: vLLM tells the whole."""
-        return min(1.0, self._plain_time(load) / self._step_time(load, k)) if k else 1.0
+            told = {"event": "observe", "seconds": seconds, "load": load[:4], "k": k}
+            self._write({**told, "rows": in_rows(rows, len(Emitted._fields))})
 
     def close(self) -> None:
         """Write what is left of the log."""
         if self._log is not None:
+            self._log.write(self._lines)
             self._log.close()
             self._log = None
 
-    def _write(self, line: Settings) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
+        """Log an event: a decision together with the next step that ends, in one write."""
         if self._log is not None:
-            self._log.write(line.model_dump_json() + "\n")
+            self._lines += to_json(event) + b"\n"
+            if event["event"] != "decide":
+                self._log.write(self._lines)
+                self._lines = b""
 
 
-def common_len(lens: NDArray[np.int64]) -> int:
-    """Return what is nearest to one length per sequence: their mean; at least 1 if any drafts."""
-    if not lens.any():
-        return 0
-    return max(1, (2 * int(lens.sum()) + len(lens)) // (2 * len(lens)))
-
-
-def _columns(rows: Rows, kind: type[Scheduled] | type[Emitted]) -> NDArray[np.int64]:
-    width = len(kind._fields)
-    values = np.fromiter(chain.from_iterable(rows), np.int64, len(rows) * width)
-    return values.reshape(-1, width).T
-
-
-def load_of(rows: Rows) -> StepLoad:
-    """Return the size of a step; its sequences have the fields of `Scheduled`."""
-    contexts = batched = prefills = 0
-    for _, prompt_len, _, _, context_len, batched_len, draft_len in rows:
-        contexts += context_len
-        batched += batched_len
-        if context_len < prompt_len or batched_len > 1 + draft_len:
-            prefills += batched_len
-    return StepLoad(contexts, batched, len(rows), prefills)
+def _rehearse(asked: AtWork) -> None:
+    """Let a policy decide once before anybody waits: loops are compiled where first used."""
+    k, load = asked.decide([*Scheduled(0, 1, 2, False, 1, 1, 0)], 0.0, 1, 1000)
+    asked.observe(load, k, 0.01, [*Emitted(0, 0, 0, 1)])
 
 
 class Disagreement(NamedTuple):
@@ -323,12 +259,13 @@ def replay(path: Path | str) -> tuple[int, list[Disagreement]]:
     for number, event in events:
         if isinstance(event, Decision):
             decisions += 1
-            rows = event.rows
-            k = control.decide(rows, load_of(rows), event.now, event.num_running, event.free_slots)
+            rows = [*chain(*event.rows)]
+            k, _ = control.decide(rows, event.now, event.num_running, event.free_slots)
             if k != event.k:
                 differences.append(Disagreement(number, event.k, k))
         elif isinstance(event, Told):
-            control.observe(StepLoad(*event.load), event.k, event.seconds, event.rows)
+            rows = [*chain(*event.rows)]
+            control.observe(StepLoad(*event.load), event.k, event.seconds, rows)
     return decisions, differences
 
 
@@ -358,7 +295,7 @@ def _events(path: Path) -> Iterator[tuple[int, Settings]]:
 def _opened(named: str, rank: int) -> Any:
     path = Path(f"{named}-replica-{rank}" if rank else named)
     try:
-        return path.open("x", encoding="utf-8", buffering=1)  # by line: a server may be killed
+        return path.open("xb", buffering=0)  # a server may be killed
     except OSError as error:
         raise ConfigError(f"{_SOURCE}.log = {path}: {error.strerror}; name a new file") from error
 

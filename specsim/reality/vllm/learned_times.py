@@ -1,11 +1,14 @@
 """What a step of a server takes, learned while it serves."""
 
-from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.desk import Desk, Floats, loop_on
+from specsim.core.desk import Ints as Numbers
 from specsim.core.step import Ints, StepLoad
+from specsim.profile.step_time import PRICING_SIZES, Pricing
 
 _BELIEVED = np.array([0.02, 2e-5, 1e-8, 1e-4, 1e-3])
 """Seconds until something has been measured: of a step, per batched token, per context token, of a
@@ -16,29 +19,96 @@ _KEPT = 0.999  # share of what earlier steps say that a step leaves: machines ch
 _SHORTEST = 1e-6  # seconds
 
 
-@dataclass(eq=False)
+class _Known(NamedTuple):
+    """What is known of step times."""
+
+    seconds: Floats
+    """As `_BELIEVED`."""
+    spread: Floats
+    """Covariance of what is believed, row after row."""
+    most: Floats
+    """Variances that it never exceeds: what is never tried must not grow without end."""
+    row: Floats
+    """Of a step: 1, batched and context tokens, whether it drafts, and how much; then its time."""
+    gain: Floats
+    """Scratch."""
+
+
+@loop_on(_Known)
+def learn(known: _Known) -> int:
+    """Learn from a step, by recursive least squares that forget."""
+    seconds, spread, row, gain = known.seconds, known.spread, known.row, known.gain
+    measured, num = row[5], len(seconds)
+    error, variance = measured, (_NOISE * measured) * (_NOISE * measured)
+    for i in range(num):
+        gain[i] = 0.0
+        for j in range(num):
+            spread[num * i + j] /= _KEPT
+            gain[i] += spread[num * i + j] * row[j]
+        error -= row[i] * seconds[i]
+        variance += row[i] * gain[i]
+    for i in range(num):
+        seconds[i] += gain[i] / variance * error
+        for j in range(num):
+            spread[num * i + j] -= gain[i] / variance * gain[j]
+    for i in range(num):
+        own = spread[num * i + i]
+        if own > known.most[i]:
+            scale = (known.most[i] / own) ** 0.5
+            for j in range(num):
+                spread[num * i + j] *= scale
+                spread[num * j + i] *= scale
+    return 0
+
+
+class _Answering(NamedTuple):
+    """A step that loops ask for, of `Pricing`."""
+
+    load: Numbers
+    asked: Numbers
+    answer: Floats
+    seconds: Floats
+
+
+@loop_on(_Answering)
+def answer(asking: _Answering) -> int:
+    """Answer what the step takes; as `LearnedTimes.step_time`."""
+    load, asked, seconds = asking.load, asking.asked, asking.seconds
+    longest = 0 if asked[2] else load[4]
+    time = seconds[0] + seconds[1] * asked[1] + seconds[2] * load[0]
+    time = time + seconds[3] * (longest > 0) + seconds[4] * longest
+    asking.answer[0] = max(time, _SHORTEST)
+    return 0
+
+
 class LearnedTimes:
-    """Step times, linear in what a step holds, by recursive least squares that forgets.
+    """Step times, linear in what a step holds.
 
     References:
         Haykin, "Adaptive Filter Theory", chapter 10 (exponentially weighted RLS).
     """
 
-    seconds: NDArray[np.float64] = field(default_factory=_BELIEVED.copy)
-    """Shape (5,): as `_BELIEVED`."""
-    spread: NDArray[np.float64] = field(default_factory=lambda: np.diag((_UNSURE * _BELIEVED) ** 2))
-    """Shape (5, 5): covariance of what is believed."""
+    def __init__(self) -> None:
+        most = (_UNSURE * _BELIEVED) ** 2
+        self.seconds: NDArray[np.float64] = _BELIEVED.copy()
+        row = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        self._row: Any = memoryview(row)  # type: ignore[arg-type]
+        known = _Known(self.seconds, np.diag(most).ravel(), most, row, np.zeros(5))
+        self._learn = learn.bind(known)
+        load, asked = np.zeros(PRICING_SIZES["load"], np.int64), np.array([1, 0, 0])
+        found = np.zeros(1)
+        ask = answer.bind(_Answering(load, asked, found, self.seconds))
+        self.answers: Desk[Pricing] = Desk(
+            Pricing, rows=256, costs=8, load=load, asked=asked, answer=found, ask=ask
+        )
+        """For loops, which ask it without Python."""
 
     def observe(self, load: StepLoad, draft_len: int, measured: float) -> None:
         """Learn from a step that took so many seconds and drafted so much per sequence."""
-        row = _row(load, draft_len)
-        spread = self.spread / _KEPT
-        gain = spread @ row / (row @ spread @ row + (_NOISE * measured) ** 2)
-        self.seconds = self.seconds + gain * (measured - row @ self.seconds)
-        self.spread = spread - np.outer(gain, row @ spread)
-        most = (_UNSURE * _BELIEVED) ** 2  # what is never tried must not grow without end
-        scale = np.sqrt(np.minimum(most / np.maximum(np.diag(self.spread), 1e-300), 1.0))
-        self.spread *= np.outer(scale, scale)
+        row = self._row
+        row[1], row[2], row[3] = load.batched_tokens, load.context_tokens, draft_len > 0
+        row[4], row[5] = draft_len, measured
+        self._learn()
 
     def step_time(self, load: StepLoad, draft_len: int | list[int] | Ints) -> float:
         """Return the seconds of a step that then drafts so many tokens, at most, per sequence."""
@@ -61,9 +131,3 @@ class LearnedTimes:
     def draft_time(self, draft_len: int) -> float:
         """Return how much of that is drafting, seconds; never below 0."""
         return max(float(self.seconds[3] * (draft_len > 0) + self.seconds[4] * draft_len), 0.0)
-
-
-def _row(load: StepLoad, draft_len: int) -> NDArray[np.float64]:
-    return np.array(
-        [1.0, load.batched_tokens, load.context_tokens, draft_len > 0, draft_len], dtype=np.float64
-    )
