@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
-from planned import of_two_gpus
+from planned import of_two_gpus, plan_of
 
 from specsim.show.report import load_study, write_page
 from specsim.study.plan.day import read_day
@@ -43,3 +43,13 @@ def test_the_page_passes_an_audit(tmp_path: Path, width: int, dark: bool) -> Non
             "[...document.querySelectorAll('#answer caption')].map(e => e.textContent)"
         )
         assert any("In the course of the day" in text for text in tables)
+
+
+def test_loads_are_plain_numbers(tmp_path: Path) -> None:
+    save_plan(plan_of((26.0, 25.5, 27.0, 900.0), (90.0, 89.0, 91.0, 600.0)), tmp_path)
+    write_page(load_study(tmp_path), tmp_path / "report.html")
+    with browser(width=360, height=800, dark=False) as driver:
+        page = Page(driver, tmp_path / "report.html")
+        texts = page.js("[...document.querySelectorAll('svg text')].map(e => e.textContent)")
+        assert "50" in texts
+        assert [text for text in texts if "e+" in text] == []

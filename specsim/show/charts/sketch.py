@@ -106,13 +106,15 @@ class Sketch:
             return self.load_column()
         is_log = min(axis.numbers) > 0 and max(axis.numbers) / min(axis.numbers) >= 8
         scale = {"zero": False, "nice": False, "padding": 12}
-        ticks: Spec = {"format": ",~g"}
-        if self.study.capacity is not None:  # loads of a search are no round numbers
-            ticks["tickCount"] = 8
-        elif len(axis.numbers) <= 16:
+        # By `format`, ticks of one digit are 2e+1.
+        ticks: Spec = {"labelExpr": "format(datum.value, ',~g')"}
+        is_searched = self.study.capacity is not None  # loads of a search are no round numbers
+        if not is_searched and len(axis.numbers) <= 16:
             ticks["values"] = axis.numbers
         elif is_log:
             ticks = log_axis()
+        elif is_searched:
+            ticks["tickCount"] = 8
         if is_log:
             del scale["zero"]
         return quantity("load", title, log=is_log, scale=scale, axis=ticks)
