@@ -28,6 +28,7 @@ from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan, question_of
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.candidates import goal_of, later_policies, measured_alike, offered
+from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.question import KINDS, find_traffic, model_of, shape_note
@@ -564,6 +565,29 @@ def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> 
         assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
 
 
+def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    Path("own").mkdir()
+    typed = f"vllm serve ./own --port 8001 --host=127.0.0.1 --max-num-seqs 9 {EAGLE}"
+    question = replace(plan.question, command=read_command(typed, "vllm"))
+    save_plan(replace(plan, question=question), tmp_path)
+    own = str(tmp_path / "own")
+    script = (tmp_path / "serve.sh").read_text()
+    assert "vllm serve ./own --port 8001 --host=127.0.0.1 --max-num-seqs 9" in script
+    services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
+    for service in services.values():
+        assert service["command"][:3] == [own, "--max-num-seqs", "9"]
+        assert service["volumes"] == [f"{own}:{own}:ro"]
+    deployment, _ = yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["containers"][0]["args"][:3] == [own, "--max-num-seqs", "9"]
+    assert own in [each["mountPath"] for each in pod["containers"][0]["volumeMounts"]]
+    assert own in [each.get("hostPath", {}).get("path") for each in pod["volumes"]]
+
+
 def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:
     advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
     loads = {each.what: each.gpus for each in advice.what_ifs if each.kind == "load"}
@@ -712,7 +736,7 @@ def test_prefill_and_decode_apart_compete_with_servers_that_do_both(
     )
     save_plan(plan, tmp_path)
     script = (tmp_path / "serve.sh").read_text()
-    assert "One of 2 servers that prefill and 1 that decode, on 1 h100 each" in script
+    assert "One of 2 servers that prefill and 1 that decode, on 1 H100 each: all" in script
     assert '--kv-transfer-config \'{"kv_connector": "NixlConnector"' in script
     assert not (tmp_path / "kubernetes.yaml").exists()
     pools = Experiment.load(tmp_path / "experiment.yaml").pools

@@ -28,6 +28,7 @@ _START = {
 }
 _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
 _SPECULATION = re.compile(r"^(?:-sc|--speculative[-_].*)$")
+_ADDRESS = re.compile(r"^--(?:host|port)$")
 _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td]p(?:[-_]size)?)$")
 
 
@@ -55,6 +56,19 @@ class ServerCommand:
             return shlex.join(["vllm", "serve", *kept, *added])
         added = ["--tp-size", str(tensor_parallel_size), *_sglang_speculation(speculation)]
         return shlex.join(["python", "-m", "sglang.launch_server", *kept, *added])
+
+    @property
+    def weights_folder(self) -> Path | None:
+        """The folder that the model is read from; None where it is a name."""
+        return Path(self.model).resolve() if Path(self.model).is_dir() else None
+
+    def in_container(self, words: list[str]) -> list[str]:
+        """Return words of the command as they are where containers say where the server is."""
+        kept, folder = _without(tuple(words), _ADDRESS), self.weights_folder
+        if folder is None:
+            return kept
+        typed = {self.model: str(folder), f"--model-path={self.model}": f"--model-path={folder}"}
+        return [typed.get(word, word) for word in kept]
 
 
 def read_command(text: str, program: str) -> ServerCommand:

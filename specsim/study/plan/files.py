@@ -11,9 +11,10 @@ from specsim.core.settings import as_yaml, load_mapping
 from specsim.core.version import __version__
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
-from specsim.study.plan.advice import DayAdvice
+from specsim.study.plan.advice import DayAdvice, gpu_name
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.candidates import PROFILE_FILE, SCHEDULE, Option, with_replicas
+from specsim.study.plan.command import ServerCommand
 from specsim.study.plan.day import Day
 
 FILES = (
@@ -58,13 +59,14 @@ def save_plan(plan: Plan, folder: Path) -> None:
     (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
     if option.hardware.pools:
         return  # which proxy stands before them, nobody has said
-    _save_servers(shlex.split(line), plan.question.command.program, option, replicas, folder)
+    _save_servers(shlex.split(line), plan.question.command, option, replicas, folder)
 
 
 def _save_servers(
-    words: list[str], program: str, option: Option, replicas: int, folder: Path
+    words: list[str], command: ServerCommand, option: Option, replicas: int, folder: Path
 ) -> None:
-    size = option.hardware.gpus_per_replica
+    size, program = option.hardware.gpus_per_replica, command.program
+    words, weights = command.in_container(words), command.weights_folder
     values = {
         "$image": _IMAGES[program].format(option.experiment.engine.vllm_version),
         "$start": "args" if program == "vllm" else "command",
@@ -75,11 +77,26 @@ def _save_servers(
     here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
     services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
+    deployment = _filled(_TEXTS["kubernetes"], values)
+    if weights is not None:
+        _mount(str(weights), list(services.values()), deployment[0]["spec"]["template"]["spec"])
     missing = option.missing
     fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
     _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
     secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
-    _write_yaml(folder / "kubernetes.yaml", _filled(_TEXTS["kubernetes"], values), secret + fill_in)
+    if weights is not None:
+        secret = f"{weights} has to be on every node; {secret}"
+    _write_yaml(folder / "kubernetes.yaml", deployment, secret + fill_in)
+
+
+def _mount(weights: str, services: list[Any], pod: dict[str, Any]) -> None:
+    """Let servers read the model's folder where it is."""
+    for service in services:
+        service["volumes"] = [f"{weights}:{weights}:ro"]
+    pod["volumes"].append({"name": "weights", "hostPath": {"path": weights, "type": "Directory"}})
+    [server] = pod["containers"]
+    mount = {"name": "weights", "mountPath": weights, "readOnly": True}
+    server["volumeMounts"].append(mount)
 
 
 def _day_experiment(plan: Plan, day: Day, told: DayAdvice) -> Experiment:
@@ -119,19 +136,21 @@ def commented(experiment: Experiment, about: str) -> str:
 
 def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
     hardware = option.hardware
-    gpus = f"{hardware.profile.tensor_parallel_size} {hardware.profile.gpu} each"
-    head = f"#!/bin/sh\n{_MARK}"
+    size = hardware.profile.tensor_parallel_size
+    gpus, head = f"{size} {gpu_name(hardware.profile.gpu)}", f"#!/bin/sh\n{_MARK}"
     if hardware.pools:
         prefill, decode = (replicas * count for _, count in hardware.pools)
         head += (
-            f"# One of {prefill} servers that prefill and {decode} that decode, on {gpus}: all are "
-            "started so,\n# and a proxy sends each request to one that prefills, then to one that "
-            "decodes.\n"
+            f"# One of {prefill} servers that prefill and {decode} that decode, on {gpus} each: "
+            "all are\n# started so, and a proxy sends each request to one that prefills, then to "
+            "one that decodes.\n"
         )
+    elif replicas == 1:
+        head += f"# The server, on {gpus}.\n"
     else:
         head += (
-            f"# One of {replicas} servers, on {gpus}, behind a router that prefers the one with "
-            "the fewest open requests.\n"
+            f"# One of {replicas} servers, on {gpus} each, behind a router that prefers the one "
+            "with the fewest open requests.\n"
         )
     if option.missing is not None:
         said = f"serve.sh: replace {option.missing[0]} by {option.missing[1]}"
