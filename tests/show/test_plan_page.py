@@ -53,3 +53,13 @@ def test_loads_are_plain_numbers(tmp_path: Path) -> None:
         texts = page.js("[...document.querySelectorAll('svg text')].map(e => e.textContent)")
         assert "50" in texts
         assert [text for text in texts if "e+" in text] == []
+
+
+def test_what_the_answer_hangs_on_has_whole_labels_on_a_phone(tmp_path: Path) -> None:
+    save_plan(of_two_gpus(), tmp_path)
+    write_page(load_study(tmp_path), tmp_path / "report.html")
+    with browser(width=360, height=800, dark=False) as driver:
+        page = Page(driver, tmp_path / "report.html")
+        texts = page.js("[...document.querySelectorAll('svg text')].map(e => e.textContent)")
+        assert "as asked" in texts
+        assert [text for text in texts if text.endswith("…")] == []

@@ -206,20 +206,24 @@ def capacity(sketch: Sketch) -> Spec:
 
 def what_ifs(sketch: Sketch) -> Spec:
     """Return what would be rented if one thing were otherwise, of the rows of a plan's answer."""
-    fields = calculate(text="datum.what + ': ' + datum.rented")
+    # On a phone on two lines, without the cost, which the bar has.
+    rented = "replace(replace(datum.rented, regexp(', [^ ]+ [^ ]+ per hour$'), ''), ', ', '|')"
+    lines = f"width < 300 ? split({rented}, '|') : datum.rented"
+    fields = calculate(text="datum.what + ': ' + datum.rented", lines=lines)
     title = f"{sketch.study.currency} per hour"
     x = quantity("cost", title, scale={"zero": True}, axis={"tickCount": 6})
     fill = {
         "condition": {"test": "datum.change == 'other'", "value": sketch.named("loss")},
         "value": sketch.named("gain"),
     }
-    room = {"expr": "width - 8"}
-    texts = {"x": {"value": 0}, "text": {"field": "rented"}, **TOLD}
+    room = {"expr": "width - 4"}
+    texts = {"x": {"value": 0}, "text": {"field": "lines"}, **TOLD}
+    small = {"dy": {"expr": "width < 300 ? -6 : 0"}, "fontSize": {"expr": "width < 300 ? 10 : 11"}}
     return {
         "transform": fields,
         "layer": [
             mark("bar", {"x": x, "color": fill, **TOLD}, opacity=0.45),
-            mark("text", texts, align="left", dx=6, limit=room),
+            mark("text", texts, align="left", dx=4, limit=room, lineHeight=12, **small),
         ],
         "encoding": {"y": category("what", None, axis={"labelLimit": 260})},
         "width": 520,
