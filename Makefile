@@ -8,6 +8,7 @@ BIN := $(VENV)/bin
 demo: $(VENV)/.installed
 	$(BIN)/specsim demo --out results/demo
 
+# Bytecode is kept whatever the environment says: tests start hundreds of short processes.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 -m 'not extras'

@@ -321,4 +321,5 @@ def _blocks(num_blocks: int) -> NDArray[Any]:
     blocks["key"] = NO_KEY
     numbers: Ints = np.arange(num_blocks)
     blocks["following"], blocks["preceding"] = np.roll(numbers, -1), np.roll(numbers, 1)
+    blocks.flags.writeable = False
     return blocks
