@@ -1,5 +1,6 @@
 """The page of a plan in a browser, held to what audits of web pages ask."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,6 +54,21 @@ def test_loads_are_plain_numbers(tmp_path: Path) -> None:
         texts = page.js("[...document.querySelectorAll('svg text')].map(e => e.textContent)")
         assert "50" in texts
         assert [text for text in texts if "e+" in text] == []
+
+
+def test_the_head_says_how_many_choices_in_the_readers_words(tmp_path: Path) -> None:
+    save_plan(plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 600.0)), tmp_path)
+    write_page(load_study(tmp_path), tmp_path / "report.html")
+    with browser(width=1280, height=800, dark=False) as driver:
+        page = Page(driver, tmp_path / "report.html")
+        said = page.js("document.getElementById('subtitle').textContent")
+        assert "loads: 2 choices of speculation · h100" in said
+        words = page.js(
+            "[...document.querySelectorAll('h2, h3, p, th, legend, label, button')]"
+            ".map(e => e.textContent).join(' ')"
+        )
+        assert "Speculation" in words
+        assert re.findall(r".{0,40}polic.{0,40}", words) == []
 
 
 def test_what_the_answer_hangs_on_has_whole_labels_on_a_phone(tmp_path: Path) -> None:

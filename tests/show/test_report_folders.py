@@ -307,7 +307,7 @@ def test_a_capacity_plan_is_a_point_per_load_that_was_tried(cli: Run) -> None:
     assert study.points[3].metrics["cost_per_mtok"] == 0.125
     assert cli("report", "plan")[0] == 0
     code, output, _ = cli("plot", "plan")
-    assert (code, "speed-up: not drawn: each policy was tried at loads" in output) == (0, True)
+    assert (code, "speed-up: not drawn: each was tried at loads" in output) == (0, True)
     assert Path("plan/plots/cost.svg").exists()
     assert cli("report", "plan", "--prices", "mine.yaml")[0] == 2
 

@@ -588,6 +588,37 @@ def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
     assert own in [each.get("hostPath", {}).get("path") for each in pod["volumes"]]
 
 
+@pytest.mark.parametrize("dotted", [False, True])
+@pytest.mark.parametrize("drafter", ["./drafter", "drafter"])
+def test_containers_find_the_drafters_folder_and_a_chat_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drafter: str, dotted: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    Path("drafter").mkdir()
+    Path("chat.jinja").write_text("")
+    drafts = {"method": "eagle3", "model": drafter, "num_speculative_tokens": 3}
+    given = " ".join(f"--speculative-config.{name} {value}" for name, value in drafts.items())
+    given = given if dotted else f"--speculative-config '{json.dumps(drafts)}'"
+    typed = f"vllm serve Qwen/Qwen3-8B --chat-template=./chat.jinja {given}"
+    drafting = {n: replace(o, speculation=drafts) for n, o in plan.options.items() if not o.is_off}
+    question = replace(plan.question, command=read_command(typed, "vllm"))
+    save_plan(replace(plan, question=question, options=plan.options | drafting), tmp_path)
+    paths = [str(tmp_path / "drafter"), str(tmp_path / "chat.jinja")]
+    services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
+    for service in services.values():
+        model, template, *_, speculation = service["command"]
+        assert (model, template) == ("Qwen/Qwen3-8B", f"--chat-template={paths[1]}")
+        assert json.loads(speculation) == {**drafts, "model": paths[0]}
+        assert service["volumes"] == [f"{path}:{path}:ro" for path in paths]
+    deployment, _ = yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    mounted = [each["mountPath"] for each in pod["containers"][0]["volumeMounts"]]
+    assert [path for path in paths if path not in mounted] == []
+    kinds = {each["hostPath"]["path"]: each["hostPath"]["type"] for each in pod["volumes"][1:]}
+    assert kinds == dict(zip(paths, ("Directory", "File"), strict=True))
+
+
 def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:
     advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
     loads = {each.what: each.gpus for each in advice.what_ifs if each.kind == "load"}

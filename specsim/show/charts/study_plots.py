@@ -10,7 +10,7 @@ from specsim.show.charts.sketch import DrawnMeasure, Sketch
 from specsim.show.study import COST, Measure, Study
 from specsim.study.capacity.findings import lower_front
 
-_OWN_LOADS = "each policy was tried at loads of its own"
+_OWN_LOADS = "each was tried at loads of its own"
 _Cell = dict[str, Any]
 
 

@@ -1,6 +1,7 @@
 """Reading whatever folder a report is asked for: each becomes a `Study`."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,7 @@ def _load_capacity(folder: Path) -> Study:
     words = {} if advice is None else {each.policy: each.speculation for each in advice.tried}
     hardware = list(dict.fromkeys(result.hardware for result in plan.results))
     policies = list(dict.fromkeys(result.policy for result in plan.results))
+    choices = axis_of(POLICY, "policy", _in_words(policies, words), [""] * len(policies))
     loads = sorted({probe.load for result in plan.results for probe in result.probes})
     places = [
         (hardware.index(result.hardware), policies.index(result.policy)) for result in plan.results
@@ -192,7 +194,7 @@ def _load_capacity(folder: Path) -> Study:
         step_times={result.hardware: result.step_times for result in plan.results},
         axes=[
             axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
-            axis_of(POLICY, "policy", _in_words(policies, words), [""] * len(policies)),
+            replace(choices, title="Speculation") if words else choices,
             axis_of(LOAD, _LOAD_FIELDS[plan.drive], [f"{load:.4g}" for load in loads], loads),
         ],
         points=points,

@@ -57,18 +57,22 @@ class ServerCommand:
         added = ["--tp-size", str(tensor_parallel_size), *_sglang_speculation(speculation)]
         return shlex.join(["python", "-m", "sglang.launch_server", *kept, *added])
 
-    @property
-    def weights_folder(self) -> Path | None:
-        """The folder that the model is read from; None where it is a name."""
-        return Path(self.model).resolve() if Path(self.model).is_dir() else None
+    def in_container(self, words: list[str]) -> tuple[list[str], list[Path]]:
+        """Return words of the command as they are in a container, and what that has to find there.
 
-    def in_container(self, words: list[str]) -> list[str]:
-        """Return words of the command as they are where containers say where the server is."""
-        kept, folder = _without(tuple(words), _ADDRESS), self.weights_folder
-        if folder is None:
-            return kept
-        typed = {self.model: str(folder), f"--model-path={self.model}": f"--model-path={folder}"}
-        return [typed.get(word, word) for word in kept]
+        Which are folders and files of this machine: the model's, the drafter's, a chat template.
+        The address is left out, for containers say where the server is.
+        """
+        drafter = str((self.speculation or {}).get("model", ""))
+        places = {
+            text: str(Path(text).resolve())
+            for word in (self.model, drafter, *self.words)
+            if (text := word.rpartition("=")[2])
+            and (text in (self.model, drafter) or text.startswith((".", "/")))
+            and Path(text).exists()
+        }
+        kept = [_moved(word, places) for word in _without(tuple(words), _ADDRESS)]
+        return kept, [Path(place) for place in dict.fromkeys(places.values())]
 
 
 def read_command(text: str, program: str) -> ServerCommand:
@@ -150,6 +154,16 @@ def _without(words: tuple[str, ...], *unwanted: re.Pattern[str]) -> list[str]:
         else:
             skips = False  # only one value belongs to a flag
     return kept
+
+
+def _moved(word: str, places: dict[str, str]) -> str:
+    """Return a word of a command with its place in place of how that was typed."""
+    if word.startswith("{"):
+        for typed, place in places.items():
+            word = word.replace(json.dumps(typed), json.dumps(place))
+        return word
+    name, equals, value = word.rpartition("=")
+    return f"{name}{equals}{places.get(value, value)}"
 
 
 class _Reader:

@@ -66,7 +66,7 @@ def _save_servers(
     words: list[str], command: ServerCommand, option: Option, replicas: int, folder: Path
 ) -> None:
     size, program = option.hardware.gpus_per_replica, command.program
-    words, weights = command.in_container(words), command.weights_folder
+    words, needed = command.in_container(words)
     values = {
         "$image": _IMAGES[program].format(option.experiment.engine.vllm_version),
         "$start": "args" if program == "vllm" else "command",
@@ -78,25 +78,27 @@ def _save_servers(
     services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
     deployment = _filled(_TEXTS["kubernetes"], values)
-    if weights is not None:
-        _mount(str(weights), list(services.values()), deployment[0]["spec"]["template"]["spec"])
+    _mount(needed, list(services.values()), deployment[0]["spec"]["template"]["spec"])
     missing = option.missing
     fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
     _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
     secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
-    if weights is not None:
-        secret = f"{weights} has to be on every node; {secret}"
+    if needed:
+        places = " and ".join(map(str, needed))
+        secret = f"every node needs {places}; {secret}"
     _write_yaml(folder / "kubernetes.yaml", deployment, secret + fill_in)
 
 
-def _mount(weights: str, services: list[Any], pod: dict[str, Any]) -> None:
-    """Let servers read the model's folder where it is."""
-    for service in services:
-        service["volumes"] = [f"{weights}:{weights}:ro"]
-    pod["volumes"].append({"name": "weights", "hostPath": {"path": weights, "type": "Directory"}})
+def _mount(needed: list[Path], services: list[Any], pod: dict[str, Any]) -> None:
+    """Let servers read folders and files where they are."""
     [server] = pod["containers"]
-    mount = {"name": "weights", "mountPath": weights, "readOnly": True}
-    server["volumeMounts"].append(mount)
+    for number, path in enumerate(needed):
+        for service in services:
+            service.setdefault("volumes", []).append(f"{path}:{path}:ro")
+        name, kind = f"own-{number}", "Directory" if path.is_dir() else "File"
+        pod["volumes"].append({"name": name, "hostPath": {"path": str(path), "type": kind}})
+        mount = {"name": name, "mountPath": str(path), "readOnly": True}
+        server["volumeMounts"].append(mount)
 
 
 def _day_experiment(plan: Plan, day: Day, told: DayAdvice) -> Experiment:

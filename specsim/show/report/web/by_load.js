@@ -1,6 +1,6 @@
 /* The chosen metric over load, which policy is best where, and what speculation gains. */
 
-const OWN_LOADS = "each policy was tried at loads of its own";
+const OWN_LOADS = "each was tried at loads of its own";
 const ONE_CASE = "there is one load and one hardware; the ranking stands in the answer";
 
 /** A table of hardware and policies by load. */
@@ -63,7 +63,7 @@ function overLoadFinding() {
 }
 
 function crossoverCard() {
-  return card("crossover", () => `Best policy by ${METRIC.get(state.metric).title}`, {
+  return card("crossover", () => `Best ${POLICY.title.toLowerCase()} by ${METRIC.get(state.metric).title}`, {
     why: () => {
       if (DATA.capacity) return OWN_LOADS;
       if (POLICY.labels.length < 2) return "all runs have the same policy; sweep policy";

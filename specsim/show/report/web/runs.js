@@ -99,7 +99,8 @@ function notices() {
 function subtitle() {
   const parts = [HARDWARE, POLICY, LOAD, ...OTHERS]
     .filter((axis) => axis.labels.length > 1 && !(DATA.capacity && axis === LOAD))
-    .map((axis) => `${axis.labels.length} × ${axis.title.toLowerCase()}`);
+    .map((axis) => `${axis.labels.length} of ${axis.title.toLowerCase()}`);
+  if (parts.length) parts[0] = parts[0].replace(" of ", " choices of ");
   if (DATA.replications.length > 1) parts.push(`${DATA.replications.length} replications`);
   const fixed = [HARDWARE, LOAD]
     .filter((axis) => axis.labels.length === 1)
