@@ -32,7 +32,8 @@ from specsim.study.capacity import (
     find_hardware,
     parse_slo,
 )
-from specsim.study.capacity.findings import Offer, Ranked, best, pareto_front
+from specsim.study.capacity.document import TriedLoad
+from specsim.study.capacity.findings import Ranked, best, pareto_front
 from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
 from specsim.study.loads import Loads
@@ -270,9 +271,12 @@ def run_at(
 
 
 def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
-    def offer(cost: float | None, latency: float) -> Offer:
-        probe = LoadProbe((run_at(1.0, 0.0, latency=latency),))
-        return Offer("h", "p", probe, 1.0, 1.0, cost)
+    def offer(cost: float | None, latency: float) -> TriedLoad:
+        return TriedLoad.model_construct(
+            latencies_ms={"mean_e2el_ms": latency},
+            cost_per_million_tokens=cost,
+            cost_per_million_tokens_at_target=None,
+        )
 
     given = [offer(3, 10), offer(1, 30), offer(2, 40), offer(1, 35), offer(4, 10), offer(None, 1)]
     assert pareto_front(given) == [given[1], given[0]]

@@ -228,7 +228,7 @@ def _sustained_row(found: "Found") -> list[str]:
         lowest = found.probes[0]
         at = f"{lowest.attainment:.2%} at {lowest.load:.3g}"
         return [*head, *(["none"] if goal.is_closed else []), "none", "", "", at]
-    offer, latencies, between = found.offer(probe), probe.latencies_ms, found.interval
+    tried, latencies, between = found.tried(probe), probe.latencies_ms, found.interval
     row = [
         *head,
         *([f"{probe.load:.0f}"] if goal.is_closed else []),
@@ -239,8 +239,8 @@ def _sustained_row(found: "Found") -> list[str]:
         f"{latencies['p99_ttft_ms']:,.1f}",
         f"{latencies['p99_tpot_ms']:,.2f}",
         f"{rate * probe.mean_output_len:,.0f}",
-        f"{offer.gpu_hours_per_million_tokens:.4f}",
-        _money(offer.cost_per_million_tokens),
+        f"{tried.gpu_hours_per_million_tokens:.4f}",
+        _money(tried.cost_per_million_tokens),
     ]
     if goal.target_rate is not None and found.replicas is not None:
         gpus = found.replicas * found.hardware.gpus_per_replica

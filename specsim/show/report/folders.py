@@ -148,7 +148,7 @@ _LOAD_FIELDS = {"rate": "workload.arrivals.rate", "concurrency": "workload.arriv
 
 def _metrics(probe: TriedLoad) -> dict[str, float]:
     """Return what was measured at a load, under the names of a summary."""
-    cost = probe.cost_per_million_tokens_at_target or probe.cost_per_million_tokens
+    cost = probe.compared_cost
     return {
         **probe.latencies_ms,
         **({} if cost is None else {COST: cost}),

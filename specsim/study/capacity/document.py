@@ -49,8 +49,22 @@ class TriedLoad(_WithLatencies):
     latencies_ms: dict[str, float]
     """Of each limit the percentile that is held against it, and others: ``p90_ttft_ms``."""
     gpu_hours_per_million_tokens: float
+    """Of output tokens, as costs are."""
     cost_per_million_tokens: float | None
+    """None where no price is known."""
     cost_per_million_tokens_at_target: float | None
+    """The same of whole replicas, each with this load at most, that serve the target rate; None
+    without one."""
+
+    @property
+    def mean_e2el_ms(self) -> float:
+        return self.latencies_ms["mean_e2el_ms"]
+
+    @property
+    def compared_cost(self) -> float | None:
+        """The cost by which loads are compared: at the target rate where there is one."""
+        at_target = self.cost_per_million_tokens_at_target
+        return self.cost_per_million_tokens if at_target is None else at_target
 
 
 class Sustained(_WithLatencies):

@@ -14,7 +14,7 @@ from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, Prices, percentile
-from specsim.study.capacity.document import CapacityDocument
+from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer
 
@@ -52,39 +52,6 @@ def best(ranked: list[Ranked]) -> Ranking:
     limit = rising[0].between[1] if rising and rising[0].between else inf
     worse = [each for each in rising if each.between is not None and each.between[0] > limit]
     return Ranking([each for each in rising if each not in worse], worse)
-
-
-@dataclass(frozen=True)
-class Offer:
-    """A load on one replica, with what it costs."""
-
-    hardware: str
-    policy: str
-    probe: LoadProbe
-    requests_per_second: float
-    gpu_hours_per_million_tokens: float  # of output
-    cost_per_million_tokens: float | None  # None where no price is known
-    cost_per_million_tokens_at_target: float | None = None
-    """The same of whole replicas, each with this load at most, that serve the target rate; None
-    without one."""
-
-    @property
-    def load(self) -> float:
-        return self.probe.load
-
-    @property
-    def mean_e2el_ms(self) -> float:
-        return self.probe.latencies_ms["mean_e2el_ms"]
-
-    @property
-    def costs(self) -> dict[str, float | None]:
-        return {name: value for name, value in vars(self).items() if "per_million" in name}
-
-    @property
-    def compared_cost(self) -> float | None:
-        """The cost by which offers are compared: at the target rate where there is one."""
-        at_target = self.cost_per_million_tokens_at_target
-        return self.cost_per_million_tokens if at_target is None else at_target
 
 
 @dataclass(eq=False)
@@ -158,23 +125,51 @@ class Found:
     def rate_of(self, probe: LoadProbe) -> float:
         return probe.requests_per_second if self.goal.is_closed else probe.load
 
-    def offer(self, probe: LoadProbe) -> Offer:
-        tokens_per_hour = self.rate_of(probe) * probe.mean_output_len * 3600
-        gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
+    def tried(self, probe: LoadProbe) -> TriedLoad:
+        """Return a load on one replica, with what it costs; at the target rate, of whole ones."""
         rate, target = self.rate_of(probe), self.goal.target_rate
+        tokens_per_hour = rate * probe.mean_output_len * 3600
+        gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
         cost = None if self.price is None else gpu_hours * self.price
         replicas = self.goal.replicas_for(rate)
         spare = 1.0 if target is None or replicas is None else replicas * rate / target
         at_target = None if cost is None or target is None else cost * spare
-        return Offer(self.hardware.label, self.policy, probe, rate, gpu_hours, cost, at_target)
+        reached = {
+            f"{percentile(self.goal.share_of(name))}_{name}": value
+            for name, value in probe.reached_ms.items()
+        }
+        return TriedLoad(
+            hardware=self.hardware.label,
+            policy=self.policy,
+            load=probe.load,
+            requests_per_second=rate,
+            is_sustained=probe.is_sustained,
+            keeps_limits=probe.keeps_promises,
+            stability=probe.stability,
+            num_requests=probe.num_requests,
+            replications=len(probe.runs),
+            attainment=probe.attainment,
+            mean_output_len=probe.mean_output_len,
+            beyond_valid_range=probe.beyond.share,
+            latencies_ms=reached | probe.latencies_ms,
+            gpu_hours_per_million_tokens=gpu_hours,
+            cost_per_million_tokens=cost,
+            cost_per_million_tokens_at_target=at_target,
+        )
+
+    @cached_property
+    def loads(self) -> list[TriedLoad]:
+        """Return all loads that were tried, rising."""
+        return [self.tried(probe) for probe in self.probes]
 
     @property
-    def offers(self) -> list[Offer]:
-        highest = max(self.goal.looked_at(self.bracket.sustained or 1.0))
+    def offers(self) -> list[TriedLoad]:
+        """The loads that one may choose to run at."""
+        highest, most = max(self.goal.looked_at(self.bracket.sustained or 1.0)), self.at_capacity
         return [
-            self.offer(probe)
-            for probe in self.probes
-            if probe is self.at_capacity or (probe.load <= highest and probe.is_sustained)
+            each
+            for each in self.loads
+            if (each.is_sustained and each.load <= highest) or (most and each.load == most.load)
         ]
 
     @property
@@ -261,11 +256,8 @@ class Found:
     @property
     def cost_at_target(self) -> float | None:
         """Per million output tokens, with the replicas for the target rate."""
-        return (
-            None
-            if self.at_capacity is None
-            else self.offer(self.at_capacity).cost_per_million_tokens_at_target
-        )
+        most = self.at_capacity
+        return None if most is None else self.tried(most).cost_per_million_tokens_at_target
 
 
 def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
@@ -274,7 +266,7 @@ def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
         return found.cost_per_hour, found.cost_interval
     if found.at_capacity is None or found.rate is None:
         return None, None
-    cost, between = found.offer(found.at_capacity).cost_per_million_tokens, found.interval
+    cost, between = found.tried(found.at_capacity).cost_per_million_tokens, found.interval
     if cost is None or between is None:
         return cost, None
     return cost, (cost * found.rate / between.high, cost * found.rate / between.low)
@@ -325,7 +317,7 @@ class Capacity:
         )
 
     @cached_property
-    def front(self) -> list[Offer]:
+    def front(self) -> list[TriedLoad]:
         """The loads than which none is both cheaper and faster, by rising cost."""
         return pareto_front(offer for each in self.found for offer in each.offers)
 
@@ -351,18 +343,18 @@ class Capacity:
         """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
         folder = Path(folder)
         write_json(self.to_dict(), folder / "capacity.json")
-        on_front = {id(offer.probe) for offer in self.front}
+        on_front = set(map(id, self.front))
         rows = [
-            {**_row(found, probe), "on_front": id(probe) in on_front}
+            {**each.model_dump(), "on_front": id(each) in on_front}
             for found in self.found
-            for probe in found.probes
+            for each in found.loads
         ]
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
         write_groups([columns], self.experiment.provenance, folder / "capacity.parquet")
 
 
-def pareto_front(offers: Iterable[Offer]) -> list[Offer]:
-    """Return the offers with a price that none beats in price and mean latency, by rising price."""
+def pareto_front(offers: Iterable[TriedLoad]) -> list[TriedLoad]:
+    """Return the loads with a price that none beats in price and mean latency, by rising price."""
     priced = [offer for offer in offers if offer.compared_cost is not None]
     return lower_front(priced, lambda each: (each.compared_cost or 0.0, each.mean_e2el_ms))
 
@@ -377,9 +369,14 @@ def lower_front(items: Iterable[T], numbers: Callable[[T], tuple[float, float]])
     return front
 
 
+_OF_A_LOAD = {"load", "is_sustained", "keeps_limits", "stability", "num_requests", "replications"}
+"""Fields of a load that was tried, which the largest sustained one does not tell once more."""
+
+
 def _result(found: Found) -> dict[str, Any]:
-    probe, between = found.at_capacity, found.interval
+    most, between = found.at_capacity, found.interval
     return {
+        **({} if most is None else found.tried(most).model_dump(exclude=_OF_A_LOAD)),
         "hardware": found.hardware.label,
         "gpu": " + ".join(found.hardware.gpus),
         "gpus_per_replica": found.hardware.gpus_per_replica,
@@ -395,39 +392,9 @@ def _result(found: Found) -> dict[str, Any]:
         "binds": found.binds,
         "resource": found.resource,
         "margins": found.margins,
-        **({} if probe is None else {**_at_load(found, probe), **found.offer(probe).costs}),
         "replicas": found.replicas,
         "replicas_interval": found.replicas_interval,
         "cost_per_hour": found.cost_per_hour,
         "cost_per_hour_interval": found.cost_interval,
-        "probes": [_row(found, each) for each in found.probes],
-    }
-
-
-def _row(found: Found, probe: LoadProbe) -> dict[str, Any]:
-    return {
-        "hardware": found.hardware.label,
-        "policy": found.policy,
-        "load": probe.load,
-        "requests_per_second": found.rate_of(probe),
-        "is_sustained": probe.is_sustained,
-        "keeps_limits": probe.keeps_promises,
-        "stability": probe.stability,
-        "num_requests": probe.num_requests,
-        "replications": len(probe.runs),
-        **_at_load(found, probe),
-        **found.offer(probe).costs,
-    }
-
-
-def _at_load(found: Found, probe: LoadProbe) -> dict[str, Any]:
-    return {
-        "attainment": probe.attainment,
-        "mean_output_len": probe.mean_output_len,
-        "beyond_valid_range": probe.beyond.share,
-        **{
-            f"{percentile(found.goal.share_of(name))}_{name}": value
-            for name, value in probe.reached_ms.items()
-        },
-        **probe.latencies_ms,
+        "probes": found.loads,
     }
