@@ -63,6 +63,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 LENGTH, SEED, STEP, FARTHEST = 50_000, 1000, 0.02, 8
+RUNS = 8  # judge a load together: the luck of one moves a capacity by 2 %
 SPLIT = (2, 1)  # servers that prefill and that decode, of pools
 STEEPEST = {"summarise-8b-day": (28, 30), "math-8b-l40s-day": (36, 40)}  # quarters of an hour
 
@@ -120,7 +121,7 @@ def narrowed(question: Question, option: Option, found: Found) -> float:
     A plan stops as soon as its interval asks for one number of servers.
     """
     goal = replace(
-        goal_of(question), tolerance=STEP, replications=5, max_requests=64_000, shares=()
+        goal_of(question), tolerance=STEP, replications=5, max_requests=200_000, shares=()
     )
     with Runner(LocalProcesses(1)) as runner:
         [again] = refined(
@@ -141,7 +142,7 @@ def bounds(question: Question, option: Option, rate: float) -> tuple[float, floa
 
 
 def is_sustained(question: Question, option: Option, load: float) -> bool:
-    goal = replace(goal_of(question), num_requests=LENGTH, replications=1)
+    goal = replace(goal_of(question), num_requests=LENGTH, replications=RUNS)
     other = replace(option, experiment=option.experiment.replace(seed=SEED))
     tasks = other.contender(goal).at(Asked(load, LENGTH))
     return LoadProbe(tuple(map(measure, tasks))).is_sustained

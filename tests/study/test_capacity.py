@@ -323,6 +323,18 @@ def test_runs_grow_until_the_answer_stops_moving(bias: float) -> None:
     assert found.interval.half_width < 0.04
 
 
+@pytest.mark.parametrize("bias", [-0.1, -0.05, 0.0, 0.05, 0.1, 0.3])
+@pytest.mark.parametrize("most", [8000, 32_000, 128_000])
+def test_the_load_that_is_said_is_close_to_the_capacity(bias: float, most: int) -> None:
+    found = answer_of(SPREAD, bias, replace(GOAL, max_requests=most))
+    shift = 1 + bias * 2000 / found.num_requests
+    capacity = sum((each * shift) ** -80 for each in SPREAD) ** (-1 / 80) * len(SPREAD) ** (1 / 80)
+    low, high = found.bracket.sustained, found.bracket.exceeded
+    assert low is not None
+    assert high is not None
+    assert 0.995 * capacity < low <= capacity < high < (1 + GOAL.tolerance) * capacity
+
+
 def test_an_answer_that_still_moves_is_not_settled() -> None:
     assert not answer_of(SPREAD, 5.0).is_settled
 

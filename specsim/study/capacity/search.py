@@ -138,15 +138,23 @@ class _Stage:
             self.interval = interval_between(self.probes[low], self.probes[high])
 
     def confirm(self) -> Steps:
-        """Try a load just below the estimate, and narrow the bracket by it."""
-        low, high = self.bracket.sustained, self.bracket.exceeded
-        if low is None or high is None or self.interval is None or self.goal.is_closed:
-            return
-        load = self.interval.estimate * (1 - self.goal.tolerance * _INSIDE)
-        if low * (1 + self.goal.tolerance / 2) < load < high:
+        """Try loads just below the estimate until one is sustained, and narrow the bracket by them.
+
+        What is said is a load that was tried, and so it would lie below its own estimate by up to
+        the tolerance.
+        """
+        low, high, found = self.bracket.sustained, self.bracket.exceeded, self.interval
+        inside = 1 + self.goal.tolerance * _INSIDE
+        while low and high and found and not self.goal.is_closed:
+            load = found.estimate / inside
+            if not low * inside < load < high:
+                return
             self.probes[load] = yield Asked(load, self.num_requests)
-            is_sustained = self.probes[load].is_sustained
-            self.bracket = Bracket(load, high) if is_sustained else Bracket(low, load)
+            if self.probes[load].is_sustained:
+                self.bracket = Bracket(load, high)
+                return
+            high, self.bracket = load, Bracket(low, load)
+            found = interval_between(self.probes[low], self.probes[high])
 
     @property
     def estimate(self) -> float | None:
