@@ -38,15 +38,15 @@ class LockStep:
     @property
     def next_at(self) -> float:
         """When any rank would go on by itself; infinite if all wait for requests."""
-        at_work = [rank.goes_on_at for rank in self.ranks if not (rank.is_there or rank.is_idle)]
-        if not at_work and any(rank.is_there for rank in self.ranks):
+        ranks = [rank for rank in self.ranks if not (rank.is_there or rank.is_idle)]
+        if not ranks and any(rank.is_there for rank in self.ranks):
             return self._meets_at
-        return min(at_work or (rank.goes_on_at for rank in self.ranks))
+        return min(rank.replica.goes_on_at for rank in ranks or self.ranks)
 
     @property
     def _meets_at(self) -> float:
         """When the last rank comes to the next pass: one that is idle, after its own last step."""
-        return max(rank.now for rank in self.ranks)
+        return max(rank.replica.now for rank in self.ranks)
 
     def advance(self, until: float) -> None:
         """Do whatever happens before an instant."""
@@ -65,7 +65,7 @@ class LockStep:
             if wakes_at >= until:
                 return
             for rank in self.ranks:
-                rank.now = max(rank.now, wakes_at)
+                rank.replica.now = max(rank.replica.now, wakes_at)
 
     def _pass_together(self, there: list["Rank"]) -> None:
         """Let a pass begin, of those ranks that have a step and of the others with a dummy."""
@@ -75,7 +75,7 @@ class LockStep:
         overhead_time = max(rank.overhead_time for rank in there)
         begins_at = max(meets_at + overhead_time, *(rank.gpu_free_at for rank in self.ranks))
         for rank in self.ranks:
-            rank.now = meets_at
+            rank.replica.now = meets_at
             if rank.is_there:
                 rank.charge(time, begins_at)
             else:
@@ -86,23 +86,9 @@ class Rank:
     """A replica whose forward passes are those of a `LockStep`, to which it comes and waits."""
 
     def __init__(self, replica: Replica) -> None:
-        self._replica = replica
+        self.replica = replica
         self.is_there = False
         """Whether it has a step that waits for the others."""
-
-    @property
-    def goes_on_at(self) -> float:
-        """When it would go on if it need not wait for others."""
-        return self._replica.goes_on_at
-
-    @property
-    def now(self) -> float:
-        """Where its clock stands."""
-        return self._replica.now
-
-    @now.setter
-    def now(self, instant: float) -> None:
-        self._replica.now = instant
 
     @property
     def is_idle(self) -> bool:
@@ -110,48 +96,49 @@ class Rank:
 
         It has looked for requests when the last pass began; later ones wait for the pass after.
         """
-        ledger = self._replica.ledger
+        ledger = self.replica.ledger
         is_empty = not (ledger["num_running"] or ledger["in_flight"])
-        return is_empty and not self.is_there and self.goes_on_at > self.now
+        return is_empty and not self.is_there and self.replica.goes_on_at > self.replica.now
 
     def come(self, until: float) -> None:
         """Go on to the next forward pass, as far as that lies before an instant."""
-        while not (self.is_there or self.is_idle) and self.goes_on_at < until:
-            self._replica.go_on(nextafter(self.goes_on_at, inf))
+        replica = self.replica
+        while not (self.is_there or self.is_idle) and replica.goes_on_at < until:
+            replica.go_on(nextafter(replica.goes_on_at, inf))
 
     def arrive(self) -> bool:
         """Wait for the others with a step, unless that is empty."""
-        self.is_there = bool(self._replica.step.record["batched_tokens"])
+        self.is_there = bool(self.replica.step.record["batched_tokens"])
         if not self.is_there:
-            self._replica.verbs.charge_forward()
+            self.replica.verbs.charge_forward()
         return self.is_there
 
     @property
     def load(self) -> StepLoad:
         """What it brings to the pass."""
-        step = self._replica.step
+        step = self.replica.step
         return step.load._replace(pieces=step.pieces())
 
     @property
     def overhead_time(self) -> float:
         """The engine's own time before the pass where that is asynchronous, seconds."""
-        replica = self._replica
+        replica = self.replica
         return replica.costs.overhead_time(replica.step.size) if replica.ledger.is_async else 0.0
 
     @property
     def gpu_free_at(self) -> float:
         """When its GPU ends what it has been given."""
-        return float(self._replica.table.state["gpu_free_at"][0])
+        return float(self.replica.table.state["gpu_free_at"][0])
 
     @gpu_free_at.setter
     def gpu_free_at(self, instant: float) -> None:
-        self._replica.ledger.set(gpu_free_at=instant)
+        self.replica.ledger.set(gpu_free_at=instant)
 
     def charge(self, time: float, begins_at: float) -> None:
         """Take the step's share of the pass, and go on by itself."""
-        step = self._replica.step
+        step = self.replica.step
         step.record["target_time"] = time
-        step.record["overhead_time"] = self._replica.costs.overhead_time(step.size)
+        step.record["overhead_time"] = self.replica.costs.overhead_time(step.size)
         self.gpu_free_at = begins_at
-        self._replica.done()
+        self.replica.done()
         self.is_there = False
