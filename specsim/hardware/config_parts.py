@@ -136,6 +136,7 @@ ALIASES = {
     "num_attention_heads": ("n_head",),
     "max_position_embeddings": ("seq_length",),
     "torch_dtype": ("dtype",),
+    "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
     "num_experts": ("num_local_experts", "n_routed_experts"),
     "num_experts_per_tok": ("num_experts_per_token", "top_k_experts"),
     "n_shared_experts": ("num_shared_experts",),

@@ -24,6 +24,11 @@ _ONLY_EXPERTS = {
     "olmoe",
     "phimoe",
 }
+# Whose layers for multi-token prediction are as the last of the others (vLLM 0.32.0 ``models/``
+# ``deepseek_mtp.py``, ``glm4_moe_mtp.py``, ``mimo_mtp.py``, ``qwen3_next_mtp.py``,
+# ``qwen3_5_mtp.py``).
+_USUAL_MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "mimo"}
+_USUAL_MTP_FAMILIES = ("qwen3_next", "qwen3_5")
 _SPANS = ("sliding_window", "attention_chunk_size")
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
 _STATE_FIELDS = {
@@ -132,6 +137,7 @@ class HuggingFaceConfig(LayerLists):
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
             **self._fused_inputs(),
+            **self._own_drafter(),
             **self._norms(),
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
@@ -149,6 +155,13 @@ class HuggingFaceConfig(LayerLists):
             return {}
         own = {"has_own_embedding": False, "has_own_lm_head": False}
         return {"num_fused_inputs": len(layers), **own}
+
+    def _own_drafter(self) -> dict[str, Any]:
+        if not self._data.get("num_nextn_predict_layers"):
+            return {}
+        count = self._count("num_nextn_predict_layers")
+        is_usual = self._type in _USUAL_MTP or self._type.startswith(_USUAL_MTP_FAMILIES)
+        return {"num_nextn_predict_layers": count, "has_usual_mtp_layers": is_usual}
 
     def _left_out(self) -> str:
         has_others = any(part in self._data for part in _OTHER_PARTS)

@@ -120,6 +120,10 @@ class ModelFields(Settings):
     backbone_hidden_size: int | None = Field(default=None, gt=0, le=_MOST)
     """Of the target, where a drafting head takes its vectors and gives back such; by default as
     wide as the head's own."""
+    num_nextn_predict_layers: int = Field(default=0, ge=0, le=_MOST)
+    """Layers of its own that draft (MTP), beside all others."""
+    has_usual_mtp_layers: bool = True
+    """Whether these are as the last of the others: else nothing here tells what they are."""
     has_own_kv_cache: bool = True
     """False where all layers of a drafting head read keys and values of the target's."""
     has_own_embedding: bool = True

@@ -88,6 +88,34 @@ class ModelShape(ModelFields):
                 )
 
     @property
+    def mtp_problem(self) -> str | None:
+        """Why nobody knows a head that drafts for it from its own layers; None if that is known."""
+        if not self.num_nextn_predict_layers:
+            return "has no MTP layers (num_nextn_predict_layers)"
+        if not self.has_usual_mtp_layers:
+            return (
+                "has MTP layers of another kind than its last; write the shape of one in the form "
+                "of profiles/deepseek-v3-mtp.json"
+            )
+        return None
+
+    @property
+    def mtp_layer(self) -> Self:
+        """The head that each of its MTP layers is; a ValueError if there is a `mtp_problem`.
+
+        It has the target's embedding and LM head (vLLM 0.32.0 ``v1/spec_decode/
+        llm_base_proposer.py``).
+        """
+        if self.mtp_problem:
+            raise ValueError(self.mtp_problem)
+        lists = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
+        last = {name: own[-1:] for name in lists if (own := getattr(self, name)) is not None}
+        shared = {"has_own_embedding": False, "has_own_lm_head": False, "num_fused_inputs": 2}
+        one = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}
+        name = f"MTP layer of {self.name}"
+        return self.model_validate({**self.model_dump(), **last, **shared, **one, "name": name})
+
+    @property
     def mlp_width(self) -> int:
         """Width of the MLP, or of an expert in its place."""
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size

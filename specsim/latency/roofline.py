@@ -155,6 +155,8 @@ class Roofline(LatencyModel):
     )
     model: str
     """As in ``profiles/<model>.json``, or the path of a HuggingFace config.json."""
+    is_mtp: bool = False
+    """Whether a pass is of the layer that this model has to draft with (MTP), not of the model."""
     gpu: str
     """As in ``profiles/<gpu>.yaml``."""
     tensor_parallel_size: int = Field(default=1, gt=0)
@@ -186,7 +188,13 @@ class Roofline(LatencyModel):
 
     @cached_property
     def _shape(self) -> ModelShape:
-        return load_model(self.model)
+        model = load_model(self.model)
+        if not self.is_mtp:
+            return model
+        try:
+            return model.mtp_layer
+        except ValueError as error:
+            raise ProfileError(f"is_mtp: '{self.model}' {error}") from error
 
     @cached_property
     def _gpu(self) -> GpuSpec:

@@ -130,6 +130,11 @@ _HEADS = ("eagle", "eagle3", "mtp", *BLOCK_METHODS)
 def load_drafter(method: str, name: str, target: ModelShape) -> ModelShape:
     """Return the shape of a drafter; a ProfileError if it cannot draft so for the target."""
     shape, is_head = load_model(name), method in _HEADS
+    if is_own_mtp(method, shape):
+        try:
+            shape = shape.mtp_layer
+        except ValueError as error:
+            raise ProfileError(f"--draft mtp={name}: {error}, and name that") from error
     if is_head != (shape.num_fused_inputs > 0) and (is_head or method == "draft_model"):
         are = "takes a head on the target's vectors" if is_head else "takes a model of its own"
         ours = "a head of another model" if shape.num_fused_inputs else "a whole model"
@@ -145,11 +150,20 @@ def load_drafter(method: str, name: str, target: ModelShape) -> ModelShape:
     return shape
 
 
+def is_own_mtp(method: str, shape: ModelShape) -> bool:
+    """Whether a drafter is named by the model whose own layers it is."""
+    return method == "mtp" and shape.num_nextn_predict_layers > 0
+
+
 def _draft(method: str, name: str, target: ModelShape, tensor_parallel_size: int) -> dict[str, Any]:
     shape = load_drafter(method, name, target)
     return {
         "basis": "pass",
-        "latency": {"kind": "roofline", "model": lasting(name)},
+        "latency": {
+            "kind": "roofline",
+            "model": lasting(name),
+            **({"is_mtp": True} if is_own_mtp(method, load_model(name)) else {}),
+        },
         "weights_gib": round(shape.weight_bytes / tensor_parallel_size / GIB, 3),
         "kv_bytes_per_token": shape.kv_bytes_per_token_and_gpu(tensor_parallel_size),
     }

@@ -56,6 +56,22 @@ def test_parameters_are_those_of_transformers(name: str) -> None:
     assert shape.num_parameters / 1e6 == pytest.approx(PARAMETERS[name], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "written", "lm_head"),
+    [
+        ("XiaomiMiMo--MiMo-7B-Base", "mtp-mimo-7b", 0),
+        # Its authors count 11.5 billion of its own, and 0.9 of the LM head (README_WEIGHTS.md).
+        ("deepseek-ai--DeepSeek-R1", "deepseek-v3-mtp", 129_280 * 7168),
+    ],
+)
+def test_an_mtp_layer_is_as_somebody_wrote_it_down(name: str, written: str, lm_head: int) -> None:
+    layer = load_model(str(folder() / f"{name}_config.json")).mtp_layer
+    known = load_model(written)
+    assert layer.num_parameters + lm_head == known.num_parameters
+    assert layer.kv_bytes_per_token == known.kv_bytes_per_token
+    assert layer.layers == known.layers
+
+
 def test_all_but_kimi_k3_are_read() -> None:
     refused = {}
     files = [file for file in folder().glob("*_config.json") if "hf_quant" not in file.name]

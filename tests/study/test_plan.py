@@ -16,6 +16,7 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies.off import Off
+from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
@@ -31,7 +32,8 @@ from specsim.study.plan.candidates import goal_of, later_policies, measured_alik
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
-from specsim.study.plan.question import KINDS, find_traffic, model_of, shape_note
+from specsim.study.plan.model_names import model_of, shape_note
+from specsim.study.plan.question import KINDS, find_traffic
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
@@ -111,6 +113,64 @@ def test_a_fine_tune_in_a_folder_has_the_profiles_of_its_base(
         assert shape_note(str(tmp_path)) == (
             f"step times and drafters of llama-3.1-8b, whose shape {tmp_path} has"
         )
+
+
+MIMO = {
+    "model_type": "mimo", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 151680,
+    "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "max_position_embeddings": 32768, "torch_dtype": "bfloat16", "head_dim": 128,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layers", [36, 30])  # a shape in profiles/, and none
+def test_a_folders_own_mtp_layers_draft(tmp_path: Path, layers: int) -> None:
+    config = MIMO | {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = offered(asked(str(tmp_path)), ("off", "static:k=3"))
+    (option,) = (each for each in found.options if each.label == "mtp static:k=3")
+    assert option.speculation == {"method": "mtp", "num_speculative_tokens": 3}
+    assert option.hardware.is_measured is (layers == 36)
+    cost = option.hardware.profile.drafts["mtp"]
+    assert (round(cost.weights_gib, 2), cost.kv_bytes_per_token) == (0.39, 4096)
+    assert found.left_out == []
+    # Several modules are passed by each in turn, as on a server, which reads their number itself.
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 2}))
+    option = next(o for o in offered(asked(str(tmp_path)), ("static:k=3",)).options)
+    assert option.experiment.engine.speculative_config == Mtp(
+        num_speculative_tokens=3, num_nextn_predict_layers=2
+    )
+    assert option.speculation is not None
+    assert "num_nextn_predict_layers" not in option.speculation
+
+
+@pytest.mark.parametrize(
+    ("changes", "why", "is_said"),
+    [
+        ({}, "has no MTP layers", False),
+        ({"num_hidden_layers": 30}, "has no MTP layers", False),
+        ({"model_type": "mimo_x", "num_hidden_layers": 30, "num_nextn_predict_layers": 3},
+         "has MTP layers of another kind than its last; write the shape of one in the form of "
+         "profiles/deepseek-v3-mtp.json", True),
+    ],
+)  # fmt: skip
+def test_mtp_layers_that_are_not_there_or_not_known_are_refused_in_one_line(
+    tmp_path: Path, changes: dict[str, Any], why: str, is_said: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIMO | changes))
+    found = offered(asked(str(tmp_path)), ("off", "static:k=3"))
+    assert [each.label for each in found.options if "mtp" in each.label] == []
+    assert any(why in text for text in found.left_out) is is_said
+    mtp = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
+    with pytest.raises(ConfigError, match=f"{why}.*specsim profile build --draft mtp=SHAPE"):
+        offered(asked(f"{tmp_path} {mtp}"), ("off",))
+
+
+def test_of_a_gpu_that_cannot_hold_the_model_the_largest_size_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(MIMO | {"num_hidden_layers": 700}))
+    found = offered(asked(str(tmp_path), gpus="l4,b200"), ("off",))
+    assert [option.name for option in found.options] == ["b200-tp2 off"]
+    (said,) = found.left_out
+    assert said.startswith("l4-tp8: no profile of ")
 
 
 @pytest.mark.parametrize("kind", KINDS)

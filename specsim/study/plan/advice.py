@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from specsim.study.capacity import Found, Hardware
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
-from specsim.study.plan.question import NAMES
+from specsim.study.plan.model_names import NAMES
 
 
 class _Fields(BaseModel):

@@ -22,7 +22,8 @@ from specsim.study.plan.advice import (
     speculation_words,
 )
 from specsim.study.plan.candidates import Option, measured_alike
-from specsim.study.plan.question import Question, shape_note
+from specsim.study.plan.model_names import shape_note
+from specsim.study.plan.question import Question
 from specsim.study.plan.what_if import WORTH, day_advice, other_prices, slower_from, what_ifs
 from specsim.study.plan.words import headline, listed
 

@@ -18,7 +18,8 @@ from specsim.study.capacity import Contender, Goal, Hardware
 from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
 from specsim.study.plan.command import unknown_fields
-from specsim.study.plan.question import NAMES, Question, context_of, key_of, of_longest
+from specsim.study.plan.model_names import NAMES, context_of, key_of, of_longest, own_drafter
+from specsim.study.plan.question import Question
 
 PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
 FIRST_K = 3
@@ -117,6 +118,15 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     A ConfigError if a GPU has no price, or there is no hardware at all.
     """
     found = Offered()
+    wanted = (question.command.speculation or {}).get("method")
+    modules, no_mtp = own_drafter(question.command.model)
+    if no_mtp and wanted == "mtp":
+        raise ConfigError(
+            f"{no_mtp}; build a profile with it (specsim profile build --draft mtp=SHAPE) and ask "
+            "specsim capacity, or name no drafter in the command: then others are tried"
+        )
+    if no_mtp and modules and wanted is None:
+        found.left_out.append(no_mtp)
     for gpu in question.gpus:
         if question.gpus.count(gpu) > 1:
             raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
@@ -131,7 +141,6 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
                 break  # of rooflines the smallest that fits
     if not found.options:
         raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
-    wanted = (question.command.speculation or {}).get("method")
     if wanted is not None and all(option.is_off for option in found.options):
         raise ConfigError("; ".join(found.left_out) + _other_drafter(wanted, found.options[0]))
     return found
@@ -162,12 +171,16 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
     if question.weights:
         left_out.append(f"{gpu}: no profile of {model} in {question.weights}")
         return
+    failed: dict[str, str] = {}  # by reason, the largest size
     for size, suffix in suffixes.items():
         try:
             yield Hardware(gpu + suffix, _roofline(model, gpu, size)), PROFILE_FILE
         except SpecsimError as error:
-            why = str(error).splitlines()[0]
-            left_out.append(f"{gpu}{suffix}: no profile of {model}, and no roofline: {why}")
+            failed[str(error).splitlines()[0]] = suffix
+    if failed:  # what is said of the most GPUs holds for fewer
+        why, suffix = failed.popitem()
+        label = gpu + (suffix if failed else "")
+        left_out.append(f"{label}: no profile of {model}, and no roofline: {why}")
 
 
 def measured_alike(option: Option) -> str:
@@ -179,8 +192,10 @@ def measured_alike(option: Option) -> str:
 
 
 def _roofline(model: str, gpu: str, size: int) -> Profile:
-    head = f"eagle3-{model}"
-    drafts = {"eagle3": head} if find_resource("profiles", f"{head}.json") is not None else {}
+    heads = {method: f"{method}-{model}" for method in ("eagle3", "mtp")}
+    drafts = {m: h for m, h in heads.items() if find_resource("profiles", f"{h}.json") is not None}
+    if load_model(model).mtp_problem is None:
+        drafts["mtp"] = model
     on_host = {method: {"token_us": 20} for method in _LOOKUPS}
     return roofline_with(RooflineOptions(model, gpu, drafts, size), on_host, HOST_TIMES)
 
@@ -189,11 +204,13 @@ def _add(
     question: Question, hardware: Hardware, profile: str, policies: tuple[str, ...], found: Offered
 ) -> None:
     given = question.command.speculation
+    _, no_mtp = own_drafter(question.command.model)
     known = [method for method in _METHODS if method in hardware.profile.drafts]
+    known = [method for method in known if method != "mtp" or no_mtp is None]
     methods = [given.get("method")] if given else known
     made: list[tuple[str, str | None]] = [("off", None)] if "off" in policies else []
     for method in methods:
-        if method not in hardware.profile.drafts:
+        if method not in known:
             found.left_out.append(
                 f"{hardware.label}: no drafting cost of '{method}' (there is: {', '.join(known)})"
             )
@@ -263,6 +280,9 @@ def _experiment(
         config["policy"] = POLICIES.parse(policy).model_dump(mode="json")
         limit = config["policy"].get("k") or max(limit, _MOST_K)
     drafts["num_speculative_tokens"] = limit
+    modules, _ = own_drafter(question.command.model)
+    if method == "mtp" and modules > 1:
+        drafts["num_nextn_predict_layers"] = modules
     config["engine"]["speculative_config"] = drafts
     config["acceptance"], said = question.traffic.acceptance_for(method, question.model)
     return Experiment.parse(config, source), said
