@@ -46,6 +46,20 @@ def test_the_page_passes_an_audit(tmp_path: Path, width: int, dark: bool) -> Non
         assert any("In the course of the day" in text for text in tables)
 
 
+def test_on_paper_tables_have_rows_and_are_whole(tmp_path: Path) -> None:
+    save_plan(of_two_gpus(), tmp_path)
+    write_page(load_study(tmp_path), tmp_path / "report.html")
+    with browser(width=720, height=1000) as driver:  # A4 without its margins
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        page = Page(driver, tmp_path / "report.html")
+        assert page.js("getComputedStyle(document.querySelector('#answer tbody tr')).display") == (
+            "table-row"
+        )
+        assert page.js("document.documentElement.scrollWidth <= innerWidth")
+        hidden = "e => e.scrollHeight > e.clientHeight || e.scrollWidth > e.clientWidth"
+        assert page.js(f"[...document.querySelectorAll('.scroll')].filter({hidden}).length") == 0
+
+
 def test_loads_are_plain_numbers(tmp_path: Path) -> None:
     save_plan(plan_of((26.0, 25.5, 27.0, 900.0), (90.0, 89.0, 91.0, 600.0)), tmp_path)
     write_page(load_study(tmp_path), tmp_path / "report.html")

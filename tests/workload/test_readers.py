@@ -121,6 +121,17 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
         "r1;1763971201500;7;3;9;1763971209000\nr0;1763971200000;5;2;9;1763971208000\n",
         [0.0, 1.5], [5, 7], [2, 3], 0,
     ),
+    "columns-burst": (
+        "timestamp,user,request_tokens,response_tokens,request_id,num_requests,latency_ms\n"
+        "2026-01-01T00:00:00Z,a,5,2,r0,1,90\n2026-01-01T00:00:01.5Z,b,7,3,r1,1,80\n",
+        [0.0, 1.5], [5, 7], [2, 3], 0,
+    ),
+    "columns-spans": (
+        "startTimeUnixNano,gen_ai.usage.input_tokens,gen_ai.usage.output_tokens,"
+        "gen_ai.usage.cache_read.input_tokens,llm.usage.total_tokens\n"
+        "1763971200000000000,5,2,1,7\n1763971201500000000,7,3,0,10\n",
+        [0.0, 1.5], [5, 7], [2, 3], 0,
+    ),
     "columns-offset": (
         "received_at\tinput_tok\tgenerated_tokens\n2026-01-01T01:00:00.0000000+01:00\t5\t2\n"
         "2026-01-01 00:00:01,500+00:00\t7\t3\n",

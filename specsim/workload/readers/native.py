@@ -152,17 +152,20 @@ def _plain(value: Any) -> Any:
 
 _LENS = {"len", "lens", "length", "lengths", "token", "tokens", "tok", "toks"}
 _FILLERS = {"n", "num", "number", "nb", "count", "of"}
+_SPACES = {"gen", "ai", "llm", "usage"}  # OpenTelemetry's gen_ai.usage.input_tokens, and the like
 _SIDES = {
-    "prompt_len": {"prompt", "prompts", "input", "inputs", "in", "context", "prefill"},
+    "prompt_len": {
+        "prompt", "prompts", "input", "inputs", "in", "context", "prefill", "request", "query",
+    },
     "output_len": {
         "output", "outputs", "out", "completion", "completions", "generated", "generation",
-        "response", "answer", "decode",
+        "response", "answer", "reply", "decode",
     },
 }  # fmt: skip
-_SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nano": 1e-9}
 _CLOCKS = {
     "arrived", "created", "received", "sent", "started", "submitted", "time", "timestamp", "ts",
-    "datetime",
+    "datetime", "unix",
 }  # fmt: skip
 _EVENTS = {"arrival", "request", "start", "submit"}  # at a time, which may be unsaid
 _LATER = 1e11  # no number of seconds since 1970, so one of milliseconds, or of less
@@ -228,7 +231,7 @@ def _recognised(file: TraceFile) -> dict[str, list[str]]:
 
 def _is_len(words: list[str], side: set[str]) -> bool:
     """Return whether words such as "num input tokens", or "n in", say a length of this side."""
-    own, others = side.intersection(words), set(words) - side
+    own, others = side.intersection(words), set(words) - side - _SPACES
     is_number = bool(_LENS & others) or (bool(_FILLERS & others) and own <= {"in", "out"})
     return bool(own) and is_number and others <= _LENS | _FILLERS
 
