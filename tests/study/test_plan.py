@@ -4,6 +4,7 @@ import json
 import random
 import subprocess
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
+from specsim.hardware import GIB, load_model
+from specsim.latency.composed import Composed
 from specsim.policies.off import Off
 from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
@@ -115,6 +118,9 @@ def test_a_fine_tune_in_a_folder_has_the_profiles_of_its_base(
         )
 
 
+needs_tables = pytest.mark.skipif(
+    find_spec("aiconfigurator_core") is None, reason="the extra 'tables' is not installed"
+)
 MIMO = {
     "model_type": "mimo", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 151680,
     "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -163,6 +169,51 @@ def test_mtp_layers_that_are_not_there_or_not_known_are_refused_in_one_line(
     mtp = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
     with pytest.raises(ConfigError, match=f"{why}.*specsim profile build --draft mtp=SHAPE"):
         offered(asked(f"{tmp_path} {mtp}"), ("off",))
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("command", "sizes", "drafters"),
+    [
+        ("Qwen/Qwen3-8B-AWQ", [1, 2], {"eagle3", "ngram", "suffix"}),
+        ("Qwen/Qwen3-8B --quantization awq_marlin -tp 2", [2], {"eagle3", "ngram", "suffix"}),
+        ("Qwen/Qwen3-30B-A3B -ep -dp 4", [1, 2, 4], {"eagle3", "draft_model", "ngram", "suffix"}),
+        ("deepseek-ai/DeepSeek-R1 -tp 8 -ep", [8], {"mtp", "ngram", "suffix"}),
+    ],
+)
+def test_what_no_shipped_profile_is_of_is_composed(
+    command: str, sizes: list[int], drafters: set[str]
+) -> None:
+    found = offered(asked(command, gpus="b200"), ("off", "static:k=3"))
+    hardware = {option.hardware.profile.tensor_parallel_size: option for option in found.options}
+    assert list(hardware) == sizes
+    assert {o.label.partition(" ")[0] for o in found.options} - {"off"} == drafters
+    for size, option in hardware.items():
+        assert option.hardware.is_measured
+        spread = option.experiment.engine.enable_expert_parallel
+        assert spread is (True if "-ep" in command and size > 1 else None)
+        target = option.hardware.profile.target
+        assert isinstance(target, Composed)
+        assert target.enable_expert_parallel is bool(spread)
+
+
+@needs_tables
+def test_a_fine_tune_in_four_bits_has_the_shape_of_its_base(tmp_path: Path) -> None:
+    quantized = {"quantization_config": {"quant_method": "awq", "bits": 4}}
+    (tmp_path / "config.json").write_text(json.dumps(TUNED | quantized))
+    plain, small = (
+        offered(asked(f"{model} -tp 1"), ("off",)).options[0].hardware.profile
+        for model in ("meta-llama/Llama-3.1-8B", str(tmp_path))
+    )
+    assert (small.model, "eagle3" in small.drafts) == ("llama-3.1-8b", True)
+    assert small.weights_gib is not None
+    assert small.weights_gib < 0.4 * load_model(plain.model).weight_bytes / GIB
+
+
+def test_what_cannot_be_composed_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.profile.kernel_tables.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"h100: no profile of mistral-7b in int4.*\[tables\]"):
+        offered(asked("mistralai/Mistral-7B-AWQ"), ("off",))
 
 
 def test_of_a_gpu_that_cannot_hold_the_model_the_largest_size_is_named(tmp_path: Path) -> None:
@@ -294,8 +345,8 @@ def test_a_gpu_without_a_profile_falls_back_to_a_roofline_and_that_is_known() ->
 def test_no_roofline_stands_in_for_quantized_weights() -> None:
     found = offered(asked("openai/gpt-oss-20b", gpus="a100-80gb,h100"), ("off",))
     assert {option.hardware.profile.gpu for option in found.options} == {"h100"}
-    assert "a100-80gb: no profile of gpt-oss-20b, and no roofline: " in found.left_out[0]
-    assert "has quantized weights (mxfp4)" in found.left_out[0]
+    said = "a100-80gb: no profile of gpt-oss-20b in mxfp4, and none can be composed: "
+    assert said in found.left_out[0]
 
 
 def test_what_does_not_fit_is_left_out_with_its_reason() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
@@ -10,7 +11,8 @@ from specsim.hardware import load_gpu, load_model
 from specsim.policies import POLICIES
 from specsim.profile import Profile, load_profile
 from specsim.profile.from_roofline import RooflineOptions
-from specsim.profile.from_tables import HOST_TIMES
+from specsim.profile.from_tables import HOST_TIMES, TableProfile
+from specsim.profile.kernel_tables import TableOptions
 from specsim.proposers import PROPOSERS
 from specsim.run.deployment import how_to_cost
 from specsim.run.experiment import POOLS, Experiment
@@ -26,6 +28,7 @@ FIRST_K = 3
 _MOST_K = 5  # is tried where the command has no larger one
 
 _SIZES = (1, 2, 4, 8)
+_ROOFLINES, _COMPOSED = 1, 2  # sizes that none is shipped of, from the smallest that fits
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
 _LOOKUPS = ("ngram", "suffix")
 _OF_VLLM = {
@@ -134,11 +137,13 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
         if gpu not in question.prices.per_gpu_hour:
             known = ", ".join(question.prices.per_gpu_hour)
             raise ConfigError(f"--gpus {gpu}: has no price (known: {known}); add it by --prices")
+        made = 0
         for hardware, profile in _hardware(question, gpu, found.left_out):
             before = len(found.options)
             _add(question, hardware, profile, policies, found)
-            if len(found.options) > before and not hardware.is_measured:
-                break  # of rooflines the smallest that fits
+            made += profile == PROFILE_FILE and len(found.options) > before
+            if made == (_COMPOSED if hardware.is_measured else _ROOFLINES):
+                break
     if not found.options:
         raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
     if wanted is not None and all(option.is_off for option in found.options):
@@ -162,25 +167,34 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
     given, model = question.command.tensor_parallel_size, question.model
     suffixes = {size: f"-tp{size}" if size > 1 else "" for size in ([given] if given else _SIZES)}
     ending = f"-{question.weights}" if question.weights else ""
-    names = {suffix: f"{gpu}/{model}{ending}{suffix}" for suffix in suffixes.values()}
-    known = {s: n for s, n in names.items() if find_resource("profiles", f"{n}.yaml") is not None}
-    for suffix, name in known.items():
-        yield Hardware(gpu + suffix, load_profile(name)), name
-    if known:
-        return
-    if question.weights:
-        left_out.append(f"{gpu}: no profile of {model} in {question.weights}")
-        return
+    names = {size: f"{gpu}/{model}{ending}{suffix}" for size, suffix in suffixes.items()}
+    known = [
+        size
+        for size, name in names.items()
+        if not question.spreads_experts(size)
+        and find_resource("profiles", f"{name}.yaml") is not None
+    ]
+    for size in known:
+        yield Hardware(gpu + suffixes[size], load_profile(names[size])), names[size]
+    spread = [size for size in suffixes if question.spreads_experts(size)]
+    dtype = question.weights or load_model(model).quantization
     failed: dict[str, str] = {}  # by reason, the largest size
-    for size, suffix in suffixes.items():
+    for size in spread if known else suffixes:
         try:
-            yield Hardware(gpu + suffix, _roofline(model, gpu, size)), PROFILE_FILE
+            if size in spread or dtype:
+                profile = _composed(model, gpu, size, dtype or "bfloat16", size in spread)
+            else:
+                profile = _roofline(model, gpu, size)
+            yield Hardware(gpu + suffixes[size], profile), PROFILE_FILE
+            failed.clear()  # as it would of fewer GPUs
         except SpecsimError as error:
-            failed[str(error).splitlines()[0]] = suffix
+            failed[str(error).splitlines()[0]] = suffixes[size]
     if failed:  # what is said of the most GPUs holds for fewer
         why, suffix = failed.popitem()
-        label = gpu + (suffix if failed else "")
-        left_out.append(f"{label}: no profile of {model}, and no roofline: {why}")
+        label, said = gpu + (suffix if failed else ""), f" in {dtype}" if dtype else ""
+        said += " with its experts spread over GPUs" if spread else ""
+        no_other = "none can be composed" if spread or dtype else "no roofline"
+        left_out.append(f"{label}: no profile of {model}{said}, and {no_other}: {why}")
 
 
 def measured_alike(option: Option) -> str:
@@ -191,13 +205,26 @@ def measured_alike(option: Option) -> str:
     return f" (there is one for {', '.join(alike)}: --gpus)" if alike else ""
 
 
+@cache
+def _composed(model: str, gpu: str, size: int, dtype: str, spreads_experts: bool) -> Profile:
+    """Return a profile of kernel tables, where they are installed, as those shipped are."""
+    options = TableOptions(
+        model, gpu, _heads(model), size, enable_expert_parallel=spreads_experts, dtype=dtype
+    )
+    return TableProfile.of(options).profile
+
+
+def _heads(model: str) -> dict[str, str]:
+    """Return the shapes that are known of heads of a model, and its own MTP layers."""
+    names = {"eagle3": f"eagle3-{model}", "mtp": f"mtp-{model}"}
+    names |= {"mtp": f"{model}-mtp"} if find_resource("profiles", f"{model}-mtp.json") else {}
+    heads = {m: h for m, h in names.items() if find_resource("profiles", f"{h}.json") is not None}
+    return heads | ({"mtp": model} if load_model(model).mtp_problem is None else {})
+
+
 def _roofline(model: str, gpu: str, size: int) -> Profile:
-    heads = {method: f"{method}-{model}" for method in ("eagle3", "mtp")}
-    drafts = {m: h for m, h in heads.items() if find_resource("profiles", f"{h}.json") is not None}
-    if load_model(model).mtp_problem is None:
-        drafts["mtp"] = model
     on_host = {method: {"token_us": 20} for method in _LOOKUPS}
-    return roofline_with(RooflineOptions(model, gpu, drafts, size), on_host, HOST_TIMES)
+    return roofline_with(RooflineOptions(model, gpu, _heads(model), size), on_host, HOST_TIMES)
 
 
 def _add(
@@ -218,7 +245,8 @@ def _add(
         made += [(policy, method) for policy in _policies(given, policies)]
     for policy, method in made:
         try:
-            experiment, said = _experiment(question, profile, policy, method)
+            size = hardware.profile.tensor_parallel_size
+            experiment, said = _experiment(question, profile, size, policy, method)
             label = f"{method} {policy}" if len(methods) > 1 and method else policy
             option = Option(hardware, experiment, label, said, _on_vllm(experiment, question))
             option.contender(goal_of(question)).check()
@@ -260,11 +288,11 @@ def goal_of(question: Question) -> Goal:
 
 
 def _experiment(
-    question: Question, profile: str, policy: str, method: str | None
+    question: Question, profile: str, size: int, policy: str, method: str | None
 ) -> tuple[Experiment, str | None]:
     config: dict[str, Any] = {
         "workload": question.traffic.at(1.0, _REQUESTS),
-        "engine": _engine(question),
+        "engine": _engine(question, size),
         "profile": profile,
         "seed": question.seed,
         "slo": question.slo.model_dump(exclude_none=True),
@@ -294,13 +322,15 @@ def _only_of(policy: str, drafts: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in drafts.items() if name not in others}
 
 
-def _engine(question: Question) -> dict[str, Any]:
+def _engine(question: Question, size: int) -> dict[str, Any]:
     """Return the engine's settings, with room for the longest requests.
 
     A server refuses those that exceed its limit, and nobody knows which of them would be asked
     again, shorter: they are simulated as they are.
     """
     own = context_of(question.command.model) | question.command.engine
+    if size == 1:  # which has all experts
+        own.pop("enable_expert_parallel", None)
     limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
     if (needed := _ROOM * question.traffic.longest) > limit:
         own["max_model_len"] = needed

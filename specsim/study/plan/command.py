@@ -21,6 +21,7 @@ _ENGINE = {name: getattr(builtins, kind) for name, kind in _FLAGS["engine"].item
 _OTHER, _REFUSED, _ALGORITHMS = _FLAGS["other"], _FLAGS["refused"], _FLAGS["algorithms"]
 _REMEDIES: dict[str, str] = _FLAGS["remedies"]
 _UNMODELLED, _SWITCHES = set(_FLAGS["unmodelled"]), set(_FLAGS["switches"])
+_STORED: dict[str, str] = _FLAGS["stored"]
 _LISTS: list[str] = _FLAGS["lists"]
 _START = {
     "vllm": re.compile(r"(?:^|/)vllm$|^vllm\.entrypoints\.openai\.api_server$"),
@@ -187,7 +188,10 @@ class _Reader:
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
         if flags.pop("data-parallel-size", "1") != "1":
-            notes.append("--data-parallel-size: left out, for how many replicas is the answer")
+            notes.append(
+                "--data-parallel-size: left out, for how many replicas is the answer; they share "
+                "no experts"
+            )
         if "gpu_memory_utilization" in engine and self._program == "sglang":
             notes.append("--mem-fraction-static: taken as vLLM's gpu_memory_utilization")
         notes += self._unused(set(engine))
@@ -240,22 +244,24 @@ class _Reader:
             raise ConfigError(f"{self._source}: --{name} {text:.80}: should be {what}") from error
 
     def _weights(self, model: str) -> str | None:
-        """Return ``fp8`` or None; a ConfigError if there is no profile of such weights."""
+        """Return a word of ``profile build --dtype``; None: as published, or as a folder says."""
         dtype = self._flags.pop("dtype", "auto")
         if dtype not in ("auto", "bfloat16", "float16", "half"):
             raise ConfigError(
                 f"{self._source}: --dtype {dtype}: profiles are of 16 bits; use bfloat16"
             )
         given = self._flags.pop("quantization", "")
-        named = re.search(r"(?i)[-_](fp8|awq|gptq|int4|int8|w4a16|w8a8|nvfp4|gguf)\b", model)
-        kind = (given or (named[1] if named else "")).lower()
-        if kind in ("", "none", "mxfp4"):
+        named = re.findall(r"[-_](fp8|awq|gptq|int4|int8|w4a16|w8a8|nvfp4|gguf)\b", model.lower())
+        known = [kind for kind in named if kind in _STORED]
+        kind = given.lower() or [*known, *named, ""][0]
+        is_folder = (Path(model) / "config.json").is_file()
+        if kind in ("", "none", "mxfp4") or (is_folder and kind != "fp8"):
             return None
-        if kind == "fp8":
-            return "fp8"
+        if kind in _STORED:
+            return _STORED[kind]
         raise ConfigError(
-            f"{self._source}: weights in {kind}: there is no profile of them, only of 16 bits and "
-            "fp8; build one (specsim profile build) and ask specsim capacity"
+            f"{self._source}: weights in {kind}: of which bits does not follow; name a folder with "
+            f"the model's config.json (./my-model), or one of {', '.join(_STORED)}"
         )
 
     def _vllm_drafts(self) -> dict[str, Any] | None:

@@ -45,7 +45,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
         day = _day_experiment(plan, plan.question.day, plan.advice.day)
         about = f"the whole day, {plan.advice.day.requests:,.0f} requests: specsim run day.yaml"
         (folder / "day.yaml").write_text(commented(day, about), encoding="utf-8")
-    if not option.hardware.is_measured:
+    if experiment.profile == PROFILE_FILE:
         fields = option.hardware.profile.model_dump(
             mode="json", exclude_none=True, exclude_defaults=True
         )

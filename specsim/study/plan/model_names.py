@@ -8,6 +8,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import resource_names
 from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_model
+from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_shape import ModelShape
 from specsim.hardware.specs import find_model
 
@@ -43,7 +44,7 @@ def model_of(name: str) -> str:
 
 
 def weights_of(name: str) -> str | None:
-    """Return ``fp8`` if a fine-tune has the known shape in 8 bits; else None: as in the shape."""
+    """Return how a fine-tune's weights are stored, if not as in the known shape; else None."""
     if (found := _fine_tune(name)) is None:
         return None
     own, known = (load_model(each).quantization for each in found)
@@ -108,7 +109,7 @@ def _known_shape(config: str) -> str | None:
 
 
 def _is_like(own: ModelShape, known: ModelShape) -> bool:
-    if own.quantization not in (known.quantization, "fp8"):
+    if own.quantization in (None, OTHER) and own.quantization != known.quantization:
         return False
     if abs(own.vocab_size / known.vocab_size - 1) > _SAME_VOCABULARY:
         return False

@@ -17,6 +17,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.reading import number_in
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
+from specsim.hardware import load_model
 from specsim.results.metrics import Slo
 from specsim.study.capacity import Prices, SloLimits, parse_slo
 from specsim.study.capacity.choices import check_ranges
@@ -104,7 +105,12 @@ class Question:
     @property
     def weights(self) -> str | None:
         """How its weights are stored, if not as in that shape."""
-        return self.command.weights or weights_of(self.command.model)
+        return weights_of(self.command.model) or self.command.weights
+
+    def spreads_experts(self, size: int) -> bool:
+        """Whether each of some GPUs has experts of its own, not a part of each."""
+        is_asked = self.command.engine.get("enable_expert_parallel", False)
+        return size > 1 and is_asked and load_model(self.model).num_experts > 0
 
 
 def question_of(  # noqa: PLR0913 - the options of a command
