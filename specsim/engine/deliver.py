@@ -1,7 +1,6 @@
 """Deliver: take in what a step produced, tell the scheduler, and write the results down."""
 
 from math import floor
-from typing import Any
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import release
@@ -189,7 +188,8 @@ def _note_step(table: Table) -> None:
         state.seconds_len += 1
     table.seconds_out[state.seconds_len - 1].tokens += step.output_tokens
     if limits.keeps_steps:
-        _write(step, table.steps_out[state.steps_len])
+        step.asked_draft_len = step.asked_tokens / step.num_requests
+        table.steps_out[state.steps_len] = step
         state.steps_len += 1
 
 
@@ -209,28 +209,3 @@ def _add_up(table: Table, step: Step) -> None:
     totals.batched_tokens = max(totals.batched_tokens, step.batched_tokens)
     totals.beyond_context += step.context_tokens > limits.valid_context_tokens
     totals.beyond_batched += step.batched_tokens > limits.valid_batched_tokens
-
-
-@inner
-def _write(step: Step, result: Any) -> None:
-    result.scheduled_at = step.scheduled_at
-    result.started_at = step.started_at
-    result.ended_at = step.ended_at
-    result.target_time = step.target_time
-    result.draft_time = step.draft_time
-    result.overhead_time = step.overhead_time
-    result.context_tokens = step.context_tokens
-    result.batched_tokens = step.batched_tokens
-    result.prefill_tokens = step.prefill_tokens
-    result.num_requests = step.num_requests
-    result.num_running = step.num_running
-    result.num_waiting = step.num_waiting
-    result.free_blocks = step.free_blocks
-    result.preemptions = step.preemptions
-    result.drafts = step.drafts
-    result.draft_tokens = step.draft_tokens
-    result.accepted_tokens = step.accepted_tokens
-    result.output_tokens = step.output_tokens
-    result.deliveries = step.deliveries
-    result.asked_draft_len = step.asked_tokens / step.num_requests
-    result.alpha_estimate = step.alpha_estimate

@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 from specsim.core.compiled import Rows, Types, element_of, record_of, types_of
 from specsim.decisions.loops import Asking, View
 from specsim.engine.engine_limits import Limits
-from specsim.results.logs import STEP_FIELDS
 from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, SECOND_FIELDS, TOTAL_FIELDS
 
 NEVER = 1 << 62
@@ -204,6 +203,7 @@ class Step(Protocol):
     output_tokens: int
     deliveries: int
     asked_tokens: int
+    asked_draft_len: float  # the mean over its sequences
 
 
 class Block(Protocol):
@@ -377,7 +377,7 @@ class Table(NamedTuple):
     drafter: NDArray[np.float64]
     costs: NDArray[np.float64]  # what else a step costs (`specsim.profile.step_time.COSTS`)
     rows: NDArray[np.int64]  # scratch: sequences that draft a first token, a second and so on
-    steps_out: Rows[Any]
+    steps_out: Rows[Step]
     requests_out: Rows[Any]
     gaps_out: Rows[Any]
     seconds_out: Rows[Any]
@@ -398,7 +398,6 @@ _SHORT: dict[type, tuple[str, ...]] = {
 """Fields of four bytes, not eight, of what there is much of."""
 
 _RESULTS = {
-    "steps_out": STEP_FIELDS,
     "requests_out": REQUEST_FIELDS,
     "gaps_out": GAP_FIELDS,
     "seconds_out": SECOND_FIELDS,

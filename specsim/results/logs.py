@@ -109,8 +109,8 @@ class StepLog:
         return self._file.is_used
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
-        """Append a copy of a replica's steps (`STEP_FIELDS`); a ConfigError if that fails."""
-        self._chunks[replica].append(rows.copy())
+        """Append a copy of `STEP_FIELDS` of a replica's steps; a ConfigError if that fails."""
+        self._chunks[replica].append(rows[list(STEP_FIELDS.names or ())].astype(STEP_FIELDS))
         self._num_in_memory += len(rows)
         if self._num_in_memory > self._max_in_memory:
             self._spill()

@@ -89,7 +89,7 @@ class ReplicaRecords:
         self._seconds: list[NDArray[np.void]] = []
 
     def add_steps(self, rows: NDArray[np.void]) -> None:
-        """Take in `STEP_FIELDS`, in the order in which steps ended; dropped if not wanted."""
+        """Take in steps, in the order in which they ended; dropped if not wanted."""
         if self.step_log is not None:
             self.step_log.add(self._replica, rows)
 
