@@ -759,6 +759,26 @@ def test_at_which_price_another_gpu_is_cheaper_is_said() -> None:
     assert other.cheaper_below < other.now
 
 
+@pytest.mark.parametrize(
+    ("more", "faster", "is_said"), [(1.01, 3, True), (1.2, 3, False), (1.01, 1.1, False)]
+)
+def test_what_costs_little_more_and_answers_much_faster_is_said(
+    more: float, faster: float, is_said: bool
+) -> None:
+    advice = of_two_gpus().advice
+    assert advice.best is not None
+    assert advice.best.cost_per_hour is not None
+    assert advice.best.mean_latency_ms is not None
+    changes = {
+        "cost_per_hour": more * advice.best.cost_per_hour,
+        "mean_latency_ms": advice.best.mean_latency_ms / faster,
+    }
+    choices = [c.model_copy(update=changes) if c.gpu == "l40s" else c for c in advice.choices]
+    said = " ".join(notes(advice.model_copy(update={"choices": choices})))
+    wanted = "L40S, no speculation, answer about 3.00 times as fast for 1.0% more."
+    assert (wanted in said, "times as fast for" in said) == (is_said, is_said)
+
+
 def test_servers_in_reserve_are_counted_and_share_the_load() -> None:
     question = asked(qps=100.0, redundancy="n+1")
     option = offered(question, ("off",)).options[0]

@@ -14,6 +14,8 @@ from specsim.study.plan.advice import (
     place_words,
 )
 
+_LITTLE_MORE, _MUCH_FASTER = 1.05, 1.2
+
 
 def headline(advice: Advice) -> str:
     """Return the answer in one or two plain sentences."""
@@ -186,6 +188,7 @@ def notes(advice: Advice) -> list[str]:
         found.append(
             f"One {_unit(best)} carries all, and none is in reserve (--redundancy n+1 adds one)."
         )
+    found += _faster_for_little(advice)
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
     found += [] if advice.api is None else [_on_api(advice, advice.api)]
@@ -195,6 +198,28 @@ def notes(advice: Advice) -> list[str]:
         found.append("Estimated: by two short runs of each load, which may be 15 % off.")
     found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
+
+
+def _faster_for_little(advice: Advice) -> list[str]:
+    """Return what answers much faster than what is rented, and costs next to nothing more."""
+    own = advice.best
+    if own is None or own.cost_per_hour is None or own.mean_latency_ms is None:
+        return []
+    most, longest = _LITTLE_MORE * own.cost_per_hour, own.mean_latency_ms / _MUCH_FASTER
+    found = [
+        (each.mean_latency_ms, each.cost_per_hour / own.cost_per_hour - 1, each)
+        for each in advice.choices
+        if each.cost_per_hour is not None and each.cost_per_hour <= most
+        if each.mean_latency_ms is not None and each.mean_latency_ms <= longest
+    ]
+    if not found:
+        return []
+    latency, more, best = min(found, key=lambda each: each[:2])
+    about = "" if best.state == "searched" else "about "
+    return [
+        f"{best.gpus:,} {place_words(best.gpu, best.pools)}, {best.speculation}, answer {about}"
+        f"{own.mean_latency_ms / latency:.2f} times as fast for {more:.1%} more."
+    ]
 
 
 def _on_api(advice: Advice, api: ApiAdvice) -> str:
