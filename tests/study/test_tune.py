@@ -215,6 +215,13 @@ def test_fields_of_the_method_are_passed_on(tuning: Tuning) -> None:
     assert emitted == {**tuning.speculative_config, **ngram}
 
 
+def test_switches_that_are_off_are_not_passed_on(tuning: Tuning) -> None:
+    written = Experiment.parse(tuning.experiment.to_dict(), "experiment.yaml")
+    found = replace(tuning, experiment=written)
+    assert found.speculative_config == tuning.speculative_config
+    assert False not in (found.recommended or {}).values()
+
+
 @pytest.mark.parametrize(
     ("known", "own"),
     [

@@ -52,6 +52,8 @@ class Choice(_Fields):
     servers_by_model: tuple[int, int] | None = None
     beyond: tuple[float, float] | None = None
     """The smallest load of one server that was not sustained, and the share within the limits."""
+    binds: str | None = None
+    """What is missed most there, by its name (``ttft_ms``), or ``backlog`` if the queue grows."""
     beyond_kept: dict[str, float] = {}
     """Where limits have shares of their own: the share within each of them there, and within the
     others together (`all`)."""
@@ -237,6 +239,7 @@ def choice_of(
         capacity_by_model=found.model_interval,
         servers_by_model=_servers_between(found),
         beyond=None if beyond is None else (beyond.load, beyond.attainment),
+        binds=found.binds,
         beyond_kept={name: 1.0 - each.missed for name, each in promises.items()},
         spare=1.0 - probe.load / found.rate,
         reached_ms=probe.reached_ms,

@@ -3,6 +3,7 @@
 from typing import Any
 
 from specsim.study.capacity.choices import metric_name, percentile, promise_words
+from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import (
     Advice,
     ApiAdvice,
@@ -281,7 +282,8 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     unit = _unit(best)
     if best.beyond is not None:
         load, share = best.beyond
-        kept = _kept(advice, best.beyond_kept) or f"{share:.1%} of the requests are within"
+        kept = _kept(advice, best.beyond_kept)
+        kept = kept or f"{100 * share:.4g} % of the requests are within{_missed(best.binds)}"
         said.append(f"Beyond: at {load:.4g} requests/s {kept}.")
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
@@ -294,6 +296,12 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     else:
         said.append(_model_error(best, best.capacity_by_model))
     return said
+
+
+def _missed(binds: str | None) -> str:
+    if binds is None:
+        return ""
+    return ", and the queue grows" if binds == BACKLOG else f"; {metric_name(binds)} is missed most"
 
 
 def _kept(advice: Advice, shares: dict[str, float]) -> str:

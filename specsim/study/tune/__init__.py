@@ -83,7 +83,9 @@ class Tuning:
             exclude=tuned | proposer.own_fields(),
             warnings=False,
         )
-        return {"method": proposer.method, **fields}
+        # A file that specsim wrote names all switches, also those that a vLLM does not have.
+        on = {name: value for name, value in fields.items() if value is not False}
+        return {"method": proposer.method, **on}
 
     @property
     def warnings(self) -> list[str]:
