@@ -129,8 +129,11 @@ class Advance:
             self._bars.update(self._task, completed=done, visible=True)
 
     def stage(self, description: str) -> None:
+        """Say what is done next, elsewhere as a line of its own: it may take minutes."""
         if self._bars:
             self._bars.update(self._task, description=description)
+        else:
+            typer.echo(f"{description} ...", err=True)
 
 
 @contextmanager

@@ -160,6 +160,9 @@ def test_a_plan_answers_in_one_line_and_a_table(planned: tuple[str, str, Path]) 
     assert "static:k=" not in out
     assert "preset llama-3.1-8b/eagle/gsm8k, fitted to drafts of eagle" in out
     assert "without effect on the answer: --port" in err
+    stages = [line for line in err.splitlines() if line.endswith(" ...")]
+    assert [stage.partition(" of ")[0] for stage in stages[:2]] == ["short runs", "short runs"]
+    assert stages[2].startswith("long runs of ")
 
 
 @pytest.mark.slow

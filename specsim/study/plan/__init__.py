@@ -13,6 +13,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Contender, Found, refined, searched
 from specsim.study.capacity.probe import Interval
+from specsim.study.plan.advice import option_words
 from specsim.study.plan.answer import SHORT, Plan
 from specsim.study.plan.candidates import FIRST_K, Option, goal_of, later_policies, offered
 from specsim.study.plan.question import Question, question_of
@@ -88,7 +89,7 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
         plan = _screened_apart(plan, runner)
         yield plan
     chosen = plan.finalists()
-    tell(f"long runs of {', '.join(chosen)}")
+    tell(f"long runs of {'; '.join(option_words(plan.options[name]) for name in chosen)}")
     plan = _refined(plan, chosen, runner)
     yield plan
     tell("short runs with other acceptance")

@@ -329,7 +329,7 @@ def _engine(question: Question, size: int) -> dict[str, Any]:
     again, shorter: they are simulated as they are.
     """
     own = context_of(question.command.model) | question.command.engine
-    if size == 1:  # which has all experts
+    if size == 1 and load_model(question.model).num_experts:  # which it has all of
         own.pop("enable_expert_parallel", None)
     limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
     if (needed := _ROOM * question.traffic.longest) > limit:
