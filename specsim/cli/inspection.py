@@ -259,7 +259,7 @@ Results = Annotated[
 PriceTable = Annotated[
     Path | None,
     typer.Option(
-        help="Price per GPU and hour, YAML; by default dated examples of list prices.",
+        help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples.",
         show_default=False,
     ),
 ]

@@ -54,7 +54,7 @@ def plan(
         None, help="bernoulli:alpha=0.7, in place of the nearest preset."
     ),
     prices: Path | None = Option(
-        None, help="Price per GPU and hour, YAML; by default dated examples."
+        None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."
     ),
     redundancy: str = Option(
         "n", metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1."

@@ -84,7 +84,7 @@ def ui(
         help="Limits in ms: ttft:500,tpot:40; or each at a percentile: ttft:p90<800,tpot:p95<50.",
     ),
     prices: Path | None = Option(
-        None, help="Price per GPU and hour, YAML; by default dated examples."
+        None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."
     ),
     port: int = Option(8437, min=0, max=65535, help="0 for any that is free."),
     no_browser: bool = Option(False, "--no-browser", help="Print the address, and open nothing."),

@@ -65,7 +65,7 @@ def capacity(
         None, help="Requests/s of the whole service, to count replicas for."
     ),
     prices: Path | None = Option(
-        None, help="Price per GPU and hour, YAML; by default dated examples of list prices."
+        None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."
     ),
     tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,
@@ -120,7 +120,7 @@ def capacity(
     for line in capacity_verdict(found):
         typer.echo(line)
     source = "examples of list prices, replace them by --prices" if prices is None else prices
-    typer.echo(f"prices of {found.prices.date}: {source}")
+    typer.echo(f"prices{f' of {found.prices.date}' if found.prices.date else ''}: {source}")
     warn(found.notes)
     if out is not None:
         typer.echo(f"results: {out} (capacity.json, capacity.parquet)")

@@ -25,6 +25,7 @@ from specsim.run.deployment import drafter_profile, gpus_of
 from specsim.run.experiment import Experiment, PoolsConfig
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
+_PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
 
@@ -164,9 +165,9 @@ def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None
 class Prices(Settings):
     """Prices of GPUs."""
 
-    date: str
-    """When they held."""
-    source: str
+    date: str = ""
+    """When they held; not known of prices that were given by hand."""
+    source: str = "as given"
     currency: str = Field(default="USD", min_length=1)
     per_gpu_hour: dict[str, Annotated[float, Field(gt=0)]]
     """By GPU, named as in ``profiles/<gpu>.yaml``."""
@@ -179,7 +180,14 @@ class Prices(Settings):
 
     @classmethod
     def load(cls, path: Path | str | None) -> Self:
-        """Return the prices in a YAML file, or specsim's examples; a ConfigError if it is wrong."""
+        """Return prices such as ``h100:2.1,l40s:0.95``, those of a YAML file, or examples.
+
+        A ConfigError if they are wrong.
+        """
+        given = dict(_PRICE.findall(str(path or "")))
+        if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
+            with validated(f"--prices {path}", ConfigError):
+                return cls.model_validate({"per_gpu_hour": given})
         path = Path(path or _EXAMPLES)
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))
