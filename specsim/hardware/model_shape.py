@@ -116,6 +116,11 @@ class ModelShape(ModelFields):
         return self.model_validate({**self.model_dump(), **last, **shared, **one, "name": name})
 
     @property
+    def is_head(self) -> bool:
+        """Whether it drafts for a target, on that one's vectors."""
+        return self.num_fused_inputs > 0
+
+    @property
     def mlp_width(self) -> int:
         """Width of the MLP, or of an expert in its place."""
         return self.moe_intermediate_size if self.num_experts else self.intermediate_size

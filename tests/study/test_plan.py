@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
@@ -167,7 +168,8 @@ def test_mtp_layers_that_are_not_there_or_not_known_are_refused_in_one_line(
     assert [each.label for each in found.options if "mtp" in each.label] == []
     assert any(why in text for text in found.left_out) is is_said
     mtp = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
-    with pytest.raises(ConfigError, match=f"{why}.*specsim profile build --draft mtp=SHAPE"):
+    remedy = ".*specsim profile build --draft mtp=SHAPE" if is_said else "; name no drafter"
+    with pytest.raises(ConfigError, match=f"{why}.*{remedy}"):
         offered(asked(f"{tmp_path} {mtp}"), ("off",))
 
 
@@ -214,6 +216,18 @@ def test_what_cannot_be_composed_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setattr("specsim.profile.kernel_tables.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"h100: no profile of mistral-7b in int4.*\[tables\]"):
         offered(asked("mistralai/Mistral-7B-AWQ"), ("off",))
+
+
+def test_ranks_that_share_experts_are_told_what_to_ask_instead() -> None:
+    with pytest.raises(ConfigError, match=r"with --tensor-parallel-size in place of --data-par"):
+        offered(asked("deepseek-ai/DeepSeek-R1 -tp 1 -dp 8", gpus="h200"), ("off",))
+
+
+def test_gpus_may_be_written_as_answers_have_them() -> None:
+    assert asked(gpus="H100, A100 80GB").gpus == ("h100", "a100-80gb")
+    with pytest.raises(ConfigError, match="choose from bloom-1b1") as error:
+        model_of("nobody/knows")
+    assert not {"eagle", "mtp", "dflash"} & set(re.findall(r"\w+", str(error.value)))
 
 
 def test_of_a_gpu_that_cannot_hold_the_model_the_largest_size_is_named(tmp_path: Path) -> None:

@@ -187,7 +187,8 @@ class Prices(Settings):
         given = dict(_PRICE.findall(str(path or "")))
         if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
             with validated(f"--prices {path}", ConfigError):
-                return cls.model_validate({"per_gpu_hour": given})
+                prices = {gpu.lower(): price for gpu, price in given.items()}
+                return cls.model_validate({"per_gpu_hour": prices})
         path = Path(path or _EXAMPLES)
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))

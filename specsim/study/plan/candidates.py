@@ -120,16 +120,8 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
 
     A ConfigError if a GPU has no price, or there is no hardware at all.
     """
-    found = Offered()
     wanted = (question.command.speculation or {}).get("method")
-    modules, no_mtp = own_drafter(question.command.model)
-    if no_mtp and wanted == "mtp":
-        raise ConfigError(
-            f"{no_mtp}; build a profile with it (specsim profile build --draft mtp=SHAPE) and ask "
-            "specsim capacity, or name no drafter in the command: then others are tried"
-        )
-    if no_mtp and modules and wanted is None:
-        found.left_out.append(no_mtp)
+    found = Offered(left_out=_own_layers(question, wanted))
     for gpu in question.gpus:
         if question.gpus.count(gpu) > 1:
             raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
@@ -145,10 +137,32 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
             if made == (_COMPOSED if hardware.is_measured else _ROOFLINES):
                 break
     if not found.options:
-        raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
+        why = "; ".join(found.left_out) or "--gpus: name at least one GPU"
+        raise ConfigError(why + _on_ranks(question))
     if wanted is not None and all(option.is_off for option in found.options):
         raise ConfigError("; ".join(found.left_out) + _other_drafter(wanted, found.options[0]))
     return found
+
+
+def _own_layers(question: Question, wanted: str | None) -> list[str]:
+    """Return why a folder's MTP layers are not tried; a ConfigError if they were asked for."""
+    modules, why_not = own_drafter(question.command.model)
+    if why_not and wanted == "mtp":
+        built = (
+            ", build a profile with it (specsim profile build --draft mtp=SHAPE) and ask specsim "
+        )
+        built = f"{built}capacity, or" if modules else ";"
+        raise ConfigError(f"{why_not}{built} name no drafter in the command: then others are tried")
+    return [why_not] if why_not and modules and wanted is None else []
+
+
+def _on_ranks(question: Question) -> str:
+    if not question.command.has_ranks or not load_model(question.model).num_experts:
+        return ""
+    return (
+        ". Data-parallel ranks that share experts are not planned for: plan one server of as many "
+        "GPUs, with --tensor-parallel-size in place of --data-parallel-size"
+    )
 
 
 def _other_drafter(method: str, option: Option) -> str:

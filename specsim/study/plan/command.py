@@ -45,6 +45,7 @@ class ServerCommand:
     tensor_parallel_size: int | None  # None where it is not given
     speculation: dict[str, Any] | None
     weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
+    has_ranks: bool = False  # data-parallel ones
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 
@@ -187,7 +188,8 @@ class _Reader:
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
-        if flags.pop("data-parallel-size", "1") != "1":
+        has_ranks = flags.pop("data-parallel-size", "1") != "1"
+        if has_ranks:
             notes.append(
                 "--data-parallel-size: left out, for how many replicas is the answer; they share "
                 "no experts"
@@ -205,7 +207,9 @@ class _Reader:
                 f"{inside} were within it"
             )
         size = engine.pop("tensor_parallel_size", None)
-        return ServerCommand(self._program, words, model, engine, size, speculation, weights, notes)
+        return ServerCommand(
+            self._program, words, model, engine, size, speculation, weights, has_ranks, notes
+        )
 
     def _refuse(self) -> None:
         for name, only in _REFUSED.items():

@@ -36,7 +36,7 @@ def model_of(name: str) -> str:
                 f"model {name}: no config.json is there; name a folder with its config.json "
                 "(./my-model)"
             ) from error
-        known = [n for n in resource_names("profiles", "*.json") if not n.startswith("eagle")]
+        known = [n for n in resource_names("profiles", "*.json") if not load_model(n).is_head]
         raise ConfigError(
             f"model {name}: no shape of it in profiles/; {nearest(key, known)}; for another "
             "model name a folder with its config.json (./my-model)"

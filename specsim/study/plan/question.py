@@ -160,7 +160,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
         slo=limits.slo,
         limit_shares=limits.shares,
         rate=rate,
-        gpus=tuple(name.strip() for name in names),
+        gpus=tuple(_gpu_name(name.strip()) for name in names),
         prices=Prices.load(prices),
         attainment=attainment,
         seed=seed,
@@ -169,6 +169,11 @@ def question_of(  # noqa: PLR0913 - the options of a command
         pools=pools,
         api_price=None if api_price is None else _api_price_of(api_price),
     )
+
+
+def _gpu_name(text: str) -> str:
+    """Return a GPU as profiles name it, also if it is written as answers have it: ``H100``."""
+    return text if text.endswith((".yaml", ".yml")) else text.lower().replace(" ", "-")
 
 
 def _rate_of(qps: float | str | None, day: Day | None) -> float:
