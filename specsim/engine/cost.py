@@ -96,7 +96,6 @@ def read_prefixes(table: Table) -> None:
     current, block_size = table.state[0].current, table.groups[0].block_size
     for place in range(table.steps[current].num_requests):
         entry = table.entries[current, place]
-        entry.unread_len = 0
         sequence = table.sequences[entry.row]
         may_have_prefix = table.limits[0].enable_prefix_caching or entry.is_loaded
         if not may_have_prefix or sequence.tables_at < 0:

@@ -36,8 +36,6 @@ def deliver(table: Table) -> None:
     state = table.state[0]
     step = table.steps[state.current]
     step.ended_at = state.now
-    step.drafts = step.draft_tokens = step.accepted_tokens = 0
-    step.output_tokens = step.deliveries = step.asked_tokens = 0
     first_gap = state.gaps_len
     ended = 0
     if step.num_requests:

@@ -51,16 +51,12 @@ def take_in(table: Table) -> bool:
 def schedule(table: Table) -> None:
     """Fill in the current step and count its tokens as computed; it is empty if nothing can run."""
     limits, state = table.limits[0], table.state[0]
+    table.steps[state.current] = table.blank_step[0]
     step = table.steps[state.current]
     step.index = state.num_steps
-    step.num_requests = 0
     step.scheduled_at = state.now
     step.started_at = state.now
     step.ended_at = state.now
-    step.target_time = 0.0
-    step.draft_time = 0.0
-    step.drafter_time = 0.0
-    step.overhead_time = 0.0
     step.verified_draft_time = state.last_draft_time
     step.tokens_left = limits.max_num_scheduled_tokens
     step.inputs_left = limits.max_num_batched_tokens
@@ -68,12 +64,6 @@ def schedule(table: Table) -> None:
     if limits.long_prefill_token_threshold:
         step.piece_limit = _piece_limit(table)
     step.defers_prefills = limits.prefill_interval > 1 and _defers_prefills(table)
-    step.defers_decodes = 0
-    step.admits_prefill = 0
-    step.has_chunk = 0
-    step.num_adapters = 0
-    step.preemptions = 0
-    step.drafts_on_top = 0
     step.skips_drafts = limits.skips_drafts
     step.alpha_estimate = nan
     if limits.prefill_first:
@@ -405,25 +395,12 @@ def _append_entry(table: Table, row: int, scheduled_len: int) -> None:
     """Append a sequence to the step."""
     state, sequence = table.state[0], table.sequences[row]
     step = table.steps[state.current]
+    table.entries[state.current, step.num_requests] = table.blank_entry[0]
     entry = table.entries[state.current, step.num_requests]
     entry.row = row
     entry.request = sequence.request
     entry.start = sequence.computed_len
     entry.scheduled_len = scheduled_len
-    entry.prefill_len = 0
-    entry.draft_len = 0
-    entry.verified_len = 0
-    entry.read_anew = 0
-    entry.is_partial = 0
-    entry.is_padded = 0
-    entry.is_resumed = 0
-    entry.is_admitted = 0
-    entry.is_loaded = 0
-    entry.accepted_len = 0
-    entry.emitted_len = 0
-    entry.asked_len = 0
-    entry.offered_len = 0
-    entry.found_len = 0
     step.num_requests += 1
     if table.limits[0].max_loras:
         serve_adapter(table, row)

@@ -68,7 +68,7 @@ class Setup:
             "limits": limits,
             "state": _state(most, most_holding, num_blocks),
             "sequences": linked_rows(_ROWS),
-            "blank": _blank(),
+            "blank_sequence": _blank_sequence(),
             "arrivals": zeros("arrivals", _ROWS),
             "queue": zeros("queue", _ROWS),
             "running": zeros("running", most),
@@ -285,7 +285,7 @@ def linked_rows(size: int, first: int = 0) -> NDArray[Any]:
     return rows
 
 
-def _blank() -> NDArray[Any]:
+def _blank_sequence() -> NDArray[Any]:
     blank = linked_rows(1)
     blank["next_publish_len"] = NEVER
     blank["preempted_in"] = -1

@@ -332,7 +332,9 @@ class Table(NamedTuple):
     limits: Rows[Limits]
     state: Rows[State]
     sequences: Rows[Sequence]
-    blank: Rows[Sequence]  # one row: a request that is new
+    blank_sequence: Rows[Sequence]  # one row: a request that is new
+    blank_entry: Rows[Entry]  # likewise, of zeros
+    blank_step: Rows[Step]
     facts: Rows[Fact]
     arrivals: Rows[Arrival]
     queue: NDArray[np.int64]

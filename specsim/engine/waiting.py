@@ -181,7 +181,7 @@ def _sink(table: Table, place: int) -> None:
 @inner
 def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     """Fill in the row of a request that is new."""
-    table.sequences[row] = table.blank[0]
+    table.sequences[row] = table.blank_sequence[0]
     sequence, fact = table.sequences[row], table.facts[request]
     sequence.request = request
     sequence.arrived_at = arrived_at
