@@ -1,5 +1,6 @@
 """`specsim ui` in a browser: sliders move by the keyboard, and the answer follows."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -54,6 +55,14 @@ def test_a_slider_moves_the_answer_by_the_keyboard(page: Page) -> None:
     assert page.js("document.querySelector('#rate').getAttribute('aria-valuetext')") != ""
     page.press(TAB)
     assert page.js("document.activeElement.id") == "prompt"
+
+
+def test_the_answer_is_said_in_the_words_of_a_plan(page: Page) -> None:
+    assert re.search(
+        r"Speculation makes answers (take )?\d+\.\d\d times as (fast|long) ", verdict(page)
+    )
+    note = page.js("document.querySelector('#note').textContent")
+    assert re.search(r", \d+\.\d\d USD per hour, ", note)
 
 
 def test_what_is_wrong_is_told_and_can_be_taken_back(page: Page) -> None:
