@@ -101,6 +101,21 @@ def test_what_is_wrong_is_one_line(typed: str, said: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("typed", "stored"),
+    [
+        ("m-AWQ", "int4"),
+        ("m-GPTQ-Int4", "int4"),
+        ("m-NVFP4", "nvfp4"),
+        ("m-FP8-dynamic", "fp8"),
+        ("m --quantization=awq_marlin", "int4"),
+        ("m --quantization none", None),
+    ],
+)
+def test_how_weights_are_stored_follows_from_names(typed: str, stored: str | None) -> None:
+    assert read_command(f"vllm serve {typed}", "vllm").weights == stored
+
+
 def test_flags_that_ask_for_nothing_are_taken() -> None:
     typed = "vllm serve m --pipeline-parallel-size 1 --quantization fp8 --dtype half"
     assert read_command(typed, "vllm").weights == "fp8"
