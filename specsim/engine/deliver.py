@@ -4,11 +4,11 @@ from math import floor
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import release
-from specsim.engine.loading import free_deferred, free_row, hold_ended
+from specsim.engine.loading import free_deferred, hold_ended
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Step, Table
 from specsim.engine.tiers import touch_prefix
-from specsim.engine.waiting import close_gaps, leave_queue
+from specsim.engine.waiting import close_gaps, free_row, leave_queue
 
 
 @inner

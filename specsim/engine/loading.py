@@ -18,14 +18,13 @@ from specsim.engine.table import (
     BLOCKS_HELD,
     BLOCKS_READ,
     FINISHED,
-    FREE,
     LOAD_BEGINS,
     LOAD_ENDED,
     LOADED,
     LOADING,
     Table,
 )
-from specsim.engine.waiting import comes_before, leave_queue, put_back
+from specsim.engine.waiting import comes_before, free_row, leave_queue, put_back
 
 
 @inner
@@ -134,12 +133,3 @@ def free_deferred(table: Table) -> None:
         is_kept = sequence.tables_at >= 0 and not sequence.is_sending
         if sequence.status == FINISHED and is_last and is_kept:
             release(table, entry.row)
-
-
-@inner
-def free_row(table: Table, row: int) -> None:
-    """Let a row be used again."""
-    state, sequence = table.state[0], table.sequences[row]
-    sequence.status = FREE
-    sequence.next_row = state.free_row
-    state.free_row = row

@@ -208,6 +208,13 @@ def withdraw(table: Table, row: int) -> None:
         leave_queue(table, row)
     state.has_unflushed = 1
     if sequence.in_flight_len == 0:
-        sequence.status = FREE
-        sequence.next_row = state.free_row
-        state.free_row = row
+        free_row(table, row)
+
+
+@inner
+def free_row(table: Table, row: int) -> None:
+    """Let a row be used again."""
+    state, sequence = table.state[0], table.sequences[row]
+    sequence.status = FREE
+    sequence.next_row = state.free_row
+    state.free_row = row
