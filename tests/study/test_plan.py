@@ -698,19 +698,19 @@ def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
     monkeypatch.chdir(tmp_path)
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     Path("own").mkdir()
-    typed = f"vllm serve ./own --port 8001 --host=127.0.0.1 --max-num-seqs 9 {EAGLE}"
+    typed = f"vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own {EAGLE}"
     question = replace(plan.question, command=read_command(typed, "vllm"))
     save_plan(replace(plan, question=question), tmp_path)
     own = str(tmp_path / "own")
     script = (tmp_path / "serve.sh").read_text()
-    assert "vllm serve ./own --port 8001 --host=127.0.0.1 --max-num-seqs 9" in script
+    assert "vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own" in script
     services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
     for service in services.values():
-        assert service["command"][:3] == [own, "--max-num-seqs", "9"]
+        assert service["command"][:3] == [own, "--served-model-name", "own"]
         assert service["volumes"] == [f"{own}:{own}:ro"]
     deployment, _ = yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
-    assert pod["containers"][0]["args"][:3] == [own, "--max-num-seqs", "9"]
+    assert pod["containers"][0]["args"][:3] == [own, "--served-model-name", "own"]
     assert own in [each["mountPath"] for each in pod["containers"][0]["volumeMounts"]]
     assert own in [each.get("hostPath", {}).get("path") for each in pod["volumes"]]
 
@@ -727,14 +727,16 @@ def test_containers_find_the_drafters_folder_and_a_chat_template(
     drafts = {"method": "eagle3", "model": drafter, "num_speculative_tokens": 3}
     given = " ".join(f"--speculative-config.{name} {value}" for name, value in drafts.items())
     given = given if dotted else f"--speculative-config '{json.dumps(drafts)}'"
-    typed = f"vllm serve Qwen/Qwen3-8B --chat-template=./chat.jinja {given}"
+    typed = "vllm serve Qwen/Qwen3-8B --chat-template=./chat.jinja --tokenizer drafter "
+    typed += f"--allowed-local-media-path / --download-dir {tmp_path} {given}"
     drafting = {n: replace(o, speculation=drafts) for n, o in plan.options.items() if not o.is_off}
     question = replace(plan.question, command=read_command(typed, "vllm"))
     save_plan(replace(plan, question=question, options=plan.options | drafting), tmp_path)
     paths = [str(tmp_path / "drafter"), str(tmp_path / "chat.jinja")]
     services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
     for service in services.values():
-        model, template, *_, speculation = service["command"]
+        model, template, _, tokenizer, *_, speculation = service["command"]
+        assert tokenizer == paths[0]
         assert (model, template) == ("Qwen/Qwen3-8B", f"--chat-template={paths[1]}")
         assert json.loads(speculation) == {**drafts, "model": paths[0]}
         assert service["volumes"] == [f"{path}:{path}:ro" for path in paths]

@@ -30,6 +30,10 @@ _START = {
 _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
 _SPECULATION = re.compile(r"^(?:-sc|--speculative[-_].*)$")
 _ADDRESS = re.compile(r"^--(?:host|port)$")
+_CALLED = re.compile(r"^(?:\S+ )?--served[-_]model[-_]name\b")  # a name, also where a folder has it
+_READS = re.compile(
+    r"^--(?:tokenizer(?:[-_]path)?|chat[-_]template|hf[-_]config[-_]path|generation[-_]config)$"
+)
 _PARALLEL = re.compile(r"^(?:-tp|-dp|--(?:tensor|data)[-_]parallel[-_]size|--[td]p(?:[-_]size)?)$")
 
 
@@ -66,14 +70,20 @@ class ServerCommand:
         The address is left out, for containers say where the server is.
         """
         drafter = str((self.speculation or {}).get("model", ""))
-        places = {
-            text: str(Path(text).resolve())
-            for word in (self.model, drafter, *self.words)
-            if (text := word.rpartition("=")[2])
-            and (text in (self.model, drafter) or text.startswith((".", "/")))
-            and Path(text).exists()
-        }
-        kept = [_moved(word, places) for word in _without(tuple(words), _ADDRESS)]
+        typed = zip(self.words, (*self.words[1:], ""), strict=True)
+        read = [
+            inside if equals else following
+            for (flag, equals, inside), following in ((w.partition("="), n) for w, n in typed)
+            if _READS.match(flag)
+        ]
+        named = dict.fromkeys(text for text in (self.model, drafter, *read) if text)
+        places = {text: str(Path(text).resolve()) for text in named if Path(text).exists()}
+        kept = _without(tuple(words), _ADDRESS)
+        before = ["", *kept[:-1]]
+        kept = [
+            word if _CALLED.match(f"{flag} {word}") else _moved(word, places)
+            for flag, word in zip(before, kept, strict=True)
+        ]
         return kept, [Path(place) for place in dict.fromkeys(places.values())]
 
 
