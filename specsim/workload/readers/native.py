@@ -253,7 +253,7 @@ def _seconds(row: Row, name: str) -> float:
     except ValueError:
         raise TraceError(
             f"{row.place}: {name} = {short(text)} is neither seconds nor a time such as "
-            "2026-11-16T18:17:03.5; correct or remove the row"
+            "2026-11-16T18:17:03.5 (with its date, in one column); correct or remove the row"
         ) from None
     return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
 
