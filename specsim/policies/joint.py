@@ -41,13 +41,15 @@ from specsim.policies.parts.joint_memory import Joining, JointState, no_lives
 from specsim.policies.parts.prices import learn_prices, note_asked, restate
 from specsim.policies.parts.prospects import (
     LEVELS,
+    add_surest,
+    clear,
     foresee,
+    foretell,
     note_firsts,
     prospects,
+    put_survival,
     take_in,
-    worth_of_next,
 )
-from specsim.policies.parts.spending import spent_time
 from specsim.policies.parts.upkeep import LOSS, has_tried, note_gains, settle_served, share_of
 
 _PRIOR_TRIALS = (1.0, 5.0, 20.0)  # that the rate of all requests may count for in that of one
@@ -143,7 +145,7 @@ def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
     seen.sizes[0] = num
     foresee(seen)
     desk.trade.sizes[0] = LEVELS
-    weigh_choices(desk.trade, longest, rate)
+    weigh_choices(desk.trade, 0, longest, rate)
 
 
 @inner
@@ -160,7 +162,7 @@ def _weigh_past(desk: Joining, is_served: bool, longest: int, rate: float) -> No
                 gained += desk.gains[place * num + row]
         trade.tokens[place], trade.gained[place] = tokens, gained
     trade.sizes[0] = 1
-    weigh_choices(trade, longest, rate)
+    weigh_choices(trade, 0, longest, rate)
 
 
 @inner
@@ -177,28 +179,31 @@ def _explored(state: JointState, best: int, least: int, loss: float) -> int:
 def _stop(desk: Joining) -> int:
     """Return after how many passes the drafter stops, by what it has said until then.
 
-    One more is worth its time if what it adds to all drafts is, taken to be the last: what a
-    further one adds is less.
+    It goes on as long as some longer draft is worth more: by what was said so far, and later tokens
+    as others were.
     """
-    trade, num, spending = desk.trade, desk.trade.decodes[2], desk.trade.spending
-    rate, drafting = rate_of(trade.exchange, num), trade.drafting
+    trade, seen, width = desk.trade, desk.seen, int(desk.state[0].width)
+    rate = rate_of(trade.exchange, trade.decodes[2])
     if rate <= 0.0:
         return int(desk.state[0].may_stop)
-    price = rate * (spent_time(spending, num) - spent_time(spending, 0)) / num
-    for row in range(desk.state[0].num_rows):
+    num = desk.state[0].num_rows
+    for row in range(num):
         desk.calibrating.row_kinds[row] = DEPTHS * desk.kinds[desk.requests[row]]
     _calibrate(desk, True)
-    for place in range(1, desk.state[0].width):
-        worth_of_next(desk.seen, place, price)
-        worth = 0.0
-        for row in range(desk.state[0].num_rows):
-            at = desk.gains[(place - 1) * desk.state[0].num_rows + row] * LEVELS
-            level = min(int(at), LEVELS - 1)
-            rest = at - level
-            worth += desk.tokens[level] * (1.0 - rest) + desk.tokens[level + 1] * rest
-        if worth <= rate * (drafting[place + 1] - drafting[place]):
+    trade.sizes[0] = LEVELS
+    for place in range(1, width):
+        clear(seen, place - 1)
+        for row in range(num):
+            if desk.draft_lens[row]:
+                put_survival(seen, place - 1, 1.0, desk.gains[(place - 1) * num + row])
+        add_surest(seen, place - 1)
+        for later in range(place, width):
+            foretell(seen, later)
+            add_surest(seen, later)
+        weigh_choices(trade, place - 1, width, rate)
+        if best_of(trade.values, place, width) == place:
             return place
-    return int(desk.state[0].width)
+    return width
 
 
 @inner

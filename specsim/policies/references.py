@@ -95,7 +95,7 @@ def weigh(desk: Trade) -> int:
         return -1
     longest = set_prices(desk)
     if verb == _GUESSED:
-        weigh_choices(desk, longest, rate)
+        weigh_choices(desk, 0, longest, rate)
         return best_of(desk.values, 0, longest)
     if verb == _FOUND:
         spend_on_found(desk, rate)
@@ -191,7 +191,7 @@ class Bayes(KnowsModel[_Knowing]):
         return desk
 
     def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Knowing) -> int | None:
-        """Return after how many passes another one is not worth its time, as `joint` does."""
+        """Return after how many passes another one is not worth its time."""
         if batch.drafts is not None:
             return None
         drafts = drafts._replace(draft_lens=np.where(batch.in_prefill, 0, drafts.draft_lens))

@@ -74,6 +74,22 @@ def test_the_drafter_stops_where_one_more_pass_is_not_worth_its_time() -> None:
     assert stopped([0.02, 0.9, 0.9, 0.9, 0.9]) == stopped([0.02] * 5) == 1
 
 
+@pytest.mark.parametrize(("dearer_until", "stop"), [(2, 5), (5, 1)])
+def test_the_drafter_goes_on_if_many_tokens_pay_though_the_next_does_not(
+    dearer_until: int, stop: int
+) -> None:
+    """The first tokens that are verified take half a step each, the others nothing."""
+
+    def step_time(load: StepLoad, lens: Any) -> float:
+        dearer = min(load.batched_tokens - 1, dearer_until)
+        return float(1.0 + 0.5 * dearer + 0.02 * np.max(lens))
+
+    policy, memory = started("joint", 5, step_time, plain_time=lambda load: 1.0)
+    policy.observe(outcome([0], [0], load=StepLoad(1, 1), target_time=1.0), memory)
+    assert policy.draft_lens(batch(0), memory) == [5]
+    assert policy.stop_len(batch(0), sure_drafts([0.45, 0.9, 0.9, 0.9, 0.9]), memory) == stop
+
+
 def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
     lives = as_records(no_lives())[0]
     assert share_of(lives, 0, 0.0, 0) == 0.0

@@ -282,11 +282,11 @@ def set_prices(desk: Trade) -> int:
 
 
 @inner
-def weigh_choices(desk: Trade, longest: int, rate: float) -> None:
+def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     """Work out what the best choice of each length is worth; nothing verified is one of them.
 
-    Where a longer draft costs no more, it is no worse if it can be trimmed: there are several
-    choices; shorter ones are not worth a look then.
+    So many tokens are drafted already. Where a longer draft costs no more, it is no worse if it can
+    be trimmed: there are several choices; shorter ones are not worth a look then.
     """
     values, choices, num = desk.values, desk.sizes[0], desk.decodes[2]
     set_load(desk.spending, desk.decodes, 0)
@@ -294,14 +294,17 @@ def weigh_choices(desk: Trade, longest: int, rate: float) -> None:
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
     values[0] = value_of(num, none, rate)
-    for place in range(longest):
+    for place in range(known, longest):
         values[1 + place] = -np.inf
         if desk.limits[0].one_cost and choices > 1 and place < longest - 1:
             continue
         drafting = desk.drafting[1 + place] + wrong
         values[1 + place] = value_of(num, none - wrong + drafting, rate)
+        spent, time = -1, 0.0
         for index in range(place * choices, (place + 1) * choices):
-            time = spent_time(desk.spending, round(desk.tokens[index])) + drafting
+            if round(desk.tokens[index]) != spent:
+                spent = round(desk.tokens[index])
+                time = spent_time(desk.spending, spent) + drafting
             value = value_of(num + desk.gained[index], time, rate)
             values[1 + place] = max(values[1 + place], value)
 

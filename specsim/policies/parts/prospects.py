@@ -36,6 +36,8 @@ class Seen(NamedTuple):
     decline: FloatRows
     """Survival at each place, and what it would be if all places were alike; sums, fading; shape
     (2, longest)."""
+    ahead: FloatRows
+    """Drafts of a step by place and level, known or expected; and their survival."""
     weights: Floats
     """Drafts of a batch or a step, by class; then what one of that class counts for."""
     classes: Ints
@@ -142,19 +144,44 @@ def age(desk: Seen, most: float) -> None:
 
 
 @inner
-def worth_of_next(desk: Seen, place: int, price: float) -> None:
-    """Work out what a token at a place is worth above its price, by the survival before it.
+def clear(desk: Seen, place: int) -> None:
+    """Forget what the drafts of a step survive at a place."""
+    for at in range(place * LEVELS, (place + 1) * LEVELS):
+        desk.ahead[0, at] = desk.ahead[1, at] = 0.0
 
-    Left in `tokens`, for survival 0, 1 / LEVELS, ..., 1; how sure the token will be is not known,
-    but how sure others were.
-    """
-    known, share = desk.sizes[2], desk.decline[0, place] / desk.decline[1, place]
-    for level in range(LEVELS + 1):
-        worth = 0.0
-        for index in range(known):
-            survival = min(share * desk.firsts[index], 1.0) * (level / LEVELS)
-            worth += max(survival - price, 0.0)
-        desk.tokens[level] = worth / known
+
+@inner
+def put_survival(desk: Seen, place: int, num: float, survival: float) -> None:
+    """Note that so many of them survive with this probability there."""
+    at = place * LEVELS + min(int(survival * LEVELS), LEVELS - 1)
+    desk.ahead[0, at] += num
+    desk.ahead[1, at] += num * survival
+
+
+@inner
+def foretell(desk: Seen, place: int) -> None:
+    """Work out the same of a token to come, by the place before it and by other first tokens."""
+    ahead, known, share = desk.ahead, desk.sizes[2], desk.decline[0, place] / desk.decline[1, place]
+    clear(desk, place)
+    for before in range((place - 1) * LEVELS, place * LEVELS):
+        num = ahead[0, before]
+        if num > 0.0:
+            for index in range(known):
+                rate = min(share * desk.firsts[index], 1.0)
+                put_survival(desk, place, num / known, rate * ahead[1, before] / num)
+
+
+@inner
+def add_surest(desk: Seen, place: int) -> None:
+    """Add up what all drafts come to down to a place, the surest tokens first."""
+    tokens, accepted = 0.0, 0.0
+    for below in range(LEVELS):
+        choice = place * LEVELS + below
+        at = place * LEVELS + LEVELS - 1 - below
+        tokens += desk.ahead[0, at]
+        accepted += desk.ahead[1, at]
+        desk.tokens[choice] = tokens + (desk.tokens[choice - LEVELS] if place else 0.0)
+        desk.gained[choice] = accepted + (desk.gained[choice - LEVELS] if place else 0.0)
 
 
 def prospects(longest: int, prior: float) -> Desk[Seen]:
@@ -175,6 +202,7 @@ def prospects(longest: int, prior: float) -> Desk[Seen]:
         counts=np.zeros((KINDS, counts.size)),
         prior=counts.ravel(),
         nums=np.zeros(KINDS),
+        ahead=np.zeros((2, longest * LEVELS)),
         weights=KINDS,
         firsts=np.full(_FIRSTS, prior),
         decline=np.full((2, longest), 16.0),
