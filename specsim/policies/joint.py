@@ -197,11 +197,14 @@ def _stop(desk: Joining) -> int:
             if desk.draft_lens[row]:
                 put_survival(seen, place - 1, 1.0, desk.gains[(place - 1) * num + row])
         add_surest(seen, place - 1)
-        for later in range(place, width):
-            foretell(seen, later)
-            add_surest(seen, later)
-        weigh_choices(trade, place - 1, width, rate)
-        if best_of(trade.values, place, width) == place:
+        weigh_choices(trade, place - 1, place, rate)
+        longer = place
+        while longer < width and trade.values[longer] <= trade.values[place]:
+            foretell(seen, longer)
+            add_surest(seen, longer)
+            longer += 1
+            weigh_choices(trade, longer - 1, longer, rate)
+        if trade.values[longer] <= trade.values[place]:
             return place
     return width
 
