@@ -28,7 +28,9 @@ def free_order(table: Table) -> list[int]:
     order: list[int] = []
     following = table.blocks["following"].tolist()
     number = following[NO_BLOCK]
-    while number != NO_BLOCK and len(order) < len(following):  # a broken queue may never end
+    for _ in following:  # a broken queue may never end
+        if number == NO_BLOCK:
+            break
         order.append(number)
         number = following[number]
     return order
@@ -43,38 +45,39 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     Raises:
         InvariantError: Names the equation that failed.
     """
-    state = table.state
-    sequences, status = table.sequences, table.sequences["status"]
-    limits = table.limits
+    state, sequences = table.state, table.sequences
+    status, tables_at = sequences["status"], sequences["tables_at"]
+    is_running = status == RUNNING
     running = table.running[: int(state["num_running"][0])].tolist()
-    if sorted(running) != np.flatnonzero(status == RUNNING).tolist():
+    if sorted(running) != is_running.nonzero()[0].tolist():
         raise InvariantError("the running list is not the sequences that run")
-    holding = np.flatnonzero((sequences["tables_at"] >= 0) & (status != RUNNING)).tolist()
-    held = [_blocks_of(table, row) for row in [*running, *holding]]
-    for row, blocks in zip(running, held, strict=False):
-        if NO_BLOCK in blocks:
-            raise InvariantError(f"row {row} holds the null block inside a window")
+    holding = ((tables_at >= 0) & ~is_running).nonzero()[0].tolist()
+    held = _blocks_of(table, [*running, *holding])
     _check_held(table, list(chain.from_iterable(held)))
     _check_loading(table, holding)
     if state["num_steps"][0] % (1 + len(table.blocks) // _THOROUGH) == 0:
         _check_free(table, held)
-    slack = 1 + int(limits["max_draft_len"][0]) if in_step else 0
-    _check_running(table, sequences[running], slack)
-    waiting = np.flatnonzero(status == WAITING)
+    if running:
+        slack = 1 + int(table.limits["max_draft_len"][0]) if in_step else 0
+        _check_running(table, sequences[running], slack)
+    waiting = (status == WAITING).nonzero()[0]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
-    if np.any(sequences["tables_at"][waiting] != -1) or sequences["computed_len"][waiting].any():
+    if (tables_at[waiting] != -1).any() or sequences["computed_len"][waiting].any():
         raise InvariantError("a sequence waits but holds blocks or computed tokens")
 
 
-def _blocks_of(table: Table, row: int) -> list[int]:
-    """Return the blocks of a sequence in all groups, without those that have left a window."""
-    first = int(table.sequences["tables_at"][row])
-    held: list[int] = []
-    for at in range(first, first + int(table.limits["num_groups"][0])):
-        holding: Any = table.holdings[at]
-        held += table.tables[at, holding["null_blocks"] : holding["num_blocks"]].tolist()
-    return [block for block in held if block != NO_BLOCK]  # states leave gaps
+def _blocks_of(table: Table, rows: list[int]) -> list[list[int]]:
+    """Return the blocks of each sequence in all groups, without those that have left a window."""
+    num_groups, holdings = int(table.limits["num_groups"][0]), table.holdings
+    begins, ends = holdings["null_blocks"], holdings["num_blocks"]
+    held = []
+    for first in table.sequences["tables_at"][rows].tolist():
+        mine: list[int] = []
+        for at in range(first, first + num_groups):
+            mine += table.tables[at, begins[at] : ends[at]].tolist()
+        held.append([block for block in mine if block != NO_BLOCK])  # states leave gaps
+    return held
 
 
 def _check_loading(table: Table, holding: list[int]) -> None:
@@ -82,7 +85,7 @@ def _check_loading(table: Table, holding: list[int]) -> None:
     sequences = table.sequences
     loading = table.loading[: int(table.state["num_loading"][0])].tolist()
     status = sequences["status"]
-    if sorted(loading) != np.flatnonzero((status == LOADING) | (status == LOADED)).tolist():
+    if sorted(loading) != ((status == LOADING) | (status == LOADED)).nonzero()[0].tolist():
         raise InvariantError("the rows that load are not the sequences that do")
     for row in loading:
         held = table.holdings["num_blocks"][sequences["tables_at"][row]]
@@ -101,14 +104,14 @@ def _check_held(table: Table, held: list[int]) -> None:
     """Raise unless the blocks in use and the free ones add up, and holders are counted right."""
     blocks = table.blocks
     counts = np.bincount(np.array(held, dtype=np.int64), minlength=len(blocks))
-    ids, free = np.flatnonzero(counts), int(table.state["num_free"][0])
+    ids, free = counts.nonzero()[0], int(table.state["num_free"][0])
     used = len(ids)
     if used + free + 1 != len(blocks):
         raise InvariantError(
             f"blocks used ({used}) + free ({free}) + null (1) != total ({len(blocks)})"
         )
     kept = np.where(blocks["key"][ids] != NO_KEY, blocks["holders"][ids], 1)
-    for place in np.flatnonzero(counts[ids] != kept):
+    for place in (counts[ids] != kept).nonzero()[0]:
         block = ids[place]
         raise InvariantError(
             f"block {block}: {counts[block]} sequences hold it, kept is {kept[place]}"
@@ -121,16 +124,16 @@ def _check_free(table: Table, held: list[list[int]]) -> None:
     Looks at every block of the pool, which `_check_held` does not.
     """
     blocks = table.blocks
-    used, free = {block for mine in held for block in mine}, free_order(table)
-    if used & set(free) or len(used) + len(set(free)) + 1 != len(blocks):
+    used, free = set(chain.from_iterable(held)), set(free_order(table))
+    if used & free or len(used) + len(free) + 1 != len(blocks):
         raise InvariantError("a block is used and free, or twice in the free queue")
-    found = []
+    found, next_alike = [], blocks["next_alike"].tolist()
     for first in table.chains[table.chains != NO_BLOCK].tolist():
         number = first
         while number != NO_BLOCK:
             found.append(number)
-            number = int(blocks["next_alike"][number])
-    published = np.flatnonzero(blocks["key"] != NO_KEY).tolist()
+            number = next_alike[number]
+    published = (blocks["key"] != NO_KEY).nonzero()[0].tolist()
     if sorted(found) != published:
         raise InvariantError(
             f"published blocks ({len(published)}) != blocks found by key ({len(found)})"
@@ -146,30 +149,29 @@ def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
     computed = running["computed_len"]
     room = np.minimum(room, table.limits["max_model_len"])
     known, has_windows = running["known_len"], bool(table.limits["has_windows"][0])
-    is_outside = (known < running["prompt_len"]) | (known >= running["max_len"])
     # All but the last known token are computed, and everything in flight is counted.
     ahead = computed - (known + running["placeholder_len"] - 1)
-    for is_wrong, why in (
+    wrong = {
         # It is less where a block will leave a window before.
-        (
-            (room < capacity) | ((room > capacity) & (not has_windows)),
-            "blocks x block_size != room",
+        "blocks x block_size != room": room < capacity if has_windows else room != capacity,
+        "computed tokens do not fit its blocks": (computed <= 0) | (computed > room),
+        "runs outside [prompt, end)": (
+            (known < running["prompt_len"]) | (known >= running["max_len"])
         ),
-        ((computed <= 0) | (computed > room), "computed tokens do not fit its blocks"),
-        (is_outside, "runs outside [prompt, end)"),
-        (
-            (ahead > slack) | ((ahead < 0) & (running["in_chunk"] == 0)),
-            "computed tokens != known + in flight - 1",
+        "computed tokens != known + in flight - 1": (
+            (ahead > slack) | ((ahead < 0) & (running["in_chunk"] == 0))
         ),
-    ):
-        if is_wrong.any():
-            sequence = running[is_wrong][0]
-            raise InvariantError(
-                f"request {sequence['request']} ({sequence['computed_len']} computed of "
-                f"{sequence['known_len']} known + {sequence['draft_len']} drafts, "
-                f"{sequence['placeholder_len']} in flight, room for {sequence['capacity_len']}, "
-                f"ends at {sequence['max_len']}): {why}"
-            )
+    }
+    if not np.logical_or.reduce([*wrong.values()], axis=None):
+        return
+    why = next(why for why, is_wrong in wrong.items() if is_wrong.any())
+    sequence = running[wrong[why]][0]
+    raise InvariantError(
+        f"request {sequence['request']} ({sequence['computed_len']} computed of "
+        f"{sequence['known_len']} known + {sequence['draft_len']} drafts, "
+        f"{sequence['placeholder_len']} in flight, room for {sequence['capacity_len']}, "
+        f"ends at {sequence['max_len']}): {why}"
+    )
 
 
 class IntegrityCheck:

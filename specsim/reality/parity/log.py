@@ -1,6 +1,7 @@
 """Logs: what a scheduler did, step by step, written and compared."""
 
 from dataclasses import dataclass
+from functools import cache
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class LogWriter:
         self._first_step: dict[int, int] = {}
         self._first_token: dict[int, int] = {}
         self._cached: dict[int, list[int]] = {}  # prefix-cache hit of each admission
+        self._following = b""  # the free queue that was last written, and what was
+        self._free = [0, 0]
 
     def scheduled(self, step: StepView) -> None:
         index, requests = int(step.record["index"]), step.requests.tolist()
@@ -132,12 +135,20 @@ class LogWriter:
         in_turn = mine["request"][np.argsort(mine["preempted_as"])]
         return [self._id(request) for request in in_turn.tolist()]
 
-    @staticmethod
-    def _state(table: Table) -> list[int]:
-        free = free_order(table)
-        crc = crc32(",".join(map(str, free)).encode())
+    def _state(self, table: Table) -> list[int]:
+        following = table.blocks["following"].tobytes()
+        if following != self._following:  # to walk along it is most of what writing takes
+            free, names = free_order(table), _names(len(table.blocks))
+            crc = crc32(",".join([names[block] for block in free]).encode())
+            self._following, self._free = following, [len(free), crc]
         num_waiting = int(sum(table.state[n][0] for n in ("num_waiting", "num_loading")))
-        return [int(table.state["num_running"][0]), num_waiting, len(free), crc]
+        return [int(table.state["num_running"][0]), num_waiting, *self._free]
+
+
+@cache
+def _names(num_blocks: int) -> list[str]:
+    """Return the numbers of blocks as text, made once: there are thousands of steps."""
+    return list(map(str, range(num_blocks)))
 
 
 @dataclass(frozen=True)
