@@ -50,7 +50,8 @@ def test_every_field_of_every_step_agrees(path: Path) -> None:
 )
 def test_every_field_of_every_step_agrees_with_the_newer_version(path: Path, log: Path) -> None:
     theirs = load_log(log)
-    ours = run_scenario(as_in_log(load_scenario(path), theirs, log))
+    # The invariants of these scenarios are checked above, those of this version's rules below.
+    ours = run_scenario(as_in_log(load_scenario(path), theirs, log), check=False)
     difference = compare_logs(json.loads(json.dumps(ours)), theirs)
     assert difference is None, str(difference)
 

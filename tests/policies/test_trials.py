@@ -51,7 +51,8 @@ def test_a_drafter_that_becomes_good_is_found_again(
     # One request after the other, of 100 steps without drafts; those after the first 30 are easy.
     rows = [(26.0 * i, 4, 100) for i in range(90)]
     tables = [[0] * 100] * 30 + [[3] * 100] * 60
-    run = serve(policy, rows, tables, speculative=("draft_model", 3))
+    # Thousands of steps of one request: the invariants are checked where more happens.
+    run = serve(policy, rows, tables, speculative=("draft_model", 3), check=False)
     drafted = steps(run, "num_requests", "draft_tokens")
     useless, useful = drafted[:3000], drafted[3000:]
     tried = sum(tokens > 0 for _, tokens in useless)
