@@ -1,5 +1,6 @@
 """What all tests share: a tiny experiment, and the real data where they are at hand."""
 
+import gc
 import importlib.util
 import os
 import sys
@@ -39,6 +40,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         ]
         for process in [Popen([sys.executable, "-c", each], env=environment) for each in called]:
             process.wait()
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Leave the garbage collector alone meanwhile: what is imported stays."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Have it look at what tests make alone, not over and over at half a million other objects."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def compile_engine(policy: str = "goodput_exact") -> None:

@@ -38,8 +38,10 @@ WIDE = {"mean": 10, "std": 1e308, "max": 20}
     ],
 )
 def test_a_run_without_measure_is_refused_before_it_begins(
-    workload: dict[str, Any], more: dict[str, Any], message: str, tiny: Callable[..., Experiment]
-) -> None:
+    workload: dict[str, Any], more: dict[str, Any], message: str, tiny: Callable[..., Experiment],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("specsim.run.checks.MOST_LOOKS", 5000)
     changed = {**tiny_config()["workload"], **workload}
     with pytest.raises(ConfigError, match=message):
         simulate(tiny(workload=changed, **more))

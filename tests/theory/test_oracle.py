@@ -28,7 +28,7 @@ BATCHES = {
     "one at a time": ({"kind": "closed_loop", "concurrency": 1}, 2),
     "static batch": ({"kind": "burst"}, 8),
 }
-SEEDS = range(8)
+SEEDS = range(4)
 
 
 def rivals(spec: dict[str, Any]) -> list[Policy]:

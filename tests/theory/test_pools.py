@@ -99,7 +99,7 @@ def test_prefill_steps_limit_the_throughput(split: Callable[..., Summary]) -> No
 
 
 def test_a_link_is_a_single_server(split: Callable[..., Summary]) -> None:
-    time, load, count = 0.01, 0.7, 40_000
+    time, load, count = 0.01, 0.7, 15_000
     arrivals = np.cumsum(generator(7, "arrivals").exponential(time / load, count))
     rows = requests_of(arrivals, prompt=100, output=1)
     pools = split(rows, bandwidth_gb_s=bandwidth(100, time)).pools
