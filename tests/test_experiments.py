@@ -93,7 +93,7 @@ def test_smartspec_medusa(tmp_path: Path) -> None:
 
 def test_draft_trees(tmp_path: Path) -> None:
     trees = script("draft-trees")
-    trees.main(tmp_path, number=12, output=600)
+    trees.main(tmp_path, number=12, output=300)
     assert all(row["is_inside"] == "True" for row in rows(tmp_path / "random_trees.csv"))
     kept = ROOT / "experiments" / "draft-trees"
     assert (tmp_path / "factors.csv").read_text() == (kept / "factors.csv").read_text()

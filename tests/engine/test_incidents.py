@@ -180,7 +180,7 @@ def test_incidents_after_the_end_are_said(run: Callable[..., Run]) -> None:
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -279,7 +279,7 @@ def test_without_drafts_the_prefill_pool_has_no_drafter(run: Callable[..., Run])
 
 
 @settings(
-    max_examples=100,
+    max_examples=50,  # `make fuzz` has 2,000 worlds
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(

@@ -251,7 +251,7 @@ def test_hits_of_mooncakes_conversations(constant_step: Callable[..., str], capa
 
 
 @settings(
-    max_examples=60,
+    max_examples=40,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(engine=engines(), workload=workloads(), data=st.data())

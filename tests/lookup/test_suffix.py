@@ -43,7 +43,7 @@ def drafts(lookup: Lookup, play: Play) -> Iterator[Draft]:
 
 
 @given(plays())
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_drafts_what_the_reference_drafts(play: Play) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(suffix, "FIRST_TOKENS", 2)  # so that text and nodes grow and move
@@ -52,7 +52,7 @@ def test_drafts_what_the_reference_drafts(play: Play) -> None:
 
 
 @given(plays())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_text_moves_when_places_run_out(play: Play) -> None:
     """As many tokens as can be alive at once are room enough, however many pass through."""
     play.options |= {"max_cached_requests": 2, "use_global_tree": True}
