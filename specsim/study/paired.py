@@ -25,6 +25,7 @@ _T_95 = (
 )  # fmt: skip
 """stdtrit(n, 0.975) for n from 1: what nearly all ask for, without scipy, which takes 0.2 s."""
 _FREEDOMS = range(1, len(_T_95) + 1)
+MOST_REPLICATIONS = 10_000
 
 
 def replicated(
@@ -33,10 +34,13 @@ def replicated(
     """Return an experiment once per replication; replication i has the experiment's seed plus i.
 
     So whatever else is varied meets the same requests and luck (common random numbers). A
-    ConfigError from `source` if the changes do not go with it, or without a replication.
+    ConfigError from `source` if the changes do not go with it, or without a replication, or with
+    more than anybody waits for.
     """
-    if replications < 1:
-        raise ConfigError(f"{source}: replications = {replications} must be at least 1")
+    if not 1 <= replications <= MOST_REPLICATIONS:
+        raise ConfigError(
+            f"{source}: replications = {replications:,} must be from 1 to {MOST_REPLICATIONS:,}"
+        )
     seeds = range(experiment.seed, experiment.seed + replications)
     return [experiment.replace(source, **changes, seed=seed) for seed in seeds]
 

@@ -155,8 +155,9 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
     assert len(compare(tiny(), "off", replications=1).results) == 1
     with pytest.raises(ConfigError, match="'off', which speed-ups are over, is missing"):
         compare(tiny(), {"a": Off()}, replications=1)
-    with pytest.raises(ConfigError, match="--policies off: replications = 0 must be at least 1"):
-        compare(tiny(), ["off"], replications=0)
+    for number, said in ((0, "0"), (2**63, "9,223,372,036,854,775,808")):
+        with pytest.raises(ConfigError, match=f"replications = {said} must be from 1 to 10,000"):
+            compare(tiny(), ["off"], replications=number)
     with pytest.raises(ConfigError, match="no kind 'nope'; "):
         compare(tiny(), {"off": "nope"}, replications=1)
     for workers in (0, -1, 2.5):

@@ -295,3 +295,10 @@ def test_rows_that_make_no_sense_are_refused(
         list(read_trace(path).requests())
     assert message in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_what_long_sessions_are_in_the_mean_is_told_from_few_of_them() -> None:
+    """2,000 of these, as of short ones, would be 200 million turns."""
+    long = LENGTHS.parse({**FIELDS, "turns": {"mean": 100_000}, "max_len": None})
+    assert long.mean_turns == 100_000
+    assert LENGTHS.parse(FIELDS).mean_turns == pytest.approx(4, rel=0.2)

@@ -33,6 +33,7 @@ from specsim.core.version import __version__
 from specsim.run.experiment import Experiment
 from specsim.run.summary import summarized
 from specsim.study.inputs import Input, inputs_of, load_with_base
+from specsim.study.paired import MOST_REPLICATIONS
 
 
 def _named(text: str) -> str:
@@ -94,7 +95,7 @@ class Suite(Settings):
     folder."""
     scenarios: dict[Name, dict[str, Any]] = Field(min_length=1)
     """Per scenario, values of the base that it replaces, by dotted field name."""
-    replications: int = Field(default=10, ge=1, le=1000)
+    replications: int = Field(default=10, ge=1, le=MOST_REPLICATIONS)
     """Runs per scenario; run i has the scenario's seed plus i."""
     tolerances: Tolerances | None = None
     """Of the metrics to be gated; left out, the usual ones."""

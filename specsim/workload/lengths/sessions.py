@@ -1,5 +1,6 @@
 """Sessions: conversations and agent loops, whose prompts grow from turn to turn."""
 
+from functools import lru_cache
 from typing import Annotated, Any, Literal, Self, final
 
 import numpy as np
@@ -13,7 +14,7 @@ from specsim.workload.lengths import LONGEST, Lengths, to_tokens
 from specsim.workload.trace import Trace
 
 _MOST_TURNS = 100_000
-_SAMPLE = 2000  # sessions, of which what they are in the mean is told
+_SAMPLE, _SAMPLE_TURNS = 2000, 1e6  # sessions, and turns, of which their means are told
 
 
 class Spread(Settings):
@@ -90,16 +91,11 @@ class Sessions(Lengths):
 
     @property
     def mean_turns(self) -> float:
-        sample = self._sample
-        return len(sample) / sample.num_sessions
+        return _means(self)[0]
 
     @property
     def mean_len(self) -> float:
-        return float((self._sample.prompt_lens + self._sample.output_lens).mean())
-
-    @property
-    def _sample(self) -> Trace:
-        return self.draw_sessions(generator(0, "lengths"), _SAMPLE)
+        return _means(self)[1]
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return so many requests, session after session; the last one may be cut off."""
@@ -137,3 +133,12 @@ class Sessions(Lengths):
             ends - outputs, outputs, sessions=sessions, think_times=waits, shared_lens=shared
         )
         return drawn.take(kept)
+
+
+@lru_cache(maxsize=64)
+def _means(lengths: Sessions) -> tuple[float, float]:
+    """Return the turns of a session and the tokens of a turn, in the mean over some sessions."""
+    count = min(_SAMPLE, int(_SAMPLE_TURNS / lengths.turns.mean))
+    sample = lengths.draw_sessions(generator(0, "lengths"), count)
+    tokens = sample.prompt_lens + sample.output_lens
+    return len(sample) / sample.num_sessions, float(tokens.mean())
