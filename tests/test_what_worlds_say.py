@@ -51,6 +51,7 @@ NOT_DRAWN = {
     "kernels.enable_expert_parallel": "the engine's",
     "kernels.tensor_parallel_size": "the profile's",
     **{f"roofline.{field}": "the profile's" for field in ("model", "gpu", "tensor_parallel_size")},
+    "roofline.is_mtp": "of a model that has such a layer, and none of theirs does",
     "profile.only_draft_lens": "refuses other runs, and changes none",
     **{
         f"{method}.num_speculative_tokens_per_batch_size": "refused: their policies know none"

@@ -23,7 +23,6 @@ from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.study.inputs import load_with_base, parts_of
-from specsim.study.paired import MOST_REPLICATIONS
 from specsim.workload.arrivals.patterns import TraceReplay
 from specsim.workload.lengths.distributions import Empirical, TraceRows
 from specsim.workload.readers import read_trace
@@ -61,7 +60,7 @@ class Sweep(Settings):
     """In a file, values may also be ``{linspace: [first, last, count]}`` or ``logspace``, whose
     neighbours have equal ratios; both ends are among the values. ``{range: [first, last, step]}``
     goes as far as the steps reach."""
-    replications: int = Field(default=1, ge=1, le=MOST_REPLICATIONS)
+    replications: int = Field(default=1, ge=1)
     """Runs per combination; run i has the seed of the base plus i, so that all combinations meet
     the same luck (common random numbers)."""
 
