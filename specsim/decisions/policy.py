@@ -6,7 +6,7 @@ only `OraclePolicy` gets at them.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from math import nan
 from typing import Any, ClassVar, Generic, Literal, Self, cast
@@ -365,57 +365,56 @@ def has_async_form(policy: Policy) -> bool:
 
 def check_proposer(policy: Policy, proposer: Proposer) -> None:
     """Raise a ValueError, saying why, for a proposer that a policy makes no sense for."""
+    for why in (*_wrong_drafters(policy, proposer), *_wrong_drafts(policy, proposer)):
+        raise ValueError(f"policy '{policy.kind}' {why}")
+
+
+def _wrong_drafters(policy: Policy, proposer: Proposer) -> Iterator[str]:
+    """Yield why it does not go with the number of drafters."""
     num_drafters, method = len(proposer.cost_keys), f"method '{proposer.method}'"
     picks_source, picks_drafter = isinstance(policy, PicksSource), isinstance(policy, PicksDrafter)
-    refusals = (
-        (
-            proposer.has_fallback and not picks_source,
+    if proposer.has_fallback and not picks_source:
+        yield (
             f"does not choose between the two drafters of {method}; use policy hybrid_suffix, or "
-            "another method",
-        ),
-        (
-            picks_source and not proposer.has_fallback,
+            "another method"
+        )
+    if picks_source and not proposer.has_fallback:
+        yield (
             f"falls back from a lookup, and nothing stands behind {method}; use method hybrid, or "
-            "another policy",
-        ),
-        (
-            num_drafters > 1 and not picks_drafter and not picks_source,
+            "another policy"
+        )
+    if num_drafters > 1 and not picks_drafter and not picks_source:
+        yield (
             f"drives one drafter, {method} has {num_drafters}; use policy draft_selection, or "
-            "another method",
-        ),
-        (
-            num_drafters < 2 and picks_drafter,
+            "another method"
+        )
+    if num_drafters < 2 and picks_drafter:
+        yield (
             f"chooses between drafters, {method} has one; use method draft_models, or another "
-            "policy",
-        ),
-        (
-            isinstance(policy, DraftsTrees)
-            and (not proposer.drafts_trees or proposer.drafts_at_once),
+            "policy"
+        )
+
+
+def _wrong_drafts(policy: Policy, proposer: Proposer) -> Iterator[str]:
+    """Yield why it does not go with what is drafted, and with what is known of that."""
+    method, drafts_trees = f"method '{proposer.method}'", isinstance(policy, DraftsTrees)
+    if drafts_trees and (not proposer.drafts_trees or proposer.drafts_at_once):
+        yield (
             f"drafts trees, which {method} cannot{' at once' if proposer.drafts_at_once else ''}; "
-            "use a draft model or head, or another policy",
-        ),
-        (
-            isinstance(policy, DraftsTrees) and proposer.num_modules > 1,
-            f"drafts trees, which several modules of {method} cannot; use one, or another policy",
-        ),
-        (
-            proposer.overlaps
-            and (isinstance(policy, DraftsTrees) or policy.uses_confidences is True),
+            "use a draft model or head, or another policy"
+        )
+    if drafts_trees and proposer.num_modules > 1:
+        yield f"drafts trees, which several modules of {method} cannot; use one, or another policy"
+    if proposer.overlaps and (drafts_trees or policy.uses_confidences is True):
+        yield (
             "needs trees or confidences, which are not simulated of a drafter that overlaps; set "
-            "engine.speculative_config.own_gpus.overlaps to false, or use another policy",
-        ),
-        (
-            policy.overrides(Policy.stop_len) and not policy.uses_confidences,
-            "has a stop_len, so it must set uses_confidences",
-        ),
-        (
-            policy.uses_confidences is True
-            and not proposer.has_confidence
-            and not proposer.has_fallback,
+            "engine.speculative_config.own_gpus.overlaps to false, or use another policy"
+        )
+    if policy.overrides(Policy.stop_len) and not policy.uses_confidences:
+        yield "has a stop_len, so it must set uses_confidences"
+    knows_none = not proposer.has_confidence and not proposer.has_fallback
+    if policy.uses_confidences is True and knows_none:
+        yield (
             f"needs the confidence of each draft token, which {method} does not know; use a "
-            "draft model or head, or another policy",
-        ),
-    )
-    for is_refused, why in refusals:
-        if is_refused:
-            raise ValueError(f"policy '{policy.kind}' {why}")
+            "draft model or head, or another policy"
+        )

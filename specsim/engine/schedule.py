@@ -54,15 +54,11 @@ def schedule(table: Table) -> None:
     table.steps[state.current] = table.blank_step[0]
     step = table.steps[state.current]
     step.index = state.num_steps
-    step.scheduled_at = state.now
-    step.started_at = state.now
-    step.ended_at = state.now
+    step.scheduled_at = step.started_at = step.ended_at = state.now
     step.verified_draft_time = state.last_draft_time
     step.tokens_left = limits.max_num_scheduled_tokens
     step.inputs_left = limits.max_num_batched_tokens
-    step.piece_limit = NEVER
-    if limits.long_prefill_token_threshold:
-        step.piece_limit = _piece_limit(table)
+    step.piece_limit = _piece_limit(table) if limits.long_prefill_token_threshold else NEVER
     step.defers_prefills = limits.prefill_interval > 1 and _defers_prefills(table)
     step.skips_drafts = limits.skips_drafts
     step.alpha_estimate = nan
@@ -90,8 +86,7 @@ def schedule(table: Table) -> None:
             sequence = table.sequences[entry.row]
             sequence.placeholder_len += 1 + entry.draft_len
             sequence.decodes_from = step.index + limits.decode_stagger
-    step.own_context_tokens = step.context_tokens = context_tokens
-    step.drafter_context_tokens = context_tokens
+    step.own_context_tokens = step.context_tokens = step.drafter_context_tokens = context_tokens
     step.batched_tokens = step.drafter_batched_tokens = batched_tokens
     step.prefill_tokens = step.drafter_prefill_tokens = prefill_tokens
     step.drafter_requests = step.num_requests
@@ -151,10 +146,8 @@ def _schedule_running(table: Table) -> None:
         if step.preemptions and sequence.status != RUNNING:
             continue
         computed_len = sequence.computed_len
-        if (
-            sequence.placeholder_len
-            and computed_len + 2 - sequence.placeholder_len >= sequence.requested_len
-        ):
+        certain_len = computed_len + 2 - sequence.placeholder_len
+        if sequence.placeholder_len and certain_len >= sequence.requested_len:
             continue  # its end is already certain
         if step.index < sequence.decodes_from:
             step.defers_decodes = 1
@@ -186,8 +179,7 @@ def _schedule_running(table: Table) -> None:
         if sequence.in_chunk:
             step.has_chunk = 1
             entry.prefill_len = scheduled_len
-        sequence.in_chunk = end_len < known_len
-        entry.is_partial = sequence.in_chunk
+        entry.is_partial = sequence.in_chunk = end_len < known_len
         sequence.computed_len = end_len
     if step.preemptions:
         close_gaps(table)

@@ -14,13 +14,9 @@ def capture_sizes(largest: int) -> tuple[int, ...]:
 
 
 def default_largest(max_num_seqs: int, decode_len: int = 1, most: int = USUAL_LARGEST) -> int:
-    """Return the tokens of vLLM's largest graph by default.
+    """Return the tokens of vLLM's largest graph by default: twice those of a step of decodes alone.
 
-    vLLM 0.32 ``config/vllm.py _set_cudagraph_sizes``: twice those of a step in which all
-    sequences decode. Up to 0.12 a decode was one token, whatever the drafts (pull request 30330).
-
-    Args:
-        decode_len: Tokens of a sequence that decodes, its drafts included.
-        most: `USUAL_LARGEST` or `BLACKWELL_LARGEST`.
+    One has `decode_len` with its drafts (0.32 ``config/vllm.py _set_cudagraph_sizes``); up to 0.12
+    it was 1, whatever the drafts (pull request 30330).
     """
     return min(2 * decode_len * max_num_seqs, most)

@@ -9,6 +9,7 @@ from browser import CHROMIUM, DRIVER, Page, browser
 from planned import of_two_gpus, plan_of
 
 from specsim.show.report import load_study, write_page
+from specsim.study.plan import Plan
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.words import headline
@@ -20,14 +21,20 @@ pytestmark = [
 MOST_BYTES = 1_500_000
 
 
+def page_of(plan: Plan, folder: Path) -> Path:
+    """Write what a plan writes, and return its page."""
+    save_plan(plan, folder)
+    path = folder / "report.html"
+    write_page(load_study(folder), path)
+    return path
+
+
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [1280, 360])
 def test_the_page_passes_an_audit(tmp_path: Path, width: int, dark: bool) -> None:
     plan = of_two_gpus()
     plan = replace(plan, question=replace(plan.question, day=read_day("0:20,12:100")))
-    save_plan(plan, tmp_path)
-    path = tmp_path / "report.html"
-    write_page(load_study(tmp_path), path)
+    path = page_of(plan, tmp_path)
     assert path.stat().st_size < MOST_BYTES
     with browser(width=width, height=800, dark=dark) as driver:
         page = Page(driver, path)
@@ -47,11 +54,10 @@ def test_the_page_passes_an_audit(tmp_path: Path, width: int, dark: bool) -> Non
 
 
 def test_on_paper_tables_have_rows_and_are_whole(tmp_path: Path) -> None:
-    save_plan(of_two_gpus(), tmp_path)
-    write_page(load_study(tmp_path), tmp_path / "report.html")
+    path = page_of(of_two_gpus(), tmp_path)
     with browser(width=720, height=1000) as driver:  # A4 without its margins
         driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-        page = Page(driver, tmp_path / "report.html")
+        page = Page(driver, path)
         assert page.js("getComputedStyle(document.querySelector('#answer tbody tr')).display") == (
             "table-row"
         )
@@ -61,20 +67,18 @@ def test_on_paper_tables_have_rows_and_are_whole(tmp_path: Path) -> None:
 
 
 def test_loads_are_plain_numbers(tmp_path: Path) -> None:
-    save_plan(plan_of((26.0, 25.5, 27.0, 900.0), (90.0, 89.0, 91.0, 600.0)), tmp_path)
-    write_page(load_study(tmp_path), tmp_path / "report.html")
+    path = page_of(plan_of((26.0, 25.5, 27.0, 900.0), (90.0, 89.0, 91.0, 600.0)), tmp_path)
     with browser(width=360, height=800, dark=False) as driver:
-        page = Page(driver, tmp_path / "report.html")
+        page = Page(driver, path)
         texts = page.js("[...document.querySelectorAll('svg text')].map(e => e.textContent)")
         assert "50" in texts
         assert [text for text in texts if "e+" in text] == []
 
 
 def test_the_head_says_how_many_choices_in_the_readers_words(tmp_path: Path) -> None:
-    save_plan(plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 600.0)), tmp_path)
-    write_page(load_study(tmp_path), tmp_path / "report.html")
+    path = page_of(plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 600.0)), tmp_path)
     with browser(width=1280, height=800, dark=False) as driver:
-        page = Page(driver, tmp_path / "report.html")
+        page = Page(driver, path)
         said = page.js("document.getElementById('subtitle').textContent")
         assert "loads: 2 choices of speculation · h100" in said
         words = page.js(
@@ -86,10 +90,9 @@ def test_the_head_says_how_many_choices_in_the_readers_words(tmp_path: Path) -> 
 
 
 def test_what_the_answer_hangs_on_has_whole_labels_on_a_phone(tmp_path: Path) -> None:
-    save_plan(of_two_gpus(), tmp_path)
-    write_page(load_study(tmp_path), tmp_path / "report.html")
+    path = page_of(of_two_gpus(), tmp_path)
     with browser(width=360, height=800, dark=False) as driver:
-        page = Page(driver, tmp_path / "report.html")
+        page = Page(driver, path)
         texts = page.js("[...document.querySelectorAll('svg text')].map(e => e.textContent)")
         assert "as asked" in texts
         assert [text for text in texts if text.endswith("…")] == []
