@@ -6,6 +6,7 @@ import re
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import yaml
 from conftest import tiny_config
 from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
 
+from specsim.acceptance.nested import preset_names
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
+from specsim.core.resources import resource_names
 from specsim.core.runner import Runner
 from specsim.hardware import GIB, load_model
 from specsim.latency.composed import Composed
@@ -36,7 +39,7 @@ from specsim.study.plan.candidates import goal_of, later_policies, measured_alik
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
-from specsim.study.plan.model_names import model_of, shape_note
+from specsim.study.plan.model_names import NAMES, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
@@ -244,7 +247,7 @@ def test_every_kind_of_traffic_has_an_acceptance_preset(kind: str) -> None:
     for method in ("eagle3", "ngram", "draft_model"):
         found, said = traffic.acceptance_for(method, "qwen3-8b")
         assert found["name"] in said
-        assert "model llama-3.1-8b" in said
+        assert "model llama-3.1-8b of another family" in said
 
 
 def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
@@ -260,15 +263,60 @@ def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
     ("model", "method", "said"),
     [
         ("kimi-k2.5", "eagle3", "kimi-k2.5/eagle3/speed-bench-coding, fitted to data set speed-"),
-        ("/models/DeepSeek-V4-Pro/config.json", "mtp", "deepseek-v4-pro/mtp/speed-bench-coding, "),
-        ("deepseek-v3", "mtp", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model "),
-        ("kimi-k2.5", "ngram", "llama-3.1-8b/ngram/sharegpt, fitted to model llama-3.1-8b"),
+        ("kimi-k2.5", "ngram", "llama-3.1-8b/ngram/sharegpt, fitted to model llama-3.1-8b of"),
+        (
+            "deepseek-v3",
+            "mtp",
+            "deepseek-v4-pro/mtp/speed-bench-coding, fitted to model deepseek-v4-pro of the same "
+            "family and data set speed-bench-coding",
+        ),
+        ("mimo-7b", "mtp", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model"),
+        ("qwen3-32b", "eagle3", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model"),
     ],
 )
 def test_a_preset_of_the_models_own_drafter_comes_before_any_other(
     model: str, method: str, said: str
 ) -> None:
     assert find_traffic("chat").acceptance_for(method, model)[1].startswith(f"preset {said}")
+
+
+MODELS = [name for name in resource_names("profiles", "*.json") if not load_model(name).is_head]
+
+
+@pytest.mark.parametrize("method", sorted(chain(*NAMES["drafters"].values())))
+def test_a_preset_is_of_the_same_kind_of_drafter_and_of_the_nearest_model(method: str) -> None:
+    kind = next(own for own in NAMES["drafters"].values() if method in own)
+    for model in [*MODELS, *{name.split("/")[0] for name in preset_names()}]:
+        for traffic in ("chat", "code", "math", "summarise"):
+            config, said = find_traffic(traffic).acceptance_for(method, model)
+            fitted, drafter, _ = config["name"].split("/")
+            assert drafter in kind or (drafter.startswith("eagle") and "eagle" in kind)
+            own = [name for name in preset_names() if name.startswith(f"{model}/{method}/")]
+            assert not own or config["name"] in own
+            assert (f"drafts of {drafter}" in said) is (drafter != method)
+            assert ("family" in said) is not f"{model}-".startswith(f"{fitted}-")
+
+
+@pytest.mark.parametrize(
+    ("folder", "model_type", "method", "said"),
+    [
+        ("Qwen3.5-27B", "qwen3_5", "mtp", "qwen3.5-397b-a17b/mtp/speed-bench-coding"),
+        ("mine", "qwen3_5_moe", "mtp", "qwen3.5-397b-a17b/mtp/speed-bench-coding"),
+        ("mine", "qwen3_next", "mtp", "qwen3.5-397b-a17b/mtp/speed-bench-coding"),
+        ("DeepSeek-V4-Pro", "deepseek_v4", "mtp", "deepseek-v4-pro/mtp/speed-bench-coding"),
+        ("mine", "glm4_moe", "mtp", "glm-5.2/mtp/speed-bench-coding"),
+        ("mine", "minimax_m2", "eagle3", "minimax-m3/eagle3/speed-bench-coding"),
+        ("Kimi-K3", "kimi_k3", "dspark", "kimi-k3/dspark/speed-bench-coding"),
+        ("mine", "exaone_moe", "mtp", "llama-3.1-8b/eagle/sharegpt"),
+    ],
+)
+def test_which_family_a_folder_has_its_config_says(
+    tmp_path: Path, folder: str, model_type: str, method: str, said: str
+) -> None:
+    config = tmp_path / folder / "config.json"
+    config.parent.mkdir()
+    config.write_text(json.dumps({"model_type": model_type}))
+    assert find_traffic("chat").acceptance_for(method, str(config))[0]["name"] == said
 
 
 def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from specsim.acceptance import ACCEPTANCE
-from specsim.acceptance.nested import preset_names
 from specsim.core.errors import ConfigError
 from specsim.core.reading import number_in
 from specsim.core.resources import following, locate
@@ -24,6 +23,7 @@ from specsim.study.capacity.choices import check_ranges
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
 from specsim.study.plan.model_names import NAMES, model_of, weights_of
+from specsim.study.plan.presets import Wanted
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.distributions import DATASETS
 from specsim.workload.readers import read_trace
@@ -57,24 +57,9 @@ class Traffic:
         """Return an acceptance model for drafts of a method, and how near it is."""
         if self.acceptance is not None:
             return self.acceptance, "as given"
-        drafter = NAMES["drafters"].get(method, "eagle")
-        called = Path(model).parent.name.lower() if model.endswith(".json") else model
-        wanted = _PRESETS[self.dataset]
-
-        def nearness(name: str) -> tuple[int, bool, bool]:
-            fitted, fitted_drafter, dataset = name.split("/")
-            is_own = f"{called}-".startswith(f"{fitted}-")
-            return len(fitted) * is_own, dataset == wanted, fitted_drafter == method
-
-        fitting = [name for name in preset_names() if name.split("/")[1] in (method, drafter)]
-        name = max(fitting, key=nearness)
-        fitted, fitted_drafter, dataset = name.split("/")
-        other = [f"drafts of {fitted_drafter}"] if fitted_drafter != method else []
-        other += [f"model {fitted}"] if not nearness(name)[0] else []
         lengths = self.workload.get("lengths") or {}
-        is_own = lengths.get("kind") == "dataset" and _PRESETS.get(lengths["name"]) == dataset
-        other += [] if is_own else [f"data set {dataset}"]
-        said = f"preset {name}" + (f", fitted to {' and '.join(other)}" if other else "")
+        is_own = lengths.get("kind") == "dataset" and lengths["name"] in _PRESETS
+        name, said = Wanted.of(method, model, _PRESETS[self.dataset], is_own).nearest()
         return {"kind": "preset", "name": name}, said
 
 
