@@ -26,8 +26,8 @@ _ONLY_EXPERTS = {
 }
 # Whose layers for multi-token prediction are as the last of the others (vLLM 0.32.0 ``models/``
 # ``deepseek_mtp.py``, ``glm4_moe_mtp.py``, ``mimo_mtp.py``, ``qwen3_next_mtp.py``,
-# ``qwen3_5_mtp.py``).
-_USUAL_MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "mimo"}
+# ``qwen3_5_mtp.py``; DeepSeek-V3.2's and GLM-5's: ``vllm/models/deepseek_v32``).
+_USUAL_MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "mimo"}
 _USUAL_MTP_FAMILIES = ("qwen3_next", "qwen3_5")
 _SPANS = ("sliding_window", "attention_chunk_size")
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so

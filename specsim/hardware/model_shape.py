@@ -104,12 +104,15 @@ class ModelShape(ModelFields):
         """The head that each of its MTP layers is; a ValueError if there is a `mtp_problem`.
 
         It has the target's embedding and LM head (vLLM 0.32.0 ``v1/spec_decode/
-        llm_base_proposer.py``).
+        llm_base_proposer.py``), and an indexer of its own, also where the last layers share one
+        (GLM-5.2; ``model_executor/models/deepseek_v2.py``).
         """
         if self.mtp_problem:
             raise ValueError(self.mtp_problem)
         lists = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
         last = {name: own[-1:] for name in lists if (own := getattr(self, name)) is not None}
+        if self.indexer_types:
+            last["indexer_types"] = ("full",)
         shared = {"has_own_embedding": False, "has_own_lm_head": False, "num_fused_inputs": 2}
         one = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}
         name = f"MTP layer of {self.name}"

@@ -27,7 +27,7 @@ PUBLISHED = {
     "bloom-560m": (559_214_592, 98_304),
     "bloom-7b": (7_069_016_064, 491_520),
     "deepseek-v3": (671e9, 70_272),  # its model card; 61 layers of 576 numbers
-    "deepseek-v3-mtp": (12.53e9, 1_152),  # counted by hand
+    "deepseek-v3-mtp": (11.5e9, 1_152),  # README_WEIGHTS.md: of its own
     "deepseek-v4-flash": (284_332_230_231, 3_915),  # transformers 5.19, meta device
     "deepseek-v4-flash-mtp": (6_610_026_496, 0),  # its matrices, counted by hand
     "deepseek-v4-pro": (1_572_997_179_491, 5_609),
