@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import Bound, Pointers, as_records
-from specsim.engine.order import advance
+from specsim.engine.order import advance, charge
 from specsim.engine.setup import linked_rows
 from specsim.engine.table import NO_ROW, TABLE_TYPES, Table
 from specsim.engine.view import StepView
@@ -22,12 +22,23 @@ class Ledger:
     def replace(self, **arrays: NDArray[Any]) -> None:
         """Put other arrays in the place of some of the table's."""
         self.table = self.table._replace(**arrays)  # type: ignore[arg-type]
-        self.__dict__.pop("run", None)
+        for bound in ("pointers", "run", "charge"):
+            self.__dict__.pop(bound, None)
+
+    @cached_property
+    def pointers(self) -> Pointers:
+        """To the table as it is now; made when a loop is asked for: most of many idle."""
+        return Pointers(self.table, TABLE_TYPES)
 
     @cached_property
     def run(self) -> Bound:
-        """The loop over the table as it is now; bound when asked for: most of many idle."""
-        return advance.bind(Pointers(self.table, TABLE_TYPES))
+        """The loop over the table."""
+        return advance.bind(self.pointers)
+
+    @cached_property
+    def charge(self) -> Bound:
+        """What charges for a forward pass by itself; only of a latency model with a form."""
+        return charge.bind(self.pointers)
 
     def __getitem__(self, name: str) -> int:
         """Return a whole number of the state."""

@@ -27,11 +27,14 @@ class LockStep:
     def __init__(self, costs: StepCosts, dummy_len: int = 1) -> None:
         self._costs = costs
         self._dummy = StepLoad(0, dummy_len, 1, 0, Pieces([dummy_len], [0]))
+        # Then each rank's own loop says what its pass takes: a run takes a fifth of the time.
+        self._charges_alone = costs.compiled().target is not None and costs.waits_for_slowest
+        self._dummy_time = costs.lock_step_time([self._dummy])
         self.ranks: list[Rank] = []
 
     def join(self, replica: Replica) -> Mapping[int, Handler]:
         """Take a replica in; return the verb for which it waits for the others."""
-        rank = Rank(replica)
+        rank = Rank(replica, charges_alone=self._charges_alone)
         self.ranks.append(rank)
         return {CHARGE_FORWARD: rank.arrive}
 
@@ -70,8 +73,7 @@ class LockStep:
     def _pass_together(self, there: list["Rank"]) -> None:
         """Let a pass begin, of those ranks that have a step and of the others with a dummy."""
         meets_at = self._meets_at
-        loads = [rank.load if rank.is_there else self._dummy for rank in self.ranks]
-        time = self._costs.lock_step_time(loads)
+        time = self._time(there)
         overhead_time = max(rank.overhead_time for rank in there)
         begins_at = max(meets_at + overhead_time, *(rank.gpu_free_at for rank in self.ranks))
         for rank in self.ranks:
@@ -81,12 +83,21 @@ class LockStep:
             else:
                 rank.gpu_free_at = begins_at + time
 
+    def _time(self, there: list["Rank"]) -> float:
+        """Return what the pass of those ranks and of the dummies of all others takes."""
+        if self._charges_alone:
+            least = self._dummy_time if len(there) < len(self.ranks) else 0.0
+            return max(least, *(rank.own_time for rank in there))
+        loads = [rank.load if rank.is_there else self._dummy for rank in self.ranks]
+        return self._costs.lock_step_time(loads)
+
 
 class Rank:
     """A replica whose forward passes are those of a `LockStep`, to which it comes and waits."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, *, charges_alone: bool) -> None:
         self.replica = replica
+        self._charges_alone = charges_alone
         self.is_there = False
         """Whether it has a step that waits for the others."""
 
@@ -111,7 +122,14 @@ class Rank:
         self.is_there = bool(self.replica.step.record["batched_tokens"])
         if not self.is_there:
             self.replica.verbs.charge_forward()
+        elif self._charges_alone:
+            self.replica.ledger.charge()
         return self.is_there
+
+    @property
+    def own_time(self) -> float:
+        """What its pass would take by itself, where that was charged for."""
+        return float(self.replica.step.record["target_time"])
 
     @property
     def load(self) -> StepLoad:

@@ -185,12 +185,19 @@ def _drop(table: Table) -> int:
     return dropped
 
 
+def _charge(table: Table) -> int:
+    """Charge for the forward pass of the current step by itself."""
+    charge_forward(table)
+    return 0
+
+
 _ROOMS = (
     *("specsim.engine", "specsim.latency", "specsim.decisions.loops"),
     *("specsim.core.draft_luck", "specsim.profile.step_time"),
 )
 advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)
 drop = Loop(_drop, TABLE_TYPES, name="engine", rooms=_ROOMS)
+charge = Loop(_charge, TABLE_TYPES, name="engine", rooms=_ROOMS)
 
 
 @inner

@@ -74,6 +74,11 @@ class LatencyModel(Member):
         """
         return max(map(self.forward_time, loads))
 
+    @property
+    def waits_for_slowest(self) -> bool:
+        """Whether ranks together take as long as the slowest of them by itself."""
+        return type(self).lock_step_time is LatencyModel.lock_step_time
+
     def form(self) -> Form | None:
         """Return its formula as numbers, which loops compute with; None if it is Python.
 

@@ -239,6 +239,10 @@ class StepCosts:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return self.target.forward_time(load) if load.batched_tokens else 0.0
 
+    @property
+    def waits_for_slowest(self) -> bool:
+        return self.target.waits_for_slowest
+
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
         return self.target.lock_step_time(loads)
 

@@ -2,14 +2,18 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import tiny_config
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.core.request import Request
+from specsim.latency import LatencyModel
+from specsim.profile import load_profile
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
@@ -119,6 +123,25 @@ def test_one_rank_is_a_replica_to_the_byte(
         assert plain.requests[name].tobytes() == alone.requests[name].tobytes()
     for name in ("started_at", "ended_at", "target_time", "batched_tokens"):
         assert plain.steps[name].tobytes() == alone.steps[name].tobytes()
+
+
+@pytest.mark.parametrize("drafts", [None, {"method": "ngram", "num_speculative_tokens": 3}])
+def test_each_rank_charges_for_itself_what_all_would_be_charged_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drafts: dict[str, Any] | None
+) -> None:
+    fields = load_profile("h100/qwen3-30b-a3b").model_dump(mode="json", exclude_none=True)
+    fields["target"]["data_parallel_size"] = 3
+    (tmp_path / "ranks.yaml").write_text(yaml.safe_dump(fields))
+    config = tiny_config(profile=str(tmp_path / "ranks.yaml"))
+    config["engine"] |= {"data_parallel_size": 3, "max_model_len": 8192, "num_gpu_blocks": None}
+    config["engine"]["speculative_config"] = drafts
+    config["policy"] = {"kind": "static", "k": 3} if drafts else {"kind": "off"}
+    experiment = Experiment.parse(config, "ranks")
+    alone = Summary(simulate(experiment)).tables.steps
+    monkeypatch.setattr(LatencyModel, "waits_for_slowest", False)
+    together = Summary(simulate(experiment)).tables.steps
+    for name in ("started_at", "ended_at", "target_time", "overhead_time"):
+        assert alone[name].tobytes() == together[name].tobytes()
 
 
 @pytest.mark.parametrize(
