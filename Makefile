@@ -11,7 +11,7 @@ demo: $(VENV)/.installed
 # Bytecode is kept whatever the environment says: tests start hundreds of short processes.
 test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 -m 'not extras'
+	$(BIN)/python -m pytest -n 2 -m 'not extras and not types'
 
 # Those that find most in the least time; the matrix runs them, too.
 test-fast: $(VENV)/.installed-dev
@@ -44,6 +44,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 0 -q -m types tests/policies
 
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/speed.py

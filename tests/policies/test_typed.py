@@ -9,7 +9,7 @@ from conftest import ROOT
 from pages import blocks
 
 
-@pytest.mark.slow  # unless mypy has looked at specsim before
+@pytest.mark.types
 def test_a_type_checker_passes_the_tutorials_policies_and_no_other_memory(tmp_path: Path) -> None:
     files = {
         each.title: each.text
