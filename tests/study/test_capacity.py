@@ -648,6 +648,12 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
     assert hardware.under(Off(), drafting).gpus == {"h200": 1}
 
 
+def test_the_gpus_of_all_ranks_are_paid_for() -> None:
+    experiment = small("static").replace("a test", engine={"data_parallel_size": 4})
+    (hardware,) = find_hardware(experiment, ["h200"])
+    assert hardware.under(Off(), experiment).gpus == {"h200": 4}
+
+
 def test_stages_are_gpus_and_another_gpu_needs_them_too(constant_step: Callable[..., str]) -> None:
     profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.25, 0.25])
     experiment = Experiment.parse(tiny_config(profile=profile, policy={"kind": "off"}), "own")

@@ -35,7 +35,13 @@ from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan, question_of
 from specsim.study.plan.advice import Advice
-from specsim.study.plan.candidates import goal_of, later_policies, measured_alike, offered
+from specsim.study.plan.candidates import (
+    goal_of,
+    later_policies,
+    measured_alike,
+    offered,
+    with_replicas,
+)
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
@@ -182,7 +188,7 @@ def test_mtp_layers_that_are_not_there_or_not_known_are_refused_in_one_line(
     [
         ("Qwen/Qwen3-8B-AWQ", [1, 2], {"eagle3", "ngram", "suffix"}),
         ("Qwen/Qwen3-8B --quantization awq_marlin -tp 2", [2], {"eagle3", "ngram", "suffix"}),
-        ("Qwen/Qwen3-30B-A3B -ep -dp 4", [1, 2, 4], {"eagle3", "draft_model", "ngram", "suffix"}),
+        ("Qwen/Qwen3-30B-A3B -ep", [1, 2, 4], {"eagle3", "draft_model", "ngram", "suffix"}),
         ("deepseek-ai/DeepSeek-R1 -tp 8 -ep", [8], {"mtp", "ngram", "suffix"}),
     ],
 )
@@ -221,9 +227,51 @@ def test_what_cannot_be_composed_says_what_to_install(monkeypatch: pytest.Monkey
         offered(asked("mistralai/Mistral-7B-AWQ"), ("off",))
 
 
-def test_ranks_that_share_experts_are_told_what_to_ask_instead() -> None:
-    with pytest.raises(ConfigError, match=r"with --tensor-parallel-size in place of --data-par"):
-        offered(asked("deepseek-ai/DeepSeek-R1 -tp 1 -dp 8", gpus="h200"), ("off",))
+@needs_tables
+@pytest.mark.parametrize("spread", ["", "-ep"])
+def test_ranks_that_share_experts_are_one_server(tmp_path: Path, spread: str) -> None:
+    question = asked(f"deepseek-ai/DeepSeek-R1 -dp 8 {spread}", gpus="h200", qps=10.0)
+    found = offered(question, ("off", "static:k=3"))
+    assert {option.hardware.label for option in found.options} == {"h200-dp8"}
+    assert {option.label.partition(" ")[0] for option in found.options} == {
+        "off",
+        "ngram",
+        "suffix",
+    }
+    assert found.left_out == [
+        "mtp on data-parallel ranks: that they share its experts is not modelled"
+    ]
+    option = found.options[0]
+    assert (option.hardware.gpus_per_replica, option.experiment.num_engines) == (8, 8)
+    assert bool(option.experiment.engine.enable_expert_parallel) is bool(spread)
+    assert "data-parallel ranks: all are taken to have as many" in "; ".join(question.notes)
+    # A service of several such servers is not simulated, but one with its share.
+    one = with_replicas(option, question, 4)
+    assert (one.replicas, one.workload.arrivals.rate) == (1, 2.5)
+    own = found_of(option, question, 3.0, (2.9, 3.1), 1000.0)
+    plan = Plan(question, [], {option.name: option}, searched={option.name: own})
+    assert plan_lines(plan)[1].startswith("Rent 32 H200: 4 servers of 8 GPUs")
+    save_plan(plan, tmp_path)
+    assert f"{spread} --tensor-parallel-size 1 --data-parallel-size 8\n" in (
+        tmp_path / "serve.sh"
+    ).read_text("utf-8")
+
+
+@needs_tables
+def test_more_ranks_than_were_measured_and_experts_of_drafters_are_refused_in_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"^h100: no profile of .* 16 data-par.*num_gpus"):
+        offered(asked("Qwen/Qwen3-30B-A3B -dp 16 -ep"), ("off",))
+    mtp = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
+    with pytest.raises(ConfigError, match=r"^mtp on data-parallel ranks: that they share its"):
+        offered(asked(f"deepseek-ai/DeepSeek-R1 -dp 8 {mtp}", gpus="h200"), ("off",))
+
+
+def test_ranks_of_a_dense_model_are_replicas() -> None:
+    question = asked("Qwen/Qwen3-8B -dp 4")
+    assert (question.ranks, question.notes[0][:31]) == (1, "--data-parallel-size: left out,")
+    assert asked("Qwen/Qwen3-8B -dp 1").notes == []
+    with pytest.raises(ConfigError, match=r"--data-parallel-size 0: must be at least 1"):
+        asked("Qwen/Qwen3-8B -dp 0")
 
 
 def test_gpus_may_be_written_as_answers_have_them() -> None:

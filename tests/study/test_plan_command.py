@@ -57,8 +57,9 @@ def test_the_line_to_run_keeps_what_was_typed() -> None:
 
 def test_what_changes_speed_and_is_not_simulated_is_named() -> None:
     command = read_command("vllm serve m --enable-dbo --kv-cache-dtype fp8 -dp 2", "vllm")
-    assert len(command.notes) == 3
-    assert "--enable-dbo" in command.notes[2]
+    assert len(command.notes) == 2
+    assert "--enable-dbo" in command.notes[1]
+    assert command.ranks == 2
 
 
 def test_what_is_said_of_graphs_reaches_the_engine() -> None:

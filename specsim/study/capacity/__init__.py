@@ -139,11 +139,6 @@ def find_capacity(
     One replica of the experiment is loaded, or all of its pools; its policy, profile and load are
     replaced. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
     """
-    if (experiment.engine.data_parallel_size or 1) > 1:
-        raise ConfigError(
-            f"engine.data_parallel_size = {experiment.engine.data_parallel_size}: capacity counts "
-            "GPUs by tensor parallelism only; leave it out, or use compare"
-        )
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [
         Contender(hardware.under(policy, experiment), label, policy, loads, goal)

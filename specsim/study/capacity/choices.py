@@ -217,13 +217,16 @@ class Hardware:
     """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
     drafter: Profile | None = None
     """Of a drafter on GPUs of its own, which every replica has."""
+    ranks: int = 1
+    """Data-parallel ones, each with as many GPUs as the profile."""
 
     def under(self, policy: Policy, experiment: Experiment) -> Self:
-        """Return it with the GPUs of a drafter, if that has some and the policy drafts."""
+        """Return it with the GPUs of all ranks, and of a drafter that has some if one drafts."""
+        own = replace(self, ranks=experiment.engine.data_parallel_size or 1)
         proposer = experiment.engine.speculative_config
         if isinstance(policy, Off):
-            return self
-        return replace(self, drafter=drafter_profile(proposer, self.profile))
+            return own
+        return replace(own, drafter=drafter_profile(proposer, self.profile))
 
     @property
     def is_measured(self) -> bool:
@@ -238,7 +241,7 @@ class Hardware:
     @property
     def gpus(self) -> Counter[str]:
         """How many of which kind a replica or unit has."""
-        engines = self.pools or ((self.profile, 1),)
+        engines = self.pools or ((self.profile, self.ranks),)
         return gpus_of(engines + (((self.drafter, 1),) if self.drafter else ()))
 
     @property

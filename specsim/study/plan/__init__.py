@@ -163,7 +163,7 @@ def _screened_apart(plan: Plan, runner: Runner) -> Plan:
     shown = _shown(plan)
     for name in plan.ranked(plan.options):
         option = plan.options[name]
-        if option.hardware.label in shown:
+        if option.hardware.label in shown and option.hardware.ranks == 1:
             best.setdefault((option.hardware.profile.gpu, option.is_off), option)
     even = [option.in_pools(1, 1) for option in best.values()]
     plan = _screened(plan, even, runner)

@@ -38,6 +38,7 @@ class Choice(_Fields):
     why: str = ""  # it is impossible
     gpus_per_server: int = 1  # of a unit of pools, of all its servers
     pools: tuple[int, int] | None = None  # servers of a unit that prefill, and that decode
+    ranks: int = 1  # data-parallel ones of a server, which share experts
     is_measured: bool = True
     servers: int | None = None
     servers_interval: tuple[int, int] | None = None
@@ -188,9 +189,11 @@ def speculation_words(option: Option) -> str:
     return f"{drafter}, {how}"
 
 
-def place_words(gpu: str, pools: tuple[int, int] | None) -> str:
-    """Return ``H100``, or ``H100 (1 prefill + 2 decode)``."""
+def place_words(gpu: str, pools: tuple[int, int] | None, ranks: int = 1) -> str:
+    """Return ``H100``, ``H100 (1 prefill + 2 decode)``, or ``H100 (8 ranks)``."""
     name = gpu_name(gpu)
+    if ranks > 1:
+        return f"{name} ({ranks} ranks)"
     return name if pools is None else f"{name} ({pools[0]} prefill + {pools[1]} decode)"
 
 
@@ -201,7 +204,7 @@ def _pools_of(hardware: Hardware) -> tuple[int, int] | None:
 def option_words(option: Option) -> str:
     """Return ``H100, EAGLE-3, fixed draft length 2``."""
     hardware = option.hardware
-    where = place_words(hardware.profile.gpu, _pools_of(hardware))
+    where = place_words(hardware.profile.gpu, _pools_of(hardware), hardware.ranks)
     return f"{where}, {speculation_words(option)}"
 
 
@@ -217,6 +220,7 @@ def choice_of(
         "speculation": speculation_words(option),
         "gpus_per_server": hardware.gpus_per_replica,
         "pools": _pools_of(hardware),
+        "ranks": hardware.ranks,
         "is_measured": hardware.is_measured,
     }
     if found.rate is None or found.replicas is None or probe is None:

@@ -291,7 +291,7 @@ class Plan:
                 for label, alike in sorted(rooflines.items())
             ),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
-            *question.command.notes,
+            *question.notes,
             *(note for note in self.capacity.notes if ROOFLINE not in note),
             *(f"not tried: {text}" for text in others),
         ]
@@ -326,4 +326,4 @@ class Plan:
 
 def _is_of(gpu: str, text: str) -> bool:
     """Return whether a text about hardware that could not be tried is about a GPU."""
-    return re.match(rf"{re.escape(gpu)}(-tp\d+)?[: ]", text) is not None
+    return re.match(rf"{re.escape(gpu)}(-tp\d+)?(-dp\d+)?[: ]", text) is not None

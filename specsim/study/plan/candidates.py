@@ -121,7 +121,7 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     A ConfigError if a GPU has no price, or there is no hardware at all.
     """
     wanted = (question.command.speculation or {}).get("method")
-    found = Offered(left_out=_own_layers(question, wanted))
+    found = Offered(left_out=_own_layers(question, wanted) + _shared_heads(question))
     for gpu in question.gpus:
         if question.gpus.count(gpu) > 1:
             raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
@@ -137,8 +137,7 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
             if made == (_COMPOSED if hardware.is_measured else _ROOFLINES):
                 break
     if not found.options:
-        why = "; ".join(found.left_out) or "--gpus: name at least one GPU"
-        raise ConfigError(why + _on_ranks(question))
+        raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
     if wanted is not None and all(option.is_off for option in found.options):
         raise ConfigError("; ".join(found.left_out) + _other_drafter(wanted, found.options[0]))
     return found
@@ -156,13 +155,14 @@ def _own_layers(question: Question, wanted: str | None) -> list[str]:
     return [why_not] if why_not and modules and wanted is None else []
 
 
-def _on_ranks(question: Question) -> str:
-    if not question.command.has_ranks or not load_model(question.model).num_experts:
-        return ""
-    return (
-        ". Data-parallel ranks that share experts are not planned for: plan one server of as many "
-        "GPUs, with --tensor-parallel-size in place of --data-parallel-size"
-    )
+def _shared_heads(question: Question) -> list[str]:
+    """Return which heads are not tried, since ranks would share their experts, too."""
+    heads = _heads(question.model) if question.ranks > 1 else {}
+    return [
+        f"{method} on data-parallel ranks: that they share its experts is not modelled"
+        for method, head in heads.items()
+        if load_model(head).num_experts
+    ]
 
 
 def _other_drafter(method: str, option: Option) -> str:
@@ -178,14 +178,19 @@ def _other_drafter(method: str, option: Option) -> str:
 
 def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tuple[Hardware, str]]:
     """Yield a GPU in the wanted size, or in all of which there are profiles, and their names."""
-    given, model = question.command.tensor_parallel_size, question.model
-    suffixes = {size: f"-tp{size}" if size > 1 else "" for size in ([given] if given else _SIZES)}
+    given, model, ranks = question.command.tensor_parallel_size, question.model, question.ranks
+    of_ranks = f"-dp{ranks}" if ranks > 1 else ""
+    sizes = (
+        [given] if given else [size for size in _SIZES if size == 1 or size * ranks <= _SIZES[-1]]
+    )
+    suffixes = {size: (f"-tp{size}" if size > 1 else "") + of_ranks for size in sizes}
     ending = f"-{question.weights}" if question.weights else ""
     names = {size: f"{gpu}/{model}{ending}{suffix}" for size, suffix in suffixes.items()}
     known = [
         size
         for size, name in names.items()
-        if not question.spreads_experts(size)
+        if ranks == 1
+        and not question.spreads_experts(size)
         and find_resource("profiles", f"{name}.yaml") is not None
     ]
     for size in known:
@@ -195,19 +200,21 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
     failed: dict[str, str] = {}  # by reason, the largest size
     for size in spread if known else suffixes:
         try:
-            if size in spread or dtype:
-                profile = _composed(model, gpu, size, dtype or "bfloat16", size in spread)
+            if size in spread or dtype or ranks > 1:
+                shared = (ranks, size in spread)
+                profile = _composed(model, gpu, size, dtype or "bfloat16", *shared)
             else:
                 profile = _roofline(model, gpu, size)
-            yield Hardware(gpu + suffixes[size], profile), PROFILE_FILE
+            yield Hardware(gpu + suffixes[size], profile, ranks=ranks), PROFILE_FILE
             failed.clear()  # as it would of fewer GPUs
         except SpecsimError as error:
             failed[str(error).splitlines()[0]] = suffixes[size]
     if failed:  # what is said of the most GPUs holds for fewer
         why, suffix = failed.popitem()
         label, said = gpu + (suffix if failed else ""), f" in {dtype}" if dtype else ""
+        said += f" for {ranks} data-parallel ranks" if ranks > 1 else ""
         said += " with its experts spread over GPUs" if spread else ""
-        no_other = "none can be composed" if spread or dtype else "no roofline"
+        no_other = "none can be composed" if spread or dtype or ranks > 1 else "no roofline"
         left_out.append(f"{label}: no profile of {model}{said}, and {no_other}: {why}")
 
 
@@ -220,10 +227,18 @@ def measured_alike(option: Option) -> str:
 
 
 @cache
-def _composed(model: str, gpu: str, size: int, dtype: str, spreads_experts: bool) -> Profile:
+def _composed(
+    model: str, gpu: str, size: int, dtype: str, ranks: int, spreads_experts: bool
+) -> Profile:
     """Return a profile of kernel tables, where they are installed, as those shipped are."""
+    heads = _heads(model)
+    if ranks > 1:  # whose drafters are priced rank by rank, and experts are not
+        heads = {each: head for each, head in heads.items() if not load_model(head).num_experts}
     options = TableOptions(
-        model, gpu, _heads(model), size, enable_expert_parallel=spreads_experts, dtype=dtype
+        *(model, gpu, heads, size),
+        data_parallel_size=ranks,
+        enable_expert_parallel=spreads_experts,
+        dtype=dtype,
     )
     return TableProfile.of(options).profile
 
@@ -343,8 +358,10 @@ def _engine(question: Question, size: int) -> dict[str, Any]:
     again, shorter: they are simulated as they are.
     """
     own = context_of(question.command.model) | question.command.engine
-    if size == 1 and load_model(question.model).num_experts:  # which it has all of
+    if size * question.ranks == 1 and load_model(question.model).num_experts:  # all are its own
         own.pop("enable_expert_parallel", None)
+    if question.ranks > 1:
+        own["data_parallel_size"] = question.ranks
     limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
     if (needed := _ROOM * question.traffic.longest) > limit:
         own["max_model_len"] = needed
@@ -377,15 +394,19 @@ def first_option(question: Question) -> Option:
 
 
 def with_replicas(option: Option, question: Question, replicas: int) -> Experiment:
-    """Return the experiment of a whole service, of about a minute of traffic."""
-    count = max(_REQUESTS, round(60 * question.rate))
+    """Return the experiment of a whole service, of about a minute of traffic.
+
+    Of one server and its share of the traffic where that has ranks: several are not simulated.
+    """
+    rate = question.rate / (replicas if option.hardware.ranks > 1 else 1)
+    count = max(_REQUESTS, round(60 * rate))
     config = option.experiment.to_dict()
-    config["workload"] = question.traffic.at(question.rate, count)
+    config["workload"] = question.traffic.at(rate, count)
     if "pools" in config:
         for pool in POOLS:
             own = config["pools"].setdefault(pool, {})
             own["replicas"] = own.get("replicas", 1) * replicas
-    elif replicas > 1:
+    elif replicas > 1 and option.hardware.ranks == 1:
         routing = _LEAST_OUTSTANDING if question.traffic.turns == 1 else {"kind": "scored"}
         config |= {"replicas": replicas, "routing": routing}
     return Experiment.parse(config, "plan")

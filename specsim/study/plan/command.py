@@ -49,14 +49,17 @@ class ServerCommand:
     tensor_parallel_size: int | None  # None where it is not given
     speculation: dict[str, Any] | None
     weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
-    has_ranks: bool = False  # data-parallel ones
+    ranks: int = 1  # data-parallel ones
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 
-    def with_options(self, tensor_parallel_size: int, speculation: dict[str, Any] | None) -> str:
+    def with_options(
+        self, tensor_parallel_size: int, speculation: dict[str, Any] | None, ranks: int = 1
+    ) -> str:
         kept = _without(self.words, _SPECULATION, _PARALLEL)
         if self.program == "vllm":
             added = ["--tensor-parallel-size", str(tensor_parallel_size)]
+            added += ["--data-parallel-size", str(ranks)] if ranks > 1 else []
             if speculation is not None:
                 added += ["--speculative-config", json.dumps(speculation)]
             return shlex.join(["vllm", "serve", *kept, *added])
@@ -198,12 +201,10 @@ class _Reader:
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
-        has_ranks = flags.pop("data-parallel-size", "1") != "1"
-        if has_ranks:
-            notes.append(
-                "--data-parallel-size: left out, for how many replicas is the answer; they share "
-                "no experts"
-            )
+        ranks = self._value("data-parallel-size", int) if "data-parallel-size" in flags else 1
+        flags.pop("data-parallel-size", None)
+        if ranks < 1:
+            raise ConfigError(f"{self._source}: --data-parallel-size {ranks}: must be at least 1")
         if "gpu_memory_utilization" in engine and self._program == "sglang":
             notes.append("--mem-fraction-static: taken as vLLM's gpu_memory_utilization")
         notes += self._unused(set(engine))
@@ -218,7 +219,7 @@ class _Reader:
             )
         size = engine.pop("tensor_parallel_size", None)
         return ServerCommand(
-            self._program, words, model, engine, size, speculation, weights, has_ranks, notes
+            self._program, words, model, engine, size, speculation, weights, ranks, notes
         )
 
     def _refuse(self) -> None:

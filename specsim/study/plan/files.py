@@ -40,8 +40,11 @@ def save_plan(plan: Plan, folder: Path) -> None:
     option, replicas = plan.options[plan.taken], plan.found[plan.taken].replicas or 1
     experiment = with_replicas(option, plan.question, replicas)
     about = f"{plan.taken}: specsim run experiment.yaml, specsim capacity experiment.yaml"
+    ranks = option.hardware.ranks
+    if ranks > 1 and replicas > 1:
+        about = f"one of {replicas} servers, with its share of the traffic; {about}"
     (folder / "experiment.yaml").write_text(commented(experiment, about), encoding="utf-8")
-    if plan.question.day is not None and plan.advice.day is not None:
+    if plan.question.day is not None and plan.advice.day is not None and ranks == 1:
         day = _day_experiment(plan, plan.question.day, plan.advice.day)
         about = f"the whole day, {plan.advice.day.requests:,.0f} requests: specsim run day.yaml"
         (folder / "day.yaml").write_text(commented(day, about), encoding="utf-8")
@@ -51,7 +54,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
         )
         _write_yaml(folder / PROFILE_FILE, [fields])
     size = option.hardware.profile.tensor_parallel_size
-    line = plan.question.command.with_options(size, option.speculation)
+    line = plan.question.command.with_options(size, option.speculation, ranks)
     if option.needs_a_policy:
         line += f" --speculative-config {SCHEDULE}"  # which no server takes for one
     if option.hardware.pools:
@@ -138,7 +141,7 @@ def commented(experiment: Experiment, about: str) -> str:
 
 def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
     hardware = option.hardware
-    size = hardware.profile.tensor_parallel_size
+    size = hardware.profile.tensor_parallel_size * hardware.ranks
     gpus, head = f"{size} {gpu_name(hardware.profile.gpu)}", f"#!/bin/sh\n{_MARK}"
     if hardware.pools:
         prefill, decode = (replicas * count for _, count in hardware.pools)

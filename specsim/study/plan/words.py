@@ -146,7 +146,9 @@ def _day_notes(day: DayAdvice) -> list[str]:
 
 def _row(advice: Advice, place: int) -> list[str]:
     choice = advice.choices[place]
-    name = place_words(choice.gpu, choice.pools) + ("" if choice.is_measured else " (roofline)")
+    name = place_words(choice.gpu, choice.pools, choice.ranks) + (
+        "" if choice.is_measured else " (roofline)"
+    )
     head = [name + (" (taken)" if place == advice.taken else ""), choice.speculation]
     if choice.servers is None:
         return [*head, *["-"] * (len(advice.slo) + 6), choice.state]
@@ -217,8 +219,9 @@ def _faster_for_little(advice: Advice) -> list[str]:
         return []
     latency, more, best = min(found, key=lambda each: each[:2])
     about = "" if best.state == "searched" else "about "
+    place = place_words(best.gpu, best.pools, best.ranks)
     return [
-        f"{best.gpus:,} {place_words(best.gpu, best.pools)}, {best.speculation}, answer {about}"
+        f"{best.gpus:,} {place}, {best.speculation}, answer {about}"
         f"{own.mean_latency_ms / latency:.2f} times as fast for {more:.1%} more."
     ]
 
@@ -328,7 +331,9 @@ def _model_error(best: Choice, between: tuple[float, float]) -> str:
 def _refusal(choice: Choice) -> str:
     if choice.policy is None:
         return choice.why
-    return f"{place_words(choice.gpu, choice.pools)}, {choice.speculation}: {choice.why}"
+    return (
+        f"{place_words(choice.gpu, choice.pools, choice.ranks)}, {choice.speculation}: {choice.why}"
+    )
 
 
 def _count(best: Choice) -> str:
