@@ -649,7 +649,7 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
 
 
 def test_the_gpus_of_all_ranks_are_paid_for() -> None:
-    experiment = small("static").replace("a test", engine={"data_parallel_size": 4})
+    experiment = small("off").replace("a test", engine={"data_parallel_size": 4})
     (hardware,) = find_hardware(experiment, ["h200"])
     assert hardware.under(Off(), experiment).gpus == {"h200": 4}
 
