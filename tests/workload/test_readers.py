@@ -145,6 +145,33 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("time,request_length,upstream_response_length\n1,678,90\n",
+         "line 2: request_length = '678': must be tokens, and columns so called hold bytes in logs "
+         "of web servers; if these are tokens, name it prompt_len, else count them"),
+        ("ts,prompt_tokens,responseSize\n1,678,90\n", "line 2: responseSize = '90': must be tok.*"
+         "name it output_len"),
+        ('{"ts": 1, "request_len": 678, "response_len": 90}\n', "line 1: request_len = 678: must"),
+    ],
+)  # fmt: skip
+def test_bytes_of_web_servers_are_no_tokens(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "access.log").write_text(text)
+    with pytest.raises(TraceError, match=rf"access.log, {said}"):
+        read_trace(tmp_path / "access.log")
+
+
+def test_bytes_beside_tokens_are_ignored_and_that_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "gateway.csv"
+    path.write_text(
+        "ts,request_length,prompt_tokens,completion_tokens,response_length\n1,678,5,2,9\n"
+    )
+    trace = read_trace(path)
+    assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([5], [2])
+    assert "ignored: request_length, response_length" in trace.note
+
+
 def sample(tmp_path: Path, name: str) -> Path:
     path = tmp_path / f"{name}.some-ending"
     path.write_bytes(SAMPLES[name][0].encode())

@@ -162,6 +162,9 @@ _SIDES = {
         "response", "answer", "reply", "decode",
     },
 }  # fmt: skip
+_OF_HTTP = {"request", "response"}
+_SIZES = {"len", "length", "lens", "lengths", "size", "bytes", "body", "upstream"}
+"""Of HTTP messages in logs of web servers and gateways (nginx's ``$request_length``), in bytes."""
 _SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nano": 1e-9}
 _CLOCKS = {
     "arrived", "created", "received", "sent", "started", "submitted", "time", "timestamp", "ts",
@@ -179,7 +182,8 @@ class NamedColumns(Reader):
     ``created_at`` do as well. Lengths in tokens, arrivals in seconds, in the unit that the name
     ends in (``_ms``, ``_us``, ``_ns``), or as ISO 8601; what is too large for seconds since 1970 is
     of milliseconds, microseconds or nanoseconds. What was taken for what, and what was ignored, is
-    said.
+    said. A ``request_length`` or ``response_length`` is bytes in logs of web servers: it is ignored
+    beside a column of tokens, else refused.
     """
 
     kind: Literal["columns"] = "columns"
@@ -189,10 +193,13 @@ class NamedColumns(Reader):
         if file.container not in self.containers:
             return False
         found = _recognised(file)
-        return bool(found["prompt_len"]) and bool(found["output_len"])
+        return all(found[what] or _bytes_of(file, what) for what in _SIDES)
 
     def read(self, file: TraceFile) -> Trace:
         found = _recognised(file)
+        for what in _SIDES:
+            if not found[what]:
+                raise _not_tokens(next(file.rows()), _bytes_of(file, what)[0], what)
         for what, names in found.items():
             if len(names) > 1:
                 raise TraceError(
@@ -229,8 +236,28 @@ def _recognised(file: TraceFile) -> dict[str, list[str]]:
     return found | {"arrival": [name for name in file.columns if is_arrival(name)]}
 
 
+def _bytes_of(file: TraceFile, what: str) -> list[str]:
+    """Return the columns whose names are those of sizes of HTTP messages."""
+    own = _SIDES[what] & _OF_HTTP
+    return [name for name in file.columns if _is_size(words := _words(name)) and own & {*words}]
+
+
+def _is_size(words: list[str]) -> bool:
+    return bool(_OF_HTTP & {*words}) and bool(_SIZES & {*words}) and {*words} <= _OF_HTTP | _SIZES
+
+
+def _not_tokens(row: Row, name: str, what: str) -> TraceError:
+    return TraceError(
+        f"{row.place}: {name} = {short(row.values[name])}: must be tokens, and columns so called "
+        f"hold bytes in logs of web servers; if these are tokens, name it {what}, else count them "
+        "(the field usage of OpenAI's API)"
+    )
+
+
 def _is_len(words: list[str], side: set[str]) -> bool:
     """Return whether words such as "num input tokens", or "n in", say a length of this side."""
+    if _is_size(words):
+        return False
     own, others = side.intersection(words), set(words) - side - _SPACES
     is_number = bool(_LENS & others) or (bool(_FILLERS & others) and own <= {"in", "out"})
     return bool(own) and is_number and others <= _LENS | _FILLERS
