@@ -151,6 +151,9 @@ class Desk(Generic[Arrays]):
                 given._make(num, requests, {**shared, **made})
                 made[field], parts[field] = given._arrays, given._pointers
                 continue
+            if isinstance(given, Pointers):
+                made[field], parts[field] = given.arrays, given
+                continue
             if kind == HOOK:
                 made[field] = self._given.get(field)
                 continue

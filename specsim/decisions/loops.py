@@ -223,7 +223,7 @@ class LoopMemory:
         """Return the loops over a view, for steps of so many of so many requests at most."""
         requests = np.array([num_requests - 1], dtype=np.int64)
         room = most * self._longest
-        view = view._replace(pricing=self._pricing.made(self._longest, requests, {}))
+        view = view._replace(pricing=self._pricing.made(room, requests, {}))
         memory = self.desk.made(room, requests, view._asdict())
         both = Pointers(_Both(view, memory), self._types)
         bound = {verb: loop.bind(both) for verb, loop in self._loops.items()}

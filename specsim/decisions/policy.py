@@ -283,14 +283,21 @@ def pricing_of(server: ServerView) -> Desk[Pricing]:
 
     def ask() -> None:
         pricing = desk.arrays
-        load = StepLoad(int(pricing.load[0]), int(pricing.asked[1]), *pricing.load[2:4].tolist())
-        if pricing.asked[2] and server.plain_time is not None:
-            pricing.answer[0] = server.plain_time(load)
+        load, (_, tokens, is_plain, num) = pricing.load.tolist(), pricing.asked.tolist()
+        step = StepLoad(load[0], tokens, *load[2:4])
+        if is_plain and server.plain_time is not None:
+            pricing.answer[0] = server.plain_time(step)
+            return
+        drafts = 0 if is_plain else load[4]
+        if drafts and load[5] < drafts * load[2]:  # those of one token, of two, ...
+            nums = -np.diff(pricing.rows[:drafts], append=0)
+            drafts = np.repeat(np.arange(1, drafts + 1), nums)
+        if num == 1:
+            pricing.answer[0] = server.step_time(step, drafts)
         else:
-            drafted = 0 if pricing.asked[2] else int(pricing.load[4])
-            pricing.answer[0] = server.step_time(load, drafted)
+            pricing.answer[:num] = server.step_times(step, tokens + np.arange(num), drafts)
 
-    given: dict[str, Any] = {**PRICING_SIZES, "asked": np.array([1, 0, 0]), "ask": Hook(ask)}
+    given: dict[str, Any] = {**PRICING_SIZES, "asked": np.array([1, 0, 0, 0]), "ask": Hook(ask)}
     desk: Desk[Pricing] = Desk(Pricing, **given)
     return desk
 

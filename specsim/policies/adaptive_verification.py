@@ -1,71 +1,112 @@
 """vLLM's adaptive verification: the surest drafts of the whole batch, as many as pay."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 
-from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
-from specsim.core.step import BatchView, DraftView, StepOutcome
-from specsim.decisions.policy import Policy, ServerView
-from specsim.policies.parts.acceptance_estimator import AcceptanceEstimator
-from specsim.policies.parts.budget import best_spending, largest
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import FloatRows, Floats, PerRequest
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.acceptance_estimator import (
+    Estimator,
+    estimator_desk,
+    learn_fates,
+    predict,
+)
+from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
+from specsim.profile.step_time import put_len, put_load
 
 
-class Stale(NamedTuple):
-    """Confidences of this step, and of the last drafts."""
+class AdaptState(Protocol):
+    """The policy's numbers."""
+
+    learns: int
+
+
+class Adapting(NamedTuple):
+    """What it remembers."""
 
     stale: FloatRows
-    """Of each request's last draft; those of this one take their place."""
-    requests: Ints
-    draft_lens: Ints
-    confidences: Floats
-    """Shape (n, longest)."""
-    survival: Floats
-    """Of the drafts of all sequences, in no particular order; filled in."""
-    fresh: Floats
-    """Shape (longest, n): the same by this step's confidences, -1 beyond the end of a draft."""
-    sizes: Ints
-    """n, longest."""
+    """Confidences of each request's last draft."""
+    state: Rows[AdaptState]
+    """One row."""
+    gains: Floats
+    """As in `Spending`."""
+    estimator: Annotated[Any, Estimator]
+    spending: Annotated[Any, Spending]
 
 
-@loop_on(Stale)
-def stale_survival(desk: Stale) -> int:
-    """Work out how likely drafts are accepted, and were if one believed the last confidences.
+def decide(view: View, memory: Adapting) -> None:
+    """Ask for the longest drafts."""
+    step = view.step[0]
+    for row in range(step.num_rows):
+        view.lens[row] = step.max_draft_len
 
-    Returns how many tokens they have. Fresh products are as exact as what drafters state: single
-    precision.
+
+@inner
+def put_stale(view: View, memory: Adapting) -> int:
+    """Work out how likely drafts are accepted if one believes the last confidences.
+
+    Of the drafts of all sequences, in no particular order. Return how many tokens they have.
     """
-    stale, fresh, num, longest = desk.stale, desk.fresh, desk.sizes[0], desk.sizes[1]
     index = 0
-    for row in range(num):
-        request = desk.requests[row]
-        draft_len = desk.draft_lens[row]
+    for row in range(view.step[0].num_rows):
         product = 1.0
-        stated = 1.0
-        for place in range(longest):
-            if place >= draft_len:
-                fresh[place * num + row] = -1.0
-                continue
-            confidence = desk.confidences[row * longest + place]
-            product = product * stale[request, place]
-            stale[request, place] = confidence
-            desk.survival[index] = product
+        for place in range(view.draft_lens[row]):
+            product *= memory.stale[view.requests[row], place]
+            memory.gains[index] = product
             index += 1
-            stated = float(np.float32(stated * confidence))
-            fresh[place * num + row] = stated
     return index
 
 
-@dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    desk: Desk[Stale]
-    estimator: AcceptanceEstimator
+@inner
+def put_fresh(view: View, memory: Adapting) -> None:
+    """Work out the same by this step's confidences, -1 beyond the end of a draft; note them.
+
+    Products are as exact as what drafters state: single precision.
+    """
+    step = view.step[0]
+    for row in range(step.num_rows):
+        request, stated = view.requests[row], 1.0
+        for place in range(step.width):
+            at = place * step.num_rows + row
+            memory.gains[at] = -1.0
+            if place < view.draft_lens[row]:
+                confidence = view.confidences[row * step.width + place]
+                if memory.state[0].learns:
+                    confidence = predict(memory.estimator, request, place, confidence)
+                memory.stale[request, place] = confidence
+                stated = float(np.float32(stated * confidence))
+                memory.gains[at] = stated
+
+
+def verify(view: View, memory: Adapting) -> None:
+    """Verify of each draft what is among the B surest tokens of the batch."""
+    step, spending, pricing = view.step[0], memory.spending, view.pricing
+    most = put_stale(view, memory)
+    tokens = step.batched_tokens - most
+    put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
+    put_len(pricing, step.max_draft_len)
+    spending.found[0], spending.sizes[0], spending.sizes[1] = step.num_decodes, most, most + 1
+    budget = best_budget(spending)
+    put_fresh(view, memory)
+    spending.sizes[0], spending.sizes[2] = step.num_rows * step.width, step.num_rows
+    if budget < most:
+        take_largest(spending, budget)
+    for row in range(step.num_rows):
+        view.lens[row] = view.draft_lens[row] if budget >= most else spending.counts[row]
+
+
+def observe(view: View, memory: Adapting) -> None:
+    """Learn, if it does."""
+    if memory.state[0].learns:
+        learn_fates(memory.estimator, view.step[0].num_rows)
 
 
 @final
-class AdaptiveVerification(Policy[_Memory]):
+class AdaptiveVerification(LoopPolicy):
     """Draft the longest length, verify the B drafts of highest survival S = product of confidences.
 
     B = argmax (n + sum of the B largest S) / (draft cost + verify cost at B drafts). The engine has
@@ -86,38 +127,17 @@ class AdaptiveVerification(Policy[_Memory]):
     """Whether confidences are learned from what became of drafts, starting from how sure the
     drafter was, as vLLM has it for all drafters; but for DSpark, which has a head for it."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(
+        Adapting, decide=decide, verify=verify, observe=observe, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
         """Return confidence 1 for all."""
-        stale = PerRequest(1.0, server.max_draft_len)
-        desk = Desk(Stale, stale_survival, stale=stale)
-        return _Memory(server, desk, AcceptanceEstimator(server.max_draft_len))
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
-        """Return the longest draft."""
-        return memory.server.max_draft_len
-
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
-        """Return how many drafts of each request are among the B surest of the batch."""
-        draft_lens, stated = drafts.draft_lens, drafts.confidences
-        predict = memory.estimator.predict
-        confidences = predict(batch.requests, stated) if self.learns else stated
-        num, longest = confidences.shape
-        desk = memory.desk.fit(max(num, num * longest), batch.requests)
-        desk.draft_lens[:num] = draft_lens
-        desk.confidences[: num * longest] = confidences.ravel()
-        desk.sizes[0], desk.sizes[1] = num, longest
-        survival = desk.survival[: memory.desk.runs[0]()]
-        server, most = memory.server, len(survival)
-        load = batch.load._replace(batched_tokens=batch.load.batched_tokens - most)
-        emitted_before = batch.size - int(np.count_nonzero(batch.in_prefill))
-        budget, *_ = best_spending(
-            survival, server.step_times, load, server.max_draft_len, emitted_before, most
+        longest = server.max_draft_len
+        return self.remember(
+            server,
+            stale=PerRequest(1.0, longest),
+            state=row_of(AdaptState, learns=self.learns),
+            estimator=estimator_desk(longest),
+            spending=spending_desk(),
         )
-        if budget >= most:
-            return draft_lens
-        return largest(desk.fresh[: num * longest], budget, num)
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Learn, if it does."""
-        if self.learns:
-            memory.estimator.learn(outcome)

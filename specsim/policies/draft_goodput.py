@@ -1,20 +1,17 @@
 """Goodput by what the drafter itself says of each token."""
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.compiled import Loop, inner
-from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows, loop_on
-from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
-from specsim.decisions.policy import Policy, ServerView
-from specsim.policies.parts.budget import best_lens, best_of_drafts
-from specsim.policies.parts.times import Lens
-
-Gains = NDArray[np.float64]
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.spending import Spending, spend, spend_on_drafts_made, spending_desk
+from specsim.profile.step_time import priced, put_load
 
 _STATED = 20  # bins of equal width
 _LEN_CLASSES = (2, 3, 5, 9, 17)  # tokens, the least of each class but the first
@@ -119,31 +116,16 @@ def tally(desk: Calibrating) -> None:
             counts[kind, index] = keep * counts[kind, index] + seen[kind, index]
 
 
-@loop_on(Calibrating)
-def calibrated_gains(desk: Calibrating) -> int:
-    """Do what `gains_of` does."""
-    gains_of(desk)
-    return 0
-
-
-@loop_on(Calibrating)
-def learn_rates(desk: Calibrating) -> int:
-    """Do what `tally` does."""
-    tally(desk)
-    return 0
-
-
 def bins_of(longest: int) -> PerRequest:
     """Return the bin of each token of each request's last draft."""
     return PerRequest(0, longest, dtype=np.int16)
 
 
-def calibrating_desk(bins: PerRequest, window: int, *loops: Loop) -> Desk[Calibrating]:
-    """Return a desk of `ConfidenceCalibration`, before anything was observed."""
+def calibrating_desk(bins: PerRequest, window: int) -> Desk[Calibrating]:
+    """Return what came of stated probabilities, before anything was observed."""
     num_bins = _STATED * KINDS * DEPTHS
     return Desk(
         Calibrating,
-        *loops,
         bins=bins,
         place_kinds=_DEPTH_KINDS,
         rates=num_bins,
@@ -153,65 +135,91 @@ def calibrating_desk(bins: PerRequest, window: int, *loops: Loop) -> Desk[Calibr
     )
 
 
-class ConfidenceCalibration:
-    """What came of the tokens that the drafter gave a probability of 0-5 %, 5-10 %, ...
+class DraftState(Protocol):
+    """What it stands for; flags are 0 or 1."""
 
-    Among equal probabilities it tells drafts of different length apart, and first tokens from later
-    ones. Frequencies say little: whatever stood in a text once before goes on as it did with the
-    same stated probability, 0.5, after a match of one token or of twenty. How long a draft the
-    lookup dares to make is how long its match is.
-    """
-
-    def __init__(self, window: int, longest: int) -> None:
-        self.bins = bins_of(longest)
-        self._desk = calibrating_desk(self.bins, window, calibrated_gains, learn_rates)
-
-    def gains(self, requests: Ints, drafts: DraftView, kinds: Ints, *, are_new: bool) -> Gains:
-        """Return the observed rates of the like of some drafts, until it is asked again.
-
-        Kinds tell drafts apart of which equal statements mean different things: a number below
-        `KINDS` for each.
-        """
-        num, longest = drafts.confidences.shape
-        size = num * longest
-        desk = self._desk.fit(max(num, size), requests)
-        desk.draft_lens[:num] = drafts.draft_lens
-        if are_new:
-            desk.confidences[:size] = drafts.confidences.ravel()
-            np.multiply(kinds, DEPTHS, out=desk.row_kinds[:num])
-        sizes = desk.sizes
-        sizes[0], sizes[1], sizes[2], sizes[3] = num, longest, are_new, KINDS * DEPTHS
-        self._desk.runs[0]()
-        return desk.gains[:size].reshape(longest, num).T
-
-    def add(self, outcome: StepOutcome) -> None:
-        """Take in the fate of the tokens of a step."""
-        self._desk.put(outcome)
-        self._desk.runs[1]()
-
-
-@dataclass(slots=True)
-class _Memory:
-    server: ServerView
-    calibration: ConfidenceCalibration | None
-    has_seen_drafts: bool = False
+    calibrates: int
+    has_seen_drafts: int
     """Whether drafts were looked at as they were made, and what is verified are parts of them."""
 
-    def gains(self, requests: Ints, drafts: DraftView, *, are_new: bool) -> Gains:
-        """Return the probability that each token of some drafts is accepted; 0 beyond their ends.
 
-        Of drafts that have just been made (`are_new`) the bins are noted.
-        """
-        draft_lens, longest = drafts.draft_lens, drafts.confidences.shape[1]
-        if self.calibration is None:
-            stated = np.cumprod(drafts.confidences, axis=1, dtype=np.float64)
-            return np.where(np.arange(longest) < draft_lens[:, np.newaxis], stated, 0.0)
-        kinds = LEN_KINDS[draft_lens]
-        return self.calibration.gains(requests, drafts, kinds, are_new=are_new)
+class DraftMemory(NamedTuple):
+    """What it remembers."""
+
+    state: Rows[DraftState]
+    """One row."""
+    gains: Floats
+    """As in `Spending`."""
+    calibrating: Annotated[Any, Calibrating]
+    len_kinds: Ints
+    """Classes of drafts by their length."""
+    spending: Annotated[Any, Spending]
+
+
+@inner
+def put_gains(view: View, memory: DraftMemory, are_new: bool) -> None:
+    """Work out how likely each token of the drafts is accepted; 0 beyond their ends."""
+    step, calibrating, gains = view.step[0], memory.calibrating, memory.gains
+    if memory.state[0].calibrates:
+        for row in range(step.num_rows):
+            calibrating.row_kinds[row] = DEPTHS * memory.len_kinds[view.draft_lens[row]]
+        calibrating.sizes[0], calibrating.sizes[1] = step.num_rows, step.width
+        calibrating.sizes[2], calibrating.sizes[3] = are_new, KINDS * DEPTHS
+        gains_of(calibrating)
+        return
+    for row in range(step.num_rows):
+        stated = 1.0
+        for place in range(step.width):
+            stated *= view.confidences[row * step.width + place]
+            is_drafted = place < view.draft_lens[row]
+            gains[place * step.num_rows + row] = stated if is_drafted else 0.0
+
+
+@inner
+def longest_of(view: View) -> int:
+    """Return the length of the longest draft that is shown."""
+    longest = 0
+    for row in range(view.step[0].num_rows):
+        longest = max(longest, view.draft_lens[row])
+    return longest
+
+
+def decide(view: View, memory: DraftMemory) -> None:
+    """Ask for what is worth drafting; where that shows only afterwards, for the longest drafts."""
+    step, num, spending, k = view.step[0], view.step[0].num_decodes, memory.spending, 0
+    if not step.has_found:
+        k = int(step.max_draft_len)
+    elif num and longest_of(view):
+        put_gains(view, memory, True)
+        put_load(view.pricing, step.next_context_tokens, num, num, 0)
+        drafting = priced(view.pricing, num, 1)
+        drafting -= priced(view.pricing, num, 0)
+        spending.extra[1] = drafting / num  # a lookup is paid by the token
+        size = step.num_rows * step.width
+        spending.sizes[0], spending.sizes[1] = size, min(size, step.free_slots) + 1
+        spending.sizes[2], spending.found[0] = step.num_rows, num
+        spend(spending)
+        spending.extra[1], k = 0.0, -1
+    memory.state[0].has_seen_drafts |= step.has_found
+    for row in range(step.num_rows):
+        view.lens[row] = spending.counts[row] if k < 0 else k
+
+
+def verify(view: View, memory: DraftMemory) -> None:
+    """Verify the lengths of highest goodput among what was drafted."""
+    put_gains(view, memory, not memory.state[0].has_seen_drafts)
+    spend_on_drafts_made(view, memory.spending)
+
+
+def observe(view: View, memory: DraftMemory) -> None:
+    """Note what came of what was stated."""
+    if memory.state[0].calibrates and longest_of(view):
+        memory.calibrating.sizes[0] = view.step[0].num_rows
+        tally(memory.calibrating)
 
 
 @final
-class DraftGoodput(Policy[_Memory]):
+class DraftGoodput(LoopPolicy):
     """Draft and verify the tokens that raise goodput most, by what the drafter says of each.
 
     The drafter states a probability for every token. Their products along a draft, S_ij, estimate
@@ -239,37 +247,16 @@ class DraftGoodput(Policy[_Memory]):
     window: int = Field(default=1000, ge=1)
     """Steps after which an observation has faded to 1/e."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(
+        DraftMemory, decide=decide, verify=verify, observe=observe, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
         """Return a drafter that is taken at its word."""
-        longest = server.max_draft_len
-        return _Memory(
-            server, ConfidenceCalibration(self.window, longest) if self.calibrate else None
+        return self.remember(
+            server,
+            state=row_of(DraftState, calibrates=self.calibrate),
+            calibrating=calibrating_desk(bins_of(server.max_draft_len), self.window),
+            len_kinds=LEN_KINDS,
+            spending=spending_desk(),
         )
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
-        """Return what is worth drafting; where that shows only afterwards, the longest length."""
-        server, drafts, load = memory.server, batch.drafts, batch.decode_load()
-        if drafts is None:
-            return server.max_draft_len
-        memory.has_seen_drafts = True
-        if not drafts.draft_lens.any() or not load.num_requests:
-            return 0
-        gains = memory.gains(batch.requests, drafts, are_new=True)
-        per_token = (server.step_time(load, 1) - server.step_time(load, 0)) / load.num_requests
-
-        def step_times(load: StepLoad, tokens: NDArray[np.int64], draft_lens: Lens) -> Gains:
-            drafted = tokens - load.batched_tokens
-            return server.step_times(load, tokens, 0) + per_token * drafted
-
-        return best_lens(gains, load, step_times, free_slots=batch.free_slots, one_cost=True)
-
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
-        """Return the lengths of highest goodput among what was drafted."""
-        server, draft_lens = memory.server, drafts.draft_lens
-        gains = memory.gains(batch.requests, drafts, are_new=not memory.has_seen_drafts)
-        return best_of_drafts(batch, draft_lens, gains, server.step_times)
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Note what came of what was stated."""
-        if memory.calibration is not None and np.count_nonzero(outcome.draft_lens):
-            memory.calibration.add(outcome)

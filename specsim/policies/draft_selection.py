@@ -1,6 +1,6 @@
 """Which of several draft models a request gets."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, final
 
 import numpy as np
@@ -10,26 +10,26 @@ from pydantic import Field
 from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.decisions.policy import PicksDrafter, ServerView
-from specsim.policies.parts.estimate import (
-    AlphaPerRequest,
-    EstimatesAlpha,
-    Estimating,
-    best_windows,
-)
+from specsim.policies.parts.estimate import alpha_of_all
 
 
 @dataclass(slots=True)
-class _Memory(Estimating[AlphaPerRequest]):
-    history: PerRequest
-    """Drafter, prompt length, accepted draft tokens and trials."""
+class _Memory:
+    server: ServerView
     verify_time: float
+    history: PerRequest = field(default_factory=lambda: PerRequest(0.0, 4))
+    """Drafter, prompt length, accepted draft tokens and trials."""
+    counts: PerRequest = field(default_factory=lambda: PerRequest(0.0, 2))
+    """Of each request the last two, fading;"""
+    totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
+    """and of all."""
     num_arrived: int = 0
     weights: NDArray[np.float64] | None = None
     """Z of eq. 8, shape (features, drafters), once it has been fitted."""
 
 
 @final
-class DraftSelection(EstimatesAlpha[_Memory], PicksDrafter[_Memory]):
+class DraftSelection(PicksDrafter[_Memory]):
     """Predict alpha of each draft model from the prompt; take the larger where it is faster.
 
     "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 5. The first
@@ -56,12 +56,7 @@ class DraftSelection(EstimatesAlpha[_Memory], PicksDrafter[_Memory]):
 
     def start(self, server: ServerView) -> _Memory:
         """Return no request seen."""
-        return _Memory(
-            server,
-            AlphaPerRequest(self.window, self.prior, prior_trials=1.0),
-            history=PerRequest(0.0, 4),
-            verify_time=server.verify_time,
-        )
+        return _Memory(server, server.verify_time)
 
     def choose_drafter(self, request: int, prompt_len: int, memory: _Memory) -> int:
         """Return the draft model of a request that has just arrived."""
@@ -98,26 +93,30 @@ class DraftSelection(EstimatesAlpha[_Memory], PicksDrafter[_Memory]):
         passes = np.array(memory.server.pass_times)[:, np.newaxis]
         return int((emitted / (k * passes + memory.verify_time)).max(axis=1).argmax())
 
+    def alpha_estimate(self, memory: _Memory) -> float:
+        """Return the rate of all requests together."""
+        return float(alpha_of_all(memory.totals, self.prior))
+
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best window of each request with its own draft model."""
-        alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        drafters = memory.history.of(batch.requests)[:, 0]
-        lens = np.zeros(batch.size, dtype=np.int64)
-        for drafter, pass_time in enumerate(memory.server.pass_times):
-            own = drafters == drafter
-            longest = memory.server.max_draft_len
-            lens[own] = best_windows(alphas[own], longest, pass_time, memory.verify_time)
-        return lens
+        accepted, trials = memory.counts.of(batch.requests).T
+        alphas = (accepted + self.alpha_estimate(memory)) / (trials + 1.0)
+        drafters = memory.history.of(batch.requests)[:, 0].astype(np.intp)
+        lens = np.arange(memory.server.max_draft_len + 1)
+        times = np.outer(memory.server.pass_times, lens) + memory.verify_time
+        powers = np.tile(np.minimum(alphas, self.alpha_max)[:, np.newaxis], len(lens))
+        best: Ints = ((1.0 - powers.cumprod(axis=1)) / times[drafters]).argmax(axis=1)
+        return best
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Learn what was accepted, and what verification takes."""
-        super().observe(outcome, memory)
         memory.verify_time = outcome.target_time + outcome.overhead_time
         requests, accepted = outcome.requests, outcome.accepted_lens
-        cut_short = accepted < outcome.draft_lens
-        history = memory.history.up_to(requests)
-        history[requests, 2] += accepted
-        history[requests, 3] += accepted + cut_short
+        seen = np.stack([accepted, accepted + (accepted < outcome.draft_lens)], axis=1)
+        memory.history.up_to(requests)[requests, 2:] += seen
+        keep, counts = 1.0 - 1.0 / self.window, memory.counts.up_to(requests)
+        counts[requests] = keep * counts[requests] + seen
+        memory.totals = keep * memory.totals + seen.sum(axis=0)
 
 
 def _features(prompt_lens: NDArray[np.float64]) -> NDArray[np.float64]:

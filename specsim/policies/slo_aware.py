@@ -1,73 +1,103 @@
 """Verification first for those who are about to be late."""
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.desk import Desk, Floats, Ints, PerRequest, loop_on
-from specsim.core.step import BatchView
-from specsim.decisions.policy import ServerView
-from specsim.policies.parts.budget import best_common_len, best_lens
-from specsim.policies.parts.estimate import AlphaPerRequest, expected_len
-from specsim.policies.parts.trials import Weighing, WeighsDrafter, gives_up
+from specsim.core.compiled import inner
+from specsim.core.desk import Desk, Floats, PerRequest
+from specsim.decisions.loops import LoopMemory, Loops, View
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.by_request import (
+    ByRequest,
+    alpha_now,
+    by_request,
+    foresee_each,
+    learn_each,
+    settle_alike,
+    tell,
+)
+from specsim.policies.parts.estimate import best_common_len, expected_len
+from specsim.policies.parts.spending import spend_by_len
+from specsim.policies.parts.trials import KEPT, let_go
+from specsim.profile.step_time import priced
 
 
-class Late(NamedTuple):
-    """Requests that have to be on time."""
+class OnTime(NamedTuple):
+    """What it remembers."""
 
     first_token_at: Floats
     """When the step was scheduled that showed each request's first token, seconds; NaN before."""
-    requests: Ints
-    output_lens: Ints
-    gains: Floats
-    """Shape (longest, n): how likely each token of the drafts is accepted."""
-    clock: Floats
-    """When the step was scheduled, what it takes, and the limit on time per token."""
-    needed: Ints
-    """Filled in."""
-    sizes: Ints
-    """n, longest."""
+    its: Annotated[Any, ByRequest]
 
 
-@loop_on(Late)
-def lens_on_time(desk: Late) -> int:
-    """Find the shortest drafts that are expected to bring late requests back on time."""
-    first_token_at, output_lens, needed = desk.first_token_at, desk.output_lens, desk.needed
-    now, step_time, tpot = desk.clock[0], desk.clock[1], desk.clock[2]
-    num, longest = desk.sizes[0], desk.sizes[1]
-    for row in range(num):
-        request = desk.requests[row]
-        first = first_token_at[request]
-        if first != first:  # noqa: PLR0124 - not a number
-            first = now
-            if output_lens[row] > 0:
-                first_token_at[request] = now
-        # The next step ends two steps from now, the first token came one step after `first`.
-        due = (now - first + step_time) / tpot
-        wanted = due - (output_lens[row] - 1)  # tokens after the first, by the next step's end
-        needed[row] = 0
-        if wanted > 1.0:
-            gained = 0.0
-            too_short = 0
-            for place in range(longest):
-                gained += desk.gains[place * num + row]
-                if 1.0 + gained < wanted - 1e-9:
-                    too_short += 1
-            needed[row] = min(too_short + 1, longest)
-    return 0
+@inner
+def needed_len(view: View, memory: OnTime, row: int, step_time: float) -> int:
+    """Return the shortest draft that is expected to bring a sequence back on time."""
+    step, request, output_len = view.step[0], view.requests[row], view.known_lens[row]
+    output_len -= view.prompt_lens[row]
+    first = memory.first_token_at[request]
+    if first != first:  # noqa: PLR0124 - not a number
+        first = step.now
+        if output_len > 0:
+            memory.first_token_at[request] = first
+    # The next step ends two steps from now, the first token came one step after `first`.
+    due = (step.now - first + step_time) / memory.its.known[0].tpot
+    wanted = due - (output_len - 1)  # tokens after the first, by the next step's end
+    if wanted <= 1.0 or view.in_prefill[row]:
+        return 0
+    gained, too_short = 0.0, 0
+    for place in range(step.max_draft_len):
+        gained += memory.its.gains[place * step.num_rows + row]
+        too_short += 1 if 1.0 + gained < wanted - 1e-9 else 0
+    return min(too_short + 1, int(step.max_draft_len))
 
 
-@dataclass(slots=True)
-class _Memory(Weighing[AlphaPerRequest]):
-    tpot: float
-    desk: Desk[Late]
+@inner
+def spend_on_late(view: View, memory: OnTime) -> None:
+    """Put down what late sequences need, if there is room for all of it."""
+    step, counts, spent = view.step[0], memory.its.spending.counts, 0
+    step_time = priced(view.pricing, step.num_decodes, step.max_draft_len)
+    for row in range(step.num_rows):
+        counts[row] = needed_len(view, memory, row, step_time)
+        spent += counts[row]
+    for row in range(step.num_rows if spent > step.free_slots else 0):
+        counts[row] = 0
+
+
+def decide(view: View, memory: OnTime) -> None:
+    """Ask for what each request needs to be on time, and what pays on top."""
+    step, num, its, what = view.step[0], view.step[0].num_decodes, memory.its, KEPT
+    alpha = alpha_now(its)
+    foresee_each(view, its)
+    if num:
+        spend_on_late(view, memory)
+        one_cost = its.known[0].one_cost > 0
+        spend_by_len(its.spending, step.max_draft_len, step.free_slots, one_cost)
+        # What the late are given need not pay; whether the drafter does is another question.
+        k = best_common_len(view, alpha)
+        for row in range(step.num_rows):
+            view.lens[row] = k
+        what = settle_alike(view, its, num * expected_len(alpha, k))
+    for row in range(step.num_rows if what == KEPT else 0):
+        view.lens[row] = its.spending.counts[row]
+    tell(view, its)
+
+
+def observe(view: View, memory: OnTime) -> None:
+    """Learn from what was accepted."""
+    learn_each(view, memory.its)
+
+
+def drop(view: View, memory: OnTime) -> None:
+    """Let go of those for whom drafting does not pay."""
+    let_go(view, memory.its.known[0])
 
 
 @final
-class SloAware(WeighsDrafter[_Memory]):
+class SloAware(LoopPolicy):
     """Drafts first for requests that would miss their TPOT limit, then where goodput gains most.
 
     Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs
@@ -89,51 +119,13 @@ class SloAware(WeighsDrafter[_Memory]):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(OnTime, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+
+    def start(self, server: ServerView) -> LoopMemory:
         """Return the prior and the limit."""
         tpot = 0.05 if server.tpot_slo is None else server.tpot_slo
         if self.tpot_ms is not None:
             tpot = self.tpot_ms * 1e-3
-        alphas = AlphaPerRequest(self.window, self.prior, 20.0, forgets=False)
-        desk = Desk(Late, lens_on_time, first_token_at=PerRequest(np.nan), clock=3)
-        return _Memory(server, alphas, self.window, tpot, desk)
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
-        """Return what each request needs to be on time, and what pays on top."""
-        server, load = memory.server, batch.decode_load()
-        if not load.num_requests:
-            return 0  # all are in mid-prefill
-        gains = memory.alphas.survival(batch, server.max_draft_len)
-        floor = self._needed(batch, gains, server.step_time(load, server.max_draft_len), memory)
-        floor[batch.in_prefill] = 0
-        lens = best_lens(
-            gains,
-            load,
-            server.step_times,
-            floor,
-            free_slots=batch.free_slots,
-            one_cost=server.drafts_at_one_cost,
-            step_time=server.step_time,
-        )
-        # What the late are given need not pay; whether the drafter does is another question.
-        alpha = memory.alphas.alpha
-        k = best_common_len(server, load, alpha, batch.free_slots)
-        emitted = load.num_requests * expected_len(alpha, k)
-        verdict = memory.trials.settle(batch, load, k, emitted, memory.alphas)
-        if gives_up(memory.trials) or not isinstance(verdict, int):
-            return verdict
-        return lens
-
-    @staticmethod
-    def _needed(
-        batch: BatchView, gains: NDArray[np.float64], step_time: float, memory: _Memory
-    ) -> Ints:
-        """Return the shortest drafts that are expected to bring late requests back on time."""
-        num, longest = gains.shape
-        desk = memory.desk.fit(max(num, num * longest), batch.requests)
-        desk.output_lens[:num] = batch.output_lens
-        desk.gains[: num * longest] = gains.T.ravel()
-        desk.clock[:] = batch.now, step_time, memory.tpot
-        desk.sizes[0], desk.sizes[1] = num, longest
-        memory.desk.runs[0]()
-        return desk.needed[:num].copy()
+        memory = by_request(server, self.prior, self.window, 20.0, tpot)
+        its = Desk(ByRequest, **memory)
+        return self.remember(server, first_token_at=PerRequest(np.nan), its=its)

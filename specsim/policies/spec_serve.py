@@ -1,36 +1,125 @@
 """SpecServe: draft on while it pays for the batch, then verify its surest tokens in time."""
 
-from dataclasses import dataclass
 from math import inf
-from typing import ClassVar, Literal, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.step import BatchView, DraftView, Ints, StepLoad
-from specsim.decisions.policy import ServerView
-from specsim.policies.parts.budget import best_common_len, best_of_drafts, times_by_len
-from specsim.policies.parts.estimate import PRIOR_TRIALS, AlphaWindow, EstimatesAlpha, Estimating
-from specsim.policies.parts.times import Lens
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats, Ints
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.estimate import (
+    PRIOR_TRIALS,
+    WindowState,
+    alpha_of,
+    best_common_len,
+    note_trials,
+    price_lens,
+)
+from specsim.policies.parts.spending import Spending, spend_on_drafts_made, spending_desk
+from specsim.profile.step_time import put_load
 
 
-@dataclass(slots=True)
-class _Memory(Estimating[AlphaWindow]):
-    tpot: float
-    """Limit on a step, seconds."""
-    expected: float
-    """Confidence of a token that is not drafted yet: the mean of so many before."""
-    num_drafted: float = PRIOR_TRIALS
+class ServeState(WindowState, Protocol):
+    """What is known of acceptance and of confidences, and the policy's numbers."""
 
-    def times_within(self, load: StepLoad, tokens: Ints, lens: Lens) -> NDArray[np.float64]:
-        """Return what steps take; for ever if that is beyond the limit, which one could keep."""
-        times = self.server.step_times(load, tokens, lens)
-        return times if times[0] > self.tpot else np.where(times > self.tpot, inf, times)
+    tpot: float  # limit on a step, seconds
+    expected: float  # confidence of a token that is not drafted yet: the mean of
+    num_drafted: float  # so many before
+    by_confidence: int  # whether any are known in time
+
+
+class Serving(NamedTuple):
+    """What it remembers."""
+
+    state: Rows[ServeState]
+    """One row."""
+    ring: Ints
+    """Accepted tokens, and drafts cut short, of its last steps."""
+    gains: Floats
+    """As in `Spending`."""
+    spending: Annotated[Any, Spending]
+
+
+@inner
+def put_gains(view: View, memory: Serving, place: int) -> None:
+    """Work out how likely the tokens at a place of the drafts are accepted."""
+    step, gains = view.step[0], memory.gains
+    for row in range(step.num_rows):
+        before = gains[(place - 1) * step.num_rows + row] if place else 1.0
+        confidence = 0.0
+        if place < view.draft_lens[row]:
+            confidence = view.confidences[row * step.width + place]
+        gains[place * step.num_rows + row] = before * confidence
+
+
+def decide(view: View, memory: Serving) -> None:
+    """Ask for the longest drafts, which are stopped, or none; or what has been best of late."""
+    step, state, times = view.step[0], memory.state[0], view.pricing.times
+    num, k = step.num_decodes, int(step.max_draft_len)
+    step.alpha, step.may_stop = alpha_of(state), state.by_confidence
+    if not state.by_confidence:
+        k = best_common_len(view, step.alpha)
+    elif num:
+        put_load(view.pricing, step.next_context_tokens, num, num, 0)
+        price_lens(view.pricing, 2)
+        if (1.0 + state.expected) / times[1] <= 1.0 / times[0]:
+            k = 0
+    for row in range(step.num_rows):
+        view.lens[row] = k
+
+
+def stop(view: View, memory: Serving) -> None:
+    """Stop at the length that has lowered efficiency, or beyond which it is expected to."""
+    step, state, num = view.step[0], memory.state[0], view.step[0].num_decodes
+    step.stop_len, emitted = step.width, float(num)
+    if not num:
+        return  # all are in mid-prefill
+    put_load(view.pricing, step.next_context_tokens, num, num, 0)
+    times = view.pricing.times
+    price_lens(view.pricing, step.width + 1)
+    for k in range(1, step.width + 1):
+        put_gains(view, memory, k - 1)
+        gain, drafted, stated = 0.0, 0, 0.0
+        for row in range(step.num_rows):
+            if k <= view.draft_lens[row]:
+                gained = memory.gains[(k - 1) * step.num_rows + row]
+                drafted += 1 if gained > 0.0 else 0  # an answer may end before
+                gain += gained
+                stated += view.confidences[row * step.width + k - 1]
+        before, emitted = emitted / times[k - 1], emitted + gain
+        rate = emitted / times[k]
+        step.stop_len = k
+        if rate < before:
+            return
+        state.num_drafted += drafted
+        state.expected += (stated - drafted * state.expected) / state.num_drafted
+        if k < step.width and (emitted + state.expected * gain) / times[k + 1] < rate:
+            return
+
+
+def verify(view: View, memory: Serving) -> None:
+    """Verify of each draft what is among the tokens that are worth it."""
+    step = view.step[0]
+    for row in range(step.num_rows):
+        view.lens[row] = view.draft_lens[row]
+    if memory.state[0].by_confidence and step.width:
+        for place in range(step.width):
+            put_gains(view, memory, place)
+        memory.spending.found[2] = memory.state[0].tpot
+        spend_on_drafts_made(view, memory.spending)
+
+
+def observe(view: View, memory: Serving) -> None:
+    """Learn from what was accepted."""
+    note_trials(view, memory.state[0], memory.ring)
 
 
 @final
-class SpecServe(EstimatesAlpha[_Memory]):
+class SpecServe(LoopPolicy):
     """The batch drafts while one more token of each raises efficiency; the surest are verified.
 
     Huang et al. (2025), "SpecServe: Efficient and SLO-Aware Large Language Model Serving with
@@ -59,58 +148,19 @@ class SpecServe(EstimatesAlpha[_Memory]):
     prior: float = Field(default=0.7, ge=0, le=1)
     """It before anything has been seen."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(
+        Serving, decide=decide, stop=stop, verify=verify, observe=observe, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
         """Return the prior and the limit."""
-        tpot = (server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3
-        return _Memory(server, AlphaWindow(self.window, self.prior), tpot, self.first_confidence)
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
-        """Return the longest draft, which is stopped, or none; or what has been best of late."""
-        load, server = batch.decode_load(), memory.server
-        if not server.has_confidences:
-            return best_common_len(server, load, memory.alphas.alpha, batch.free_slots)
-        if load.num_requests:
-            none, one = times_by_len(server, load, 2)
-            if (1.0 + memory.expected) / one <= 1.0 / none:
-                return 0
-        return server.max_draft_len
-
-    def stop_len(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> int:
-        """Return the length that has lowered efficiency, or beyond which it is expected to."""
-        load, longest = batch.decode_load(), int(drafts.confidences.shape[1])
-        if not load.num_requests:
-            return longest  # all are in mid-prefill
-        survival, stated = _survival(drafts), drafts.confidences
-        if np.count_nonzero(batch.in_prefill):
-            survival, stated = survival[:, ~batch.in_prefill], stated[~batch.in_prefill]
-        gains = np.add.accumulate(survival, axis=1)[:, -1].tolist()
-        nums = np.count_nonzero(survival, axis=1).tolist()
-        sums = np.add.reduce(stated, axis=0, dtype=np.float64).tolist()
-        times = times_by_len(memory.server, load, longest + 1)
-        emitted, rate = float(load.num_requests), load.num_requests / times[0]
-        for k, (gain, num) in enumerate(zip(gains, nums, strict=True), start=1):
-            emitted += gain
-            before, rate = rate, emitted / times[k]
-            if rate < before:
-                return k
-            memory.num_drafted += num
-            memory.expected += (sums[k - 1] - num * memory.expected) / memory.num_drafted
-            if k < longest and (emitted + memory.expected * gain) / times[k + 1] < rate:
-                return k
-        return longest
-
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
-        """Return how many tokens of each draft are among those that are worth verifying."""
-        server = memory.server
-        if not server.has_confidences or not drafts.confidences.shape[1]:
-            return drafts.draft_lens
-        times = server.step_times if memory.tpot == inf else memory.times_within
-        return best_of_drafts(batch, drafts.draft_lens, _survival(drafts).T, times)
-
-
-def _survival(drafts: DraftView) -> NDArray[np.float64]:
-    """Return how likely the first 1, 2, ... tokens of each draft are accepted, in rows of these."""
-    survival = drafts.confidences.T.astype(np.float64, order="C")
-    for place in range(1, len(survival)):
-        survival[place] *= survival[place - 1]
-    return survival
+        state = row_of(
+            ServeState,
+            prior=self.prior,
+            tpot=(server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3,
+            expected=self.first_confidence,
+            num_drafted=PRIOR_TRIALS,
+            by_confidence=server.has_confidences,
+        )
+        ring = np.zeros(2 * self.window, dtype=np.int64)
+        return self.remember(server, state=state, ring=ring, spending=spending_desk())

@@ -1,29 +1,123 @@
 """TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
 
-from dataclasses import dataclass
 from math import inf
-from typing import Literal, final
+from typing import ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.step import BatchView, DraftView, Ints
-from specsim.decisions.policy import ServerView
-from specsim.policies.parts.budget import best_common_len
-from specsim.policies.parts.estimate import AlphaWindow, expected_len
-from specsim.policies.parts.trials import Weighing, WeighsDrafter, gives_up
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Ints
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.estimate import (
+    WindowState,
+    alpha_of,
+    best_common_len,
+    expected_len,
+    note_trials,
+    renew_alpha,
+)
+from specsim.policies.parts.trials import BEGUN, TrialState, gives_up, learn, no_trials, settle
+from specsim.profile.step_time import priced, put_load
 
 
-@dataclass(slots=True)
-class _Memory(Weighing[AlphaWindow]):
-    disable_size: float = inf
-    """Batch size at which nothing was proposed any more."""
-    num_skips: int = 0
+class TurboState(WindowState, TrialState, Protocol):
+    """What it knows of acceptance, and of whether drafting pays."""
+
+    by_model: int  # whether a model drafts
+    disable_size: float  # batch size at which nothing was proposed any more
+    num_skips: int
+    reset_steps: int  # of the policy
+
+
+class Turbo(NamedTuple):
+    """What it remembers."""
+
+    known: Rows[TurboState]
+    """One row."""
+    ring: Ints
+    """Accepted tokens, and drafts cut short, of its last steps."""
+
+
+def decide(view: View, memory: Turbo) -> None:
+    """Propose the longest draft where a lookup drafts, else that of highest goodput."""
+    step, known, alpha = view.step[0], memory.known[0], alpha_of(memory.known[0])
+    num, k = step.num_decodes, int(step.max_draft_len)
+    if known.by_model:
+        k = best_common_len(view, alpha)
+    for row in range(step.num_rows):
+        view.lens[row] = k
+    if known.by_model and num:
+        if k == 0:
+            known.disable_size = step.num_rows
+        if settle(view, known, num * expected_len(alpha, k)) == BEGUN:
+            renew_alpha(known, memory.ring)
+    step.alpha, step.may_drop = alpha_of(known), gives_up(known) or known.disable_size < inf
+
+
+@inner
+def best_verified_len(view: View, alpha: float) -> int:
+    """Return how long drafts are to be verified at most for the highest goodput.
+
+    Only sequences with a match have anything to verify; the rest is there in any case, and so is
+    the drafting, whatever is verified of it.
+    """
+    step, pricing, most, drafted = view.step[0], view.pricing, 0, 0
+    for row in range(step.num_rows):
+        most = max(most, view.draft_lens[row])
+        drafted += view.draft_lens[row]
+    tokens, expected, gain = step.batched_tokens - drafted, float(step.num_decodes), 1.0
+    put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
+    best_k, best_rate = 0, 0.0
+    for k in range(most + 1):
+        longer = 0
+        for row in range(step.num_rows if k else 0):
+            longer += 1 if view.draft_lens[row] >= k else 0
+        gain *= alpha if k else 1.0
+        tokens, expected = tokens + longer, expected + longer * gain
+        rate = expected / priced(pricing, tokens, step.max_draft_len)
+        if rate > best_rate:
+            best_k, best_rate = k, rate
+    return best_k
+
+
+def verify(view: View, memory: Turbo) -> None:
+    """Verify all of a model's draft, or as goodput says."""
+    step, known = view.step[0], memory.known[0]
+    most = step.max_draft_len if known.by_model else best_verified_len(view, alpha_of(known))
+    for row in range(step.num_rows):
+        view.lens[row] = min(view.draft_lens[row], most)
+
+
+def observe(view: View, memory: Turbo) -> None:
+    """Learn from what was accepted, and what prompts take to be read by the drafter."""
+    known = memory.known[0]
+    note_trials(view, known, memory.ring)
+    learn(view, known)
+    view.step[0].may_drop = gives_up(known) or known.disable_size < inf
+
+
+def drop(view: View, memory: Turbo) -> None:
+    """Let go of whom is new, where the batch is too large for speculation to be worth preparing.
+
+    Of everybody where the drafter is given up.
+    """
+    step, known, num_new, lets_all_go = view.step[0], memory.known[0], 0, gives_up(memory.known[0])
+    for row in range(step.num_rows):
+        num_new += 1 if view.is_admitted[row] else 0
+    skips = not lets_all_go and num_new > 0 and step.num_running > known.disable_size
+    if skips:
+        known.num_skips += 1
+        if known.num_skips % known.reset_steps == 0:
+            known.disable_size = inf
+    for row in range(step.num_rows):
+        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])
 
 
 @final
-class TurboSpec(WeighsDrafter[_Memory]):
+class TurboSpec(LoopPolicy):
     """Proposed length and verification length by goodput, each where it is free to move.
 
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
@@ -45,60 +139,18 @@ class TurboSpec(WeighsDrafter[_Memory]):
     reset_steps: int = Field(default=100, ge=1)
     """Skipped prefills after which the threshold is forgotten (listing 1, RESETSTEPS)."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(
+        Turbo, decide=decide, verify=verify, observe=observe, drop=drop, rooms=ROOMS
+    )
+
+    def start(self, server: ServerView) -> LoopMemory:
         """Return the prior and no threshold."""
-        return _Memory(server, AlphaWindow(self.window, self.prior), self.window)
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
-        """Return the proposed length: fixed for lookup methods, else that of highest goodput."""
-        server = memory.server
-        if not server.drafts_by_model:
-            return server.max_draft_len
-        load = batch.decode_load()
-        if not load.num_requests:
-            return 0
-        alpha = memory.alphas.alpha
-        k = best_common_len(server, load, alpha, batch.free_slots)
-        if k == 0:
-            memory.disable_size = batch.size
-        emitted = load.num_requests * expected_len(alpha, k)
-        return memory.trials.settle(batch, load, k, emitted, memory.alphas)
-
-    def verify_lens(self, batch: BatchView, drafts: DraftView, memory: _Memory) -> Ints:
-        """Return the verification length: all of a model's draft, or as goodput says."""
-        server, draft_lens = memory.server, drafts.draft_lens
-        if server.drafts_by_model:
-            return draft_lens
-        # Only sequences with a match have anything to verify; the rest is there in any case, and
-        # so is the drafting, whatever is verified of it.
-        best_k, best_rate, alpha = 0, 0.0, memory.alphas.alpha
-        tokens = batch.load.batched_tokens - int(draft_lens.sum())
-        expected = float(batch.size - np.count_nonzero(batch.in_prefill))
-        gain, longer, counts = 1.0, len(draft_lens), np.bincount(draft_lens).tolist()
-        for k in range(len(counts)):
-            if k:
-                longer -= counts[k - 1]
-                gain *= alpha
-                tokens += longer
-                expected += longer * gain
-            load = batch.load._replace(batched_tokens=tokens)
-            rate = expected / server.step_time(load, server.max_draft_len)
-            if rate > best_rate:
-                best_k, best_rate = k, rate
-        verified: Ints = np.minimum(draft_lens, best_k)
-        return verified
-
-    def drops(self, batch: BatchView, memory: _Memory) -> NDArray[np.bool_] | None:
-        """Return whom is new, where the batch is too large for speculation to be worth preparing.
-
-        Everybody where the drafter is given up.
-        """
-        if gives_up(memory.trials):
-            return np.ones(batch.size, dtype=np.bool_)
-        new = batch.is_admitted
-        if new is None or not new.any() or batch.num_running <= memory.disable_size:
-            return None
-        memory.num_skips += 1
-        if memory.num_skips % self.reset_steps == 0:
-            memory.disable_size = inf
-        return new
+        known = row_of(
+            TurboState,
+            prior=self.prior,
+            by_model=server.drafts_by_model,
+            disable_size=inf,
+            reset_steps=self.reset_steps,
+            **no_trials(self.window),
+        )
+        return self.remember(server, known=known, ring=np.zeros(2 * self.window, dtype=np.int64))

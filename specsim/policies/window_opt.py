@@ -1,31 +1,71 @@
 """The draft length that recent acceptance and recent step times make best."""
 
-from dataclasses import dataclass
-from typing import Literal, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
-import numpy as np
 from pydantic import Field
 
-from specsim.core.step import BatchView, Ints, StepOutcome
-from specsim.decisions.policy import ServerView
-from specsim.policies.parts.estimate import (
-    AlphaPerRequest,
-    EstimatesAlpha,
-    Estimating,
-    best_windows,
-)
+from specsim.core.compiled import Rows, inner
+from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, rate_of
 
 
-@dataclass(slots=True)
-class _Memory(Estimating[AlphaPerRequest]):
-    draft_pass_time: float = 0.0
-    """a: seconds per drafted token, last seen."""
-    verify_time: float = 0.0
-    """b: seconds per step without drafting, last seen."""
+class SeenTimes(Protocol):
+    """What steps took last, seconds, and the policy's numbers."""
+
+    draft_pass: float  # a: per drafted token
+    verify: float  # b: of a step without drafting
+    prior: float
+    alpha_max: float
+
+
+class SeenLately(NamedTuple):
+    """What it remembers."""
+
+    times: Rows[SeenTimes]
+    """One row."""
+    fading: Annotated[Any, Fading]
+
+
+@inner
+def best_window(alpha: float, times: SeenTimes, longest: int) -> int:
+    """Return the first k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b))."""
+    power, best = alpha, 0
+    best_rate = (1.0 - power) / times.verify  # without 1 - alpha, which changes no argmax
+    for k in range(1, longest + 1):
+        power *= alpha
+        rate = (1.0 - power) / (k * times.draft_pass + times.verify)
+        if rate > best_rate:
+            best, best_rate = k, rate
+    return best
+
+
+def decide(view: View, memory: SeenLately) -> None:
+    """Ask for the best length of each request; the longest until times have been seen."""
+    step, times = view.step[0], memory.times[0]
+    step.alpha = alpha_of_all(memory.fading.totals, times.prior)
+    for row in range(step.num_rows):
+        view.lens[row] = step.max_draft_len
+        if times.draft_pass != 0.0 and times.verify != 0.0:
+            alpha = min(rate_of(memory.fading, view.requests[row], step.alpha), times.alpha_max)
+            view.lens[row] = best_window(alpha, times, step.max_draft_len)
+
+
+def observe(view: View, memory: SeenLately) -> None:
+    """Learn alpha from the drafts, a and b from the clock."""
+    step, times, longest = view.step[0], memory.times[0], 0
+    memory.fading.sizes[0] = step.num_rows
+    fade(memory.fading)
+    for row in range(step.num_rows):
+        longest = max(longest, view.draft_lens[row])
+    if not step.prefill_tokens:
+        times.verify = step.target_time + step.overhead_time
+        times.draft_pass = step.draft_time / longest if longest else times.draft_pass
 
 
 @final
-class WindowOpt(EstimatesAlpha[_Memory]):
+class WindowOpt(LoopPolicy):
     """Per request, the k that maximises l(alpha, k) / (k a + b), all three observed online.
 
     alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a
@@ -42,24 +82,10 @@ class WindowOpt(EstimatesAlpha[_Memory]):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    def start(self, server: ServerView) -> _Memory:
+    loops: ClassVar[Loops] = Loops(SeenLately, decide=decide, observe=observe, rooms=ROOMS)
+
+    def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and no time seen."""
-        return _Memory(server, AlphaPerRequest(self.window, self.prior, 1.0))
-
-    def draft_lens(self, batch: BatchView, memory: _Memory) -> int | Ints:
-        """Return the best length of each request; the longest until times have been seen."""
-        if memory.draft_pass_time == 0.0 or memory.verify_time == 0.0:
-            return memory.server.max_draft_len
-        alphas = np.minimum(memory.alphas.alphas(batch.requests), self.alpha_max)
-        longest = memory.server.max_draft_len
-        return best_windows(alphas, longest, memory.draft_pass_time, memory.verify_time)
-
-    def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
-        """Learn alpha from the drafts, a and b from the clock."""
-        super().observe(outcome, memory)
-        if outcome.load.prefill_tokens:
-            return
-        memory.verify_time = outcome.target_time + outcome.overhead_time
-        longest = int(outcome.draft_lens.max(initial=0))
-        if longest:
-            memory.draft_pass_time = outcome.draft_time / longest
+        times = row_of(SeenTimes, prior=self.prior, alpha_max=self.alpha_max)
+        fading = fading_desk(self.window, 1.0, forgets=True)
+        return self.remember(server, times=times, fading=fading)

@@ -168,12 +168,14 @@ class Pricing(NamedTuple):
     times: Floats
     """Scratch: of steps, by the length of their drafts."""
     asked: Ints
-    """Whether Python is to be asked; of a step: its batched tokens, and whether no drafter runs."""
+    """Whether Python is to be asked; of steps: the batched tokens of the first, whether no drafter
+    runs, and how many they are, each of a token more than the one before."""
     answer: Floats
+    """Seconds of each; as long as it is, so many are asked for at once at most."""
     ask: Hook
 
 
-PRICING_SIZES = {"costs": len(COSTS), "load": 6, "rows": 256, "asked": 3, "answer": 1}
+PRICING_SIZES = {"costs": len(COSTS), "load": 6, "rows": 256, "asked": 4}
 """How many numbers fields of `Pricing` have, for a `Desk`."""
 
 
@@ -198,12 +200,9 @@ def step_time_of(pricing: Pricing, batched_tokens: int, longest: int) -> float:
 @inner
 def priced(pricing: Pricing, batched_tokens: int, draft_len: int) -> float:
     """Return what the step in `load` takes that batches so much and drafts so long, seconds."""
-    load = pricing.load
-    load[4], load[5] = draft_len, draft_len * load[2]
+    put_len(pricing, draft_len)
     if pricing.asked[0]:
-        return _answered(pricing, batched_tokens, 0)
-    for place in range(draft_len):
-        pricing.rows[place] = load[2]
+        return _answered(pricing, batched_tokens, 0, 1)
     return step_time_of(pricing, batched_tokens, draft_len)
 
 
@@ -211,16 +210,54 @@ def priced(pricing: Pricing, batched_tokens: int, draft_len: int) -> float:
 def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
     """Return what it takes where no drafter runs, not even to keep up with the target, seconds."""
     if pricing.asked[0]:
-        return _answered(pricing, batched_tokens, 1)
+        return _answered(pricing, batched_tokens, 1, 1)
     return plain_time_of(pricing, batched_tokens)
 
 
 @inner
-def _answered(pricing: Pricing, batched_tokens: int, is_plain: int) -> float:
-    pricing.asked[1], pricing.asked[2] = batched_tokens, is_plain
+def price_steps(times: Floats, pricing: Pricing, batched_tokens: int, num: int) -> None:
+    """Work out what steps take of so many tokens, of one more, and so on, that draft as `load`."""
+    if not pricing.asked[0]:
+        for index in range(num):
+            times[index] = step_time_of(pricing, batched_tokens + index, pricing.load[4])
+        return
+    room = len(pricing.answer)
+    for first in range(0, num, room):
+        count = min(room, num - first)
+        _answered(pricing, batched_tokens + first, 0, count)
+        for index in range(count):
+            times[first + index] = pricing.answer[index]
+
+
+@inner
+def _answered(pricing: Pricing, batched_tokens: int, is_plain: int, num: int) -> float:
+    pricing.asked[1], pricing.asked[2], pricing.asked[3] = batched_tokens, is_plain, num
     pricing.answer[0] = nan
     run(pricing.ask)
     return float(pricing.answer[0])
+
+
+@inner
+def put_len(pricing: Pricing, draft_len: int) -> None:
+    """Put down that all sequences of the step draft so long."""
+    load = pricing.load
+    load[4], load[5] = draft_len, draft_len * load[2]
+    for place in range(draft_len):
+        pricing.rows[place] = load[2]
+
+
+@inner
+def put_lens(pricing: Pricing, lens: Ints, num: int) -> None:
+    """Put down how much each of so many sequences drafts."""
+    load, rows = pricing.load, pricing.rows
+    load[4] = load[5] = 0
+    for row in range(num):
+        load[4] = max(load[4], lens[row])
+        load[5] += lens[row]
+    for place in range(load[4]):
+        rows[place] = 0
+        for row in range(num):
+            rows[place] += 1 if lens[row] > place else 0
 
 
 @inner

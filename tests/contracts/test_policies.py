@@ -67,6 +67,8 @@ def test_draft_lens_stay_within_the_limit(policy: dict[str, Any]) -> None:
         oracle=oracle,
         model=model,
         max_depth=4,
+        pass_times=(1e-3,),
+        verify_time=1e-2,
     )
     memory = parsed.start(server)
     for size in (1, 3, 8):

@@ -31,8 +31,9 @@ from specsim.engine import order
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
-from specsim.policies import PicksDrafter, goodput
+from specsim.policies import PicksDrafter
 from specsim.policies.off import Off
+from specsim.policies.parts import trials
 from specsim.policies.size_schedule import Schedule
 from specsim.policies.static import Static
 from specsim.profile import StepCosts
@@ -389,16 +390,16 @@ def test_goodput_comes_to_all_four_verdicts_in_these_runs(
     profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts: set[int] = set()
-    settled = goodput.settled
+    settled = trials.settled
 
     def watched(known: Any, drafts: bool) -> int:
         verdicts.add(what := settled(known, drafts))
         return what
 
-    monkeypatch.setattr(goodput, "settled", watched)
+    monkeypatch.setattr(trials, "settled", watched)
     policies_are_not_compiled(monkeypatch)
     digests(weighed("synchronous", profiles))
-    assert verdicts == {goodput.KEPT, goodput.NOTHING, goodput.TRIED, goodput.BEGUN}
+    assert verdicts == {trials.KEPT, trials.NOTHING, trials.TRIED, trials.BEGUN}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from estimator_steps import LONGEST, NUM, RECORDED, STEPS, steps
 
+from specsim.core.compiled import as_records
 from specsim.core.errors import ConfigError
-from specsim.core.step import StepOutcome
-from specsim.policies.parts.acceptance_estimator import AcceptanceEstimator
+from specsim.policies.parts.acceptance_estimator import estimator_desk, learn_fates, predict
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -19,15 +19,20 @@ ADAPTIVE = {"num_speculative_tokens": 4, "enable_adaptive_verification": True}
 
 
 def test_the_estimator_comes_to_what_vllms_does() -> None:
-    recorded, requests = json.loads(RECORDED.read_text()), np.arange(NUM)
-    estimator, fits = AcceptanceEstimator(LONGEST), []
+    recorded, fits = json.loads(RECORDED.read_text()), []
+    estimator = as_records(estimator_desk(LONGEST).fit(NUM))
+    estimator.requests[:NUM] = np.arange(NUM)
     for number, (verified, accepted, logits) in enumerate(steps(), 1):
-        estimator.learn(StepOutcome(requests, verified.astype(int), accepted.astype(int)))
+        estimator.draft_lens[:NUM], estimator.accepted_lens[:NUM] = verified, accepted
+        learn_fates(estimator, NUM)
         exact = logits.astype(np.float64)
-        confidences = np.exp(exact.max(axis=2)) / np.exp(exact).sum(axis=2)
-        chances = estimator.predict(requests, confidences.T.astype(np.float32))
+        confidences = (np.exp(exact.max(axis=2)) / np.exp(exact).sum(axis=2)).astype(np.float32)
+        chances = [
+            [predict(estimator, request, place, float(confidences[place, request]))
+             for place in range(LONGEST)] for request in range(NUM)
+        ]  # fmt: skip
         if number % 100 == 0:
-            fits.append([estimator.slope, *estimator.intercepts])
+            fits.append([estimator.state[0].slope, *estimator.intercepts])
         if number in (1, STEPS):
             np.testing.assert_allclose(chances, recorded["chances"][number > 1], atol=1e-5)
     np.testing.assert_allclose(fits, recorded["fits"], atol=1e-4)

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 
 from specsim.core.compiled import as_records
 from specsim.core.step import StepLoad
+from specsim.decisions.loops import no_view
+from specsim.decisions.policy import pricing_of
 from specsim.policies import ServerView, quick_step_times
-from specsim.policies.parts.budget import best_common_len, best_lens
-from specsim.policies.parts.estimate import expected_len
+from specsim.policies.parts.estimate import best_common_len, expected_len
 from specsim.policies.parts.exchange import put_loads, spend_on_found, trade_desk
+from specsim.policies.parts.spending import spend_by_len, spending_desk
 from specsim.profile import StepCosts, load_profile
+from specsim.profile.step_time import put_load
 
 StepTime = Callable[[StepLoad, Any], float]
 
@@ -48,6 +51,30 @@ def survivals(draw: st.DrawFn) -> np.ndarray:
     return np.cumprod(np.array(chances).reshape(shape), axis=1)
 
 
+def best_lens(
+    survival: np.ndarray, load: StepLoad, server: ServerView, floor: np.ndarray | None = None
+) -> np.ndarray:
+    """Return the lengths of highest goodput on top of others."""
+    num, longest = survival.shape
+    desk = as_records(spending_desk(pricing_of(server)).fit(survival.size))
+    desk.gains[: survival.size] = survival.T.ravel()
+    desk.sizes[2], desk.found[0] = num, load.num_requests
+    desk.counts[:num] = 0 if floor is None else floor
+    put_load(desk.pricing, *load[:4])
+    spend_by_len(desk, longest, 1 << 40, False)
+    return desk.counts[:num].copy()
+
+
+def common_len(server: ServerView, load: StepLoad, alpha: float, free_slots: int) -> int:
+    """Return the best length for all."""
+    view = as_records(no_view(1, server.max_draft_len))
+    view = view._replace(pricing=pricing_of(server).fit(server.max_draft_len))
+    step = view.step[0]
+    step.num_decodes, step.next_context_tokens = load.num_requests, load.context_tokens
+    step.free_slots = free_slots
+    return best_common_len(view, alpha)
+
+
 def goodput(lens: Any, survival: np.ndarray, load: StepLoad, step_time: StepTime) -> float:
     emitted = load.num_requests + sum(
         float(row[:k].sum()) for row, k in zip(survival, lens, strict=True)
@@ -67,7 +94,7 @@ def test_no_choice_of_lengths_beats_the_budget(
         lens = st.lists(st.integers(0, longest), min_size=num, max_size=num)
         floor = np.array(data.draw(lens))
     load = StepLoad(100, num, num)
-    chosen = best_lens(survival, load, server_view(longest, step_time).step_times, floor)
+    chosen = best_lens(survival, load, server_view(longest, step_time), floor)
     lowest = [0] * num if floor is None else floor.tolist()
     assert all(low <= k <= longest for low, k in zip(lowest, chosen, strict=True))
     choices = product(*(range(low, longest + 1) for low in lowest))
@@ -81,9 +108,9 @@ def test_sequences_in_mid_prefill_change_nothing(survival: np.ndarray, step_time
     num, longest = survival.shape
     view = server_view(longest, step_time)
     load = StepLoad(100, num, num)
-    alone = best_lens(survival, load, view.step_times)
+    alone = best_lens(survival, load, view)
     padded = np.vstack([survival, np.zeros((3, longest))])
-    assert best_lens(padded, load, view.step_times).tolist() == [*alone.tolist(), 0, 0, 0]
+    assert best_lens(padded, load, view).tolist() == [*alone.tolist(), 0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +153,7 @@ def test_goodput_is_the_argmax_of_an_enumeration(profile: str, method: str) -> N
             draft = step_costs.drafts[0].draft_time(verified, k, target)
             return emitted / (target + draft + step_costs.overhead.step_time(load.num_requests))
 
-        chosen = best_common_len(server, load, alpha, 1 << 40)
+        chosen = common_len(server, load, alpha, 1 << 40)
         assert rate(chosen) == pytest.approx(max(map(rate, range(9))), rel=1e-12)
         seen.add(chosen)
     assert {0, 8} <= seen
@@ -136,6 +163,7 @@ def test_goodput_is_the_argmax_of_an_enumeration(profile: str, method: str) -> N
 @pytest.mark.parametrize(("profile", "method"), PROFILES)
 def test_lengths_per_request_never_lose_to_a_common_one(profile: str, method: str) -> None:
     step_costs = real_costs(profile, method)
+    server = ServerView(6, step_costs.step_time, quick_step_times(step_costs))
     rng = np.random.default_rng(3)
     for num in (1, 5, 40, 150):
         survival = rng.random((num, 1)) ** np.arange(1, 7)
@@ -147,7 +175,7 @@ def test_lengths_per_request_never_lose_to_a_common_one(profile: str, method: st
             loaded = load._replace(batched_tokens=tokens)
             return emitted / step_costs.step_time(loaded, int(lens.max()))
 
-        chosen = rate(best_lens(survival, load, step_costs.step_times))
+        chosen = rate(best_lens(survival, load, server))
         assert chosen >= max(rate(np.full(num, k)) for k in range(7)) * (1 - 1e-12)
 
 
@@ -187,7 +215,7 @@ def test_goodput_leaves_out_what_has_no_kv_slots() -> None:
     step_costs = real_costs("h100/llama-3.1-8b", "eagle3")
     server = ServerView(8, step_costs.step_time, step_costs.step_times)
     load = StepLoad(4000, 4, 4)
-    free = [best_common_len(server, load, 0.9, slots) for slots in (1 << 40, 20, 19, 4, 3, 0)]
+    free = [common_len(server, load, 0.9, slots) for slots in (1 << 40, 20, 19, 4, 3, 0)]
     assert free == [8, 5, 4, 1, 0, 0] or free[0] < 8
     assert free[1:] == [5, 4, 1, 0, 0]
 

@@ -346,7 +346,7 @@ def eq_1(alpha: float, k: int, a: float, b: float) -> float:
 @pytest.mark.parametrize("accepted", [0, 1, 2, 3, 6])
 def test_window_opt_maximises_eq_1_with_what_it_observed(a: float, b: float, accepted: int) -> None:
     policy, memory = started("window_opt", 6)
-    assert policy.draft_lens(batch(0), memory) == 6  # no times seen yet
+    assert policy.draft_lens(batch(0), memory) == [6]  # no times seen yet
     for _ in range(400):
         step = outcome([6], [accepted], draft_time=6 * a, target_time=0.75 * b)
         policy.observe(step._replace(overhead_time=0.25 * b), memory)

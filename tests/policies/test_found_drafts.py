@@ -33,13 +33,13 @@ def test_a_lookup_stops_where_another_token_does_not_pay(
 
 def test_a_model_drafts_at_full_length() -> None:
     policy, memory = started("draft_goodput", 8, linear(token=0.01, draft_token=0.0))
-    assert policy.draft_lens(batch(0, 1), memory) == 8
+    assert policy.draft_lens(batch(0, 1), memory) == [8, 8]
 
 
 def test_nothing_found_is_nothing_drafted() -> None:
     policy, memory = started("draft_goodput", 8, linear(token=0.01, draft_token=0.0))
     nothing = drafts_of([0, 0], np.zeros((2, 0), dtype=np.float32))
-    assert policy.draft_lens(batch(0, 1, found=nothing), memory) == 0
+    assert policy.draft_lens(batch(0, 1, found=nothing), memory) == [0, 0]
 
 
 def test_the_next_drafts_are_as_long_as_these_not_as_the_longest() -> None:
@@ -77,12 +77,12 @@ def test_what_was_verified_of_a_draft_counts_by_its_full_length() -> None:
     policy, memory = started("draft_goodput", 8, costs, drafts_by_model=False)
     found = sure_drafts([0.5, *[1.0] * 7])
     policy.draft_lens(batch(0, found=found), memory)
-    noted = memory.calibration.bins.up_to(np.array([0]))[0].copy()
+    noted = memory.desk.arrays.calibrating.bins[0].copy()
     cut = drafts_of([2], found.confidences[:, :2])
     view = batch(0)
     view.load = view.load._replace(batched_tokens=3)
     policy.verify_lens(view, cut, memory)
-    np.testing.assert_array_equal(memory.calibration.bins.up_to(np.array([0]))[0], noted)
+    np.testing.assert_array_equal(memory.desk.arrays.calibrating.bins[0], noted)
 
 
 def test_without_a_tau_the_hybrid_takes_the_tokens_per_step_of_its_fallback() -> None:

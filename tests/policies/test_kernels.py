@@ -3,15 +3,19 @@
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from specsim.core.compiled import as_records
 from specsim.core.step import StepLoad
-from specsim.policies import quick_step_times
-from specsim.policies.parts.budget import best_spending, largest
+from specsim.decisions.policy import pricing_of
+from specsim.policies import ServerView, quick_step_times
+from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
 from specsim.policies.parts.times import StepTimes
 from specsim.profile import StepCosts, load_profile
+from specsim.profile.step_time import put_len, put_load
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -22,6 +26,8 @@ USERS = [
     "draft_goodput",
     "adaptive_verification",
     "window_opt",
+    "spec_serve",
+    "turbospec",
     "q_learning",
     "confidence",
 ]
@@ -46,6 +52,21 @@ def gains(kind: str, rng: np.random.Generator) -> np.ndarray:
 def costs(profile: str, method: str | None) -> StepCosts:
     loaded = load_profile(profile)
     return StepCosts(loaded.target, (loaded.drafts[method],) if method else (), loaded.overhead)
+
+
+def desk_of(values: np.ndarray, server: ServerView) -> Spending:
+    """Return gains of 40 sequences on a desk."""
+    desk: Spending = as_records(spending_desk(pricing_of(server)).fit(len(values)))
+    desk.gains[: len(values)] = values
+    desk.sizes[:3] = len(values), len(values) + 1, 40
+    return desk
+
+
+def server_of(step_costs: StepCosts, *, is_quick: bool) -> ServerView:
+    """Return a server of which loops know what steps take, or have to ask."""
+    times = quick_step_times(step_costs) if is_quick else step_costs.step_times
+    plain = step_costs.plain_time
+    return ServerView(8, step_costs.step_time, times, plain_time=plain)
 
 
 COSTS = [
@@ -82,11 +103,14 @@ def test_the_best_budget_is_that_of_all_sums(kind: str, profile: str, method: st
         falling = np.sort(values)[::-1]
         rates = (np.cumsum([0.0, *falling]) + 40.0) / times
         best = int(rates.argmax())
-        for step_times in (step_costs.step_times, quick_step_times(step_costs)):
-            found = best_spending(values, step_times, load, 8, 40.0, len(values))
-            assert found[0] == best
-            assert found[1] == pytest.approx(rates[best], rel=1e-12)  # times on a line
-            assert not best or found[2] == falling[best - 1]
+        for is_quick in (False, True):
+            desk = desk_of(values, server_of(step_costs, is_quick=is_quick))
+            put_load(desk.pricing, context, 40, 40, 0)
+            put_len(desk.pricing, 8)
+            desk.found[0] = 40.0
+            assert best_budget(desk) == best
+            assert desk.found[0] == pytest.approx(rates[best], rel=1e-12)  # times on a line
+            assert not best or desk.found[1] == falling[best - 1]
 
 
 @pytest.mark.parametrize("budget", [0, 1, 7, 40, 100, 320])
@@ -94,21 +118,43 @@ def test_the_best_budget_is_that_of_all_sums(kind: str, profile: str, method: st
 def test_the_largest_go_first_and_of_equals_the_earlier(kind: str, budget: int) -> None:
     values = gains(kind, np.random.default_rng(2))
     chosen = np.argsort(-values, kind="stable")[:budget]
-    assert np.array_equal(largest(values, budget, 40), np.bincount(chosen % 40, minlength=40))
+    desk = desk_of(values, server_of(costs(*COSTS[0]), is_quick=True))
+    take_largest(desk, budget)
+    assert np.array_equal(desk.counts[:40], np.bincount(chosen % 40, minlength=40))
+
+
+def synchronous(policy: str, tiny: Callable[..., Experiment]) -> Experiment:
+    """Return an experiment in which a policy sees all that it can."""
+    experiment = tiny(policy=policy)
+    engine = experiment.engine.model_copy(update={"async_scheduling": False})
+    return experiment.replace(engine=engine)
 
 
 @pytest.mark.parametrize("policy", USERS)
 def test_decisions_are_the_same_without_a_compiler(
     policy: str, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = tiny(policy=policy)
-    engine = experiment.engine.model_copy(update={"async_scheduling": False})
-    experiment = experiment.replace(engine=engine)
+    experiment = synchronous(policy, tiny)
     compiled = Summary(simulate(experiment)).tables
     monkeypatch.setattr("specsim.core.compiled.address_of", lambda loop: None)
     plain = Summary(simulate(experiment)).tables
     assert plain.steps.tobytes() == compiled.steps.tobytes()
     assert plain.requests.tobytes() == compiled.requests.tobytes()
+
+
+@pytest.mark.parametrize("policy", USERS)
+def test_decisions_are_the_same_where_loops_ask_python_what_steps_take(
+    policy: str, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = synchronous(policy, tiny)
+    known = Summary(simulate(experiment)).tables
+    compiled = StepCosts.compiled
+    monkeypatch.setattr(
+        StepCosts, "compiled", lambda self: replace(compiled(self), target=None, drafts=False)
+    )
+    asked = Summary(simulate(experiment)).tables
+    assert asked.steps.tobytes() == known.steps.tobytes()
+    assert asked.requests.tobytes() == known.requests.tobytes()
 
 
 def test_the_policies_are_there_without_a_compiler_or_scipy() -> None:

@@ -355,7 +355,7 @@ def test_spec_serve_drafts_as_released(seed: int, drafted: float) -> None:
         rows = np.float32(rng.uniform(0.2, 1.0, (seen.size, longest)) ** rng.uniform(0.1, 2.0))
         nothing: list[list[float]] = [[]] * seen.size
         drafts_on = efficiency(nothing, guess) > efficiency(nothing)
-        assert policy.draft_lens(seen, memory) == (longest if drafts_on else 0)
+        assert policy.draft_lens(seen, memory) == [longest if drafts_on else 0] * seen.size
         expected, before = longest, efficiency(nothing)
         for k in range(1, longest + 1):
             made = rows[:, :k].tolist()
@@ -367,7 +367,10 @@ def test_spec_serve_drafts_as_released(seed: int, drafted: float) -> None:
             if k < longest and efficiency(made, float(np.mean(stated))) < before:
                 expected = k
                 break
-        assert policy.stop_len(seen, sure_drafts(*rows.tolist()), memory) == expected
+        assert (
+            policy.stop_len(seen, sure_drafts(*rows.tolist()), memory).tolist()
+            == [expected] * seen.size
+        )
 
 
 def test_spec_serve_verifies_the_surest_within_the_limit() -> None:
@@ -380,8 +383,8 @@ def test_spec_serve_verifies_the_surest_within_the_limit() -> None:
 
 def test_spec_serve_without_confidences_drafts_what_has_been_best_of_late() -> None:
     policy, memory = started("spec_serve", 5, priced_by(1.0, 0.1, 0.1), has_confidences=False)
-    assert policy.draft_lens(batch(0), memory) > 1
+    assert policy.draft_lens(batch(0), memory)[0] > 1
     for _ in range(60):
         policy.observe(outcome([5], [0]), memory)
-    assert policy.draft_lens(batch(0), memory) == 0
+    assert policy.draft_lens(batch(0), memory) == [0]
     assert policy.verify_lens(batch(0, drafts=2), drafts_of([2], np.zeros((1, 0))), memory) == [2]

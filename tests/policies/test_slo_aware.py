@@ -31,7 +31,7 @@ def loaded(load: StepLoad, lens: Any) -> float:
 )
 def test_a_late_request_gets_the_shortest_draft_that_brings_it_back(tpot: float, k: int) -> None:
     policy, memory = started("slo_aware", 3, loaded, tpot_slo=tpot)
-    assert policy.draft_lens(batch((0, 5, 0), now=0.0, chunks=(0,)), memory) == 0
+    assert policy.draft_lens(batch((0, 5, 0), now=0.0, chunks=(0,)), memory) == [0]
     # Its first token comes at the end of a step scheduled at 3 s, so at 4 s; the next view is of
     # a step that ends at 5 s, and its drafts are verified by 6 s.
     policy.draft_lens(batch((0, 5, 1), now=3.0), memory)
@@ -62,7 +62,10 @@ def test_tokens_are_added_until_as_many_are_expected_as_authors_code_needs(
         policy.observe(outcome(lens, accepted), memory)
     now = 9.0
     view = batch(*((i, 5, 1 + decoded) for i, (_, decoded) in enumerate(rates)), now=now)
-    probabilities = memory.alphas.alphas(view.requests).tolist()
+    accepted, trials = memory.desk.arrays.its.fading.counts[: len(rates)].T
+    totals = memory.desk.arrays.its.fading.totals
+    alpha = (totals[0] + 5.0 * 0.7) / (totals[1] + 5.0)
+    probabilities = ((accepted + 20.0 * alpha) / (trials + 20.0)).tolist()
     expected = []
     for (_, decoded), probability in zip(rates, probabilities, strict=True):
         needed, added, product, length = (now + 1.0) / tpot - decoded, 1.0, 1.0, 0
@@ -103,14 +106,11 @@ def test_on_time_it_is_the_exact_optimum() -> None:
 
 
 def test_limits_come_from_the_policy_then_the_experiment() -> None:
-    limits = [
-        started(policy, 3, tpot_slo=tpot)[1].tpot
-        for policy, tpot in [
-            ("slo_aware:tpot_ms=20", 0.03),
-            ("slo_aware", 0.03),
-            ("slo_aware", None),
-        ]
-    ]
+    limits = []
+    for named, tpot in [("slo_aware:tpot_ms=20", 0.03), ("slo_aware", 0.03), ("slo_aware", None)]:
+        policy, memory = started(named, 3, tpot_slo=tpot)
+        policy.draft_lens(batch(0), memory)
+        limits.append(float(memory.desk.arrays.its.known["tpot"][0]))
     assert limits == [0.02, 0.03, 0.05]
 
 

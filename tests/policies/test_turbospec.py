@@ -100,7 +100,7 @@ def test_verification_length_maximises_goodput(
         emitted = len(found) - num_chunks + sum(alpha**j for n in lens for j in range(1, n + 1))
         return emitted / (1.5 + slope * (len(found) + sum(lens)))
 
-    drafts = drafts_of(found)
+    drafts = drafts_of(found, np.zeros((len(found), 0), dtype=np.float32))
     chosen = policy.verify_lens(seen, drafts, memory)
     v = max(chosen)
     assert chosen == [min(v, each) for each in found]
@@ -171,20 +171,20 @@ def test_the_threshold_is_forgotten_after_so_many_skips() -> None:
 
     policy, memory = started("turbospec:reset_steps=3", 4, step_time)
     assert not skips(policy, memory, 9)  # nothing is known yet
-    assert policy.draft_lens(batch(0, 1), memory) == 0
+    assert policy.draft_lens(batch(0, 1), memory) == [0, 0]
     assert not skips(policy, memory, 2)  # not above two
     assert [skips(policy, memory, 3) for _ in range(5)] == [
         *[True] * 3,  # the third still skips, and resets
         *[False] * 2,
     ]
-    assert policy.draft_lens(batch(0, 1, 2), memory) == 0
+    assert policy.draft_lens(batch(0, 1, 2), memory) == [0, 0, 0]
     assert not skips(policy, memory, 3)
     assert skips(policy, memory, 4)
 
 
 def test_a_batch_in_mid_prefill_sets_no_threshold() -> None:
     policy, memory = started("turbospec", 4)
-    assert policy.draft_lens(batch(0, chunks=(0,)), memory) == 0
+    assert policy.draft_lens(batch(0, chunks=(0,)), memory) == [0]
     assert not skips(policy, memory, 2)
 
 
@@ -210,11 +210,13 @@ def test_the_drafter_reads_no_drafts_that_come_on_top() -> None:
 def test_alpha_is_what_was_accepted_of_what_was_verified() -> None:
     policy, memory = started("turbospec:prior=0.5,window=2", 4)
     policy.observe(outcome([2, 1], [1, 1]), memory)
+    policy.draft_lens(batch(0, 1), memory)
     assert policy.alpha_estimate(memory) == (2 + 2.5) / (3 + 5)
     for _ in range(5):
         policy.observe(outcome([0], [0]), memory)  # tries nothing, so nothing is forgotten
     policy.observe(outcome([1], [0]), memory)
     policy.observe(outcome([2], [2]), memory)
+    policy.draft_lens(batch(0, 1), memory)
     assert policy.alpha_estimate(memory) == (2 + 2.5) / (3 + 5)  # of the last two that tried
 
 

@@ -1,19 +1,27 @@
 """vLLM's estimate of how likely drafts are accepted, learned from how sure the drafter was."""
 
+from math import exp, log, log1p
+from typing import NamedTuple, Protocol
+
 import numpy as np
-from numpy.typing import NDArray
 
-from specsim.core.desk import PerRequest
-from specsim.core.step import Ints, StepOutcome
-
-Floats = NDArray[np.float64]
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest
+from specsim.decisions.loops import row_of
 
 _SLOPE, _INTERCEPT = 0.5, -0.2  # at first: medians of what five models came to
 _LARGEST = 40.0  # log-odds
 _STEPS, _DAMPING, _RIDGE = 100, 50.0, 1e-3
 
 
-class AcceptanceEstimator:
+class Slope(Protocol):
+    """Of all positions; and steps since it was fitted."""
+
+    slope: float
+    steps: int
+
+
+class Estimator(NamedTuple):
     """A logistic model with a slope for all positions of a draft and an intercept for each.
 
     Its feature is the log-odds that the drafter gives its token. Each hundredth step makes one
@@ -22,64 +30,89 @@ class AcceptanceEstimator:
     precision.
     """
 
-    def __init__(self, longest: int) -> None:
-        self.slope = _SLOPE
-        self.intercepts = np.full(longest, _INTERCEPT)
-        self._features = PerRequest(0.0, longest)
-        self._clear()
+    state: Rows[Slope]
+    """One row."""
+    intercepts: Floats
+    features: FloatRows
+    """Of each request's last draft."""
+    sums: FloatRows
+    """Since the last fit, by position: of the hessian, feature squared, feature and 1, each
+    weighted; of the gradient, slope and intercept; and tokens. Shape (6, longest)."""
+    requests: Ints
+    draft_lens: Ints
+    accepted_lens: Ints
 
-    def _clear(self) -> None:
-        self._steps, longest = 0, len(self.intercepts)
-        self._hessian = np.zeros((3, longest))  # feature squared, feature, 1; each weighted
-        self._gradient = np.zeros((2, longest))  # of slope and intercept
-        self._counts = np.zeros(longest)
 
-    def predict(self, requests: Ints, confidences: NDArray[np.float32]) -> Floats:
-        """Return the chance of each draft token, given that those before it are accepted.
+def estimator_desk(longest: int) -> Desk[Estimator]:
+    """Return an estimate that has learned nothing."""
+    return Desk(
+        Estimator,
+        state=row_of(Slope, slope=_SLOPE),
+        intercepts=np.full(longest, _INTERCEPT),
+        features=PerRequest(0.0, longest),
+        sums=np.zeros((6, longest)),
+    )
 
-        Args:
-            requests: Index of each request, shape (n,).
-            confidences: Of the drafter, shape (n, at most `longest`), as is the result.
-        """
-        given = confidences.astype(np.float64)
-        with np.errstate(divide="ignore"):
-            log_odds = np.log(given) - np.log1p(-given)
-        features = np.clip(log_odds, -_LARGEST, _LARGEST)
-        self._features.up_to(requests)[requests, : features.shape[1]] = features
-        return self._chances(features)
 
-    def learn(self, outcome: StepOutcome) -> None:
-        """Take in what became of drafts: the accepted tokens, and the first that was not."""
-        features = self._features.of(outcome.requests)
-        places, accepted_lens = np.arange(len(self.intercepts)), outcome.accepted_lens[:, None]
-        is_accepted = places < accepted_lens
-        is_seen = (places <= accepted_lens) & (places < outcome.draft_lens[:, None])
-        chances = self._chances(features)
-        weights = is_seen * chances * (1.0 - chances)
-        residuals = is_seen * (is_accepted - chances)
-        self._hessian += [(weights * features**power).sum(axis=0) for power in (2, 1, 0)]
-        self._gradient += [(residuals * features**power).sum(axis=0) for power in (1, 0)]
-        self._counts += is_seen.sum(axis=0)
-        self._steps += 1
-        if self._steps == _STEPS:
-            self._refit()
-            self._clear()
+@inner
+def _chance(estimator: Estimator, request: int, place: int) -> float:
+    log_odds = estimator.state[0].slope * estimator.features[request, place]
+    return 1.0 / (1.0 + exp(-log_odds - estimator.intercepts[place]))
 
-    def _chances(self, features: Floats) -> Floats:
-        log_odds = self.slope * features + self.intercepts[: features.shape[1]]
-        chances: Floats = 1.0 / (1.0 + np.exp(-log_odds))
-        return chances
 
-    def _refit(self) -> None:
-        """Solve for the step: the hessian is an arrow, with the slope in its tip."""
-        (tip, side, shaft), (of_slope, of_intercept) = self._hessian, self._gradient
-        shaft = shaft + _RIDGE
-        rest = tip.sum() + _RIDGE - (side * side / shaft).sum()
-        step = float((of_slope.sum() - (side * of_intercept / shaft).sum()) / rest)
-        total = float(self._counts.sum())
-        step *= total / (total + _DAMPING)
-        if self.slope + step < 0.0:
-            step = 0.0
-        self.slope += step
-        damping = self._counts / (self._counts + _DAMPING)
-        self.intercepts += damping * (of_intercept - side * step) / shaft
+@inner
+def predict(estimator: Estimator, request: int, place: int, confidence: float) -> float:
+    """Return the chance of a draft token, given that those before it are accepted; note it."""
+    feature = -_LARGEST
+    if confidence >= 1.0:
+        feature = _LARGEST
+    elif confidence > 0.0:
+        feature = max(min(log(confidence) - log1p(-confidence), _LARGEST), -_LARGEST)
+    estimator.features[request, place] = feature
+    return _chance(estimator, request, place)
+
+
+@inner
+def learn_fates(estimator: Estimator, num: int) -> None:
+    """Take in what became of drafts: the accepted tokens, and the first that was not."""
+    sums, state = estimator.sums, estimator.state[0]
+    for place in range(len(estimator.intercepts)):
+        for row in range(num):
+            request, accepted_len = estimator.requests[row], estimator.accepted_lens[row]
+            if place > accepted_len or place >= estimator.draft_lens[row]:
+                continue
+            chance, feature = _chance(estimator, request, place), estimator.features[request, place]
+            weight = chance * (1.0 - chance)
+            residual = (1.0 if place < accepted_len else 0.0) - chance
+            sums[0, place] += weight * feature * feature
+            sums[1, place] += weight * feature
+            sums[2, place] += weight
+            sums[3, place] += residual * feature
+            sums[4, place] += residual
+            sums[5, place] += 1.0
+    state.steps += 1
+    if state.steps == _STEPS:
+        _refit(estimator)
+        state.steps = 0
+        for each in range(len(sums)):
+            for place in range(len(estimator.intercepts)):
+                sums[each, place] = 0.0
+
+
+@inner
+def _refit(estimator: Estimator) -> None:
+    """Solve for the step: the hessian is an arrow, with the slope in its tip."""
+    sums, state, rest, rise, total = estimator.sums, estimator.state[0], _RIDGE, 0.0, 0.0
+    for place in range(len(estimator.intercepts)):
+        side, shaft = sums[1, place], sums[2, place] + _RIDGE
+        rest += sums[0, place] - side * side / shaft
+        rise += sums[3, place] - side * sums[4, place] / shaft
+        total += sums[5, place]
+    step = rise / rest * (total / (total + _DAMPING))
+    if state.slope + step < 0.0:
+        step = 0.0
+    state.slope += step
+    for place in range(len(estimator.intercepts)):
+        count, shaft = sums[5, place], sums[2, place] + _RIDGE
+        step_of = (sums[4, place] - sums[1, place] * step) / shaft
+        estimator.intercepts[place] += count / (count + _DAMPING) * step_of

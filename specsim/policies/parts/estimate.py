@@ -1,17 +1,16 @@
 """What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import inf
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
-from specsim.core.desk import Desk, Flags, FloatRows, Floats, Ints, LocalDesk, PerRequest, loop_on
-from specsim.core.step import BatchView, StepOutcome
-from specsim.decisions.policy import Policy, ServerView
+from specsim.core.desk import Desk, Flags, FloatRows, Floats, Ints, PerRequest
+from specsim.decisions.loops import View
+from specsim.profile.step_time import Pricing, priced, put_load
 
 
 @inner
@@ -38,12 +37,41 @@ def best_len(alpha: float, times: Sequence[float] | NDArray[np.float64], num_len
     return best
 
 
+@inner
+def price_lens(pricing: Pricing, num_lens: int) -> None:
+    """Put into `times` what the step in `load` takes if all draft and verify 0, 1, ... tokens."""
+    num = pricing.load[2]
+    for k in range(num_lens):
+        pricing.times[k] = priced(pricing, num * (1 + k), k)
+
+
+@inner
+def best_common_len(view: View, alpha: float) -> int:
+    """Return the length of highest goodput if all draft alike, of those for which slots are free.
+
+    The next step is put down, without drafts.
+    """
+    step, num, pricing = view.step[0], view.step[0].num_decodes, view.pricing
+    put_load(pricing, step.next_context_tokens, num, num, 0)
+    if not num:
+        return 0  # all are in mid-prefill
+    num_lens = min(step.max_draft_len, step.free_slots // num) + 1
+    price_lens(pricing, num_lens)
+    return best_len(alpha, pricing.times, num_lens)
+
+
 PRIOR_TRIALS = 5.0
 """Trials that a prior counts for in an estimate over all requests."""
 
 
 class WindowState(Protocol):
-    """What `AlphaWindow` remembers: there as attributes, in the engine's loop as a record."""
+    """The acceptance rate over the last steps that drafted something, all requests together.
+
+    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
+    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
+    (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
+    speculation.
+    """
 
     prior: float
     accepted: int
@@ -52,9 +80,6 @@ class WindowState(Protocol):
     """and drafts that ended there in a token that was not."""
     place: int
     """Of the oldest step of the window, in its ring: two such numbers for each."""
-
-
-Ring = list[int] | NDArray[np.int64]
 
 
 @inner
@@ -66,8 +91,18 @@ def alpha_of(window: WindowState) -> float:
 
 
 @inner
-def note_trials(window: WindowState, ring: Ring, accepted: int, cut_short: int) -> None:
-    """Take in a step that tried so many tokens; one that drafted nothing tried none."""
+def num_cut_short(view: View) -> int:
+    """Return how many drafts of a step ended in a token that was not accepted."""
+    num = 0
+    for row in range(view.step[0].num_rows):
+        num += 1 if view.accepted_lens[row] != view.draft_lens[row] else 0
+    return num
+
+
+@inner
+def note_trials(view: View, window: WindowState, ring: Ints) -> None:
+    """Take in a step; one that drafted nothing has tried nothing."""
+    accepted, cut_short = view.step[0].accepted_tokens, num_cut_short(view)
     if not accepted + cut_short:
         return
     at = 2 * window.place
@@ -78,45 +113,12 @@ def note_trials(window: WindowState, ring: Ring, accepted: int, cut_short: int) 
 
 
 @inner
-def renew_alpha(window: WindowState, ring: Ring) -> None:
+def renew_alpha(window: WindowState, ring: Ints) -> None:
     """Let what has been seen count no more than a prior does."""
     window.prior = alpha_of(window)
     window.accepted = window.cut_short = 0
     for at in range(len(ring)):
         ring[at] = 0
-
-
-class AlphaWindow:
-    """The acceptance rate over the last steps, all requests together.
-
-    A rejected token ends a draft, so a step tries each of its drafts once more than it accepts,
-    unless it accepts all of it: the maximum-likelihood alpha is accepted / (accepted + cut short)
-    (on-the-fly, eq. 2). The prior counts for a few trials, so that one unlucky draft does not end
-    speculation.
-
-    Args:
-        window: Steps that drafted something.
-        prior: Rate before anything has been seen.
-    """
-
-    def __init__(self, window: int, prior: float) -> None:
-        self.prior, self.accepted, self.cut_short, self.place = prior, 0, 0, 0
-        self.ring = [0] * (2 * window)
-
-    def renew(self) -> None:
-        """Let what has been seen count no more than a prior does."""
-        renew_alpha(self, self.ring)
-
-    def add(self, outcome: StepOutcome) -> None:
-        """Take a step in."""
-        accepted = int(np.add.reduce(outcome.accepted_lens))
-        cut_short = int(np.count_nonzero(outcome.accepted_lens != outcome.draft_lens))
-        note_trials(self, self.ring, accepted, cut_short)
-
-    @property
-    def alpha(self) -> float:
-        """The estimate."""
-        return alpha_of(self)
 
 
 class Fading(NamedTuple):
@@ -128,7 +130,7 @@ class Fading(NamedTuple):
     """The same of all requests."""
     rates: Floats
     """Share that stays; trials that alpha counts for in the rate of each request; whether totals
-    fade where nothing is tried; alpha."""
+    fade where nothing is tried."""
     requests: Ints
     accepted_lens: Ints
     draft_lens: Ints
@@ -187,156 +189,24 @@ def alpha_of_all(totals: Floats, prior: float) -> float:
     return rate
 
 
-@loop_on(Fading)
-def add_fading(desk: Fading) -> int:
-    """Do what `fade` does."""
-    fade(desk)
-    return 0
+@inner
+def rate_of(desk: Fading, request: int, alpha: float) -> float:
+    """Return the rate of a request, shrunk towards that of all of them."""
+    counts, trials = desk.counts, desk.rates[1]
+    rate: float = (counts[request, 0] + trials * alpha) / (counts[request, 1] + trials)
+    return rate
 
 
-@loop_on(Fading)
-def survivals(desk: Fading) -> int:
-    """Do what `survive` does; `rates` have alpha."""
-    survive(desk, desk.rates[3])
-    return 0
+def fading_desk(window: float, prior_trials: float, *, forgets: bool = False) -> Desk[Fading]:
+    """Return counts of what was accepted of each request and of all, before anything was.
 
-
-class AlphaPerRequest:
-    """The acceptance rate of each request, shrunk towards that of all of them.
-
-    Both are ratios of fading counts, so that old steps are forgotten, whether or not something
-    was drafted since.
+    Both fade, so that old steps are forgotten, whether or not something was drafted since.
 
     Args:
         window: Steps of a request after which a count has faded to 1/e.
-        prior: Rate before anything has been seen.
         prior_trials: Trials that the rate of all requests counts for in the rate of one.
         forgets: Whether the rate of all requests goes back to the prior where nothing is drafted,
-            so that it is tried again; not where `DrafterTrials` sees to that.
+            so that it is tried again; not where trials of the drafter see to that.
     """
-
-    def __init__(
-        self, window: float, prior: float, prior_trials: float, *, forgets: bool = True
-    ) -> None:
-        self._prior = prior
-        self._prior_trials = prior_trials
-        self._counts = PerRequest(0.0, 2)
-        """Accepted tokens, trials."""
-        self._totals = np.zeros(2)
-        """The same of all requests."""
-        rates = np.array([1.0 - 1.0 / window, prior_trials, forgets, 0.0], dtype=np.float64)
-        self._desk = Desk(
-            Fading, add_fading, survivals, counts=self._counts, totals=self._totals, rates=rates
-        )
-
-    def add(self, outcome: StepOutcome) -> None:
-        """Take a step in."""
-        self._desk.put(outcome)
-        self._desk.runs[0]()
-
-    @property
-    def alpha(self) -> float:
-        """The rate of all requests together."""
-        return float(alpha_of_all(self._totals, self._prior))
-
-    def renew(self) -> None:
-        """Let what has been seen of all requests together count no more than a prior does."""
-        self._prior = self.alpha
-        self._totals[:] = 0.0
-
-    def alphas(self, requests: Ints) -> NDArray[np.float64]:
-        """Return the rate of each of some requests."""
-        accepted, trials = self._counts.of(requests).T
-        weight = self._prior_trials
-        rates: NDArray[np.float64] = (accepted + weight * self.alpha) / (trials + weight)
-        return rates
-
-    def survival(self, batch: BatchView, longest: int) -> NDArray[np.float64]:
-        """Return the probability that each of the first tokens of some drafts is accepted.
-
-        Shape (batch.size, longest); element (i, j) is alpha of the request ** (j + 1), or 0 in
-        mid-prefill. Good until it is asked again.
-        """
-        num, size = batch.size, longest * batch.size
-        desk = self._desk.fit(max(num, size), batch.requests)
-        desk.in_prefill[:num] = batch.in_prefill
-        desk.rates[3] = self.alpha
-        desk.sizes[0], desk.sizes[1] = num, longest
-        self._desk.runs[1]()
-        return desk.gains[:size].reshape(longest, num).T
-
-
-Alphas = TypeVar("Alphas", AlphaWindow, AlphaPerRequest)
-
-
-@dataclass(slots=True)
-class Estimating(Generic[Alphas]):
-    """Memory of a policy that estimates acceptance rates."""
-
-    server: ServerView
-    alphas: Alphas
-
-
-Estimator = TypeVar("Estimator", bound=Estimating[Any])
-
-
-class EstimatesAlpha(Policy[Estimator]):
-    """Base of the policies with such a memory."""
-
-    def observe(self, outcome: StepOutcome, memory: Estimator) -> None:
-        """Learn from what was accepted."""
-        memory.alphas.add(outcome)
-
-    def alpha_estimate(self, memory: Estimator) -> float:
-        """Return the rate of all requests together."""
-        alpha: float = memory.alphas.alpha
-        return alpha
-
-
-class Windows(NamedTuple):
-    """Rates, and what windows of 0, 1, ... tokens take."""
-
-    alphas: Floats
-    times: Floats
-    best: Ints
-    """Filled in."""
-    sizes: Ints
-    """Rates, times."""
-
-
-@loop_on(Windows)
-def best_places(desk: Windows) -> int:
-    """Find the first k that maximises (1 - alpha^(k + 1)) / time_k for each alpha."""
-    alphas, times = desk.alphas, desk.times
-    for row in range(desk.sizes[0]):
-        alpha = alphas[row]
-        power = alpha
-        place = 0
-        rate = (1.0 - power) / times[0]
-        for k in range(1, desk.sizes[1]):
-            power = power * alpha
-            other = (1.0 - power) / times[k]
-            if other > rate:
-                place = k
-                rate = other
-        desk.best[row] = place
-    return 0
-
-
-_WINDOWS = LocalDesk(Windows, best_places)
-
-
-def best_windows(
-    alphas: NDArray[np.float64], longest: int, pass_time: float, verify_time: float
-) -> Ints:
-    """Return the k that maximises (1 - alpha^(k + 1)) / ((1 - alpha) (k a + b)) for each alpha.
-
-    The longest is the largest k; a and b are `pass_time` and `verify_time`, seconds.
-    """
-    num = len(alphas)
-    desk = _WINDOWS.fit(max(num, longest + 1))
-    desk.alphas[:num] = alphas
-    desk.times[: longest + 1] = np.arange(longest + 1) * pass_time + verify_time
-    desk.sizes[0], desk.sizes[1] = num, longest + 1
-    _WINDOWS.runs[0]()  # without 1 - alpha, which changes no argmax
-    return desk.best[:num].copy()
+    rates = np.array([1.0 - 1.0 / window, prior_trials, forgets], dtype=np.float64)
+    return Desk(Fading, counts=PerRequest(0.0, 2), totals=np.zeros(2), rates=rates)

@@ -9,9 +9,17 @@ from specsim.core.desk import Desk, Floats, Ints
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.decisions.loops import row_of
 from specsim.decisions.policy import ServerView
-from specsim.policies.parts.spending import Spending, spend_best, spent_time
-from specsim.policies.parts.times import spending_desk
-from specsim.profile.step_time import plain_time_of, priced, priced_plain, put_load, step_time_of
+from specsim.policies.parts.spending import Spending, spend_best, spending_desk, spent_time
+from specsim.profile.step_time import (
+    PRICING_SIZES,
+    Pricing,
+    plain_time_of,
+    priced,
+    priced_plain,
+    put_len,
+    put_load,
+    step_time_of,
+)
 
 _TRUST = 4.0  # steps that the profile counts for at first
 SIZES = 10  # classes of batches that have a rate each
@@ -194,14 +202,9 @@ def _correct(desk: Trade) -> None:
 @inner
 def set_load(desk: Spending, load: Ints, longest: int) -> None:
     """Put down a step and the length of all drafts that it makes."""
-    numbers, rows = desk.pricing.load, desk.pricing.rows
-    for place in range(4):
-        numbers[place] = load[place]
-    numbers[4], numbers[5] = longest, longest * load[2]
-    for place in range(longest):
-        rows[place] = load[2]
+    put_load(desk.pricing, load[0], load[1], load[2], load[3])
+    put_len(desk.pricing, longest)
     desk.extra[0] = desk.extra[1] = 0.0
-    desk.sizes[5] = 0
 
 
 @inner
@@ -400,7 +403,7 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
     made: Desk[Trade] = Desk(
         Trade,
         *loops,
-        spending=spending_desk(Desk, server.pricing or server.answers),
+        spending=spending_desk(server.pricing or server.answers or Desk(Pricing, **PRICING_SIZES)),
         exchange=np.repeat(row_of(Rate, keep=1.0 - 1.0 / window, plain=1.0), 1 + SIZES),
         learned=row_of(
             Learned,

@@ -1,12 +1,25 @@
 """What steps take, and how many of the largest gains make goodput highest: the loops."""
 
+from math import inf
 from typing import Annotated, Any, NamedTuple
 
 from specsim.core.compiled import inner
-from specsim.core.desk import Floats, Ints, loop_on
+from specsim.core.desk import Desk, Floats, Ints
+from specsim.decisions.loops import View
 from specsim.latency import COEFFICIENTS
-from specsim.policies.parts import ROOMS
-from specsim.profile.step_time import BASIS, PASS, Pricing, step_time_of
+from specsim.profile.step_time import (
+    Pricing,
+    price_steps,
+    priced,
+    put_len,
+    put_lens,
+    put_load,
+    step_time_of,
+)
+
+BUCKETS = 2048
+"""Of equal width, that gains are dealt out to before they are sorted."""
+_ALL = -2.0  # less than any gain
 
 
 class Spending(NamedTuple):
@@ -28,22 +41,29 @@ class Spending(NamedTuple):
     extra: Floats
     """what any such step takes besides, and each of them, seconds."""
     found: Floats
-    """What is emitted in any case, then the highest goodput; the last gain that is spent; goodput
-    if nothing were even drafted, where times are not given; what a second is worth, tokens: if it
-    is not 0, tokens - worth x time stands for goodput."""
+    """What is emitted in any case, then the highest goodput; the last gain that is spent; seconds
+    that a step may take, unless it takes more in any case, if it is not 0; what a second is worth,
+    tokens: if it is not 0, tokens - worth x time stands for goodput."""
     counts: Ints
     """Of each sequence: what it drafts, or is to verify."""
     sizes: Ints
-    """Gains, times, sequences, gains to be taken; whether the times are given; how many `counts`
-    say what is drafted."""
+    """Gains, times, sequences, gains to be taken; whether the times are given."""
     pricing: Annotated[Any, Pricing]
     """What steps take."""
+
+
+def spending_desk(pricing: Desk[Pricing] | None = None) -> Desk[Spending]:
+    """Return a desk to spend gains on; steps take what the policy's view says, or this."""
+    given = {} if pricing is None else {"pricing": pricing}
+    return Desk(Spending, ends=BUCKETS, extra=2, found=4, sizes=5, **given)
 
 
 @inner
 def _has_line(desk: Spending) -> bool:
     """Return whether a step's time rises with its tokens along a line, the drafter's included."""
-    return bool(desk.pricing.target[0] == COEFFICIENTS and desk.pricing.drafter[0] == COEFFICIENTS)
+    pricing = desk.pricing
+    is_line = pricing.target[0] == COEFFICIENTS and pricing.drafter[0] == COEFFICIENTS
+    return bool(is_line and not pricing.asked[0])
 
 
 @inner
@@ -54,39 +74,6 @@ def _draw_line(desk: Spending, size: int) -> None:
     rise = (step_time_of(desk.pricing, tokens + size, longest) - first) / size
     for index in range(size):
         times[index] = first + index * rise
-
-
-@inner
-def _add_drafts(desk: Spending) -> None:
-    """Work out what a step drafts altogether, if it was said what each sequence does."""
-    load, rows, counts, num = desk.pricing.load, desk.pricing.rows, desk.counts, desk.sizes[5]
-    for row in range(num):
-        load[4] = max(load[4], counts[row])
-        load[5] += counts[row]
-    if num and desk.pricing.costs[BASIS] == PASS:
-        for place in range(load[4]):
-            rows[place] = 0
-            for row in range(num):
-                rows[place] += 1 if counts[row] > place else 0
-
-
-@loop_on(Spending, *ROOMS)
-def time_steps(desk: Spending) -> int:
-    """Work out what steps take that batch so many tokens each."""
-    _add_drafts(desk)
-    for index in range(desk.sizes[1]):
-        desk.times[index] = step_time_of(desk.pricing, desk.places[index], desk.pricing.load[4])
-    return 0
-
-
-@loop_on(Spending, *ROOMS)
-def time_lens(desk: Spending) -> int:
-    """Work out what a step takes that verifies 0, 1, ... drafts of every sequence."""
-    num = desk.pricing.load[2]
-    for k in range(desk.sizes[1]):
-        desk.pricing.load[5] = k * num
-        desk.times[k] = step_time_of(desk.pricing, num * (1 + k), k)
-    return 0
 
 
 @inner
@@ -103,11 +90,6 @@ def spent_time(desk: Spending, spent: int) -> float:
 # The largest gains
 
 
-BUCKETS = 2048
-"""Of equal width, that gains are dealt out to before they are sorted."""
-_ALL = -2.0  # less than any gain
-
-
 @inner
 def _worthless(desk: Spending) -> float:
     """Return what a gain has to be larger than to be worth its token.
@@ -118,7 +100,7 @@ def _worthless(desk: Spending) -> float:
     """
     target, last = desk.pricing.target, desk.sizes[1] - 1
     is_given = desk.sizes[4]
-    if is_given or not _has_line(desk):
+    if is_given or not _has_line(desk) or 0.0 < desk.found[2] < inf:
         return _ALL
     gamma = target[5] if desk.pricing.load[3] else target[2]
     share = 0.999 * gamma - 1e-9 * spent_time(desk, last)
@@ -209,25 +191,26 @@ def _sort_falling(desk: Spending, least: float) -> int:
 
 
 @inner
-def _best_budget(desk: Spending) -> int:
+def best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found, extra = desk.falling, desk.times, desk.found, desk.extra
     emitted_before, tokens, is_given = found[0], desk.pricing.load[1], desk.sizes[4]
-    longest = desk.pricing.load[4]
     worth = found[3]
     gained = 0.0
     best = 0
     best_rate = -1e300
     if not is_given and not _has_line(desk):
-        for budget in range(num + 1):
-            times[budget] = step_time_of(desk.pricing, tokens + budget, longest)
+        price_steps(times, desk.pricing, tokens, num + 1)
     elif not is_given:
         _draw_line(desk, num + 1)
+    limit = found[2] if 0.0 < times[0] <= found[2] else inf
     for budget in range(num + 1):
         if budget:
             gained += falling[budget - 1]
         time = times[budget] + (extra[0] + extra[1] * budget)
+        if time > limit:
+            continue
         if worth > 0.0:
             rate = gained + emitted_before - worth * time
         else:
@@ -237,8 +220,6 @@ def _best_budget(desk: Spending) -> int:
             best_rate = rate
     found[0] = best_rate
     found[1] = falling[best - 1] if best else 2.0
-    if not is_given:
-        found[2] = emitted_before / step_time_of(desk.pricing, tokens, 0)
     return best
 
 
@@ -258,20 +239,6 @@ def _take_largest(desk: Spending) -> None:
         if gains[index] == least:
             counts[index % num] += 1
             left -= 1
-
-
-@loop_on(Spending, *ROOMS)
-def best_budget(desk: Spending) -> int:
-    """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
-    _add_drafts(desk)
-    return _best_budget(desk)
-
-
-@loop_on(Spending, *ROOMS)
-def take_largest(desk: Spending) -> int:
-    """Count each sequence's share of the largest gains; the smallest is `found`'s second number."""
-    _take_largest(desk)
-    return 0
 
 
 @inner
@@ -315,8 +282,103 @@ def spend_best(desk: Spending) -> None:
     if _take_worthwhile(desk):
         return
     desk.found[0] = emitted
-    desk.sizes[3] = _best_budget(desk)
+    spend(desk)
+
+
+@inner
+def spend(desk: Spending) -> None:
+    """Do that for certain: by all sums of the largest gains."""
+    take(desk, best_budget(desk))
+
+
+@inner
+def take(desk: Spending, budget: int) -> None:
+    """Count each sequence's share of so many largest gains, the least of which is known."""
+    desk.sizes[3] = budget
     for row in range(desk.sizes[2]):
         desk.counts[row] = 0
-    if desk.sizes[3]:
+    if budget:
         _take_largest(desk)
+
+
+@inner
+def take_largest(desk: Spending, budget: int) -> None:
+    """Count each sequence's share of so many largest gains; of equal ones the earlier go first."""
+    num, bucket, falling = _deal_out(desk, _ALL) if budget else 0, 0, desk.falling
+    place, among = budget - 1, 0  # of the least of them, in its bucket
+    while num and place >= desk.ends[bucket]:
+        place -= desk.ends[bucket]
+        bucket += 1
+    for index in range(num):
+        if desk.places[index] == bucket:
+            falling[among] = desk.kept[index]
+            among += 1
+    _sort(falling, among)
+    desk.found[1] = falling[place]
+    take(desk, budget)
+
+
+@inner
+def spend_by_len(desk: Spending, longest: int, free_slots: int, one_cost: bool) -> None:
+    """Add to `counts` what makes the goodput of the step in `pricing.load` highest.
+
+    Goodput is (n + sum_i sum_{j <= k_i} S_ij) / T(n + sum_i k_i, max_i k_i), n the sequences of the
+    load and S_ij the probability that the first j drafts of sequence i are all accepted.
+
+    Fix the longest draft v and the budget B = sum_i k_i: the B largest gains S_ij with j <= v are a
+    legal choice, and none is better (proof: `goodput_exact`). One sort gives every budget. The
+    maximum over v and B is exact wherever T depends on the batch through B and max k only, and does
+    not fall with max k. The few sorts made here, one for each v, are faster than picking the gains
+    of each v out of one; where a longer draft takes no more time than one token, one sort is all
+    there is.
+
+    Args:
+        desk: With gains that do not rise along a draft. `counts` are spent in any case; the optimum
+            is over what is added. Neither load nor `found` has them yet.
+        longest: Tokens.
+        free_slots: KV slots that drafts may take, tokens.
+        one_cost: Whether a draft of any length costs what one of one token does.
+    """
+    num, found, pricing, spent, shortest = desk.sizes[2], desk.found, desk.pricing, 0, 0
+    for row in range(num):
+        spent += desk.counts[row]
+        shortest = max(shortest, desk.counts[row])
+    pricing.load[1] += spent
+    for place in range(shortest):
+        for row in range(num):
+            if desk.counts[row] > place:
+                found[0] += desk.gains[place * num + row]
+                desk.gains[place * num + row] = -1.0
+    emitted, best, best_len, best_rate, least = found[0], 0, shortest, -1.0, 0.0
+    if one_cost and not shortest:  # not even to draft nothing costs anything else
+        best_rate = emitted / priced(pricing, pricing.load[1], 0)
+    for limit in range(longest if one_cost else shortest, longest + 1):
+        put_len(pricing, limit)
+        desk.sizes[0], found[0] = limit * num, emitted
+        most = min(longest * num, free_slots) - spent
+        desk.sizes[1] = 1 + min(most, max(limit * num - spent, 0))
+        budget = best_budget(desk)
+        if found[0] > best_rate:
+            best, best_len, best_rate, least = budget, limit, found[0], found[1]
+    desk.sizes[0], desk.sizes[3], found[0], found[1] = best_len * num, best, best_rate, least
+    if best:
+        _take_largest(desk)
+
+
+@inner
+def spend_on_drafts_made(view: View, desk: Spending) -> None:
+    """Say how many tokens of each draft that a step has made are worth verifying.
+
+    The drafts are made already; the next ones will take about as long. Many sequences have short
+    ones or none, so that is not as long as the longest one for each.
+    """
+    step, pricing, num = view.step[0], view.pricing, view.step[0].num_rows
+    put_lens(pricing, view.draft_lens, num)
+    tokens = step.batched_tokens - pricing.load[5]
+    put_load(pricing, step.context_tokens, tokens, step.num_decodes, step.prefill_tokens)
+    desk.sizes[0] = desk.sizes[1] = num * step.width
+    desk.sizes[1] += 1
+    desk.sizes[2], desk.found[0] = num, step.num_decodes
+    spend(desk)
+    for row in range(num):
+        view.lens[row] = min(desk.counts[row], view.draft_lens[row])

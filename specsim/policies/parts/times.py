@@ -1,43 +1,51 @@
 """What steps take, computed where it is used: inside the loops of policies."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.desk import Desk
-from specsim.core.step import Ints, StepLoad
-from specsim.core.trees import Tree
+from specsim.core.desk import Desk, Floats, Ints, loop_on
+from specsim.core.step import StepLoad
 from specsim.latency import COEFFICIENTS
-from specsim.policies.parts.spending import (
-    BUCKETS,
-    Spending,
-    best_budget,
-    take_largest,
-    time_lens,
-    time_steps,
-)
+from specsim.policies.parts import ROOMS
 from specsim.profile import StepCosts
-from specsim.profile.costs import Drafts
-from specsim.profile.step_time import PRICING_SIZES, Pricing, step_time_of
+from specsim.profile.costs import Drafts, Lens, draft_load
+from specsim.profile.step_time import (
+    PRICING_SIZES,
+    Pricing,
+    put_len,
+    put_lens,
+    put_load,
+    step_time_of,
+)
 
-Lens = int | list[int] | Ints
+_NONE = np.zeros(0, dtype=np.int64)
 TimesOf = Callable[[StepLoad, Ints, Lens], NDArray[np.float64]]
 
 
-def spending_desk(
-    kind: type[Desk[Any]] = Desk, pricing: Desk[Pricing] | None = None
-) -> Desk[Spending]:
-    """Return a desk to spend gains on, with what steps take, if loops are to compute it."""
-    return kind(
-        Spending,
-        *(best_budget, take_largest, time_steps, time_lens),
-        ends=BUCKETS,
-        extra=2,
-        found=4,
-        pricing=kind(Pricing, **PRICING_SIZES) if pricing is None else pricing,
-    )
+class Timed(NamedTuple):
+    """Steps that differ in their batched tokens alone, and what they take."""
+
+    tokens: Ints
+    seconds: Floats
+    lens: Ints
+    """What each sequence drafts, if they do not draft as `pricing.load` has it."""
+    sizes: Ints
+    """Steps; sequences of which that is said."""
+    pricing: Annotated[Any, Pricing]
+
+
+@loop_on(Timed, *ROOMS)
+def time_steps(timed: Timed) -> int:
+    """Work out what they take."""
+    if timed.sizes[1]:
+        put_lens(timed.pricing, timed.lens, timed.sizes[1])
+    for index in range(timed.sizes[0]):
+        tokens = timed.tokens[index]
+        timed.seconds[index] = step_time_of(timed.pricing, tokens, timed.pricing.load[4])
+    return 0
 
 
 class StepTimes:
@@ -49,53 +57,23 @@ class StepTimes:
 
     def __init__(self, pricing: Desk[Pricing]) -> None:
         self.pricing = pricing
-        self.desk = spending_desk(Desk, pricing)
+        self._desk: Desk[Timed] = Desk(Timed, time_steps, pricing=pricing, sizes=2)
 
-    def fit(self, num: int, load: StepLoad, draft_lens: Lens) -> Spending:
-        """Return the desk with room for so many numbers and a step that is to be timed."""
-        longest, drafted, size = 0, 0, 0
-        if isinstance(draft_lens, int):
-            longest, drafted = draft_lens, draft_lens * load.num_requests
-        else:
-            size = len(draft_lens)
-        desk = self.desk.fit(max(num, size))
-        if size:
-            desk.counts[:size] = draft_lens
-        elif longest:
-            desk.pricing.rows[:longest] = load.num_requests
-        desk.sizes[5], numbers = size, desk.pricing.load
-        numbers[0], numbers[1], numbers[2], numbers[3] = load[:4]  # quicker than all at once
-        numbers[4], numbers[5] = longest, drafted
-        return desk
-
-    def by_len(self, load: StepLoad, num_lens: int) -> list[float]:
-        """Return the seconds of steps that draft and verify 0, 1, ... tokens per sequence."""
-        num = load.num_requests
-        desk = self.desk.fit(num_lens)
-        desk.pricing.rows[:num_lens] = num
-        desk.pricing.load[:] = (load.context_tokens, num, num, 0, 0, 0)
-        desk.sizes[1] = num_lens
-        self.desk.runs[3]()
-        times: list[float] = desk.times[:num_lens].tolist()
-        return times
-
-    def __call__(
-        self, load: StepLoad, batched_tokens: Ints, draft_lens: Lens
-    ) -> NDArray[np.float64]:
+    def __call__(self, load: StepLoad, batched_tokens: Ints, drafts: Drafts) -> NDArray[np.float64]:
         """Return what steps take that differ in their batched tokens only, seconds."""
-        num = len(batched_tokens)
-        desk = self.fit(num, load, draft_lens)
-        desk.places[:num] = batched_tokens
-        desk.sizes[1] = num
-        self.desk.runs[2]()
-        return desk.times[:num].copy()
+        num, lens = len(batched_tokens), drafts if isinstance(drafts, np.ndarray) else _NONE
+        desk = self._desk.fit(max(num, len(lens)))
+        if not len(lens):
+            made, rows = draft_load(load, drafts)
+            desk.pricing.load[4:], desk.pricing.rows[: len(rows)] = made[4:], rows
+        desk.pricing.load[:4], desk.lens[: len(lens)] = load[:4], lens
+        desk.tokens[:num], desk.sizes[0], desk.sizes[1] = batched_tokens, num, len(lens)
+        self._desk.runs[0]()
+        return desk.seconds[:num].copy()
 
-    def of_one(self, load: StepLoad, draft_lens: Lens) -> float:
+    def of_one(self, load: StepLoad, drafts: Drafts) -> float:
         """Return the seconds of one step."""
-        desk = self.fit(1, load, draft_lens)
-        desk.places[0], desk.sizes[1] = load.batched_tokens, 1
-        self.desk.runs[2]()
-        return float(desk.times[0])
+        return float(self(load, np.array([load.batched_tokens]), drafts)[0])
 
 
 def quick_step_times(costs: StepCosts) -> TimesOf:
@@ -118,24 +96,16 @@ def quick_step_time(costs: StepCosts) -> Callable[[StepLoad, Drafts], float]:
     times = quick_step_times(costs)
     if not isinstance(times, StepTimes):
         return costs.step_time
-    of_one = times.of_one
-
-    def other_time(load: StepLoad, drafts: Drafts) -> float:
-        if isinstance(drafts, Tree) or (isinstance(drafts, list) and Tree in map(type, drafts)):
-            return costs.step_time(load, drafts)
-        return of_one(load, cast(Lens, drafts))
-
-    numbers = times.desk.fit(1).pricing
+    numbers: Any = times.pricing.fit(1)
     if numbers.target[0] != COEFFICIENTS or numbers.drafter[0] != COEFFICIENTS:
-        return other_time
+        return times.of_one
     listed: Any = Pricing(*(field.tolist() for field in numbers[:5]), *numbers[5:])
-    load_numbers, rows = listed.load, listed.rows
 
-    def step_time(load: StepLoad, draft_lens: Drafts) -> float:
-        if not isinstance(draft_lens, int):
-            return other_time(load, draft_lens)
-        load_numbers[:4], load_numbers[5] = load[:4], draft_lens * load.num_requests
-        rows[:draft_lens] = [load.num_requests] * draft_lens
-        return step_time_of(listed, load.batched_tokens, draft_lens)
+    def step_time(load: StepLoad, drafts: Drafts) -> float:
+        if not isinstance(drafts, int):
+            return times.of_one(load, drafts)
+        put_load(listed, *load[:4])
+        put_len(listed, drafts)
+        return step_time_of(listed, load.batched_tokens, drafts)
 
     return step_time

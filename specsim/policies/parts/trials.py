@@ -1,15 +1,21 @@
-"""Whether a drafter is worth having, and when to try again one that was not."""
+"""Whether a drafter is worth having, and when to try again one that was not.
 
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+A drafter with a KV cache reads whatever the target reads, so that drafts of no tokens take time as
+well, and k = 0 is not yet no speculation. Where speculation has not paid in most of the last steps,
+prefills leave the drafter out (SmartSpec, "prefill disabling"); and where it has cost too much
+since it last paid, it is given up: it leaves all requests alone, until it would have earned as
+much, say because the load has fallen. What was learned of its acceptance is not forgotten
+meanwhile, but counts for little when it is tried again: for a few tokens, ever more rarely, so that
+a useless drafter costs next to nothing, and one that has become better is found after
+`LONGEST_WAIT` steps and the next arrival at most.
+"""
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Protocol
 
 from specsim.core.compiled import inner
-from specsim.core.step import BatchView, Ints, StepLoad, StepOutcome
-from specsim.decisions.policy import ServerView
-from specsim.policies.parts.estimate import Alphas, EstimatesAlpha, Estimating
+from specsim.decisions.loops import View
+from specsim.policies.parts.estimate import num_cut_short
+from specsim.profile.step_time import priced, priced_plain, put_load
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200
 """Steps without drafts after which the drafter is tried again; doubled by each trial in vain."""
@@ -25,7 +31,7 @@ _ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choo
 
 
 class TrialState(Protocol):
-    """What `DrafterTrials` remembers: there as attributes, in the engine's loop as a record."""
+    """What is known of a drafter, against a server that has none."""
 
     weight: float
     """Of a step that is weighed, in the means over steps."""
@@ -141,139 +147,68 @@ def note_tried(trials: TrialState, tried: int) -> None:
             trials.idle = 0
 
 
-def weight_of(window: int) -> float:
-    """Return `TrialState.weight` if the means are to go over so many steps, about."""
-    return min(1.0, _ONE_OF / window)
+def no_trials(window: int) -> dict[str, float]:
+    """Return `TrialState` at first, but for zeros, if means are to go over so many steps, about."""
+    return {"weight": min(1.0, _ONE_OF / window), "wait": FIRST_WAIT}
 
 
-class DrafterTrials:
-    """What a drafter is worth, against a server that has none.
+# In a policy's verbs
 
-    A drafter with a KV cache reads whatever the target reads, so that drafts of no tokens take time
-    as well, and k = 0 is not yet no speculation. Where speculation has not paid in most of the last
-    steps, prefills leave the drafter out (SmartSpec, "prefill disabling"); and where it has cost
-    too much since it last paid, it is given up: it leaves all requests alone, until it would have
-    earned as much, say because the load has fallen. What was learned of its acceptance is not
-    forgotten meanwhile, but counts for little when it is tried again: for a few tokens, ever more
-    rarely, so that a useless drafter costs next to nothing, and one that has become better is found
-    after `LONGEST_WAIT` steps and the next arrival at most.
 
-    Args:
-        window: Steps that the share of steps without speculation goes over, about.
+@inner
+def settle(view: View, trials: TrialState, emitted: float) -> int:
+    """Keep the lengths of a step in which somebody decodes, or replace them; say what came of it.
+
+    By nothing if the drafter is given up, and now and then by a trial. The lengths are those of
+    highest goodput where the drafter runs in any case; so many tokens are expected of them, bonus
+    tokens included.
     """
-
-    def __init__(self, server: ServerView, window: int) -> None:
-        self._server = server
-        self.num_settled = self.num_observed = self.idle = self.left = self.is_given_up = 0
-        self.unpaid = self.reading_time = self.lost = self.missed = 0.0
-        self.weight, self.wait = weight_of(window), FIRST_WAIT
-
-    def settle(
-        self, batch: BatchView, load: StepLoad, lens: int | Ints, emitted: float, alphas: Any
-    ) -> int | Ints:
-        """Return these lengths; nothing if the drafter is given up, and now and then a trial.
-
-        Args:
-            load: `batch.decode_load()`.
-            lens: Of highest goodput, where the drafter runs in any case.
-            emitted: Tokens that are expected of them, bonus tokens included.
-            alphas: `AlphaWindow` or `AlphaPerRequest`.
-        """
-        if not load.num_requests:
-            return lens
-        served, num = None, load.num_requests
-        if batch.is_undrafted is not None:
-            served = ~batch.in_prefill & ~batch.is_undrafted
-            num = int(np.count_nonzero(served))
-        drafts = bool(lens) if isinstance(lens, int) else bool(np.count_nonzero(lens))
-        if is_weighed(self):
-            time = self._drafted_time(load, lens) if drafts else self._server.step_time(load, 0)
-            times = (time, self._plain_time(load))
-            weigh(self, drafts, emitted / load.num_requests, times, num / load.num_requests)
-        what = settled(self, bool(num and drafts))
-        if what == KEPT:
-            return lens
-        if what == NOTHING:
-            return 0
-        if what == BEGUN:
-            alphas.renew()
-        tried: Ints = np.zeros(batch.size, dtype=np.int64)
-        served = ~batch.in_prefill if served is None else served
-        tried[np.flatnonzero(served)[:TRIAL_TOKENS]] = 1
-        return tried
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Learn what prompts take to be read by the drafter, and how far a trial has come."""
-        if is_timed(self):
-            note_reading(self, self._time_of_prompts(outcome.load))
-        tried = 0
-        if self.left:
-            drafted, accepted = outcome.draft_lens, outcome.accepted_lens
-            tried = int(np.add.reduce(accepted)) + int(np.count_nonzero(accepted != drafted))
-        note_tried(self, tried)
-
-    def drops(self, batch: BatchView) -> NDArray[np.bool_] | None:
-        """Return everybody where the drafter is given up; whom is new, where it hardly pays."""
-        if gives_up(self):
-            return np.ones(batch.size, dtype=np.bool_)
-        return batch.is_admitted if skips_prefill(self) else None
-
-    def _time_of_prompts(self, load: StepLoad) -> float:
-        """Return what the drafter takes to read the prompts of a step, seconds."""
-        if not load.prefill_tokens:
-            return 0.0
-        decoding = load.batched_tokens - load.prefill_tokens
-        rest = self._drafter_time(load._replace(batched_tokens=decoding, prefill_tokens=0))
-        return self._drafter_time(load) - rest
-
-    def _drafted_time(self, load: StepLoad, lens: int | Ints) -> float:
-        """Return what a step takes that drafts and verifies so much, seconds."""
-        num = load.num_requests
-        if isinstance(lens, int):
-            drafted, longest = num * lens, lens
-        else:
-            drafted, longest = int(lens.sum()), int(lens.max())
-        return self._server.step_time(load._replace(batched_tokens=num + drafted), longest)
-
-    def _drafter_time(self, load: StepLoad) -> float:
-        """Return what the drafter takes to keep up with a step, seconds."""
-        if not load.batched_tokens:
-            return 0.0
-        return self._server.step_time(load, 0) - self._plain_time(load)
-
-    def _plain_time(self, load: StepLoad) -> float:
-        plain_time = self._server.plain_time
-        return self._server.step_time(load, 0) if plain_time is None else plain_time(load)
+    step, num, served, drafted, longest = view.step[0], view.step[0].num_decodes, 0, 0, 0
+    for row in range(step.num_rows):
+        if not view.in_prefill[row]:
+            served += 0 if view.is_undrafted[row] else 1
+            drafted += view.lens[row]
+            longest = max(longest, view.lens[row])
+    if is_weighed(trials):
+        put_load(view.pricing, step.next_context_tokens, num, num, 0)
+        time = priced(view.pricing, num + drafted, longest)
+        times = (time, priced_plain(view.pricing, num))
+        weigh(trials, drafted > 0, emitted / num, times, served / num)
+    what = settled(trials, served > 0 and drafted > 0)
+    left = TRIAL_TOKENS if what != NOTHING else 0
+    for row in range(step.num_rows if what != KEPT else 0):
+        is_out = view.in_prefill[row] or view.is_undrafted[row] or not left
+        view.lens[row] = 0 if is_out else 1
+        left -= view.lens[row]
+    return what
 
 
-@dataclass(slots=True)
-class Weighing(Estimating[Alphas]):
-    """Memory of a policy that weighs whether a drafter is worth having."""
-
-    window: int
-    """Steps."""
-    trials: DrafterTrials = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.trials = DrafterTrials(self.server, self.window)
-
-
-Weigher = TypeVar("Weigher", bound=Weighing[Any])
+@inner
+def learn(view: View, trials: TrialState) -> None:
+    """Learn what prompts take to be read by the drafter, and how far a trial has come."""
+    step, time = view.step[0], 0.0
+    if is_timed(trials):
+        if step.prefill_tokens:
+            time = _drafter_time(view, step.batched_tokens, step.prefill_tokens)
+            time -= _drafter_time(view, step.batched_tokens - step.prefill_tokens, 0)
+        note_reading(trials, time)
+    note_tried(trials, step.accepted_tokens + num_cut_short(view))
+    step.may_drop = may_drop(trials)
 
 
-class WeighsDrafter(EstimatesAlpha[Weigher]):
-    """Base of policies with such a memory; `draft_lens` leaves it to `DrafterTrials.settle`."""
+@inner
+def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
+    """Return what the drafter takes to keep up with the step, its prefills cut to these."""
+    if not batched_tokens:
+        return 0.0
+    step, pricing = view.step[0], view.pricing
+    put_load(pricing, step.context_tokens, batched_tokens, step.num_requests, prefills)
+    return priced(pricing, batched_tokens, 0) - priced_plain(pricing, batched_tokens)
 
-    def observe(self, outcome: StepOutcome, memory: Weigher) -> None:
-        """Learn from what was accepted."""
-        super().observe(outcome, memory)
-        memory.trials.observe(outcome)
 
-    def drops_now(self, memory: Weigher) -> bool:
-        """Return whether the drafter is given up."""
-        return gives_up(memory.trials)
-
-    def drops(self, batch: BatchView, memory: Weigher) -> NDArray[np.bool_] | None:
-        """Return whom the drafter leaves alone."""
-        left_out: NDArray[np.bool_] | None = memory.trials.drops(batch)
-        return left_out
+@inner
+def let_go(view: View, trials: TrialState) -> None:
+    """Let go of everybody where the drafter is given up; of whom is new, where it hardly pays."""
+    lets_all_go, skips = gives_up(trials), skips_prefill(trials)
+    for row in range(view.step[0].num_rows):
+        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])

@@ -95,7 +95,7 @@ class LearnedTimes:
         self._row: Any = memoryview(row)  # type: ignore[arg-type]
         known = _Known(self.seconds, np.diag(most).ravel(), most, row, np.zeros(5))
         self._learn = learn.bind(known)
-        load, asked = np.zeros(PRICING_SIZES["load"], np.int64), np.array([1, 0, 0])
+        load, asked = np.zeros(PRICING_SIZES["load"], np.int64), np.array([1, 0, 0, 0])
         found = np.zeros(1)
         ask = answer.bind(_Answering(load, asked, found, self.seconds))
         self.answers: Desk[Pricing] = Desk(

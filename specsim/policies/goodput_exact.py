@@ -1,0 +1,87 @@
+"""The draft lengths of highest estimated goodput, each request's its own."""
+
+from typing import ClassVar, Literal, final
+
+from pydantic import Field
+
+from specsim.decisions.loops import LoopMemory, Loops, View
+from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.by_request import (
+    ByRequest,
+    by_request,
+    foresee_each,
+    learn_each,
+    settle_alike,
+    tell,
+)
+from specsim.policies.parts.spending import spend_by_len
+from specsim.policies.parts.trials import let_go
+
+
+def decide(view: View, memory: ByRequest) -> None:
+    """Ask for the lengths of highest goodput, none or a trial's."""
+    step, spending = view.step[0], memory.spending
+    foresee_each(view, memory)
+    emitted = float(step.num_decodes)
+    if step.num_decodes:
+        spend_by_len(spending, step.max_draft_len, step.free_slots, memory.known[0].one_cost > 0)
+    for row in range(step.num_rows):
+        view.lens[row] = spending.counts[row]
+        for place in range(spending.counts[row]):
+            emitted += memory.gains[place * step.num_rows + row]
+    if step.num_decodes:
+        settle_alike(view, memory, emitted)
+    tell(view, memory)
+
+
+def observe(view: View, memory: ByRequest) -> None:
+    """Learn from what was accepted."""
+    learn_each(view, memory)
+
+
+def drop(view: View, memory: ByRequest) -> None:
+    """Let go of those for whom drafting does not pay."""
+    let_go(view, memory.known[0])
+
+
+BY_REQUEST = Loops(ByRequest, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+
+
+@final
+class GoodputExact(LoopPolicy):
+    """The k_1..k_n that maximise sum_i l(alpha_i, k_i) / T(N_context, n + sum_i k_i, max_i k_i).
+
+    SmartSpec (Liu et al. 2024, section 5) shies away from lengths per request, whose enumeration
+    is exponential. It need not be enumerated. Let g_ij = alpha_i^j be the gain of the j-th draft
+    token of request i, so that l(alpha_i, k_i) = 1 + g_i1 + ... + g_ik_i.
+
+    *Claim.* Fix v = max_i k_i and B = sum_i k_i. Then the B largest of the g_ij with j <= v, ties
+    taken by smaller j, maximise the sum of gains. *Proof.* T is constant under v and B, and no B
+    gains sum to more than the B largest. They are a legal choice of lengths, since g_ij does not
+    rise with j: with (i, j + 1) the selection holds (i, j). Its longest draft may be shorter than
+    v; it then costs no more than was charged and is met again at the smaller v. *So* the optimum
+    is a prefix of one sorted list for some v, and trying all v and all prefixes finds it, in
+    O(n V (V + log n V)).
+
+    It is exact wherever T depends on the batch through sum k and max k: on every profile with one
+    target cost per batched token. Where a profile charges each drafting pass only for the
+    sequences that still draft, T is taken as if all drafted to the end, which vLLM's drafters do.
+    alpha_i is a fading average of the request's own acceptance, shrunk towards that of all
+    requests. It is the ceiling of the policies that decide by such an estimate.
+    """
+
+    kind: Literal["goodput_exact"] = "goodput_exact"
+    window: int = Field(default=50, ge=1)
+    """Steps of a request over which its past fades."""
+    prior: float = Field(default=0.7, ge=0, le=1)
+    """alpha before anything has been seen."""
+    prior_trials: float = Field(default=20.0, gt=0)
+    """Trials that the rate of all requests counts for in the rate of one."""
+
+    loops: ClassVar[Loops] = BY_REQUEST
+
+    def start(self, server: ServerView) -> LoopMemory:
+        """Return the prior."""
+        memory = by_request(server, self.prior, self.window, self.prior_trials)
+        return self.remember(server, **memory)

@@ -1,0 +1,83 @@
+"""What policies share that give each request a length by what was accepted of it."""
+
+from typing import Annotated, Any, NamedTuple, Protocol
+
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats
+from specsim.decisions.loops import View, row_of
+from specsim.decisions.policy import ServerView
+from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, survive
+from specsim.policies.parts.spending import Spending, spending_desk
+from specsim.policies.parts.trials import BEGUN, TrialState, learn, may_drop, no_trials, settle
+from specsim.profile.step_time import put_load
+
+
+class EachKnown(TrialState, Protocol):
+    """What it knows of all requests, and of whether drafting pays."""
+
+    prior: float  # alpha before anything has been seen
+    one_cost: int  # whether a draft of any length costs the same
+    tpot: float  # limit on the time per output token, seconds
+
+
+class ByRequest(NamedTuple):
+    """What it remembers."""
+
+    known: Rows[EachKnown]
+    """One row."""
+    gains: Floats
+    """As in `Spending`."""
+    fading: Annotated[Any, Fading]
+    spending: Annotated[Any, Spending]
+
+
+@inner
+def alpha_now(memory: ByRequest) -> float:
+    """Return the rate of all requests together."""
+    return alpha_of_all(memory.fading.totals, memory.known[0].prior)
+
+
+@inner
+def foresee_each(view: View, memory: ByRequest) -> None:
+    """Work out what drafts gain in the next step, and put that down without any."""
+    step, num, spending = view.step[0], view.step[0].num_decodes, memory.spending
+    memory.fading.sizes[0], memory.fading.sizes[1] = step.num_rows, step.max_draft_len
+    survive(memory.fading, alpha_now(memory))
+    put_load(view.pricing, step.next_context_tokens, num, num, 0)
+    spending.sizes[2], spending.found[0] = step.num_rows, num
+    for row in range(step.num_rows):
+        spending.counts[row] = 0
+
+
+@inner
+def settle_alike(view: View, memory: ByRequest, emitted: float) -> int:
+    """Do what `settle` does with the lengths of the view; say what came of it."""
+    what = settle(view, memory.known[0], emitted)
+    if what == BEGUN:  # count for no more than a prior does
+        memory.known[0].prior = alpha_now(memory)
+        memory.fading.totals[0] = memory.fading.totals[1] = 0.0
+    return what
+
+
+@inner
+def tell(view: View, memory: ByRequest) -> None:
+    """Say what is believed."""
+    view.step[0].alpha, view.step[0].may_drop = alpha_now(memory), may_drop(memory.known[0])
+
+
+@inner
+def learn_each(view: View, memory: ByRequest) -> None:
+    """Learn from what was accepted of each, and what prompts take to be read by the drafter."""
+    memory.fading.sizes[0] = view.step[0].num_rows
+    fade(memory.fading)
+    learn(view, memory.known[0])
+
+
+def by_request(
+    server: ServerView, prior: float, window: int, prior_trials: float, tpot: float = 0.0
+) -> dict[str, Any]:
+    """Return the fields of such a memory before anything was seen; see `fading_desk`."""
+    one_cost = server.drafts_at_one_cost is True
+    known = row_of(EachKnown, prior=prior, one_cost=one_cost, tpot=tpot, **no_trials(window))
+    fading = fading_desk(window, prior_trials)
+    return {"known": known, "fading": fading, "spending": spending_desk()}
