@@ -230,7 +230,10 @@ class Family(Generic[M]):
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> core_schema.CoreSchema:
-        """Validate a field of this family by `parse`; dump all fields of the member it holds."""
+        """Validate a field of this family by `parse`; dump all fields of the member it holds.
+
+        Without defaults, if they are left out, but with its name.
+        """
 
         def validate(value: object) -> M:
             try:
@@ -238,11 +241,17 @@ class Family(Generic[M]):
             except ConfigError as error:
                 raise PydanticCustomError("family", "{why}", {"why": str(error)}) from error
 
+        def dumped(member: M, info: core_schema.SerializationInfo) -> dict[str, Any]:
+            own: dict[str, Any] = {"mode": "json", "exclude_none": True, "warnings": False}
+            fields = member.model_dump(**own)
+            if info.exclude_defaults:
+                kept = member.model_dump(**own, exclude_defaults=True)
+                fields = {name: kept.get(name, fields[name]) for name in (self.tag, *kept)}
+            return fields
+
         return core_schema.no_info_plain_validator_function(
             validate,
-            serialization=core_schema.plain_serializer_function_ser_schema(
-                lambda member: member.model_dump(mode="json", exclude_none=True, warnings=False)
-            ),
+            serialization=core_schema.plain_serializer_function_ser_schema(dumped, info_arg=True),
         )
 
     def __get_pydantic_json_schema__(

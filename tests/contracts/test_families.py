@@ -1,10 +1,11 @@
 """What every member of every family promises: it can be configured, found and written down."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 import yaml
+from pydantic import create_model
 
 from specsim.core.errors import ConfigError
 from specsim.core.families import Family
@@ -27,6 +28,20 @@ def test_examples_survive_a_round_trip_through_yaml(
     member = family.parse({family.tag: name, **example})
     text = yaml.safe_dump(member.model_dump(mode="json", exclude_none=True))
     assert family.parse(yaml.safe_load(text)) == member
+
+
+@pytest.mark.parametrize(("family", "name", "example"), CASES)
+def test_a_field_says_what_differs_from_the_defaults_and_the_name(
+    family: Family[Any], name: str, example: dict[str, Any]
+) -> None:
+    member = family.parse({family.tag: name, **example})
+    kind = Annotated[Any, family]
+    holder = create_model("Holder", held=(kind, ...))(held=member)
+    short = holder.model_dump(mode="json", exclude_none=True, exclude_defaults=True)["held"]
+    assert next(iter(short)) == family.tag
+    defaults = {field: info.default for field, info in type(member).model_fields.items()}
+    assert [field for field in short if getattr(member, field) == defaults[field]] == [family.tag]
+    assert family.parse(yaml.safe_load(yaml.safe_dump(short))) == member
 
 
 @pytest.mark.parametrize(("family", "name", "example"), CASES)
