@@ -432,7 +432,7 @@ def test_the_number_of_processes_changes_nothing() -> None:
         (["--slo", "ttft:9", "--gpus", "h100,h100"], "'h100' is given twice"),
         (["--slo", "ttft:9", "--gpus", "a100/llama-7b"], "is of model 'llama-7b'"),
         (["--slo", "ttft:9", "--policies", "statik"], "did you mean 'static'"),
-        (["--slo", "ttft:9", "--prices", "no.yaml"], "no.yaml: cannot be read"),
+        (["--slo", "ttft:9", "--prices", "no.yaml"], "--prices no.yaml: is no file"),
         (["--slo", "ttft:9", "--prices", "e.yaml"], "e.yaml: unknown field"),
         (["--slo", "ttft:9", "--drive", "rate", "--set", "workload.arrivals="
           "{kind: closed_loop, concurrency: 2}"], "has no rate to be varied"),

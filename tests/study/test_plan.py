@@ -47,6 +47,7 @@ from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.model_names import NAMES, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
+from specsim.workload import WorkloadConfig
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
@@ -381,6 +382,24 @@ def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
     path.write_text(yaml.safe_dump(closed))
     with pytest.raises(ConfigError, match="has no rate to be varied"):
         find_traffic(str(path))
+
+
+@pytest.mark.parametrize(
+    ("head", "first", "note"),
+    [
+        ("", "", "Poisson arrivals"),
+        ("time,", "3,", "Poisson arrivals, for there all arrive at once"),
+    ],
+)
+def test_a_short_table_without_gaps_has_poisson_arrivals(
+    tmp_path: Path, head: str, first: str, note: str
+) -> None:
+    (tmp_path / "log.csv").write_text(f"{head}prompt_len,output_len\n{first}100,10\n{first}50,20\n")
+    traffic = find_traffic(str(tmp_path / "log.csv"))
+    assert traffic.note.startswith(f"lengths of the trace, {note} (")
+    requests = WorkloadConfig.model_validate(traffic.at(5.0, 500)).build(0)
+    assert {*requests.prompt_lens.tolist()} == {50, 100}
+    assert len(requests) == 500
 
 
 def test_a_table_of_requests_is_traffic_and_it_is_said_how_it_was_read(tmp_path: Path) -> None:

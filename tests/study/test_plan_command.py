@@ -166,7 +166,9 @@ def test_sglang_trees_are_refused() -> None:
                      "--speculative-eagle-topk 4", "sglang")  # fmt: skip
 
 
-@pytest.mark.parametrize("slip", ["--tensor-paralel-size 2", "--max-num-seq 64", "--blok-size 32"])
+@pytest.mark.parametrize(
+    "slip", ["--tensor-paralel-size 2", "--max-num-seq 64", "--blok-size 32", "--tensor-parallel 2"]
+)
 def test_a_slip_in_a_flag_that_counts_is_refused(slip: str) -> None:
     with pytest.raises(ConfigError, match="no such flag; did you mean --"):
         read_command(f"vllm serve Qwen/Qwen3-8B {slip}", "vllm")

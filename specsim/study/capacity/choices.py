@@ -189,6 +189,11 @@ class Prices(Settings):
             with validated(f"--prices {path}", ConfigError):
                 prices = {gpu.lower(): price for gpu, price in given.items()}
                 return cls.model_validate({"per_gpu_hour": prices})
+        if path is not None and not Path(path).exists():
+            raise ConfigError(
+                f"--prices {str(path):.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
+                "as h100:2.1,l40s:0.95"
+            )
         path = Path(path or _EXAMPLES)
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))

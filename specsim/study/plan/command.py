@@ -238,7 +238,9 @@ class _Reader:
         slow = [f"--{n}" for n in left if n.partition(".")[0] in _UNMODELLED]
         rest = [f"--{n}" for n in left if f"--{n}" not in slow]
         for name in {n for n in left if f"--{n}" in rest} - _SWITCHES:
-            if near := get_close_matches(name, {*_ENGINE, *_OTHER, *_REFUSED}, 1, _TYPO):
+            known = {*_ENGINE, *_OTHER, *_REFUSED}
+            begun = [each for each in sorted(known) if each.startswith(f"{name}-")]
+            if near := begun or get_close_matches(name, known, 1, _TYPO):
                 raise ConfigError(
                     f"{self._source}: --{name}: there is no such flag; did you mean --{near[0]}?"
                 )

@@ -27,7 +27,7 @@ from specsim.study.plan.presets import Wanted
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.distributions import DATASETS
 from specsim.workload.readers import read_trace
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, mean_rate
 
 KINDS: dict[str, str] = NAMES["kinds"]
 _PRESETS: dict[str, str] = NAMES["presets"]
@@ -246,10 +246,12 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     arrivals = {"kind": "trace", "path": str(path.resolve())}
     note = "lengths and gaps of the trace, stretched to the rate"
     trace = read_trace(path)
-    if trace.arrived_at is None:
-        arrivals, note = {"kind": "poisson"}, "lengths of the trace, Poisson arrivals"
+    if trace.arrived_at is None or mean_rate(trace.arrived_at) is None:
+        why = "" if trace.arrived_at is None else ", for there all arrive at once"
+        arrivals, note = {"kind": "poisson"}, f"lengths of the trace, Poisson arrivals{why}"
     note += f" ({trace.note})" if trace.note else ""
-    workload = {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path.resolve())}}
+    kind = "trace" if len(trace) >= _SAMPLE else "empirical"  # which draws rows again
+    workload = {"arrivals": arrivals, "lengths": {"kind": kind, "path": str(path.resolve())}}
     if arrivals["kind"] == "trace":
         del workload["lengths"]
     return _traffic(path.name, workload, note, given)
