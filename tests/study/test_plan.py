@@ -47,7 +47,6 @@ from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.model_names import NAMES, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
-from specsim.workload import WorkloadConfig
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig

@@ -191,7 +191,7 @@ class Prices(Settings):
                 return cls.model_validate({"per_gpu_hour": prices})
         if path is not None and not Path(path).exists():
             raise ConfigError(
-                f"--prices {str(path):.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
+                f"--prices {path!s:.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
                 "as h100:2.1,l40s:0.95"
             )
         path = Path(path or _EXAMPLES)
