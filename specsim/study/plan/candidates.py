@@ -128,7 +128,10 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
         load_gpu(gpu)
         if gpu not in question.prices.per_gpu_hour:
             known = ", ".join(question.prices.per_gpu_hour)
-            raise ConfigError(f"--gpus {gpu}: has no price (known: {known}); add it by --prices")
+            of_all = ",".join(f"{each}:PRICE" for each in question.gpus)
+            raise ConfigError(
+                f"--gpus {gpu}: has no price (known: {known}); give those of all: --prices {of_all}"
+            )
         made = 0
         for hardware, profile in _hardware(question, gpu, found.left_out):
             before = len(found.options)
