@@ -471,7 +471,6 @@ def drop(view: View, desk: Joining) -> None:
     """Settle whom the drafter lets go of."""
     if desk.trade.limits[0].has_plain:
         _put_next(view, desk)
-        ask_python(desk.trade, -1, 0)
         settle_served(desk)
 
 
@@ -482,7 +481,6 @@ def observe(view: View, desk: Joining) -> None:
     _put_running(view, trade)
     tokens = step.batched_tokens - step.prefill_tokens
     _put_decodes(trade, step.context_tokens, tokens, step.num_requests, 0)
-    ask_python(trade, -1, 0)
     outcome[0], outcome[1] = step.num_rows, step.output_tokens
     outcome[2] = step.target_time + step.draft_time + step.overhead_time
     outcome[3] = step.draft_time

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
-from specsim.decisions.policy import KnowsModel, OraclePolicy, Policy, ServerView
+from specsim.decisions.policy import KnowsModel, OraclePolicy, Policy, ServerView, pricing_of
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.exchange import (
     Trade,
@@ -111,10 +111,10 @@ class _Knowing:
     """What was known of each request's last drafts when they were made: means and squares."""
     desk: Desk[Trade]
 
-    def put(self, gains: NDArray[np.float64]) -> Trade:
-        """Return the desk with the gains of some drafts."""
+    def put(self, gains: NDArray[np.float64], size: int = 0) -> Trade:
+        """Return the desk with the gains of some drafts, and room for those of so many."""
         num, longest = gains.shape
-        desk = self.desk.fit(max(num, _CHOICES) * self.server.max_draft_len)
+        desk = self.desk.fit(max(num, size, _CHOICES) * self.server.max_draft_len)
         desk.gains[: gains.size] = gains.T.ravel()
         desk.sizes[0], desk.sizes[1], desk.sizes[2] = _CHOICES, num, longest
         return desk
@@ -138,7 +138,7 @@ class Bayes(KnowsModel[_Knowing]):
 
     def start(self, server: ServerView) -> _Knowing:
         """Return what a second is worth: nothing is known of that yet."""
-        desk = trade_desk(server, 50.0, weigh)
+        desk = trade_desk(server, 50.0, weigh, pricing=pricing_of(server))
         return _Knowing(server, PerRequest(0.0, 2, max(server.max_draft_len, 1)), desk)
 
     def draft_lens(self, batch: BatchView, memory: _Knowing) -> int | Ints:
@@ -164,7 +164,7 @@ class Bayes(KnowsModel[_Knowing]):
         else:
             desk = self._guessed_desk(rates, batch, memory)
         desk.sizes[3], desk.limits["free_slots"] = what, batch.free_slots
-        put_loads(desk, server, batch.load, load, min(batch.size * longest, batch.free_slots))
+        put_loads(desk, batch.load, load, min(batch.size * longest, batch.free_slots))
         length = memory.desk.runs[0]()
         if length > 0 and what == _GUESSED and not server.drafts_at_one_cost:
             return min(longest, batch.free_slots // num)  # until it is stopped
@@ -175,7 +175,7 @@ class Bayes(KnowsModel[_Knowing]):
     ) -> Trade:
         """Return the desk with choices of how much of guessed drafts is verified."""
         gains = self._guessed(rates, batch, memory.server)
-        desk = memory.put(gains[:0])
+        desk = memory.put(gains[:0], batch.size)
         copies = len(gains) / batch.size
         shares = np.linspace(0.0, 1.0, _CHOICES)
         server = memory.server
@@ -220,7 +220,7 @@ class Bayes(KnowsModel[_Knowing]):
             return draft_lens
         desk = memory.put(_survival(drafts))
         desk.draft_lens[: batch.size] = draft_lens
-        put_drafts(desk, server, batch, drafts)
+        put_drafts(desk, batch, drafts)
         desk.sizes[3] = _TRIMS
         memory.desk.runs[0]()
         return desk.lens[: batch.size].copy()
@@ -228,7 +228,7 @@ class Bayes(KnowsModel[_Knowing]):
     def observe(self, outcome: StepOutcome, memory: _Knowing) -> None:
         """Note what the step took."""
         desk = memory.desk.fit(1)
-        put_outcome(desk, memory.server, outcome)
+        put_outcome(desk, outcome)
         desk.sizes[3] = _LEARNS
         memory.desk.runs[0]()
 

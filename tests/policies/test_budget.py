@@ -185,10 +185,10 @@ def spent_at(
     """How much of drafts that cost nothing is verified at a price of time, and its value."""
     num, longest = survival.shape
     known = replace(server, plain_time=lambda load: server.step_time(load, 0))
-    desk = trade_desk(known, 50.0).fit(survival.size)
+    desk = trade_desk(known, 50.0, pricing=pricing_of(known)).fit(survival.size)
     desk.gains[: survival.size] = survival.T.ravel()
     desk.sizes[1:3], desk.limits["free_slots"] = (num, longest), 1 << 40
-    put_loads(desk, known, load, load, survival.size)
+    put_loads(desk, load, load, survival.size)
     spend_on_found(as_records(desk), worth)
     return desk.lens[:num].copy(), float(desk.spending.found[0])
 

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from specsim.core.compiled import as_records
 from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
+from specsim.decisions.policy import pricing_of
 from specsim.policies import POLICIES, KnowsModel, Policy
 from specsim.policies.parts.exchange import known_rate, note_step, put_outcome, trade_desk
 from specsim.policies.parts.joint_memory import no_lives
@@ -373,21 +374,21 @@ def test_what_is_verified_is_worth_most_at_the_price_of_a_second(rate: float) ->
 
 def test_a_second_is_worth_what_decoding_yields_in_it() -> None:
     server = server_view(4, step)
-    desk = trade_desk(server, 50).fit(8)
+    desk = trade_desk(server, 50, pricing=pricing_of(server)).fit(8)
     assert known_rate(desk, 3) == 0.0
     load = StepLoad(0, 4, 2)
     seen = outcome([1, 1], [1, 0], target_time=0.01, draft_time=0.005, load=load)
-    put_outcome(desk, server, seen)
+    put_outcome(desk, seen)
     note_step(as_records(desk))
     assert known_rate(desk, 2) == pytest.approx(3 / 0.015)
     assert known_rate(desk, 4) == pytest.approx(6 / 0.015)  # as much for each sequence
     # A prompt of 496 tokens beside them, half a millisecond each, is left out.
     mixed, time = StepLoad(0, 500, 3, 496), 0.015 + 496 * 0.5e-3
-    put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time, load=mixed))
+    put_outcome(desk, outcome([1, 1], [1, 0], target_time=time, load=mixed))
     note_step(as_records(desk))
     assert known_rate(desk, 2) == pytest.approx(3 / 0.015)
     # Drafts made before its prompts were read can leave less than a step takes: that is no rate.
-    put_outcome(desk, server, outcome([1, 1], [1, 0], target_time=time - 0.014, load=mixed))
+    put_outcome(desk, outcome([1, 1], [1, 0], target_time=time - 0.014, load=mixed))
     note_step(as_records(desk))
     assert known_rate(desk, 2) == pytest.approx(3 / 0.015)
 

@@ -2,8 +2,9 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,11 +124,16 @@ def test_the_largest_go_first_and_of_equals_the_earlier(kind: str, budget: int) 
     assert np.array_equal(desk.counts[:40], np.bincount(chosen % 40, minlength=40))
 
 
-def synchronous(policy: str, tiny: Callable[..., Experiment]) -> Experiment:
+def synchronous(
+    policy: str,
+    tiny: Callable[..., Experiment],
+    room: Mapping[str, int] | None = None,
+    **changes: Any,
+) -> Experiment:
     """Return an experiment in which a policy sees all that it can."""
-    experiment = tiny(policy=policy)
-    engine = experiment.engine.model_copy(update={"async_scheduling": False})
-    return experiment.replace(engine=engine)
+    experiment = tiny(policy=policy, **changes)
+    changed = experiment.engine.model_copy(update={"async_scheduling": False, **(room or {})})
+    return experiment.replace(engine=changed)
 
 
 @pytest.mark.parametrize("policy", USERS)
@@ -142,11 +148,14 @@ def test_decisions_are_the_same_without_a_compiler(
     assert plain.requests.tobytes() == compiled.requests.tobytes()
 
 
-@pytest.mark.parametrize("policy", USERS)
+@pytest.mark.parametrize("policy", [*USERS, "goodput", "joint", "bayes"])
 def test_decisions_are_the_same_where_loops_ask_python_what_steps_take(
     policy: str, tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = synchronous(policy, tiny)
+    lengths = {"kind": "uniform", "prompt": [1, 20], "output": [1, 40]}
+    crowd = {"arrivals": {"kind": "burst"}, "lengths": lengths, "num_requests": 90}
+    room = {"max_num_seqs": 90, "num_gpu_blocks": 2000}
+    experiment = synchronous(policy, tiny, room, workload=crowd)
     known = Summary(simulate(experiment)).tables
     compiled = StepCosts.compiled
     monkeypatch.setattr(

@@ -4,22 +4,13 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 
-from specsim.core.compiled import Hook, Loop, Rows, as_records, inner, run
+from specsim.core.compiled import Loop, Rows, as_records, inner
 from specsim.core.desk import Desk, Floats, Ints
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.decisions.loops import row_of
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.spending import Spending, spend_best, spending_desk, spent_time
-from specsim.profile.step_time import (
-    PRICING_SIZES,
-    Pricing,
-    plain_time_of,
-    priced,
-    priced_plain,
-    put_len,
-    put_load,
-    step_time_of,
-)
+from specsim.profile.step_time import Pricing, price_steps, priced, priced_plain, put_len, put_load
 
 _TRUST = 4.0  # steps that the profile counts for at first
 SIZES = 10  # classes of batches that have a rate each
@@ -48,7 +39,6 @@ class Bounds(Protocol):
     free_slots: int  # KV slots for drafts
     one_cost: int  # whether a draft of any length costs the same
     by_model: int  # whether a model drafts
-    times_given: int  # whether Python works out what steps take
     has_plain: int  # whether it is known what they take without a drafter
 
 
@@ -110,10 +100,6 @@ class Trade(NamedTuple):
     outcome: Floats
     """Of a step that has ended: sequences that emitted tokens, these, seconds in all, and those
     that it took to make its drafts."""
-    wanted: Ints
-    """For Python that works out what steps take: tokens that the step `decodes` verifies at most,
-    or -1, and the drafts that it then makes."""
-    ask: Hook
 
 
 @inner
@@ -161,32 +147,15 @@ def value_of(tokens: float, time: float, rate: float) -> float:
 
 @inner
 def ask_python(desk: Trade, most: int, drafted: int) -> None:
-    """Have Python work out what steps take, if it has to be."""
-    if desk.limits[0].times_given:
-        if desk.spending.pricing.asked[0]:
-            _ask_loops(desk, most, drafted)
-        else:
-            desk.wanted[0], desk.wanted[1] = most, drafted
-            run(desk.ask)
-        _correct(desk)
+    """Have Python work out at once what the next step takes of up to so many tokens more.
 
-
-@inner
-def _ask_loops(desk: Trade, most: int, drafted: int) -> None:
-    """Have a loop work that out, as `_give_times`."""
-    pricing, times, load = desk.spending.pricing, desk.times[0], desk.running
-    put_load(pricing, load[0], load[1], load[2], load[3])
-    times.running, times.running_plain = priced(pricing, load[1], 0), priced_plain(pricing, load[1])
-    if most >= 0:
-        longest = min(desk.limits[0].max_len, most // max(desk.decodes[2], 1))
-        times.first, times.last = priced(pricing, load[1], 1), priced(pricing, load[1], longest)
-    load = desk.decodes
-    put_load(pricing, load[0], load[1], load[2], load[3])
-    if load[2]:
-        times.next, times.next_plain = priced(pricing, load[1], 0), priced_plain(pricing, load[1])
-        times.next_single = priced_plain(pricing, load[2])
-    for place in range(most + 1):
-        desk.spending.times[place] = priced(pricing, load[1] + place, drafted)
+    If loops cannot; that step makes such drafts.
+    """
+    spending, load = desk.spending, desk.decodes
+    if spending.pricing.asked[0]:
+        put_load(spending.pricing, load[0], load[1], load[2], load[3])
+        put_len(spending.pricing, drafted)
+        price_steps(spending.times, spending.pricing, load[1], most + 1)
 
 
 @inner
@@ -210,27 +179,23 @@ def set_load(desk: Spending, load: Ints, longest: int) -> None:
 @inner
 def _time(desk: Trade, load: Ints, longest: int) -> float:
     set_load(desk.spending, load, longest)
-    return step_time_of(desk.spending.pricing, load[1], longest)
+    return priced(desk.spending.pricing, load[1], longest)
 
 
 @inner
 def set_times(desk: Trade, longest: int) -> None:
-    """Work out what both steps take, unless Python has done so."""
-    times, spending, limits = desk.times[0], desk.spending, desk.limits[0]
-    if limits.times_given:
-        if limits.has_plain and desk.decodes[2]:
-            desk.exchange[0].plain = times.next_single
-        return
+    """Work out what both steps take."""
+    times, pricing = desk.times[0], desk.spending.pricing
     times.running = _time(desk, desk.running, 0)
-    times.running_plain = plain_time_of(spending.pricing, desk.running[1])
+    times.running_plain = priced_plain(pricing, desk.running[1])
     times.last = _time(desk, desk.running, longest)
     times.first = _time(desk, desk.running, 1) if longest else times.last
     times.next = times.next_plain = 0.0
     if desk.decodes[2]:
         times.next = _time(desk, desk.decodes, 0)
-        times.next_plain = plain_time_of(spending.pricing, desk.decodes[1])
-        times.next_single = plain_time_of(spending.pricing, desk.decodes[2])
-        desk.exchange[0].plain = times.next_single
+        times.next_plain = priced_plain(pricing, desk.decodes[1])
+        times.next_single = priced_plain(pricing, desk.decodes[2])
+        desk.exchange[0].plain = times.next_single if desk.limits[0].has_plain else 1.0
     _correct(desk)
 
 
@@ -249,10 +214,10 @@ def note_step(desk: Trade) -> None:
         least = times.next_plain  # its drafts were made before these prompts were read
     if time <= least:
         return
-    plain = times.next_single if desk.limits[0].has_plain else 1.0
-    if not desk.limits[0].times_given:
+    plain = 1.0
+    if desk.limits[0].has_plain:
         set_load(desk.spending, desk.decodes, 0)
-        plain = plain_time_of(desk.spending.pricing, desk.decodes[2])
+        plain = priced_plain(desk.spending.pricing, desk.decodes[2])
     _add(exchange[0], num, tokens, time / plain)
     _add(exchange[size_class(int(num))], num, tokens, time / plain)
 
@@ -293,7 +258,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     """
     values, choices, num = desk.values, desk.sizes[0], desk.decodes[2]
     set_load(desk.spending, desk.decodes, 0)
-    desk.spending.sizes[4] = desk.limits[0].times_given
+    desk.spending.sizes[4] = desk.spending.pricing.asked[0]
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
     values[0] = value_of(num, none, rate)
@@ -329,7 +294,7 @@ def _spend(desk: Trade, longest: int, most: int, rate: float) -> None:
     size = longest * num
     spending.found[0], spending.found[3] = desk.decodes[2], rate
     spending.sizes[0], spending.sizes[1] = size, min(size, most) + 1
-    spending.sizes[2], spending.sizes[4] = num, desk.limits[0].times_given
+    spending.sizes[2], spending.sizes[4] = num, spending.pricing.asked[0]
     spend_best(spending)
 
 
@@ -387,23 +352,20 @@ def spend_before(desk: Trade, longest: int, rate: float) -> None:
                 desk.lens[row] = desk.spending.counts[row]
 
 
-def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
+def trade_desk(
+    server: ServerView, window: float, *loops: Loop, pricing: Desk[Pricing] | None = None
+) -> Desk[Trade]:
     """Return a desk where nothing is known yet of what a second is worth.
 
     Args:
         window: Steps after which one has faded to 1/e.
         loops: On it.
+        pricing: What steps take; None: as the policy's view says.
     """
-    is_known = server.pricing is not None and server.plain_time is not None
-
-    def answer() -> None:
-        desk = made.arrays
-        _give_times(desk, server, *desk.wanted.tolist())
-
-    made: Desk[Trade] = Desk(
+    return Desk(
         Trade,
         *loops,
-        spending=spending_desk(server.pricing or server.answers or Desk(Pricing, **PRICING_SIZES)),
+        spending=spending_desk(pricing),
         exchange=np.repeat(row_of(Rate, keep=1.0 - 1.0 / window, plain=1.0), 1 + SIZES),
         learned=row_of(
             Learned,
@@ -418,14 +380,10 @@ def trade_desk(server: ServerView, window: float, *loops: Loop) -> Desk[Trade]:
             max_len=server.max_draft_len,
             one_cost=server.drafts_at_one_cost is True,
             by_model=server.drafts_by_model,
-            times_given=not is_known,
             has_plain=server.plain_time is not None,
         ),
         times=1,
-        wanted=2,
-        ask=Hook(answer),
     )
-    return made
 
 
 def known_rate(desk: Trade, num: int) -> float:
@@ -434,54 +392,32 @@ def known_rate(desk: Trade, num: int) -> float:
 
 
 def put_loads(
-    desk: Trade,
-    server: ServerView,
-    running: StepLoad,
-    decodes: StepLoad,
-    most: int = -1,
-    drafted: int = 0,
+    desk: Trade, running: StepLoad, decodes: StepLoad, most: int = -1, drafted: int = 0
 ) -> None:
     """Put down both steps; the second makes such drafts and verifies that many tokens at most."""
     numbers = desk.running
     numbers[0], numbers[1], numbers[2], numbers[3] = running[:4]  # quicker than all at once
     numbers = desk.decodes
     numbers[0], numbers[1], numbers[2], numbers[3] = decodes[:4]
-    if desk.limits["times_given"][0]:
-        _give_times(desk, server, most, drafted)
+    ask_python(desk, most, drafted)
 
 
-def _give_times(desk: Trade, server: ServerView, most: int, drafted: int) -> None:
-    """Work out what both steps take."""
-    running, decodes = (StepLoad(*load[:4].tolist()) for load in (desk.running, desk.decodes))
-    times, plain_time = desk.times, server.plain_time or (lambda load: server.step_time(load, 0))
-    times["running"], times["running_plain"] = server.step_time(running, 0), plain_time(running)
-    if decodes.num_requests:
-        times["next"], times["next_plain"] = server.step_time(decodes, 0), plain_time(decodes)
-        single = decodes._replace(batched_tokens=decodes.num_requests)
-        times["next_single"] = plain_time(single)
-    if most >= 0:
-        longest = min(server.max_draft_len, most // max(decodes.num_requests, 1))
-        times["first"], times["last"] = (server.step_time(running, k) for k in (1, longest))
-        tokens = decodes.batched_tokens + np.arange(most + 1)
-        desk.spending.times[: most + 1] = server.step_times(decodes, tokens, drafted)
-
-
-def put_drafts(desk: Trade, server: ServerView, batch: BatchView, drafts: DraftView) -> None:
+def put_drafts(desk: Trade, batch: BatchView, drafts: DraftView) -> None:
     """Put down a step, of whose drafts `spend_on_drafts` is to settle what it verifies."""
     load, num = batch.load, batch.size - int(np.count_nonzero(batch.in_prefill))
     decodes, drafted = StepLoad(load.context_tokens, 0, num, load.prefill_tokens), 0
-    if desk.limits["times_given"][0]:
+    if desk.spending.pricing.asked[0]:
         tokens = load.batched_tokens - int(np.add.reduce(drafts.draft_lens))
         decodes = load._replace(batched_tokens=tokens, num_requests=num)
         drafted = 0 if known_rate(desk, num) else int(drafts.draft_lens.max())
-    put_loads(desk, server, load, decodes, drafts.confidences.size, drafted)
+    put_loads(desk, load, decodes, drafts.confidences.size, drafted)
 
 
-def put_outcome(desk: Trade, server: ServerView, outcome: StepOutcome) -> None:
+def put_outcome(desk: Trade, outcome: StepOutcome) -> None:
     """Put down a step of which `note_step` is to take note."""
     load, numbers = outcome.load, desk.outcome
     tokens = load.batched_tokens - load.prefill_tokens
-    put_loads(desk, server, load, StepLoad(load.context_tokens, tokens, load.num_requests))
+    put_loads(desk, load, StepLoad(load.context_tokens, tokens, load.num_requests))
     numbers[0], numbers[1] = len(outcome.requests), outcome.output_tokens
     numbers[2] = outcome.target_time + outcome.draft_time + outcome.overhead_time
     numbers[3] = outcome.draft_time

@@ -2,7 +2,7 @@
 
 from specsim.core.compiled import inner
 from specsim.policies.parts.exchange import Trade, set_load
-from specsim.profile.step_time import plain_time_of
+from specsim.profile.step_time import priced_plain
 
 _KEPT = 0.99  # share of what is known of earlier steps that a step leaves
 _SOON = 20.0  # steps after which one in so many is compared: it takes time to do so
@@ -36,10 +36,8 @@ def learn_prices(desk: Trade) -> None:
     if not limits.has_plain:
         return
     if learned.target_steps < _SOON or learned.asked % _ONE_OF == 0:
-        plain = desk.times[0].running_plain
-        if not limits.times_given:
-            set_load(desk.spending, desk.running, 0)
-            plain = plain_time_of(desk.spending.pricing, desk.running[1])
+        set_load(desk.spending, desk.running, 0)
+        plain = priced_plain(desk.spending.pricing, desk.running[1])
         ratio = _bounded((outcome[2] - outcome[3]) / plain)
         learned.target_ratios = _KEPT * learned.target_ratios + ratio
         learned.target_steps = _KEPT * learned.target_steps + 1.0
