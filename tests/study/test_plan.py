@@ -51,6 +51,15 @@ from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
 from specsim.workload import WorkloadConfig
 
+needs_tables = pytest.mark.skipif(
+    find_spec("aiconfigurator_core") is None, reason="the extra 'tables' is not installed"
+)
+
+
+@pytest.fixture
+def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.profile.kernel_tables.find_spec", lambda name: None)
+
 
 @pytest.mark.parametrize(
     ("name", "shape"),
@@ -75,6 +84,7 @@ def test_an_unknown_model_is_told_the_nearest() -> None:
         model_of("Qwen/Qwen33-8B")
 
 
+@pytest.mark.usefixtures("no_tables")
 def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"name a folder with its config.json \(./my-model\)"):
@@ -105,6 +115,7 @@ TUNED = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_tables")
 @pytest.mark.parametrize(
     ("changes", "hardware"),
     [
@@ -128,9 +139,16 @@ def test_a_fine_tune_in_a_folder_has_the_profiles_of_its_base(
         )
 
 
-needs_tables = pytest.mark.skipif(
-    find_spec("aiconfigurator_core") is None, reason="the extra 'tables' is not installed"
-)
+@needs_tables
+def test_where_tables_are_installed_a_folder_is_composed_and_else_a_roofline(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TUNED | {"num_hidden_layers": 24}))
+    found = offered(asked(str(tmp_path), gpus="h100,l4"), ("off",)).options
+    kinds = {o.hardware.profile.gpu: o.hardware.profile.target.kind for o in found}
+    assert kinds == {"h100": "composed", "l4": "roofline"}
+
+
 MIMO = {
     "model_type": "mimo", "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 151680,
     "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -138,6 +156,7 @@ MIMO = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("no_tables")
 @pytest.mark.parametrize("layers", [36, 30])  # a shape in profiles/, and none
 def test_a_folders_own_mtp_layers_draft(tmp_path: Path, layers: int) -> None:
     config = MIMO | {"num_hidden_layers": layers, "num_nextn_predict_layers": 1}
@@ -281,6 +300,7 @@ def test_gpus_may_be_written_as_answers_have_them() -> None:
     assert not {"eagle", "mtp", "dflash"} & set(re.findall(r"\w+", str(error.value)))
 
 
+@pytest.mark.usefixtures("no_tables")
 def test_of_a_gpu_that_cannot_hold_the_model_the_largest_size_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(MIMO | {"num_hidden_layers": 700}))
     found = offered(asked(str(tmp_path), gpus="l4,b200"), ("off",))
@@ -947,6 +967,7 @@ def test_nothing_to_search_for_is_found_at_once() -> None:
         assert searched([], runner, asked().prices) == []
 
 
+@pytest.mark.usefixtures("no_tables")
 def test_a_gpu_with_a_namesake_that_was_measured_says_so() -> None:
     (option,) = offered(asked("Qwen/Qwen3-8B", gpus="a100"), ("off",)).options
     assert measured_alike(option) == " (there is one for a100-80gb: --gpus)"

@@ -203,10 +203,12 @@ def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tup
     failed: dict[str, str] = {}  # by reason, the largest size
     for size in spread if known else suffixes:
         try:
-            if size in spread or dtype or ranks > 1:
-                shared = (ranks, size in spread)
+            shared = (ranks, size in spread)
+            try:
                 profile = _composed(model, gpu, size, dtype or "bfloat16", *shared)
-            else:
+            except ProfileError:
+                if dtype or shared != (1, False):
+                    raise
                 profile = _roofline(model, gpu, size)
             yield Hardware(gpu + suffixes[size], profile, ranks=ranks), PROFILE_FILE
             failed.clear()  # as it would of fewer GPUs
