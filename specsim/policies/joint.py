@@ -25,7 +25,7 @@ from specsim.policies.parts import ROOMS
 from specsim.policies.parts.estimate import PRIOR_TRIALS, Fading, alpha_of_all, fade, survive
 from specsim.policies.parts.exchange import (
     Trade,
-    ask_python,
+    ask_ahead,
     best_of,
     note_step,
     rate_of,
@@ -418,7 +418,7 @@ def decide(view: View, desk: Joining) -> None:
         desk.state[0].width, desk.state[0].has_found = step.width, step.has_found
         desk.state[0].has_undrafted = step.num_undrafted > 0
         trade.limits[0].free_slots = step.free_slots
-        ask_python(trade, min(step.num_rows * step.max_draft_len, step.free_slots), 0)
+        ask_ahead(trade, min(step.num_rows * step.max_draft_len, step.free_slots))
         length = _propose(desk)
         _note_asked(view, desk, length)
     else:
@@ -457,13 +457,7 @@ def verify(view: View, desk: Joining) -> None:
         return
     desk.state[0].num_rows, desk.state[0].width = step.num_rows, step.width
     _put_running(view, trade)
-    longest, tokens = 0, step.batched_tokens
-    for row in range(step.num_rows):
-        longest = max(longest, view.draft_lens[row])
-        tokens -= view.draft_lens[row]
-    _put_decodes(trade, step.context_tokens, tokens, step.num_decodes, step.prefill_tokens)
-    drafted = 0 if rate_of(trade.exchange, step.num_decodes) else longest
-    ask_python(trade, step.num_rows * step.width, drafted)
+    _put_decodes(trade, step.context_tokens, 0, step.num_decodes, step.prefill_tokens)
     _trim(desk)
 
 

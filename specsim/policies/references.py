@@ -219,7 +219,6 @@ class Bayes(KnowsModel[_Knowing]):
         if not self.confidences or not server.has_confidences:
             return draft_lens
         desk = memory.put(_survival(drafts))
-        desk.draft_lens[: batch.size] = draft_lens
         put_drafts(desk, batch, drafts)
         desk.sizes[3] = _TRIMS
         memory.desk.runs[0]()

@@ -146,15 +146,15 @@ def value_of(tokens: float, time: float, rate: float) -> float:
 
 
 @inner
-def ask_python(desk: Trade, most: int, drafted: int) -> None:
-    """Have Python work out at once what the next step takes of up to so many tokens more.
+def ask_ahead(desk: Trade, most: int) -> None:
+    """Have Python work out at once, if loops cannot, what the next step takes for `spent_time`.
 
-    If loops cannot; that step makes such drafts.
+    Of up to so many tokens more.
     """
     spending, load = desk.spending, desk.decodes
     if spending.pricing.asked[0]:
         put_load(spending.pricing, load[0], load[1], load[2], load[3])
-        put_len(spending.pricing, drafted)
+        put_len(spending.pricing, 0)
         price_steps(spending.times, spending.pricing, load[1], most + 1)
 
 
@@ -258,7 +258,6 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     """
     values, choices, num = desk.values, desk.sizes[0], desk.decodes[2]
     set_load(desk.spending, desk.decodes, 0)
-    desk.spending.sizes[4] = desk.spending.pricing.asked[0]
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
     values[0] = value_of(num, none, rate)
@@ -294,7 +293,7 @@ def _spend(desk: Trade, longest: int, most: int, rate: float) -> None:
     size = longest * num
     spending.found[0], spending.found[3] = desk.decodes[2], rate
     spending.sizes[0], spending.sizes[1] = size, min(size, most) + 1
-    spending.sizes[2], spending.sizes[4] = num, spending.pricing.asked[0]
+    spending.sizes[2] = num
     spend_best(spending)
 
 
@@ -391,26 +390,20 @@ def known_rate(desk: Trade, num: int) -> float:
     return rate_of(as_records(desk.exchange), num)
 
 
-def put_loads(
-    desk: Trade, running: StepLoad, decodes: StepLoad, most: int = -1, drafted: int = 0
-) -> None:
-    """Put down both steps; the second makes such drafts and verifies that many tokens at most."""
+def put_loads(desk: Trade, running: StepLoad, decodes: StepLoad, most: int = -1) -> None:
+    """Put down both steps; the second verifies that many tokens at most."""
     numbers = desk.running
     numbers[0], numbers[1], numbers[2], numbers[3] = running[:4]  # quicker than all at once
     numbers = desk.decodes
     numbers[0], numbers[1], numbers[2], numbers[3] = decodes[:4]
-    ask_python(desk, most, drafted)
+    ask_ahead(desk, most)
 
 
 def put_drafts(desk: Trade, batch: BatchView, drafts: DraftView) -> None:
     """Put down a step, of whose drafts `spend_on_drafts` is to settle what it verifies."""
     load, num = batch.load, batch.size - int(np.count_nonzero(batch.in_prefill))
-    decodes, drafted = StepLoad(load.context_tokens, 0, num, load.prefill_tokens), 0
-    if desk.spending.pricing.asked[0]:
-        tokens = load.batched_tokens - int(np.add.reduce(drafts.draft_lens))
-        decodes = load._replace(batched_tokens=tokens, num_requests=num)
-        drafted = 0 if known_rate(desk, num) else int(drafts.draft_lens.max())
-    put_loads(desk, load, decodes, drafts.confidences.size, drafted)
+    put_loads(desk, load, StepLoad(load.context_tokens, 0, num, load.prefill_tokens))
+    desk.draft_lens[: batch.size] = drafts.draft_lens
 
 
 def put_outcome(desk: Trade, outcome: StepOutcome) -> None:

@@ -47,7 +47,7 @@ class Spending(NamedTuple):
     counts: Ints
     """Of each sequence: what it drafts, or is to verify."""
     sizes: Ints
-    """Gains, times, sequences, gains to be taken; whether the times are given."""
+    """Gains, times, sequences, gains to be taken."""
     pricing: Annotated[Any, Pricing]
     """What steps take."""
 
@@ -55,7 +55,7 @@ class Spending(NamedTuple):
 def spending_desk(pricing: Desk[Pricing] | None = None) -> Desk[Spending]:
     """Return a desk to spend gains on; steps take what the policy's view says, or this."""
     given = {} if pricing is None else {"pricing": pricing}
-    return Desk(Spending, ends=BUCKETS, extra=2, found=4, sizes=5, **given)
+    return Desk(Spending, ends=BUCKETS, extra=2, found=4, sizes=4, **given)
 
 
 @inner
@@ -79,7 +79,7 @@ def _draw_line(desk: Spending, size: int) -> None:
 @inner
 def spent_time(desk: Spending, spent: int) -> float:
     """Return what a step takes that spends so many gains."""
-    if desk.sizes[4]:
+    if desk.pricing.asked[0]:
         time = desk.times[spent]
     else:
         time = step_time_of(desk.pricing, desk.pricing.load[1] + spent, desk.pricing.load[4])
@@ -99,8 +99,7 @@ def _worthless(desk: Spending) -> float:
     wider than what rounding does to sums of gains.
     """
     target, last = desk.pricing.target, desk.sizes[1] - 1
-    is_given = desk.sizes[4]
-    if is_given or not _has_line(desk) or 0.0 < desk.found[2] < inf:
+    if not _has_line(desk) or 0.0 < desk.found[2] < inf:
         return _ALL
     gamma = target[5] if desk.pricing.load[3] else target[2]
     share = 0.999 * gamma - 1e-9 * spent_time(desk, last)
@@ -195,15 +194,15 @@ def best_budget(desk: Spending) -> int:
     """Return how many of the largest gains make goodput highest; of equal choices the fewest."""
     num = min(_sort_falling(desk, _worthless(desk)), desk.sizes[1] - 1)
     falling, times, found, extra = desk.falling, desk.times, desk.found, desk.extra
-    emitted_before, tokens, is_given = found[0], desk.pricing.load[1], desk.sizes[4]
+    emitted_before, tokens = found[0], desk.pricing.load[1]
     worth = found[3]
     gained = 0.0
     best = 0
     best_rate = -1e300
-    if not is_given and not _has_line(desk):
-        price_steps(times, desk.pricing, tokens, num + 1)
-    elif not is_given:
+    if _has_line(desk):
         _draw_line(desk, num + 1)
+    else:
+        price_steps(times, desk.pricing, tokens, num + 1)
     limit = found[2] if 0.0 < times[0] <= found[2] else inf
     for budget in range(num + 1):
         if budget:
@@ -250,7 +249,7 @@ def _take_worthwhile(desk: Spending) -> bool:
     """
     gains, counts, num, last = desk.gains, desk.counts, desk.sizes[2], desk.sizes[1] - 1
     worth = desk.found[3]
-    if desk.sizes[4] or worth <= 0.0 or last < desk.sizes[0] or not last or not _has_line(desk):
+    if worth <= 0.0 or last < desk.sizes[0] or not last or not _has_line(desk):
         return False
     least, most = spent_time(desk, 0), spent_time(desk, last)
     price = worth * (most - least) / last
