@@ -45,12 +45,20 @@ from specsim.policies.parts.prospects import (
     clear,
     foresee,
     foretell,
+    note_course,
     note_firsts,
     prospects,
     put_survival,
     take_in,
 )
-from specsim.policies.parts.upkeep import LOSS, has_tried, note_gains, settle_served, share_of
+from specsim.policies.parts.upkeep import (
+    LOSS,
+    has_tried,
+    life_of,
+    note_gains,
+    settle_served,
+    share_of,
+)
 
 _PRIOR_TRIALS = (1.0, 5.0, 20.0)  # that the rate of all requests may count for in that of one
 _STALE_TRIALS = 10.0  # that all requests' counts for at least, however long ago they were
@@ -86,6 +94,8 @@ def _for_all(desk: Joining) -> int:
     time = trade.times[0].next_plain
     plain = value_of(num, time, rate)
     worth = rate * time if rate else plain
+    if state.is_closed:
+        state.promise = (_hoped_for(desk, longest, rate) - plain) / worth
     _weigh(desk, False, longest, rate)
     for_all = for_served = (values[best_of(values, 0, longest)] - plain) / worth
     served = _num_served(desk)
@@ -105,7 +115,7 @@ def _for_all(desk: Joining) -> int:
         return 0
     state.pays_served = for_served > reading / time * served / num
     if state.is_trying:
-        state.spent += idle + max(values[0] - values[least], 0.0) / worth
+        state.spent += max(idle + (values[0] - values[least]) / worth, 0.0)
         state.tries_left -= 1
         if state.tries_left >= 0:
             state.is_probing = 1
@@ -144,6 +154,7 @@ def _weigh(desk: Joining, is_served: bool, longest: int, rate: float) -> None:
             num += 1
     seen.sizes[0] = num
     foresee(seen)
+    seen.course[0].foretold = seen.gained[LEVELS - 1] / max(num, 1)
     desk.trade.sizes[0] = LEVELS
     weigh_choices(desk.trade, 0, longest, rate)
 
@@ -163,6 +174,20 @@ def _weigh_past(desk: Joining, is_served: bool, longest: int, rate: float) -> No
         trade.tokens[place], trade.gained[place] = tokens, gained
     trade.sizes[0] = 1
     weigh_choices(trade, 0, longest, rate)
+
+
+@inner
+def _hoped_for(desk: Joining, longest: int, rate: float) -> float:
+    """Return what the best length is worth if drafts are as good as is believed before any."""
+    trade, num, survival, gained = desk.trade, desk.trade.decodes[2], 1.0, 0.0
+    for place in range(longest):
+        survival *= desk.state[0].believed
+        gained += num * survival
+        trade.tokens[place], trade.gained[place] = num * (place + 1.0), gained
+    trade.sizes[0] = 1
+    weigh_choices(trade, 0, longest, rate)
+    value: float = trade.values[best_of(trade.values, 0, longest)]
+    return value
 
 
 @inner
@@ -279,6 +304,7 @@ def _look_at(desk: Joining, num_drafts: int) -> None:
         left -= 1
     seen.sizes[0] = taken
     note_firsts(seen)
+    note_course(seen, life_of(desk.lives[0]))
     take_in(seen)
     desk.state[0].num_seen += taken
 
@@ -514,6 +540,7 @@ class Joint(LoopPolicy):
         longest = max(server.max_draft_len, 1)
         state = row_of(
             JointState,
+            believed=self.prior,
             prior=self.prior,
             num_trials=PRIOR_TRIALS,
             has_confidences=server.has_confidences,

@@ -17,7 +17,14 @@ from specsim.decisions.policy import pricing_of
 from specsim.policies import POLICIES, KnowsModel, Policy
 from specsim.policies.parts.exchange import known_rate, note_step, put_outcome, trade_desk
 from specsim.policies.parts.joint_memory import no_lives
-from specsim.policies.parts.prospects import LEVELS, foresee, note_firsts, prospects, take_in
+from specsim.policies.parts.prospects import (
+    LEVELS,
+    foresee,
+    note_course,
+    note_firsts,
+    prospects,
+    take_in,
+)
 from specsim.policies.parts.upkeep import admit, share_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -183,6 +190,63 @@ def test_a_try_ends_with_its_requests(method: str) -> None:
     }  # fmt: skip
     gained, possible = (found["off"] - found[policy] for policy in ("joint", "goodput"))
     assert gained > 0.5 * possible > 0.0
+
+
+def test_a_try_comes_the_sooner_the_more_it_may_gain() -> None:
+    """Of 100 requests the first 20 are hard to draft for, and those after them easy."""
+    spec = {"method": "draft_model", "num_speculative_tokens": 8}
+    before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.1, 0.9))
+
+    def total(policy: str) -> float:
+        return sum(
+            latency(
+                policy, 0.0, 0.0,
+                workload={
+                    "arrivals": {"kind": "poisson", "rate": 5.0},
+                    "lengths": {"kind": "uniform", "prompt": [600, 1600], "output": [10, 40]},
+                    "num_requests": 100,
+                },
+                engine={"speculative_config": spec},
+                acceptance={"kind": "shift", "at_request": 20, "before": before, "after": after},
+                seed=seed,
+            )
+            for seed in range(6)
+        )  # fmt: skip
+
+    assert total("joint") < total("goodput")
+
+
+def test_drafts_that_have_become_poor_are_soon_known_to_be() -> None:
+    """A thousand good ones before them say nothing of them."""
+    before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.45, 0.05))
+    workload = {
+        "arrivals": {"kind": "poisson", "rate": 26.0},
+        "lengths": {"kind": "uniform", "prompt": [100, 450], "output": [10, 80]},
+        "num_requests": 200,
+    }
+    spec = {"method": "eagle3", "num_speculative_tokens": 7}
+    joint, goodput = (
+        latency(
+            policy, 0.0, 0.0, workload=workload, profile="h100/llama-3.1-8b",
+            engine={"async_scheduling": False, "speculative_config": spec},
+            acceptance={"kind": "shift", "at_request": 100, "before": before, "after": after},
+        )
+        for policy in ("joint", "goodput")
+    )  # fmt: skip
+    assert joint < goodput
+
+
+@pytest.mark.parametrize(("num", "is_forgotten"), [(10, True), (1, False)])
+def test_what_was_foretold_is_forgotten_if_it_was_wrong_of_many_requests(
+    num: int, is_forgotten: bool
+) -> None:
+    """Forty drafts, of as many requests as draft at a time; each decodes for 100 steps."""
+    seen = as_records(prospects(2, 0.7).fit(2 * num))
+    seen.sizes[0], seen.nums[:], seen.course[0].foretold = num, 100.0, 0.7
+    for _ in range(40 // num):
+        seen.survival[: 2 * num] = 0.1
+        note_course(seen, 100.0)
+    assert (seen.nums.sum() < 33.0) == is_forgotten
 
 
 def test_asynchronously_all_sequences_draft_alike_and_most_of_the_gain_is_kept() -> None:

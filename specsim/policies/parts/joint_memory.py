@@ -23,7 +23,8 @@ STEADY = 100.0
 class JointState(Protocol):
     """Where it stands; flags are 0 or 1."""
 
-    prior: float  # alpha in the long run; before any draft, what is believed
+    believed: float  # alpha before any draft
+    prior: float  # in the long run; at first, what is believed
     num_trials: float  # that it is a mean of, the first few being a belief
     num_rows: int  # sequences that the verb is about
     width: int  # tokens of the longest draft that is shown
@@ -57,8 +58,8 @@ class JointState(Protocol):
     num_taken: int  # requests of this try,
     tries_left: int  # steps that are still to draft for them,
     try_loss: float  # share of a step that each such step costs,
-    spent: float  # steps that the try has cost,
-    retry_after: float  # and those after which the next may begin
+    spent: float  # steps that the try has cost, more than it gained
+    promise: float  # share of a step that would be gained if drafts were as good as believed
 
 
 class Lives(Protocol):

@@ -1,19 +1,32 @@
 """What a draft that is yet to be made may come to, by how drafts fared lately."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from specsim.core.compiled import inner
+from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Desk, FloatRows, Floats, Ints
+from specsim.decisions.loops import row_of
 from specsim.policies.draft_goodput import KINDS
 
 LEVELS = 32
 """Of survival, equally wide."""
 _REMEMBERED = 2048.0  # drafts after which one has faded to 1/e in the prospects
 _FIRSTS = 64  # last first tokens, by which drafts are continued that ended early
+STALE_DRAFTS = 32.0
+"""That all before count for at most, where other traffic may have come."""
+_COMMON = 8.0  # requests that the last drafts are of, at least
 _PRIOR_DRAFTS = 4.0
 _ALIKE_DRAFTS = 64.0  # that those of all classes count for in the prospects of one
+
+
+class Course(Protocol):
+    """Whether first tokens survived as was foretold; means over the last drafts, fading."""
+
+    foretold: float  # of those of a step that is decided about
+    error: float  # what they survived, less that;
+    misses: float  # its square,
+    misses_left: float  # and the square of what differs from the mean of those before
 
 
 class Seen(NamedTuple):
@@ -46,6 +59,8 @@ class Seen(NamedTuple):
     """Of those that are taken in, and"""
     survival: Floats
     """shape (n, longest): of their tokens, continued where they end early."""
+    course: Rows[Course]
+    """How far off that was."""
     sizes: Ints
     """n, longest, first tokens that are known."""
 
@@ -134,6 +149,24 @@ def take_in(desk: Seen) -> None:
 
 
 @inner
+def note_course(desk: Seen, life: float) -> None:
+    """Forget most if more than half of what was foretold wrongly is common to the last drafts.
+
+    Requests differ: so many steps of one, its `life`, say no more than a step of so many requests.
+    """
+    course, num, mean = desk.course[0], desk.sizes[0], 0.0
+    for row in range(num):
+        mean += desk.survival[row * desk.sizes[1]] / num
+    error, last = mean - course.foretold, max(STALE_DRAFTS, (_COMMON - num) * life)
+    new = num / (num + last)
+    course.misses += new * (error**2 - course.misses)
+    course.misses_left += new * ((error - course.error) ** 2 - course.misses_left)
+    course.error += new * (error - course.error)
+    if course.misses_left < course.misses / 2.0:
+        age(desk, STALE_DRAFTS)
+
+
+@inner
 def age(desk: Seen, most: float) -> None:
     """Have all drafts so far count for so many at most: since they were made much may differ."""
     keep = most / max(desk.nums.sum(), most)
@@ -206,5 +239,6 @@ def prospects(longest: int, prior: float) -> Desk[Seen]:
         weights=KINDS,
         firsts=np.full(_FIRSTS, prior),
         decline=np.full((2, longest), 16.0),
+        course=row_of(Course),
         sizes=np.array([0, longest, 1]),
     )

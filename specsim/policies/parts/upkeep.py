@@ -18,7 +18,7 @@ from specsim.policies.parts.joint_memory import (
     JointState,
     Lives,
 )
-from specsim.policies.parts.prospects import age
+from specsim.policies.parts.prospects import STALE_DRAFTS, age
 
 _KEPT = 0.999  # share of what is known of requests that a step leaves
 _PRIOR_GAIN = 0.03  # share of a step that a drafter is expected to gain
@@ -26,12 +26,12 @@ _SOON = 20.0  # for whom it serves, who are the fewer the longer it reads no pro
 _EVIDENCE = 16  # drafts without which a drafter is not given up
 _WORTHWHILE = 0.01  # share of a step that a drafter has to gain
 _NOTHING = 1e-6  # share of a step: rounding
-_STALE_DRAFTS = 32.0  # that all before a try count for beside it, at most
 _TRY_REQUESTS = 4  # new ones that are drafted for at a time though the drafter was given up, in
 _TRY_STEPS = 4  # so many steps, and
 _TRY_OVER = -2  # two more, under asynchronous scheduling, until it is known what came of the last
+_CHANGES = 0.05  # for the better, that are expected in as many steps as there were so far
 LOSS = 0.002
-"""Share of all steps that may be lost by drafting what does not seem to pay."""
+"""Share of all steps that may be lost by drafting what does not seem to pay, if that is all."""
 
 
 @inner
@@ -134,22 +134,33 @@ def _reading_time(desk: Trade) -> float:
 def _choose_try(desk: Joining, num_new: int) -> None:
     """Try to draft for new requests, if there are any, though the drafter was given up.
 
-    If that pays the next ones are tried at once, else when what it has cost is `LOSS` of the time.
+    If that pays the next are tried at once, else when as much as it has cost is lost by waiting.
     """
     state, lives = desk.state[0], desk.lives[0]
     if not state.is_closed:
-        state.is_trying = 0
-        state.retry_after = _TRY_STEPS * state.try_loss / LOSS / 2.0
+        state.is_trying, state.spent = 0, _TRY_STEPS * state.try_loss
     elif not state.is_trying or has_tried(state):
         if state.is_trying:
             reading = state.num_taken * lives.reading / max(lives.admitted, 1.0)
             state.spent += reading / desk.trade.exchange[0].plain
-            state.retry_after = 0.0 if state.pays_served else state.spent / LOSS
-        state.is_trying = num_new > 0 and state.idle_steps >= state.retry_after
+            state.spent *= not state.pays_served
+        state.is_trying = num_new > 0 and _waiting_loss(state, lives.step) >= state.spent
         if state.is_trying:
             state.tries_left, state.spent = _TRY_STEPS, 0.0
             state.idle_steps = state.num_taken = 0
-            age(desk.seen, _STALE_DRAFTS)
+            age(desk.seen, STALE_DRAFTS)
+
+
+@inner
+def _waiting_loss(state: JointState, step: float) -> float:
+    """Return the steps that are expected to be lost since the last try, as drafting may pay by now.
+
+    If it has come to pay, then in the midst of them, on average.
+    """
+    promise, waited = max(state.promise, _WORTHWHILE), float(state.idle_steps)
+    chance = _CHANGES * waited / max(step, 1.0)
+    loss: float = chance * promise / (1.0 + promise) * waited / 2.0
+    return loss
 
 
 @inner
@@ -158,6 +169,13 @@ def admit(lives: Lives, num: int, seconds: float) -> None:
     lives.admitted += num
     lives.reading += seconds
     lives.ended += num
+
+
+@inner
+def life_of(lives: Lives) -> float:
+    """Return the steps in which a request decodes, on average."""
+    life: float = max(lives.lived, 1.0) / max(lives.ended, 1.0)
+    return life
 
 
 @inner
@@ -173,8 +191,7 @@ def share_of(lives: Lives, size: int, begun: float, num: int) -> float:
     lives.running, lives.age = size, age
     if not lives.admitted:
         return 0.0
-    life = max(lives.lived, 1.0) / max(lives.ended, 1.0)
-    share: float = num * lives.reading / lives.admitted / life
+    share: float = num * lives.reading / lives.admitted / life_of(lives)
     lives.admitted *= _KEPT
     lives.reading *= _KEPT
     lives.lived *= _KEPT
