@@ -20,6 +20,7 @@ from traceback import walk_stack
 from typing import Any
 
 import numpy as np
+from typing_extensions import Format, get_annotations
 
 from specsim.core import machine_code
 from specsim.core.blame import blamed, name_of
@@ -95,7 +96,8 @@ def _misspelt(policy: Policy) -> Iterator[str]:
     for each in type(policy).__mro__:
         if issubclass(Policy, each) or each.__module__.startswith("specsim."):
             continue
-        own = {*vars(each), *vars(each).get("__annotations__", ())} - {*dir(Policy)}
+        annotated = get_annotations(each, format=Format.FORWARDREF)
+        own = {*vars(each), *annotated} - {*dir(Policy)}
         used = _used_names([*vars(sys.modules[each.__module__]).values(), *vars(each).values()])
         for name in sorted(own - used):
             if not name.startswith("_") and (close := get_close_matches(name, hooks, 1, 0.7)):

@@ -1,6 +1,5 @@
 """Compiled loops: the same result whatever becomes of the compiler and of its cache."""
 
-import _json
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from numpy.random import _common
 from numpy.typing import NDArray
 from typing_extensions import TypeAliasType
 
@@ -66,7 +66,7 @@ SCRIPT = "from tiny_loops.sums import results; print(results())"
 
 FOREIGN = {  # whole, as their seals say, and of no use
     "nonsense": sealed(b"nonsense"),
-    "another library": sealed(Path(_json.__file__).read_bytes()),
+    "another library": sealed(Path(_common.__file__).read_bytes()),
 }
 
 NO_NUMBA = """
