@@ -12,7 +12,7 @@ from specsim.policies.parts.by_request import (
     by_request,
     foresee_each,
     learn_each,
-    settle_alike,
+    settle_each,
     tell,
 )
 from specsim.policies.parts.spending import spend_by_len
@@ -31,7 +31,7 @@ def decide(view: View, memory: ByRequest) -> None:
         for place in range(spending.counts[row]):
             emitted += memory.gains[place * step.num_rows + row]
     if step.num_decodes:
-        settle_alike(view, memory, emitted)
+        settle_each(view, memory, emitted)
     tell(view, memory)
 
 

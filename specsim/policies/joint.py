@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.compiled import inner
-from specsim.core.desk import Desk, Floats, PerRequest
+from specsim.core.desk import Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.draft_goodput import (
@@ -22,7 +22,7 @@ from specsim.policies.draft_goodput import (
     tally,
 )
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.estimate import PRIOR_TRIALS, Fading, alpha_of_all, fade, survive
+from specsim.policies.parts.estimate import PRIOR_TRIALS, alpha_of_all, fade, fading_desk, survive
 from specsim.policies.parts.exchange import (
     Trade,
     ask_ahead,
@@ -546,12 +546,6 @@ class Joint(LoopPolicy):
             has_confidences=server.has_confidences,
             drafts_alike=server.drafts_alike,
         )
-        fading = Desk(
-            Fading,
-            counts=PerRequest(0.0, 2),
-            totals=np.zeros(2),
-            rates=np.array([1.0 - 1.0 / self.window, _PRIOR_TRIALS[-1], 0.0, 0.0]),
-        )
         return self.remember(
             server,
             states=PerRequest(0, dtype=np.int64),
@@ -563,7 +557,7 @@ class Joint(LoopPolicy):
             trade=trade_desk(server, self.window),
             calibrating=calibrating_desk(bins_of(longest), self.calibration_window),
             seen=prospects(longest, self.prior),
-            fading=fading,
+            fading=fading_desk(self.window, _PRIOR_TRIALS[-1]),
             misses=np.zeros(len(_PRIOR_TRIALS)),
             len_kinds=LEN_KINDS,
             state=state,

@@ -16,7 +16,7 @@ from specsim.policies.parts.by_request import (
     by_request,
     foresee_each,
     learn_each,
-    settle_alike,
+    settle_each,
     tell,
 )
 from specsim.policies.parts.estimate import best_common_len, expected_len
@@ -80,7 +80,7 @@ def decide(view: View, memory: OnTime) -> None:
         k = best_common_len(view, alpha)
         for row in range(step.num_rows):
             view.lens[row] = k
-        what = settle_alike(view, its, num * expected_len(alpha, k))
+        what = settle_each(view, its, num * expected_len(alpha, k))
     for row in range(step.num_rows if what == KEPT else 0):
         view.lens[row] = its.spending.counts[row]
     tell(view, its)

@@ -171,7 +171,7 @@ class Pricing(NamedTuple):
     """Whether Python is to be asked; of steps: the batched tokens of the first, whether no drafter
     runs, and how many they are, each of a token more than the one before."""
     answer: Floats
-    """Seconds of each; as long as it is, so many are asked for at once at most."""
+    """Seconds of each. It is as long as the most steps that are asked for at once."""
     ask: Hook
 
 

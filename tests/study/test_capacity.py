@@ -12,10 +12,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from composed_profile import START
 from conftest import Run, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
+from specsim.cli.options import profile_text
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.policies.off import Off
 from specsim.results.metrics import Slo
@@ -652,6 +654,15 @@ def test_the_gpus_of_all_ranks_are_paid_for() -> None:
     experiment = small("off").replace("a test", engine={"data_parallel_size": 4})
     (hardware,) = find_hardware(experiment, ["h200"])
     assert hardware.under(Off(), experiment).gpus == {"h200": 4}
+
+
+def test_a_profile_of_ranks_that_share_experts_is_of_no_other_gpu(tmp_path: Path) -> None:
+    target = START.target.model_copy(update={"data_parallel_size": 2})
+    path = tmp_path / "ranks.yaml"
+    path.write_text(profile_text(START.model_copy(update={"target": target})))
+    experiment = small("off").replace("a test", profile=str(path))
+    with pytest.raises(ProfileError, match=r"--gpus h200: .* on 2 data-parallel ranks .*--dp 2"):
+        find_hardware(experiment, ["h200"])
 
 
 def test_stages_are_gpus_and_another_gpu_needs_them_too(constant_step: Callable[..., str]) -> None:

@@ -285,6 +285,14 @@ def test_more_ranks_than_were_measured_and_experts_of_drafters_are_refused_in_on
         offered(asked(f"deepseek-ai/DeepSeek-R1 -dp 8 {mtp}", gpus="h200"), ("off",))
 
 
+def test_what_ranks_cannot_be_tried_with_is_said() -> None:
+    command = "Qwen/Qwen3-30B-A3B -dp 2 -ep"
+    day = "0:20,8:100"
+    notes = "; ".join(question_of(vllm=command, traffic="chat", daily=day, pools=True).notes)
+    assert "--pools: data-parallel ranks are not" in notes
+    assert "--daily: data-parallel ranks are not" in notes
+
+
 def test_ranks_of_a_dense_model_are_replicas() -> None:
     question = asked("Qwen/Qwen3-8B -dp 4")
     assert (question.ranks, question.notes[0][:31]) == (1, "--data-parallel-size: left out,")
@@ -419,6 +427,20 @@ def test_a_short_table_without_gaps_has_poisson_arrivals(
     requests = WorkloadConfig.model_validate(traffic.at(5.0, 500)).build(0)
     assert {*requests.prompt_lens.tolist()} == {50, 100}
     assert len(requests) == 500
+
+
+def test_what_a_short_table_says_beyond_lengths_is_refused_or_said_to_be_lost(
+    tmp_path: Path,
+) -> None:
+    row = {"prompt_len": 100, "output_len": 10}
+    path = tmp_path / "own.jsonl"
+    path.write_text(f"{json.dumps({**row, 'adapter': 1})}\n" * 2)
+    with pytest.raises(ConfigError, match="LoRA adapters"):
+        find_traffic(str(path))
+    shared = {"session": "a", "prefix_hash_ids": [1], "prefix_block_size": 16}
+    path.write_text(f"{json.dumps({**row, **shared})}\n" * 2)
+    note = find_traffic(str(path)).note
+    assert "Poisson arrivals, without its sessions and shared prefixes" in note
 
 
 def test_a_table_of_requests_is_traffic_and_it_is_said_how_it_was_read(tmp_path: Path) -> None:

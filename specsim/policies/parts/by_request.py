@@ -50,8 +50,8 @@ def foresee_each(view: View, memory: ByRequest) -> None:
 
 
 @inner
-def settle_alike(view: View, memory: ByRequest, emitted: float) -> int:
-    """Do what `settle` does with the lengths of the view; say what came of it."""
+def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
+    """Do what `settle` does, and renew what was learned when a trial begins."""
     what = settle(view, memory.known[0], emitted)
     if what == BEGUN:  # count for no more than a prior does
         memory.known[0].prior = alpha_now(memory)

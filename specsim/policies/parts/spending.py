@@ -286,13 +286,13 @@ def spend_best(desk: Spending) -> None:
 
 @inner
 def spend(desk: Spending) -> None:
-    """Do that for certain: by all sums of the largest gains."""
-    take(desk, best_budget(desk))
+    """Count each sequence's share of what makes goodput highest, by all sums of gains."""
+    _take(desk, best_budget(desk))
 
 
 @inner
-def take(desk: Spending, budget: int) -> None:
-    """Count each sequence's share of so many largest gains, the least of which is known."""
+def _take(desk: Spending, budget: int) -> None:
+    """Do what `take_largest` does where the least of these gains is known."""
     desk.sizes[3] = budget
     for row in range(desk.sizes[2]):
         desk.counts[row] = 0
@@ -313,8 +313,9 @@ def take_largest(desk: Spending, budget: int) -> None:
             falling[among] = desk.kept[index]
             among += 1
     _sort(falling, among)
-    desk.found[1] = falling[place]
-    take(desk, budget)
+    if num:
+        desk.found[1] = falling[place]
+    _take(desk, budget)
 
 
 @inner

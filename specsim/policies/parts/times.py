@@ -1,4 +1,4 @@
-"""What steps take, computed where it is used: inside the loops of policies."""
+"""What steps take, for Python: by the numbers that loops compute with, to the bit."""
 
 from collections.abc import Callable
 from typing import Annotated, Any, NamedTuple

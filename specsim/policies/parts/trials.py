@@ -159,9 +159,9 @@ def no_trials(window: int) -> dict[str, float]:
 def settle(view: View, trials: TrialState, emitted: float) -> int:
     """Keep the lengths of a step in which somebody decodes, or replace them; say what came of it.
 
-    By nothing if the drafter is given up, and now and then by a trial. The lengths are those of
-    highest goodput where the drafter runs in any case; so many tokens are expected of them, bonus
-    tokens included.
+    Nothing replaces them if the drafter is given up, and now and then a trial does. They are those
+    of highest goodput where the drafter runs in any case; `emitted` tokens are expected of them,
+    bonus tokens included.
     """
     step, num, served, drafted, longest = view.step[0], view.step[0].num_decodes, 0, 0, 0
     for row in range(step.num_rows):

@@ -31,7 +31,7 @@ _TRY_STEPS = 4  # so many steps, and
 _TRY_OVER = -2  # two more, under asynchronous scheduling, until it is known what came of the last
 _CHANGES = 0.05  # for the better, that are expected in as many steps as there were so far
 LOSS = 0.002
-"""Share of all steps that may be lost by drafting what does not seem to pay, if that is all."""
+"""Share of all steps that may be lost by drafting what does not seem to pay."""
 
 
 @inner

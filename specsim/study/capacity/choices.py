@@ -302,26 +302,7 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
         return Hardware(name, profile)
     if name == base.gpu:
         return Hardware(name, base)
-    stages = len(base.stage_shares)
-    sizes = (("tp", base.tensor_parallel_size), ("pp", stages))
-    suffix = "".join(f"-{short}{size}" for short, size in sizes if size > 1)
-    of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
-    for own in (of_same_name, f"{base.model}{suffix}"):
-        if find_resource("profiles", f"{name}/{own}.yaml") is not None:
-            profile = load_profile(f"{name}/{own}")
-            break
-    else:
-        if stages > 1:
-            raise ProfileError(
-                f"--gpus {name}: there is no profile of {base.model} in {stages} stages on it; "
-                f"build one (specsim profile build --pp {stages}) and name its file in --gpus"
-            )
-        try:
-            profile = _roofline(name, base, experiment)
-        except (CapacityError, ProfileError) as error:
-            if str(error).startswith("--gpus"):
-                raise
-            raise type(error)(f"--gpus {name}: {error}") from error
+    profile = _profile_on(name, base, experiment)
     ours, theirs = (_weights_gib(each) for each in (profile, base))
     if not math.isclose(ours, theirs, rel_tol=_SAME_WEIGHTS):
         raise ProfileError(
@@ -330,6 +311,34 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
             "weights have the same, shipped or made by specsim profile build --dtype"
         )
     return Hardware(name, profile)
+
+
+def _profile_on(name: str, base: Profile, experiment: Experiment) -> Profile:
+    """Return the shipped profile of a model on another GPU, or its roofline."""
+    stages, ranks = len(base.stage_shares), getattr(base.target, "data_parallel_size", 1)
+    if ranks > 1:  # which share its experts
+        raise _unbuilt(name, f"{base.model} on {ranks} data-parallel ranks", f"--dp {ranks}")
+    sizes = (("tp", base.tensor_parallel_size), ("pp", stages))
+    suffix = "".join(f"-{short}{size}" for short, size in sizes if size > 1)
+    of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
+    for own in (of_same_name, f"{base.model}{suffix}"):
+        if find_resource("profiles", f"{name}/{own}.yaml") is not None:
+            return load_profile(f"{name}/{own}")
+    if stages > 1:
+        raise _unbuilt(name, f"{base.model} in {stages} stages", f"--pp {stages}")
+    try:
+        return _roofline(name, base, experiment)
+    except (CapacityError, ProfileError) as error:
+        if str(error).startswith("--gpus"):
+            raise
+        raise type(error)(f"--gpus {name}: {error}") from error
+
+
+def _unbuilt(gpu: str, what: str, option: str) -> ProfileError:
+    return ProfileError(
+        f"--gpus {gpu}: there is no profile of {what} on it; build one (specsim profile build "
+        f"{option}) and name its file in --gpus"
+    )
 
 
 def _weights_gib(profile: Profile) -> float:

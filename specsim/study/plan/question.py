@@ -103,16 +103,20 @@ class Question:
     def notes(self) -> list[str]:
         """Which flags have no effect here, or another than on a server."""
         left_out = (
-            "--data-parallel-size: left out, for how many replicas is the answer; ranks of it "
-            "share no experts"
+            "--data-parallel-size: left out, for how many replicas is the answer; its ranks share "
+            "experts under vLLM only, where the model has any"
         )
         as_fullest = (
             "data-parallel ranks: all are taken to have as many tokens as the fullest; such a "
             "server was measured once, with two ranks (2.4 % off)"
         )
+        not_apart = "--pools: data-parallel ranks are not simulated with prefill and decode apart"
+        not_scaled = "--daily: data-parallel ranks are not simulated autoscaled; no day.yaml"
         return [
             *([left_out] if self.command.ranks > self.ranks else []),
             *([as_fullest] if self.ranks > 1 else []),
+            *([not_apart] if self.ranks > 1 and self.pools else []),
+            *([not_scaled] if self.ranks > 1 and self.day else []),
             *self.command.notes,
         ]
 
@@ -249,8 +253,14 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     if trace.arrived_at is None or mean_rate(trace.arrived_at) is None:
         why = "" if trace.arrived_at is None else ", for there all arrive at once"
         arrivals, note = {"kind": "poisson"}, f"lengths of the trace, Poisson arrivals{why}"
+    _check_adapters(path.name, trace)
+    kind = "trace"
+    if arrivals["kind"] == "poisson" and len(trace) < _SAMPLE:
+        kind = "empirical"  # rows are drawn again, their lengths alone
+        columns = {"sessions": trace.sessions, "shared prefixes": trace.prefix_ids}
+        lost = [name for name, column in columns.items() if column is not None]
+        note += f", without its {' and '.join(lost)}" if lost else ""
     note += f" ({trace.note})" if trace.note else ""
-    kind = "trace" if len(trace) >= _SAMPLE else "empirical"  # which draws rows again
     workload = {"arrivals": arrivals, "lengths": {"kind": kind, "path": str(path.resolve())}}
     if arrivals["kind"] == "trace":
         del workload["lengths"]
@@ -265,17 +275,21 @@ def _traffic(
     dataset: str = "",
 ) -> Traffic:
     trace = _drawn(workload, _SAMPLE)
+    _check_adapters(name, trace)
+    longest = int((trace.prompt_lens + trace.output_lens).max())
+    nearest_one = _nearest_dataset(dataset, trace)
+    turns = len(trace) / trace.num_sessions
+    means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
+    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns, means)
+
+
+def _check_adapters(name: str, trace: Trace) -> None:
     if trace.adapters is not None and trace.adapters.any():
         raise ConfigError(
             f"--traffic {name}: has requests for LoRA adapters, and no profile of plan says what "
             "these cost; ask specsim capacity with engine.lora_config and a profile that does, or "
             "leave the adapters out"
         )
-    longest = int((trace.prompt_lens + trace.output_lens).max())
-    nearest_one = _nearest_dataset(dataset, trace)
-    turns = len(trace) / trace.num_sessions
-    means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
-    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns, means)
 
 
 def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:

@@ -182,8 +182,8 @@ class NamedColumns(Reader):
     ``created_at`` do as well. Lengths in tokens, arrivals in seconds, in the unit that the name
     ends in (``_ms``, ``_us``, ``_ns``), or as ISO 8601; what is too large for seconds since 1970 is
     of milliseconds, microseconds or nanoseconds. What was taken for what, and what was ignored, is
-    said. A ``request_length`` or ``response_length`` is bytes in logs of web servers: it is ignored
-    beside a column of tokens, else refused.
+    said. A ``request_length`` or ``response_size`` is bytes in logs of web servers: it is ignored
+    beside a column of tokens of the same side, else refused.
     """
 
     kind: Literal["columns"] = "columns"
