@@ -67,6 +67,7 @@ def compile_rest() -> None:
 
     SuffixTree(4, 1).grow()
     compile_engine("joint")
+    compile_engine("oracle")  # and what prices steps for policies in Python
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
