@@ -10,6 +10,7 @@ from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRo
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.estimate import longest_of
 from specsim.policies.parts.spending import Spending, spend, spend_on_drafts_made, spending_desk
 from specsim.profile.step_time import priced, put_load
 
@@ -173,15 +174,6 @@ def put_gains(view: View, memory: DraftMemory, are_new: bool) -> None:
             stated *= view.confidences[row * step.width + place]
             is_drafted = place < view.draft_lens[row]
             gains[place * step.num_rows + row] = stated if is_drafted else 0.0
-
-
-@inner
-def longest_of(view: View) -> int:
-    """Return the length of the longest draft that is shown."""
-    longest = 0
-    for row in range(view.step[0].num_rows):
-        longest = max(longest, view.draft_lens[row])
-    return longest
 
 
 def decide(view: View, memory: DraftMemory) -> None:

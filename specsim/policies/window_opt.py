@@ -8,7 +8,14 @@ from specsim.core.compiled import Rows, inner
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, rate_of
+from specsim.policies.parts.estimate import (
+    Fading,
+    alpha_of_all,
+    fade,
+    fading_desk,
+    longest_of,
+    rate_of,
+)
 
 
 class SeenTimes(Protocol):
@@ -54,11 +61,9 @@ def decide(view: View, memory: SeenLately) -> None:
 
 def observe(view: View, memory: SeenLately) -> None:
     """Learn alpha from the drafts, a and b from the clock."""
-    step, times, longest = view.step[0], memory.times[0], 0
+    step, times, longest = view.step[0], memory.times[0], longest_of(view)
     memory.fading.sizes[0] = step.num_rows
     fade(memory.fading)
-    for row in range(step.num_rows):
-        longest = max(longest, view.draft_lens[row])
     if not step.prefill_tokens:
         times.verify = step.target_time + step.overhead_time
         times.draft_pass = step.draft_time / longest if longest else times.draft_pass

@@ -91,6 +91,15 @@ def alpha_of(window: WindowState) -> float:
 
 
 @inner
+def longest_of(view: View) -> int:
+    """Return the length of the longest draft that is shown."""
+    longest = 0
+    for row in range(view.step[0].num_rows):
+        longest = max(longest, view.draft_lens[row])
+    return longest
+
+
+@inner
 def num_cut_short(view: View) -> int:
     """Return how many drafts of a step ended in a token that was not accepted."""
     num = 0
@@ -198,15 +207,10 @@ def rate_of(desk: Fading, request: int, alpha: float) -> float:
 
 
 def fading_desk(window: float, prior_trials: float, *, forgets: bool = False) -> Desk[Fading]:
-    """Return counts of what was accepted of each request and of all, before anything was.
+    """Return counts of what was accepted, before anything was, that fade to 1/e in so many steps.
 
-    Both fade, so that old steps are forgotten, whether or not something was drafted since.
-
-    Args:
-        window: Steps of a request after which a count has faded to 1/e.
-        prior_trials: Trials that the rate of all requests counts for in the rate of one.
-        forgets: Whether the rate of all requests goes back to the prior where nothing is drafted,
-            so that it is tried again; not where trials of the drafter see to that.
+    The rate of all requests counts for `prior_trials` in the rate of one. If it `forgets`, it goes
+    back to the prior where nothing is drafted, which is then tried again.
     """
     rates = np.array([1.0 - 1.0 / window, prior_trials, forgets], dtype=np.float64)
     return Desk(Fading, counts=PerRequest(0.0, 2), totals=np.zeros(2), rates=rates)
