@@ -7,7 +7,8 @@ Runs in the Python of a vLLM 0.32 (CPU build). vLLM's own asynchronous scheduler
 up to four drafts each, that end and are followed by others; steps that hold all 64 count. Between
 steps either nothing happens ("warm"), or 50 MB of weights are multiplied with, as a model would
 ("cold"): what a server's caches are like. Time of the clock, medians over steps, microseconds;
-step times are learned, and where a log is written, that is on disk.
+step times are learned, and where a log is written, that is on disk. "plain" is vLLM without a
+policy: "vllm" is what its own work takes, which may be more where something else uses the caches.
 """
 
 import json
@@ -28,14 +29,17 @@ os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 import record
 import torch
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 import specsim.vllm
 from specsim.reality.vllm.control import VARIABLE
 
+PLAIN = "plain"
+COLUMNS = ("columns", "decide", "outcome", "observe", "python", "log", "rest", "all", "vllm")
 POLICIES = (
-    *("static:k=4", "goodput", "ema_tiers:tiers=[4]", "bandit", "q_learning", "turbospec"),
+    *(PLAIN, "static:k=4", "goodput", "ema_tiers:tiers=[4]", "bandit", "q_learning", "turbospec"),
     "joint",
 )
 SIZE, K, STEPS, ALPHA = 64, 4, 500, 0.6
@@ -98,9 +102,9 @@ class Model:
 class Server:
     """vLLM's scheduler with a policy in it, and nobody to run what it schedules."""
 
-    def __init__(self, policy: str, log: str | None) -> None:
+    def __init__(self, policy: str | None, log: str | None) -> None:
         os.environ[VARIABLE] = json.dumps({"policy": policy, "log": log})
-        record.AsyncScheduler = specsim.vllm.AsyncScheduler
+        record.AsyncScheduler = specsim.vllm.AsyncScheduler if policy else AsyncScheduler
         self.scheduler: Any = record.make_scheduler(ENGINE)
         self._rng, self._num_requests, self._steps = Random(0), 0, deque[tuple[Any, set[str]]]()
 
@@ -136,27 +140,13 @@ class Server:
         return emitted
 
 
-def measured(policy: str, model: Model | None, log: str | None) -> dict[str, float]:
-    """Return the microseconds of each part of a step."""
+def measured(policy: str | None, model: Model | None, log: str | None) -> dict[str, float]:
+    """Return the microseconds of each part of a step; without a policy, of vLLM's own scheduler."""
     server, parts = Server(policy, log), Parts()
-    scheduler, controller = server.scheduler, server.scheduler.controller
-    asked = controller._asked
-    parts.watch(scheduler, "_decide", "rest")
-    parts.watch(scheduler, "_observe", "outcome")  # which reads what came, row by row
-    parts.watch(scheduler, "_rows", "rows")
-    for name in ("_tell", "_look", "_look_back", "_settle", "_batch"):
-        parts.watch(asked, name, "load")
-    for verb, hook in asked._verbs.items():
-        asked._verbs[verb] = parts.watched(hook, verb)
-    policy_of = type(controller._policy)
-    kept = policy_of.draft_lens, policy_of.observe
-    parts.watch(policy_of, "draft_lens", "decide")
-    parts.watch(policy_of, "observe", "observe")
-    if controller._learned is not None:
-        parts.watch(controller._learned, "observe", "learn")
-    parts.watch(controller, "_write", "log")
-    parts.watch(controller, "decide", "rest")
-    parts.watch(controller, "observe", "rest")
+    scheduler = server.scheduler
+    for name in ("schedule", "update_from_output"):
+        parts.watch(scheduler, name, "vllm")
+    kept = [_watch_plugin(scheduler, parts)] if policy else []
     taken = []
     for step in range(STEPS):
         parts.took.clear()
@@ -165,25 +155,47 @@ def measured(policy: str, model: Model | None, log: str | None) -> dict[str, flo
             model.run()
         server.update()
         if is_full and step > STEPS // 4:
-            taken.append({**parts.took, "all": parts.took.total()})
-    assert scheduler.controller is not None
-    policy_of.draft_lens, policy_of.observe = kept
-    controller.close()
-    names = ("rows", "load", "decide", "outcome", "learn", "observe", "log", "rest", "all")
-    return {name: median(each.get(name, 0) for each in taken) / 1e3 for name in names}
+            own = parts.took.total() - parts.took["vllm"]
+            taken.append({**parts.took, "all": own})
+    for restore in kept:
+        restore()
+    return {name: median(each.get(name, 0) for each in taken) / 1e3 for name in COLUMNS}
+
+
+def _watch_plugin(scheduler: Any, parts: Parts) -> Callable[[], None]:
+    """Count the parts of the plug-in; return what ends that."""
+    controller = scheduler.controller
+    parts.watch(scheduler, "_or_give_up", "rest")
+    parts.watch(scheduler, "_columns", "columns")
+    parts.watch(scheduler, "_sampled", "outcome")
+    parts.watch(controller._asked, "decide", "decide")
+    parts.watch(controller._asked, "observe", "observe")
+    policy_of = type(controller._policy)
+    kept = policy_of.draft_lens, policy_of.observe
+    parts.watch(policy_of, "draft_lens", "python")
+    parts.watch(policy_of, "observe", "python")
+    if controller._log is not None:
+        for name in ("decided", "ended"):
+            parts.watch(controller._log, name, "log")
+
+    def restore() -> None:
+        assert scheduler.controller is not None
+        policy_of.draft_lens, policy_of.observe = kept
+        controller.close()
+
+    return restore
 
 
 def main() -> None:
-    header = ("rows", "load", "decide", "outcome", "learn", "observe", "log", "rest", "all")
-    print(f"{'policy':20} {'caches':6} " + " ".join(f"{name:>8}" for name in header))
+    print(f"{'policy':20} {'caches':6} " + " ".join(f"{name:>8}" for name in COLUMNS))
     for policy in sys.argv[1:] or POLICIES:
         for model in (None, Model()):
-            for has_log in (False, True):
+            for has_log in (False, True) if policy != PLAIN else (False,):
                 with TemporaryDirectory() as folder:
                     log = f"{folder}/log" if has_log else None
-                    found = measured(policy, model, log)
+                    found = measured(None if policy == PLAIN else policy, model, log)
                 caches = "cold" if model else "warm"
-                print(f"{policy:20} {caches:6} " + " ".join(f"{found[n]:8.0f}" for n in header))
+                print(f"{policy:20} {caches:6} " + " ".join(f"{found[n]:8.0f}" for n in COLUMNS))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ import random
 import shutil
 from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from fuzz_catalogue import catalogue
 from fuzz_changes import mutated, nudged, odd_file, torn
@@ -74,15 +76,15 @@ def _fit_quickly() -> None:
     from specsim.reality import acceptance_fit  # noqa: PLC0415
     from specsim.reality.acceptance_fit import fits  # noqa: PLC0415
 
-    acceptance_fit.POSITIONS = fits.POSITIONS = 2000
-    fits.MAX_TRIALS = 5
+    _change(acceptance_fit, POSITIONS=2000)
+    _change(fits, POSITIONS=2000, MAX_TRIALS=5)
 
 
 def _search_quickly() -> None:
     """Let `capacity` begin with shorter runs: of two pools, 0.2 ms a request, 15 s else."""
     from specsim.study import capacity  # noqa: PLC0415
 
-    capacity._REQUESTS = 500
+    _change(capacity, _REQUESTS=500)
 
 
 def _plan_quickly() -> None:
@@ -90,8 +92,14 @@ def _plan_quickly() -> None:
     from specsim.study import plan  # noqa: PLC0415
     from specsim.study.plan import candidates  # noqa: PLC0415
 
-    plan.REQUESTS = candidates._REQUESTS = 40
-    plan._REPLICATIONS, plan.LONGEST = 2, 100
+    _change(candidates, SHORT_REQUESTS=40)
+    _change(plan, REQUESTS=40, _REPLICATIONS=2, LONGEST=100)
+
+
+def _change(module: ModuleType, **numbers: int) -> None:
+    """Set what the module has: under a name of yesterday it would change nothing, unnoticed."""
+    for name, number in numbers.items():
+        patch.object(module, name, number).start()
 
 
 def a_case_of_files(kind: str, rng: random.Random, experiment: dict[str, Any]) -> list[str]:

@@ -45,7 +45,7 @@ def read_reply(path: str) -> int:
     client.parse_metrics(data.decode("utf-8", "replace"))
     client._models(data.decode("utf-8", "replace"))
     try:
-        asyncio.run(client.read_answer(Response(), client.StreamedAnswer(0.0), 5))
+        asyncio.run(client.read_answer(Response(), client.StreamedAnswer(0.0, asked_len=5)))
     except client.TooMuchError:
         return 2
     return 0

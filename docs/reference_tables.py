@@ -333,10 +333,14 @@ def results() -> str:
         profile = Path(folder) / "lora.yaml"
         plain = ROOT / "profiles" / f"{TINY['profile']}.yaml"
         profile.write_text(f"{plain.read_text()}\nlora: {{}}\n")
+        piped = Path(folder) / "piped.yaml"
+        piped.write_text(f"{plain.read_text()}\nstage_shares: [0.5, 0.5]\n")
+        pipeline = {"policy": "off", "acceptance": None, "profile": str(piped)}
+        pipeline["engine"] = {"num_gpu_blocks": 400, "max_model_len": 512}
         lora = {"engine": {**TINY["engine"], "lora_config": {}}, "profile": str(profile)}
         for changes, requests in (
             ({}, None), ({"pools": {}, "autoscaling": None}, None), (offload, None), (lora, named),
-            (apart, None),
+            (apart, None), (pipeline, None),
         ):  # fmt: skip
             for file, names in _written({**TINY, **changes}, requests).items():
                 found.setdefault(file, {}).update(dict.fromkeys(names))

@@ -22,7 +22,7 @@ def _run(app: Callable[..., object]) -> int:
             return 2
         context = getattr(error, "ctx", None)
         command = f"{context.command_path}: " if context is not None else ""
-        text = " ".join(error.format_message().split())
+        text = " ".join(error.format_message().split()).rstrip(".")
         sys.stderr.write(f"error: {command}{text}; see --help\n")
         return 2
     return code if isinstance(code, int) else 0

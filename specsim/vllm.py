@@ -13,8 +13,10 @@ goes on with the drafts that it was configured for, and says so once.
 
 import logging
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler as _Async
@@ -22,22 +24,14 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler as _Sync
 
 from specsim.core.errors import ConfigError
-from specsim.core.step import StepLoad
 from specsim.reality.clock import Clock
-from specsim.reality.vllm.at_work import Rows
+from specsim.reality.vllm.at_work import Columns
 from specsim.reality.vllm.control import VARIABLE, Control, Controller, Engine, told
 
 _LOOKUPS = {"ngram", "ngram_gpu", "suffix"}
 _FIELD = "num_spec_tokens_to_schedule"
 
 _log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
-
-
-class _Awaited(NamedTuple):
-    output: Any  # what vLLM said of it, which comes back when it has ended
-    load: StepLoad
-    k: int
-    scheduled_at: float
 
 
 class _Controlled:
@@ -54,91 +48,104 @@ class _Controlled:
         self.controller = Controller(control, engine, rank)
         self.clock = Clock()
         _log.info("specsim: policy '%s' decides how much is drafted", control.policy)
-        self._numbers: dict[str, int] = {}
         self._num_requests = 0
-        self._steps: deque[_Awaited] = deque()
+        self._steps: deque[tuple[Any, int, int, float]] = deque()
+        """What vLLM said of each that runs, its number and k, and when it was scheduled."""
         self._ended_at = 0.0
 
     def add_request(self, request: Any) -> None:
+        request.specsim_number = self._num_requests
+        self._num_requests += 1
         super().add_request(request)  # type: ignore[misc]
-        if request.request_id not in self._numbers:
-            self._numbers[request.request_id] = self._num_requests
-            self._num_requests += 1
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         # Before vLLM does: it moves the positions on, and lays out room for the drafts.
-        if self.controller is not None:
-            try:
-                self._decide(scheduler_output, self.controller)
-            except Exception as error:  # whatever it is: the server must go on
-                self._give_up(error)
+        self._or_give_up(self._decide, scheduler_output)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
 
-    def _decide(self, output: Any, controller: Controller) -> None:
+    def _decide(self, controller: Controller, output: Any) -> None:
         if controller.constant is not None:
             output.num_spec_tokens_to_schedule = controller.constant
             return
         now = self.clock.now()
-        rows = self._rows(output)
         pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
         free_slots = pool.get_num_free_blocks() * self.block_size  # type: ignore[attr-defined]
-        k, load = controller.decide(rows, now, len(self.running), free_slots)  # type: ignore[attr-defined]
+        running = self.running  # type: ignore[attr-defined]
+        k, step = controller.decide(self._columns(output), now, len(running), free_slots)
         output.num_spec_tokens_to_schedule = k
-        self._steps.append(_Awaited(output, load, k, now))
+        self._steps.append((output, step, k, now))
 
-    def _rows(self, output: Any) -> Rows:
-        """Return its sequences, each with the fields of `Scheduled`."""
-        requests, drafts = self.requests, output.scheduled_spec_decode_tokens  # type: ignore[attr-defined]
-        rows: Rows = []
-        for request_id, count in output.num_scheduled_tokens.items():
-            request = requests[request_id]
-            computed = request.num_computed_tokens
-            known = request.num_tokens
-            rows += (
-                self._numbers[request_id],
-                request.num_prompt_tokens,
-                known,
-                computed + count < known + request.num_output_placeholders,
-                computed,
-                count,
-                len(drafts.get(request_id, ())),
-            )
-        return rows
+    def _columns(self, output: Any) -> Columns:
+        """Return the fields of `Scheduled` of its sequences."""
+        counts, of_id = output.num_scheduled_tokens, self.requests  # type: ignore[attr-defined]
+        requests = [of_id[request_id] for request_id in counts]
+        cached = output.scheduled_cached_reqs
+        computed, output_lens = cached.num_computed_tokens, cached.num_output_tokens
+        if len(computed) != len(requests):  # some are new, and listed apart from the others
+            computed = [each.num_computed_tokens for each in requests]
+            output_lens = [
+                each.num_output_tokens + each.num_output_placeholders for each in requests
+            ]
+        return [
+            *[each.specsim_number for each in requests],
+            *[each.num_prompt_tokens for each in requests],
+            *output_lens,
+            *[each.num_output_placeholders for each in requests],
+            *computed,
+            *counts.values(),
+        ]
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
-        if self.controller is not None:
-            try:
-                self._observe(scheduler_output, model_runner_output, self.controller)
-            except Exception as error:
-                self._give_up(error)
-        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        # What was sampled before vLLM does, which cuts it off in place; all else after it, when
+        # what is looked at has come back to the caches.
+        sampled = self._or_give_up(self._sampled, model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        if sampled is not None:
+            places = model_runner_output.req_id_to_index
+            self._or_give_up(self._observe, scheduler_output, places, *sampled)
+        return outputs
 
-    def _observe(self, output: Any, made: Any, controller: Controller) -> None:
-        while self._steps and self._steps[0].output is not output:
-            self._steps.popleft()
-        if not self._steps:
+    def _sampled(self, _: Controller, made: Any) -> tuple[float, list[int]] | None:
+        """Return when a step has ended, and the output of each sequence as the runner has them."""
+        return (self.clock.now(), [*map(len, made.sampled_token_ids)]) if self._steps else None
+
+    def _observe(
+        self,
+        controller: Controller,
+        output: Any,
+        places: dict[str, int],
+        now: float,
+        sampled: list[int],
+    ) -> None:
+        steps = self._steps
+        while steps and steps[0][0] is not output:
+            steps.popleft()
+        if not steps:
             return
-        now = self.clock.now()
-        step = self._steps.popleft()
-        seconds = now - max(step.scheduled_at, self._ended_at)
+        _, step, k, scheduled_at = steps.popleft()
+        seconds = now - max(scheduled_at, self._ended_at)
         self._ended_at = now
-        if not step.load.num_requests:
-            return
-        drafts, sampled = output.scheduled_spec_decode_tokens, made.sampled_token_ids
-        rows: Rows = []
-        for request_id in output.num_scheduled_tokens:
-            tokens = sampled[made.req_id_to_index[request_id]] if sampled else ()
-            if len(tokens):
-                verified = len(drafts.get(request_id, ()))
-                rows += (self._numbers[request_id], verified, len(tokens) - 1, len(tokens))
-        controller.observe(step.load, step.k, seconds, rows)
-        if len(self._numbers) > 2 * len(self.requests) + 64:  # type: ignore[attr-defined]
-            known = {each for step in self._steps for each in step.output.num_scheduled_tokens}
-            known |= self.requests.keys()  # type: ignore[attr-defined]
-            self._numbers = {each: n for each, n in self._numbers.items() if each in known}
+        if counts := output.num_scheduled_tokens:
+            lens = [sampled[places[each]] for each in counts] if sampled else [0] * len(counts)
+            controller.observe(step, k, seconds, lens)
+        if not self.requests:  # type: ignore[attr-defined]
+            controller.rest()
+
+    def _or_give_up(self, act: Callable[..., Any], *arguments: Any) -> Any:
+        """Do something with the controller, if there is one; it is given up if that fails."""
+        if self.controller is None:
+            return None
+        try:
+            return act(self.controller, *arguments)
+        except Exception as error:  # whatever it is: the server must go on
+            self._give_up(error)
+            return None
 
     def _give_up(self, error: Exception) -> None:
-        self.controller = None
+        controller, self.controller = self.controller, None
+        if controller is not None:
+            with suppress(Exception):  # the log may be what has failed
+                controller.close()
         is_own = isinstance(error, ConfigError)
         _log.error(
             "specsim: the policy decides no more, and drafts have the configured length: %s",
@@ -146,9 +153,14 @@ class _Controlled:
             exc_info=not is_own,
         )
 
+    def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
+        if request_ids is None:
+            # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
+            self._or_give_up(Controller.rest)
+        return super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+
     def shutdown(self) -> None:
-        if self.controller is not None:
-            self.controller.close()
+        self._or_give_up(Controller.close)
         super().shutdown()  # type: ignore[misc]
 
 

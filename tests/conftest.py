@@ -3,13 +3,14 @@
 import gc
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from subprocess import Popen
 from types import ModuleType
 from typing import Any
 
+import compile_first
 import numpy as np
 import pytest
 import yaml
@@ -31,15 +32,12 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compile all loops before any test, on two cores, so that none of them sees it being said."""
+    """Compile loops before any test, those of all policies only if all tests are asked for."""
     if not hasattr(session.config, "workerinput"):
-        paths = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
-        environment = {**os.environ, "PYTHONPATH": paths}
-        called = [
-            f"import conftest; conftest.{name}()" for name in ("compile_engine", "compile_rest")
-        ]
-        for process in [Popen([sys.executable, "-c", each], env=environment) for each in called]:
-            process.wait()
+        is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS
+        asked = [compile_first.__file__, *(() if is_whole else compile_first.ALWAYS)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        subprocess.run([sys.executable, *asked], env=environment, check=False)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -47,27 +45,16 @@ def pytest_collection(session: pytest.Session) -> None:
     gc.disable()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have a thousand tests of milliseconds come last, so that no worker waits for another."""
+    items.sort(key=lambda item: item.path.name == "test_layers.py")
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Have it look at what tests make alone, not over and over at half a million other objects."""
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-def compile_engine(policy: str = "goodput_exact") -> None:
-    """Bind the loops of a run."""
-    from specsim.run.simulate import simulate  # noqa: PLC0415
-
-    simulate(Experiment.parse({**tiny_config(), "policy": policy}, "first"))
-
-
-def compile_rest() -> None:
-    """Bind the loops that few runs have; the engine's are awaited, not compiled again."""
-    from specsim.lookup.suffix import SuffixTree  # noqa: PLC0415
-
-    SuffixTree(4, 1).grow()
-    compile_engine("joint")
-    compile_engine("oracle")  # and what prices steps for policies in Python
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

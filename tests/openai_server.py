@@ -36,6 +36,7 @@ class FakeVllm:
     models: tuple[str, ...] = ("tiny",)
     step: float = STEP
     tells_ids: bool = True
+    counts: bool = True
     has_metrics: bool = True
     tells_drafts: bool = False
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -123,8 +124,9 @@ class FakeVllm:
                     "per_step_drafted": [3] * len(accepted),
                 },
             }
-        await self._send(response, event)
-        await response.write(b"data: [DONE]\n\n")
+        if self.counts:
+            await self._send(response, event)
+        await response.write(b"data: [DONE]\n\n" if self.counts else b"data: [DONE]")
         self.ended += 1
 
     def _delta(self, asked: dict[str, Any], number: int, count: int, left: int) -> dict[str, Any]:

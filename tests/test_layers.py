@@ -4,11 +4,12 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Container, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -51,17 +52,46 @@ OWN = {  # what is defined in tests themselves, and what tuples have
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
+class Facts(NamedTuple):
+    """What tests ask of a file of specsim, which is parsed once."""
+
+    imports: list[tuple[ast.Import | ast.ImportFrom, bool]]
+    """In the order of `ast.walk`, and whether at the top level, for type checkers or not."""
+    first: list[ast.Import | ast.ImportFrom]  # those at the top level that do run
+    classes: list[str]
+    names: set[str]  # of variables and attributes
+    constants: set[Any]
+
+
+@cache
+def facts(path: Path) -> Facts:
+    tree = ast.parse(path.read_text())
+    only_types = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    ]
+    top_level = {*tree.body, *(each for node in only_types for each in ast.iter_child_nodes(node))}
+    nodes = list(ast.walk(tree))
+    found = [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    names = {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+    return Facts(
+        [(node, node in top_level) for node in found],
+        [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)],
+        [node.name for node in nodes if isinstance(node, ast.ClassDef)],
+        names | {node.id for node in nodes if isinstance(node, ast.Name)},
+        {node.value for node in nodes if isinstance(node, ast.Constant)},
+    )
+
+
 def imports(path: Path) -> list[tuple[str, bool]]:
     """Return what a file imports, and whether it does so at its top level."""
-    tree = ast.parse(path.read_text())
-    only_types = [node for node in tree.body if ast.unparse(node).startswith("if TYPE_CHECKING:")]
-    top_level = [*tree.body, *(each for node in only_types for each in ast.iter_child_nodes(node))]
     found = []
-    for node in ast.walk(tree):
+    for node, is_top_level in facts(path).imports:
         if isinstance(node, ast.ImportFrom):
-            found.append((node.module or "", node in top_level))
-        elif isinstance(node, ast.Import):
-            found.extend((alias.name, node in top_level) for alias in node.names)
+            found.append((node.module or "", is_top_level))
+        else:
+            found.extend((alias.name, is_top_level) for alias in node.names)
     return found
 
 
@@ -90,11 +120,11 @@ def name_of(path: Path) -> str:
 def loaded_first(path: Path, modules: Container[str]) -> set[str]:
     """Return the modules that a file needs whole before its own top level has run."""
     found: set[str] = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in facts(path).first:
         if isinstance(node, ast.ImportFrom):
             parts = [f"{node.module}.{alias.name}" for alias in node.names]
             found.update({node.module or ""}, parts)
-        elif isinstance(node, ast.Import):
+        else:
             found.update(alias.name for alias in node.names)
     found |= {name.rsplit(".", number)[0] for name in found for number in range(name.count("."))}
     own = name_of(path)  # whose packages are being loaded already
@@ -121,20 +151,18 @@ def test_the_engine_knows_no_member(family: str) -> None:
         for name, _ in imports(path):
             known = name.removeprefix(f"specsim.{family}")
             assert known in (name, ""), f"{path.name} imports {name}"
-        tree = ast.parse(path.read_text())
-        names = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        names |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
-        members = FAMILY[family].members
+        names, members = facts(path).names, FAMILY[family].members
         shown = {member.__name__ for member in members.values()}
         assert not names & shown, f"{path.name} names {names & shown}"
-        text = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-        assert not text & (members.keys() - {"off", "static", "schedule", "random"})
+        assert not facts(path).constants & (
+            members.keys() - {"off", "static", "schedule", "random"}
+        )
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_what_is_private_stays_in_its_room(path: Path) -> None:
     own = path.relative_to(ROOT).with_suffix("").parts[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node, _ in facts(path).imports:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("specsim."):
             _, unit, *rest = str(node.module).split(".")
             private = [name for name in rest if name.startswith("_")]
@@ -167,12 +195,7 @@ def test_a_policy_has_few_members() -> None:
 
 
 def test_no_name_is_used_twice() -> None:
-    classes = [
-        node.name
-        for path in MODULES
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef) and node.name != "_Memory"
-    ]
+    classes = [name for path in MODULES for name in facts(path).classes if name != "_Memory"]
     files = [path.name for path in MODULES if path.name not in {"__init__.py", "base.py"}]
     assert [name for name, count in Counter(classes + files).items() if count > 1] == []
 

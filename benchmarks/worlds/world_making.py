@@ -55,7 +55,11 @@ def draw_world(rng: Random) -> World:
     profile = profile_of(rng, unit, MIXTURE if shape == "ranks" else MODEL)
     if profile["target"]["kind"] == "composed":  # for so many ranks
         names = ("data_parallel_size", "enable_expert_parallel")
-        profile["target"] |= {name: engine[name] for name in names if name in engine}
+        target = profile["target"]
+        target |= {name: engine[name] for name in names if name in engine}
+        if "data_parallel_size" in engine:
+            halved = [time / 2 for time in target["compute_us"]]
+            target["shared"] = {"at": target["batched_tokens"], "times_us": halved}
     if not is_v0 and rng.random() < 0.4:
         engine["vllm_version"] = "0.33"
         if "speculative_config" in engine and rng.random() < 0.3:

@@ -89,17 +89,16 @@ class Controlled(RecordingAsyncScheduler, AsyncScheduler):
     own_seconds = 0.0  # of all that is not vLLM's
     num_steps = sum_k = 0
 
-    def _decide(self, output: Any, controller: Any) -> None:
-        begun = time.thread_time()
-        super()._decide(output, controller)
-        self.own_seconds += time.thread_time() - begun
+    def _decide(self, controller: Any, output: Any) -> None:
+        super()._decide(controller, output)
         self.num_steps += 1
         self.sum_k += output.num_spec_tokens_to_schedule
 
-    def _observe(self, output: Any, made: Any, controller: Any) -> None:
+    def _or_give_up(self, *what: Any) -> Any:
         begun = time.thread_time()
-        super()._observe(output, made, controller)
+        found = super()._or_give_up(*what)
         self.own_seconds += time.thread_time() - begun
+        return found
 
 
 def main(path: Path) -> None:

@@ -110,6 +110,10 @@ class Acceptance(Member):
         """The models that it is made of."""
         return ()
 
+    def doubts(self, requests: Sequence[Request], draft_len: int) -> list[str]:
+        """Return a line for each reason to doubt what becomes of drafts of up to so many tokens."""
+        return [line for model in self.inner for line in model.doubts(requests, draft_len)]
+
     @property
     def rules(self) -> frozenset[str | None]:
         """Rules of rejection that its chances are of; None is token by token."""

@@ -107,6 +107,8 @@ def load_preset(name: str) -> AcceptanceFile:
     path = find_resource("profiles", f"acceptance/{name}.yaml")
     if path is None:
         hint = nearest(name, preset_names())
+        if name.endswith((".yaml", ".yml")):
+            hint = "of a file of yours, copy what stands under 'acceptance' into the experiment"
         raise ConfigError(f"no preset '{name}' in profiles/acceptance/; {hint}")
     with validated(str(path), ConfigError):
         preset = AcceptanceFile.model_validate(load_mapping(path, ConfigError))

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Literal, final
 
+import numpy as np
+
 from specsim.acceptance.base import Acceptance
 from specsim.core.errors import TraceError
 from specsim.core.request import Request
@@ -32,6 +34,18 @@ class Recorded(Acceptance):
             .translate(cut)
             .ljust(request.output_len, b"\0")
             for request in requests
+        ]
+
+    def doubts(self, requests: Sequence[Request], draft_len: int) -> list[str]:
+        """Say where records may end because the recorded drafts did."""
+        records = b"".join(request.recorded_lens.get(self.proposer, b"") for request in requests)
+        longest = np.frombuffer(records, np.uint8).max(initial=0)
+        if longest >= draft_len:
+            return []
+        return [
+            f"acceptance 'recorded': no draft of '{self.proposer}' was recorded to survive longer "
+            f"than {longest} tokens, and drafts are of up to {draft_len}; if the recorded ones "
+            "were shorter, more survives in truth"
         ]
 
     def _record(self, request: Request) -> bytes:

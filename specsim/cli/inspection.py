@@ -171,7 +171,8 @@ def breakdown(
         if plot is not None:
             plot_breakdown(found, plot, str(results))
     show(*breakdown_tables(found, str(results)))
-    warn(found.warnings)
+    for pool, engine in found.engines.items():
+        warn([f"{pool} pool: {text}" if pool else text for text in engine.warnings])
 
 
 def export(

@@ -13,6 +13,7 @@ from specsim.cli.options import (
     Out,
     Workers,
     output_file,
+    profile_text,
     progress,
     results_folder,
     show,
@@ -113,6 +114,7 @@ def init(
     from specsim.study.plan import question_of
     from specsim.study.plan.candidates import first_option, with_replicas
     from specsim.study.plan.files import commented
+    from specsim.study.plan.hardware import PROFILE_FILE
 
     answers: dict[str, Any] = {}
     with output_file(out) as file:
@@ -130,10 +132,18 @@ def init(
         option = first_option(question)
         experiment = with_replicas(option, question, 1)
         about = f"one {option.hardware.label}; for how many: specsim plan, with the same answers"
+        if experiment.profile == PROFILE_FILE:  # which none is shipped of
+            beside = out.with_name(f"{out.stem}-{PROFILE_FILE}")
+            with output_file(beside) as profile_file:
+                assert profile_file is not None
+                profile_file.write_text(profile_text(option.hardware.profile), encoding="utf-8")
+            experiment = experiment.replace(profile=beside.name)
+            typer.echo(f"profile: {beside}")
         assert file is not None
         file.write_text(commented(experiment, about), encoding="utf-8")
     typer.echo(
-        f"experiment: {out} (specsim run {out}, specsim capacity {out} --qps {question.rate:g})"
+        f"experiment: {out} (specsim run {out}, specsim capacity {out} --qps {question.rate:g}"
+        f"{question.shares_as_options})"
     )
 
 

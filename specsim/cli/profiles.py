@@ -1,6 +1,7 @@
 """Commands ``profile build``, ``profile fit``, ``profile show`` and ``profile roofline``."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,7 +19,7 @@ from specsim.cli.options import (
     spinner,
     write_json,
 )
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, ProfileError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +84,8 @@ def fit(
     `specsim calibrate` writes on a CPU, is taken out of the steps. A folder of kernel tables holds
     dense.csv, attention.csv, per_sequence.csv and, optionally, skew.csv: each point of the
     attention kernel becomes a step, as far as it fits into the GPU's memory. Regression by Huber's
-    loss, no coefficient negative; both kinds of model are shown side by side.
+    loss, no coefficient negative; both kinds of model are shown side by side
+    where the steps determine both.
 
     With --start, a profile of `specsim profile build` is fitted to runs of a load generator: a few
     factors on its kernels and times on the host, with bounds and a prior around the start. It
@@ -135,15 +137,16 @@ def _fit_steps(
     with output_file(out) as profile_file, output_file(json_out) as json_file:
         with spinner(f"fitting to {name}"):
             points, found = measured_steps(sources, *origin, **limits)
-            chosen, *others = (
-                fit_and_test(points, each, seed, source, keeps_sum=is_run)
-                for each in (kind, *(each for each in KINDS if each != kind))
-            )
-        write_json(json_file, {each.kind: each.to_dict() for each in (chosen, *others)})
+            fitted = [fit_and_test(points, kind, seed, source, keeps_sum=is_run)]
+            for each in (each for each in KINDS if each != kind):
+                with suppress(ProfileError):  # such as two regimes of decodes alone
+                    fitted.append(fit_and_test(points, each, seed, source, keeps_sum=is_run))
+        chosen = fitted[0]
+        write_json(json_file, {each.kind: each.to_dict() for each in fitted})
         if profile_file is not None:
             profile = fitted_profile(chosen, points, found, source)
             profile_file.write_text(profile_text(profile), encoding="utf-8")
-    show(*study_tables([chosen, *others], f"{name}, {len(points):,} steps"))
+    show(*study_tables(fitted, f"{name}, {len(points):,} steps"))
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
     typer.echo(as_yaml({"target": target}), nl=False)

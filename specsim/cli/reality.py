@@ -293,7 +293,7 @@ def _group() -> None:
 @acceptance_app.command()
 def fit(
     file: Path = Argument(..., help="A token trace with recorded acceptance."),
-    proposer: str = Option(..., help="Such as eagle, for the column acc_eagle."),
+    proposer: str = Option(..., help="Such as eagle, of acc_eagle or accepted_lens_eagle."),
     k: int = Option(5, min=1, help="Draft length of the replay."),
     max_output_len: int = Option(
         1500, min=2, help="Leave longer outputs out: they are endless loops."

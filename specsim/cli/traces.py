@@ -18,11 +18,14 @@ tokens_app = typer.Typer(
 )
 
 TraceFile = Annotated[Path, typer.Argument(help="A workload of any known format.")]
+_READER = Option(None, help="Who reads it, such as my_parts:Gateway; by default told by content.")
 
 
 @trace_app.command()
 def describe(
-    file: TraceFile, as_json: bool = Option(False, "--json", help="Print JSON, not a table.")
+    file: TraceFile,
+    as_json: bool = Option(False, "--json", help="Print JSON, not a table."),
+    reader: str | None = _READER,
 ) -> None:
     """Print counts, rates, burstiness, length quantiles and the share of reused prefix."""
     from dataclasses import asdict
@@ -32,7 +35,7 @@ def describe(
     from specsim.workload.statistics import describe as describe_trace
 
     with spinner(f"reading {file.name}"):
-        description = describe_trace(read_trace(file))
+        description = describe_trace(read_trace(file, reader))
     if as_json:
         typer.echo(json.dumps(asdict(description), indent=1))
     else:
@@ -41,14 +44,16 @@ def describe(
 
 @trace_app.command()
 def convert(
-    file: TraceFile, out: Path = Argument(..., help="Ends in .parquet, .jsonl or .jsonl.gz.")
+    file: TraceFile,
+    out: Path = Argument(..., help="Ends in .parquet, .jsonl or .jsonl.gz."),
+    reader: str | None = _READER,
 ) -> None:
     """Write a workload of any known format in specsim's own."""
     from specsim.workload.readers import read_trace
     from specsim.workload.readers.native import write_trace
 
     with spinner(f"converting {file.name}"):
-        trace = read_trace(file)
+        trace = read_trace(file, reader)
         write_trace(trace, out)
     dropped = f", {trace.num_dropped:,} failed requests left out" if trace.num_dropped else ""
     typer.echo(f"{out}: {len(trace):,} requests read as {trace.format}{dropped}")

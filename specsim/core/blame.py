@@ -56,6 +56,8 @@ def blamed() -> Iterator[None]:
 
 def is_whole(value: Any) -> bool:
     """Return whether a value that a user's class gave is one whole number, numpy's or Python's."""
+    if type(value) is int:  # nearly always
+        return True
     if isinstance(value, np.ndarray):
         return value.shape == () and value.dtype.kind in "iu"
     return isinstance(value, int | np.integer) and not isinstance(value, bool)

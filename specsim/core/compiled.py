@@ -23,6 +23,7 @@ from numpy.typing import DTypeLike, NDArray
 from specsim.core.machine_code import IS_COMPILER, Source, loaded
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
+_UNDIVIDED = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 HOOK = "hook"
@@ -145,6 +146,12 @@ class _Raised(local):
 _RAISED = _Raised()
 
 
+def raise_kept() -> None:
+    """Raise what a hook in Python has raised in machine code, if anything."""
+    if _RAISED.errors:
+        raise _RAISED.errors.pop()
+
+
 def run(hook: Any) -> int:
     """Call a hook from a loop; 0, or less than that if it has raised."""
     return int(hook() or 0)
@@ -253,7 +260,7 @@ class Bound(Hook):
             function = np.errstate(over="ignore")(loop.function)  # as in machine code
             super().__init__(partial(function, argument))
         else:
-            self._argument = pointers.address
+            self._address, self._argument = address, pointers.address
             self._run = _PROTOTYPE(address)
             self.numbers = (address, self._argument, 0)
 
@@ -261,9 +268,19 @@ class Bound(Hook):
         if not self.is_compiled:
             return int(self._function())
         done: int = self._run(self._argument)
-        if _RAISED.errors:
-            raise _RAISED.errors.pop()
+        raise_kept()
         return done
+
+    @property
+    def bare(self) -> tuple[Callable[[Any], int], Any]:
+        """What runs it while it lives, and what to give that; the caller has to `raise_kept`.
+
+        For where a model has emptied the caches: each object that is looked at takes time then. No
+        other thread may run meanwhile, which would keep Python's lock for milliseconds.
+        """
+        if self.is_compiled:
+            return _UNDIVIDED(self._address), self._argument
+        return lambda _: int(self._function()), None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         return Bound(self._loop, deepcopy(self._pointers, memo))

@@ -137,7 +137,7 @@ def _kept_at(source: Source) -> Path | None:
     if source.module == "__main__":
         raise FailedError("what a script defines is not compiled; import it from a file")
     digest = _digest(source)
-    folder = _cache_folder()
+    folder = cache_folder()
     return None if folder is None else folder / f"{source.name}-{digest}.code"
 
 
@@ -153,7 +153,7 @@ def _code(source: Source, path: Path | None, useless: bytes | None) -> bytes:
     return code
 
 
-def _cache_folder() -> Path | None:
+def cache_folder() -> Path | None:
     """Return the folder that holds compiled code; None if no folder can be written to."""
     named = os.environ.get(CACHE_VARIABLE)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")

@@ -144,14 +144,20 @@ def _told(problem: Any) -> str:
 
 
 def overridden(
-    data: dict[str, Any], overrides: Iterable[str], option: str = "--set"
+    data: dict[str, Any], overrides: Iterable[str] | Mapping[str, object], option: str = "--set"
 ) -> dict[str, Any]:
     """Return a configuration with values replaced, each by ``dotted.path=value``, in YAML.
 
-    A ConfigError, which names the option, if one has no ``=``, or a path that leads through no
-    mapping.
+    Or each by a value of a mapping, by its dotted path. A ConfigError, which names the option, if
+    one has no ``=``, or a path that leads through no mapping.
     """
     result: dict[str, Any] = json.loads(json.dumps(data, default=str, skipkeys=True))
+    if isinstance(overrides, Mapping):
+        for path, value in overrides.items():
+            set_field(result, path, value, path)
+        return result
+    if isinstance(overrides, str):
+        overrides = [overrides]
     for override in overrides:
         path, equals, text = override.partition("=")
         if not equals or not path:

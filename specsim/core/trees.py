@@ -65,10 +65,14 @@ class Tree:
     def of_paths(cls, paths: Iterable[Path]) -> "Tree":
         """Return the tree that holds these paths, and whatever they need, shorter ones first.
 
-        As the lists of choices of Medusa and EAGLE, whose ranks count from 0, say it.
+        A ValueError if a rank is below 1: in the lists of choices of Medusa and EAGLE they count
+        from 0, as policy `static_tree` takes them.
         """
         nodes: dict[Path, int] = {(): -1}
         wanted = {path[:length] for path in paths for length in range(1, len(path) + 1)}
+        if any(path[-1] < 1 for path in wanted):
+            wrong = min(wanted, key=lambda path: path[-1])
+            raise ValueError(f"path {wrong}: ranks count from 1, the drafter's best candidate")
         wanted |= {(*path[:-1], rank) for path in wanted for rank in range(1, path[-1])}
         for path in sorted(wanted, key=lambda path: (len(path), path)):
             nodes[path] = len(nodes) - 1

@@ -115,7 +115,7 @@ class Cluster:
     def _started(self, number: int) -> Replica:
         replica = self._make_replica(number, self.clock.now)
         self._states.take_in(number, replica)
-        if self._keeps_up:
+        if self._keeps_up and replica.leader is replica:
             run = self._run_ahead if self._runs_ahead else self._run_event_by_event
             self.clock.process(run(replica))
         return replica
@@ -182,8 +182,8 @@ class Cluster:
         return self._up
 
     def _wake(self, replica: Replica) -> None:
-        if replica in self._asleep:
-            self._asleep.pop(replica).succeed()
+        if replica.leader in self._asleep:
+            self._asleep.pop(replica.leader).succeed()
 
     def _run_event_by_event(self, replica: Replica) -> Generator[Event, None, None]:
         """Let a replica do one thing at a time, each when its time has come."""

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import Bound, Pointers, as_records
-from specsim.engine.order import advance, charge
+from specsim.engine.order import advance, come
 from specsim.engine.setup import linked_rows
 from specsim.engine.table import NO_ROW, TABLE_TYPES, Table
 from specsim.engine.view import StepView
@@ -22,7 +22,7 @@ class Ledger:
     def replace(self, **arrays: NDArray[Any]) -> None:
         """Put other arrays in the place of some of the table's."""
         self.table = self.table._replace(**arrays)  # type: ignore[arg-type]
-        for bound in ("pointers", "run", "charge"):
+        for bound in ("pointers", "run", "come"):
             self.__dict__.pop(bound, None)
 
     @cached_property
@@ -36,9 +36,9 @@ class Ledger:
         return advance.bind(self.pointers)
 
     @cached_property
-    def charge(self) -> Bound:
-        """What charges for a forward pass by itself; only of a latency model with a form."""
-        return charge.bind(self.pointers)
+    def come(self) -> Bound:
+        """The loop of a rank in lock-step."""
+        return come.bind(self.pointers)
 
     def __getitem__(self, name: str) -> int:
         """Return a whole number of the state."""

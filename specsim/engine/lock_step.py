@@ -8,10 +8,13 @@ dummy passes until ranks agree to stop is left out.
 """
 
 from collections.abc import Mapping
-from math import inf, nextafter
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specsim.core.step import Pieces, StepLoad
-from specsim.engine.order import CHARGE_FORWARD
+from specsim.engine.order import BEGUN, CHARGE_FORWARD, LATER, THERE, wait_for_others
 from specsim.engine.replica import Handler, Replica
 from specsim.profile import StepCosts
 
@@ -41,28 +44,33 @@ class LockStep:
     @property
     def next_at(self) -> float:
         """When any rank would go on by itself; infinite if all wait for requests."""
-        ranks = [rank for rank in self.ranks if not (rank.is_there or rank.is_idle)]
-        if not ranks and any(rank.is_there for rank in self.ranks):
+        there = [rank for rank in self.ranks if rank.is_there]
+        ranks = [rank for rank in self.ranks if not (rank.is_there or rank.rests)]
+        if there and not ranks:
             return self._meets_at
         return min(rank.replica.goes_on_at for rank in ranks or self.ranks)
 
     @property
+    def leader(self) -> Replica:
+        """The first rank."""
+        return self.ranks[0].replica
+
+    @property
     def _meets_at(self) -> float:
-        """When the last rank comes to the next pass: one that is idle, after its own last step."""
-        return max(rank.replica.now for rank in self.ranks)
+        """When the last rank comes to the next pass: one that rests, after its own last step."""
+        return max([rank.replica.now for rank in self.ranks])
 
     def advance(self, until: float) -> None:
         """Do whatever happens before an instant."""
         while True:
-            for rank in self.ranks:
-                rank.come(until)
-            if not all(rank.is_there or rank.is_idle for rank in self.ranks):
+            found = [rank.replica.come(until) for rank in self.ranks]
+            if LATER in found:
                 return
-            there = [rank for rank in self.ranks if rank.is_there]
-            if there:
-                if self._meets_at >= until:
+            if THERE in found:
+                meets_at = self._meets_at
+                if meets_at >= until:
                     return
-                self._pass_together(there)
+                self._pass_together([each == THERE for each in found], meets_at)
                 continue
             wakes_at = self.next_at
             if wakes_at >= until:
@@ -70,26 +78,43 @@ class LockStep:
             for rank in self.ranks:
                 rank.replica.now = max(rank.replica.now, wakes_at)
 
-    def _pass_together(self, there: list["Rank"]) -> None:
-        """Let a pass begin, of those ranks that have a step and of the others with a dummy."""
-        meets_at = self._meets_at
-        time = self._time(there)
-        overhead_time = max(rank.overhead_time for rank in there)
-        begins_at = max(meets_at + overhead_time, *(rank.gpu_free_at for rank in self.ranks))
-        for rank in self.ranks:
-            rank.replica.now = meets_at
-            if rank.is_there:
-                rank.charge(time, begins_at)
-            else:
-                rank.gpu_free_at = begins_at + time
-
-    def _time(self, there: list["Rank"]) -> float:
-        """Return what the pass of those ranks and of the dummies of all others takes."""
+    def _pass_together(self, comes: list[bool], meets_at: float) -> None:
+        """Let a pass begin, of those ranks that come with a step and of the others with a dummy."""
+        columns = [rank.columns for rank in self.ranks]
+        there = [each for each, has_step in zip(columns, comes, strict=True) if has_step]
         if self._charges_alone:
-            least = self._dummy_time if len(there) < len(self.ranks) else 0.0
-            return max(least, *(rank.own_time for rank in there))
-        loads = [rank.load if rank.is_there else self._dummy for rank in self.ranks]
-        return self._costs.lock_step_time(loads)
+            others = len(comes) - len(there)
+            times = [*(float(each.pass_time[0]) for each in there), *[self._dummy_time] * others]
+            tokens = [*(int(each.pass_tokens[0]) for each in there)]
+            tokens += [self._dummy.batched_tokens] * others
+            time = self._costs.time_of_ranks(times, tokens)
+        else:
+            ranks = zip(self.ranks, comes, strict=True)
+            loads = [rank.load if has_step else self._dummy for rank, has_step in ranks]
+            time = self._costs.lock_step_time(loads)
+        overhead_time = 0.0
+        if self.ranks[0].replica.ledger.is_async:  # before the pass, then
+            overhead_time = max([float(each.pass_overhead[0]) for each in there])
+        begins_at = max(meets_at + overhead_time, *[float(each.gpu_free_at[0]) for each in columns])
+        for each in columns:
+            each.now[0] = meets_at
+            each.gpu_free_at[0] = begins_at + time
+        for each in there:
+            each.pass_time[0], each.pass_state[0] = time, BEGUN
+            each.gpu_free_at[0] = begins_at
+
+
+class _Columns(NamedTuple):
+    """What a rank's state says of passes and of work, each of shape (1,)."""
+
+    now: NDArray[np.float64]
+    gpu_free_at: NDArray[np.float64]
+    pass_time: NDArray[np.float64]
+    pass_overhead: NDArray[np.float64]
+    pass_tokens: NDArray[np.int64]
+    pass_state: NDArray[np.int64]
+    num_running: NDArray[np.int64]
+    in_flight: NDArray[np.int64]
 
 
 class Rank:
@@ -97,66 +122,42 @@ class Rank:
 
     def __init__(self, replica: Replica, *, charges_alone: bool) -> None:
         self.replica = replica
-        self._charges_alone = charges_alone
-        self.is_there = False
-        """Whether it has a step that waits for the others."""
+        replica.table.limits["charges_alone"] = charges_alone
+        self._state: Any = None
 
     @property
-    def is_idle(self) -> bool:
-        """Whether it has nothing to do now, and makes a dummy pass if others make one.
+    def columns(self) -> _Columns:
+        """Its state."""
+        state = self.replica.table.state
+        if state is not self._state:
+            self._state = state
+            self._columns = _Columns(*[state[name] for name in _Columns._fields])
+        return self._columns
 
-        It has looked for requests when the last pass began; later ones wait for the pass after.
-        """
-        ledger = self.replica.ledger
-        is_empty = not (ledger["num_running"] or ledger["in_flight"])
-        return is_empty and not self.is_there and self.replica.goes_on_at > self.replica.now
+    @property
+    def is_there(self) -> bool:
+        """Whether it has a step that waits for the others."""
+        return bool(self.columns.pass_state[0])
 
-    def come(self, until: float) -> None:
-        """Go on to the next forward pass, as far as that lies before an instant."""
-        replica = self.replica
-        while not (self.is_there or self.is_idle) and replica.goes_on_at < until:
-            replica.go_on(nextafter(replica.goes_on_at, inf))
+    @property
+    def rests(self) -> bool:
+        """Whether it has nothing to do now, and makes a dummy pass if others make one."""
+        state = self.columns
+        is_busy = state.pass_state[0] or state.num_running[0] or state.in_flight[0]
+        return not is_busy and self.replica.goes_on_at > self.replica.now
 
     def arrive(self) -> bool:
-        """Wait for the others with a step, unless that is empty."""
-        self.is_there = bool(self.replica.step.record["batched_tokens"])
-        if not self.is_there:
-            self.replica.verbs.charge_forward()
-        elif self._charges_alone:
-            self.replica.ledger.charge()
-        return self.is_there
-
-    @property
-    def own_time(self) -> float:
-        """What its pass would take by itself, where that was charged for."""
-        return float(self.replica.step.record["target_time"])
+        """Wait for the others with a step, unless that is empty; the loop says what it takes."""
+        replica = self.replica
+        num_requests = int(replica.step.record["num_requests"])
+        if not replica.step.record["batched_tokens"]:
+            replica.verbs.charge_forward()
+            return False
+        wait_for_others(replica.ledger.records(), 0.0, replica.costs.overhead_time(num_requests))
+        return True
 
     @property
     def load(self) -> StepLoad:
         """What it brings to the pass."""
         step = self.replica.step
         return step.load._replace(pieces=step.pieces())
-
-    @property
-    def overhead_time(self) -> float:
-        """The engine's own time before the pass where that is asynchronous, seconds."""
-        replica = self.replica
-        return replica.costs.overhead_time(replica.step.size) if replica.ledger.is_async else 0.0
-
-    @property
-    def gpu_free_at(self) -> float:
-        """When its GPU ends what it has been given."""
-        return float(self.replica.table.state["gpu_free_at"][0])
-
-    @gpu_free_at.setter
-    def gpu_free_at(self, instant: float) -> None:
-        self.replica.ledger.set(gpu_free_at=instant)
-
-    def charge(self, time: float, begins_at: float) -> None:
-        """Take the step's share of the pass, and go on by itself."""
-        step = self.replica.step
-        step.record["target_time"] = time
-        step.record["overhead_time"] = self.replica.costs.overhead_time(step.size)
-        self.gpu_free_at = begins_at
-        self.replica.done()
-        self.is_there = False

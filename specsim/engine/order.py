@@ -18,7 +18,7 @@ name; a verb of which the policy, the latency model or the drafter is Python is 
 """
 
 from collections.abc import Container
-from math import inf
+from math import inf, nextafter
 
 from specsim.core.compiled import Loop, inner
 from specsim.engine.adapters import charge_adapters
@@ -62,6 +62,13 @@ WAITS, FULL, GROW, REFUSED = VERBS, VERBS + 1, VERBS + 2, VERBS + 3
 """What `advance` says besides a verb to be done in Python: nothing happens before `State.until`;
 results have to be taken; there are more requests than rows; the policy, which is loops, has said
 what nobody can do."""
+
+LATER, RESTS, THERE = VERBS + 4, VERBS + 5, VERBS + 6
+"""What `come` says of a rank, too: it comes to no pass before `State.comes_by`; it has nothing to
+do, and makes a dummy pass if others make one; it waits for the others."""
+FAR, WAITING_FOR_OTHERS, BEGUN = range(3)
+"""Values of `State.pass_state`: whether a rank waits for others with a step, whose pass then
+begins."""
 
 ORDERS: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "synchronous": (
@@ -112,7 +119,8 @@ def order_of(kind: str, table: Table, in_python: Container[int]) -> list[int]:
     return [verb for verb in every if verb in in_python or not is_idle.get(verb, False)]
 
 
-def _advance(table: Table) -> int:
+@inner
+def _go_on(table: Table) -> int:
     """Go on until something outside may happen, or a verb has to be done in Python.
 
     Returns that verb, or one of `WAITS`, `FULL`, `GROW` and `REFUSED`. The caller does what is
@@ -185,10 +193,60 @@ def _drop(table: Table) -> int:
     return dropped
 
 
-def _charge(table: Table) -> int:
-    """Charge for the forward pass of the current step by itself."""
-    charge_forward(table)
-    return 0
+def _advance(table: Table) -> int:
+    return _go_on(table)
+
+
+def _come(table: Table) -> int:
+    """Go on to the next pass that ranks make together, as far as it lies before `State.comes_by`.
+
+    Returns what `advance` does, or `LATER`, `RESTS` or `THERE`. From event to event where requests
+    are there that the rank has not looked at: those that arrive while it is idle wait. It has
+    looked for them when the last pass began; later ones wait for the pass after.
+    """
+    state = table.state[0]
+    if state.pass_state == BEGUN:
+        step = table.steps[state.current]
+        step.target_time, step.overhead_time = state.pass_time, state.pass_overhead
+        state.pass_state = FAR
+        state.place += 1
+    while state.pass_state == FAR:
+        if not state.is_midway:
+            if is_empty(table) and state.next_at > state.now:
+                return RESTS
+            if state.next_at >= state.comes_by:
+                return LATER
+            state.until = state.comes_by
+            if state.first_arrival != state.num_arrivals:
+                state.until = nextafter(state.next_at, inf)
+        verb = _go_on(table)
+        state.is_midway = verb != WAITS
+        if verb == CHARGE_FORWARD and table.limits[0].charges_alone:
+            charge_forward(table)
+            step = table.steps[state.current]
+            wait_for_others(table, step.target_time, step.overhead_time)
+        elif verb != WAITS or table.limits[0].announces_ends or state.preempted_in_vain >= IN_VAIN:
+            return verb
+    return THERE
+
+
+@inner
+def is_empty(table: Table) -> bool:
+    """Whether nothing runs, nor is on its way."""
+    return not (table.state[0].num_running or table.state[0].in_flight)
+
+
+@inner
+def wait_for_others(table: Table, time: float, overhead_time: float) -> None:
+    """Let a rank wait with a step, which would take so long by itself, unless that is empty."""
+    state = table.state[0]
+    step = table.steps[state.current]
+    if not step.batched_tokens:
+        state.place += 1
+        return
+    state.pass_time, state.pass_overhead = time, overhead_time
+    state.pass_tokens, state.pass_state = step.batched_tokens, WAITING_FOR_OTHERS
+    state.is_midway = 0
 
 
 _ROOMS = (
@@ -197,7 +255,7 @@ _ROOMS = (
 )
 advance = Loop(_advance, TABLE_TYPES, name="engine", rooms=_ROOMS)
 drop = Loop(_drop, TABLE_TYPES, name="engine", rooms=_ROOMS)
-charge = Loop(_charge, TABLE_TYPES, name="engine", rooms=_ROOMS)
+come = Loop(_come, TABLE_TYPES, name="engine", rooms=_ROOMS)
 
 
 @inner

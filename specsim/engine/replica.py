@@ -10,7 +10,18 @@ from numpy.typing import NDArray
 from specsim.core.errors import CapacityError
 from specsim.core.step import Ints
 from specsim.engine.ledger import Ledger
-from specsim.engine.order import FULL, GROW, LAUNCHED, VERBS, WAITS, drop, order_of
+from specsim.engine.order import (
+    FULL,
+    GROW,
+    LATER,
+    LAUNCHED,
+    RESTS,
+    THERE,
+    VERBS,
+    WAITS,
+    drop,
+    order_of,
+)
 from specsim.engine.preemption import IN_VAIN
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.setup import Setup, Wiring, table_of, zeros
@@ -60,6 +71,10 @@ class Companions(Protocol):
     def next_at(self) -> float:
         """When any of them would go on by itself; infinite if all wait for requests."""
 
+    @property
+    def leader(self) -> "Replica":
+        """The replica as which the clock runs all of them."""
+
     def advance(self, until: float) -> None:
         """Do whatever happens before an instant."""
 
@@ -68,7 +83,7 @@ class Companions(Protocol):
 
 
 Handler = Callable[[], bool | None]
-"""A verb in Python; True: it waits for somebody, who says when it is done (`Replica.done`)."""
+"""A verb in Python; True: it waits for other ranks, and is done when they are there."""
 
 
 class Replica:
@@ -126,6 +141,7 @@ class Replica:
         state, arrivals = self.table.state, self.table.arrivals
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
+        self._now, self._comes_by = state["now"], state["comes_by"]
         self._in_vain = state["preempted_in_vain"]
         names = ("at", "request", "row", "kind", "external_len")
         self._arrivals = tuple(arrivals[name] for name in names)
@@ -160,17 +176,22 @@ class Replica:
     @property
     def now(self) -> float:
         """Where its clock stands."""
-        return float(self.table.state["now"][0])
+        return float(self._now[0])
 
     @now.setter
     def now(self, instant: float) -> None:
         """Set it, from a verb of one's own that has taken time."""
-        self.ledger.set(now=instant)
+        self._now[0] = instant
 
     @property
     def next_at(self) -> float:
         """When it would go on by itself, or its group; infinite if it waits for requests."""
         return self.goes_on_at if self._group is None else self._group.next_at
+
+    @property
+    def leader(self) -> "Replica":
+        """The replica as which the clock runs it: itself, or the first of its group."""
+        return self if self._group is None else self._group.leader
 
     @property
     def goes_on_at(self) -> float:
@@ -182,13 +203,30 @@ class Replica:
         (self.go_on if self._group is None else self._group.advance)(until)
 
     def go_on(self, until: float) -> None:
-        """Do it without its group, as far as that goes."""
+        """Do it without a group."""
         self._until[0] = until
         while (verb := self.ledger.run()) != WAITS:
-            if self._handlers[verb]():
-                return
-            if verb < VERBS:
-                self.done()
+            self._do(verb)
+        self._has_waited()
+
+    def come(self, until: float) -> int:
+        """Go on to the next pass of its group, as far as that lies before an instant.
+
+        Returns `LATER`, `RESTS` or `THERE` of `specsim.engine.order`.
+        """
+        self._comes_by[0] = until
+        while (found := self.ledger.come()) not in (THERE, RESTS, LATER):
+            if found == WAITS:
+                self._has_waited()
+            else:
+                self._do(found)
+        return found
+
+    def _do(self, verb: int) -> None:
+        if not self._handlers[verb]() and verb < VERBS:
+            self._place[0] += 1
+
+    def _has_waited(self) -> None:
         if self._in_vain[0] >= IN_VAIN:
             raise CapacityError(
                 f"engine.num_gpu_blocks = {self.table.limits['num_blocks'][0]}: {IN_VAIN:,} "
@@ -198,10 +236,6 @@ class Replica:
             )
         if self._wiring.announces_ends:
             self._tell_ends()
-
-    def done(self) -> None:
-        """Hear that a verb has been done that was waited for."""
-        self._place[0] += 1
 
     def finish(self) -> None:
         """Do all that is left, and hand over the results; nothing can be done afterwards."""

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import held_to, is_shipped, is_whole
 from specsim.core.compiled import Hook
 from specsim.core.draft_luck import CONFIDENCES
 from specsim.core.request import Request
@@ -29,7 +30,7 @@ from specsim.decisions.policy import (
 from specsim.engine.answers import Answers, answers_of
 from specsim.engine.sources import Drafted, DraftSource, drafter_loads
 from specsim.engine.view import StepView
-from specsim.proposers.base import Proposer, offers_by_table
+from specsim.proposers.base import Proposer, is_asked_each_time
 
 _NO_CONFIDENCES: NDArray[np.float32] = np.empty((0, 0), dtype=np.float32)
 _NOBODY: Ints = np.zeros(0, dtype=np.int64)
@@ -84,7 +85,7 @@ class Speculation:
         self.stops = policy.overrides(Policy.stop_len)
         self.verifies = source is not None and source.verifies
         self.minds_ends = source is not None and (source.looks_up or source.verifies)
-        self.offers = self.proposer_memory is not None and not offers_by_table(self.proposer)
+        self.offers = is_asked_each_time(self.proposer, self.proposer_memory)
         """Whether the proposer has to be asked for each draft."""
         has_fallback = source is not None and source.has_fallback
         self.is_shared_out = isinstance(policy, PicksDrafter) or has_fallback
@@ -318,7 +319,13 @@ class Speculation:
         """Return the draft lengths that the proposer comes up with; positions are known."""
         assert self.proposer is not None
         offered_len, memory = self.proposer.offered_len, self.proposer_memory
-        lens = [offered_len(*row, memory) for row in step.each("asked_len")]
+        rows = list(step.each("asked_len"))
+        lens = [offered_len(*row, memory) for row in rows]
+        if not is_shipped(self.proposer):
+            for given, (*_, asked_len) in zip(lens, rows, strict=True):
+                is_right = is_whole(given) and 0 <= given <= asked_len
+                rule = f"a whole number from 0 to {asked_len}"
+                held_to(self.proposer, "offered_len", given, is_right, rule)
         return np.array(lens, dtype=np.int64)
 
     def observe(self, step: StepView) -> None:

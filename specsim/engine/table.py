@@ -290,6 +290,12 @@ class State(Protocol):
     until: float  # when something may happen outside next; nothing is done then or later
     next_at: float  # when the engine would go on by itself
     origin: float  # first arrival of the run
+    comes_by: float  # of a rank in lock-step: as `until`, of the next pass that it comes to
+    pass_time: float  # what that pass would take by itself, and then what it takes
+    pass_overhead: float
+    pass_tokens: int  # batched tokens that it brings
+    pass_state: int  # `specsim.engine.order.FAR`, ...
+    is_midway: int  # whether it goes on from where Python has done a verb
     gpu_free_at: float
     last_draft_time: float
     slowness: float  # how many times as long everything takes

@@ -72,7 +72,17 @@ class LatencyModel(Member):
         Args:
             loads: One of each rank.
         """
-        return max(map(self.forward_time, loads))
+        times = [self.forward_time(load) for load in loads]
+        return self.time_of_ranks(times, [load.batched_tokens for load in loads])
+
+    def time_of_ranks(self, times: Sequence[float], tokens: Sequence[int]) -> float:
+        """Return how long ranks take together, by what each would take by itself, seconds.
+
+        Args:
+            times: `forward_time` of each rank.
+            tokens: Batched tokens of each.
+        """
+        return max(times)
 
     @property
     def waits_for_slowest(self) -> bool:

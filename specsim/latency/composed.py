@@ -1,6 +1,7 @@
 """Step times composed from kernels that were measured on a GPU, in a form that loops evaluate."""
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Literal, Self, final
 
 import numpy as np
@@ -33,6 +34,14 @@ class Curve(Settings):
         if len(self.times_us) != len(self.at):
             raise ValueError(f"times_us: has {len(self.times_us)} values for {len(self.at)} points")
         return self
+
+    def times_at(self, places: Sequence[float]) -> list[float]:
+        """Return the times at some places, microseconds."""
+        (start, end), (first, last) = self.at[-2:], self.times_us[-2:]
+        beyond = np.maximum(np.array(places) - end, 0.0)
+        times = np.interp(places, self.at, self.times_us) + beyond * (last - first) / (end - start)
+        found: list[float] = times.tolist()
+        return found
 
 
 class AttentionLayers(Settings):
@@ -122,6 +131,9 @@ class Composed(LatencyModel):
     """Ranks that share the experts it was composed with, each with as many tokens."""
     enable_expert_parallel: bool = False
     """Whether those experts were whole."""
+    shared: Curve | None = None
+    """What of `read_us` and `compute_us` is for the tokens of all ranks, that is experts and the
+    exchange of tokens with them, by the tokens of one rank where all have as many."""
     samples_drafts: bool = True
     """Whether each token of a decode is sampled after, as a target verifies drafts; of a drafter,
     only the last one of each sequence is."""
@@ -177,6 +189,38 @@ class Composed(LatencyModel):
                 "anew (specsim profile build --dp, --ep)"
             )
         return self
+
+    def time_of_ranks(self, times: Sequence[float], tokens: Sequence[int]) -> float:
+        """Return the time of the slowest rank, each with its share of the tokens of all.
+
+        Where there is a CUDA graph for the most tokens, all ranks are padded to them, as the times
+        have it; else none is padded (vLLM 0.32.0 ``v1/worker/dp_utils.py``), and experts serve only
+        the tokens that there are, and the host launches the kernels of each.
+        """
+        if self.shared is None or max(tokens) <= max(self._sizes, default=0):
+            return max(times)
+        places = [sum(tokens) / len(tokens), *tokens]
+        mean, *own = self._shared_times(self.shared, places)
+        least = 1e-6 * self.eager_at_least_us
+        # A pass of that many hides kernels behind the host, of which is not known how many.
+        pairs = ((time, us) for time, us in zip(times, own, strict=True) if time != least)
+        return max([least, *(time + 1e-6 * (mean - us) for time, us in pairs)])
+
+    def _shared_times(self, shared: Curve, places: list[float]) -> list[float]:
+        """Return `shared` at some places, with the factors, up to a constant.
+
+        Of it, the rise of `read_us` is what further experts take to read; the rest is computed.
+        """
+        compute, read = self.compute_factor, self.read_factor * self.expert_factor
+        times = shared.times_at(places)
+        if read == compute:
+            return [compute * time for time in times]
+        pairs = zip(times, self._reads.times_at(places), strict=True)
+        return [compute * time + (read - compute) * expert for time, expert in pairs]
+
+    @cached_property
+    def _reads(self) -> Curve:
+        return Curve(at=self.batched_tokens, times_us=self.read_us)
 
     @property
     def knows_graphs(self) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import held_to, is_shipped
 from specsim.core.machine_code import say_no_numba
 from specsim.core.request import Text
 
@@ -80,6 +81,15 @@ class Lookup(ABC):
     @abstractmethod
     def memory_bytes(self) -> int:
         """Memory of all text and indices, bytes; what is shared with the workload not counted."""
+
+
+def draft_of(lookup: Lookup, request: int, max_len: int) -> Draft:
+    """Return `Lookup.draft`; a PluginError if a user's class gives no draft, or a longer one."""
+    draft = lookup.draft(request, max_len)
+    if not is_shipped(lookup):
+        is_right = isinstance(draft, Draft) and len(draft.token_ids) <= max_len
+        held_to(lookup, "draft", draft, is_right, f"a Draft of at most {max_len} tokens")
+    return draft
 
 
 class KnownTexts(Lookup):

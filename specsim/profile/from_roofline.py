@@ -10,7 +10,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.latency.roofline import Roofline
-from specsim.profile.profile import Profile, default_layout, memory_plan
+from specsim.profile.profile import GPU_MEMORY_UTILIZATION, Profile, default_layout, memory_plan
 
 # Of vLLM's max_num_batched_tokens, the largest default: a roofline was not fitted on any range.
 _MAX_BATCHED_TOKENS = 16384
@@ -27,6 +27,7 @@ class RooflineOptions:
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
     reserved_gib: float = 1.15
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,12 @@ class MadeProfile:
 
     @classmethod
     def completed(
-        cls, fields: dict[str, Any], source: str, num_drafters: int, sources: Sequence[str] = ()
+        cls,
+        fields: dict[str, Any],
+        source: str,
+        num_drafters: int,
+        gpu_memory_utilization: float,
+        sources: Sequence[str] = (),
     ) -> Self:
         """Return it with as much context as fits beside the first so many drafters.
 
@@ -50,7 +56,8 @@ class MadeProfile:
         with validated(source, ProfileError):
             draft = Profile.model_validate(fields)
         model, drafts = load_model(fields["model"]), tuple(draft.drafts.values())[:num_drafters]
-        memory = memory_plan(draft, model, load_gpu(fields["gpu"]), drafts)
+        gpu, share = load_gpu(fields["gpu"]), gpu_memory_utilization
+        memory = memory_plan(draft, model, gpu, drafts, gpu_memory_utilization=share)
         num_blocks, layout = memory.num_blocks(), default_layout(draft, model, drafts)
         context = layout.capacity(num_blocks, model.max_position_embeddings, 0)
         fields["valid_range"]["context_tokens"] = context
@@ -69,7 +76,8 @@ class RooflineProfile(MadeProfile):
         does not fit into the GPU's memory.
         """
         fields = _fields(options, load_model(options.model), load_gpu(options.gpu))
-        return cls.completed(fields, "profile roofline", len(options.drafts))
+        share = options.gpu_memory_utilization
+        return cls.completed(fields, "profile roofline", len(options.drafts), share)
 
     @property
     def roofline(self) -> Roofline:

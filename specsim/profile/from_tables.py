@@ -100,7 +100,8 @@ class TableProfile(MadeProfile):
                 "table; leave it out"
             )
         fields["provenance"] = _provenance(options, target.sources)
-        return cls.completed(fields, "profile build", 1, target.sources)
+        share = options.gpu_memory_utilization
+        return cls.completed(fields, "profile build", 1, share, target.sources)
 
 
 def _check_bandwidth(tables: GpuTables, gpu: str) -> None:
@@ -138,8 +139,11 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
     found: dict[str, Any] = {"ngram": {"token_us": 20}, "suffix": {"token_us": 20}}
     for method, name in options.drafts.items():
         shape = load_drafter(method, name, target)
-        alone = {"data_parallel_size": 1, "enable_expert_parallel": False}
-        dtype = options.dtype if shape.num_experts else "bfloat16"  # a layer like the target's
+        # A layer like the target's, whose experts the same ranks share, or each rank's own.
+        alone = (
+            {} if shape.num_experts else {"data_parallel_size": 1, "enable_expert_parallel": False}
+        )
+        dtype = options.dtype if shape.num_experts else "bfloat16"
         kernels = {key: kernel for key, kernel in options.kernels.items() if key != "sampling"}
         own = {"model": name, "dtype": dtype, "kernels": kernels}  # a draft is not sampled
         plain = TableOptions(**{**vars(options), **own, **alone})

@@ -8,6 +8,7 @@ folder lies; its latencies are milliseconds.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from specsim.core.columns import parquet_table
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_gpu
+from specsim.profile.profile import GPU_MEMORY_UTILIZATION
 
 
 class Dtype(NamedTuple):
@@ -89,6 +91,7 @@ class TableOptions:
     kernels: Mapping[str, str] = field(default_factory=dict)
     """By family, a part of the name of the kernel that the server logged."""
     reserved_gib: float = 1.15
+    gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     tables_of: str | None = None
     """Another GPU, as in ``profiles/``, whose tables are carried over by the data sheets."""
 
@@ -138,6 +141,23 @@ def tables_folder() -> Path:
             "'llm-specsim[tables]', or name a folder of that layout (--tables)"
         )
     return Path(found.submodule_search_locations[0]) / "systems"
+
+
+@cache
+def published_configs() -> dict[str, Path]:
+    """Return the config.json of models that lie in the package, by name in lower case; or none.
+
+    The name is what follows the organisation.
+    """
+    found = find_spec(_PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        return {}
+    folder = Path(found.submodule_search_locations[0]) / "model_configs"
+    files = [
+        path for path in sorted(folder.glob("*--*_config.json")) if "_hf_quant" not in path.name
+    ]
+    names = [path.name.removesuffix("_config.json").partition("--")[2] for path in files]
+    return {name.lower(): path for name, path in zip(names, files, strict=True)}
 
 
 class MeasuredTable(NamedTuple):

@@ -196,6 +196,16 @@ def find_profile(name: str) -> Path:
     return path
 
 
+def shipped_to_the_limits(name: str) -> str | None:
+    """Return the shipped profile, GPU/model, that holds up to what a server bears; None of none.
+
+    Where the one of that name was fitted to few requests at a time, that is its composed twin:
+    what a full server takes is then measured, and so is how far such profiles are off.
+    """
+    names = (f"{name}-kernels", name)
+    return next((n for n in names if find_resource("profiles", f"{n}.yaml") is not None), None)
+
+
 class LayersOf(NamedTuple):
     """The attention layers of a server."""
 

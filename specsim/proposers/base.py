@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN, split_rows
+from specsim.core.blame import is_shipped_class
 from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
@@ -53,6 +54,17 @@ class Proposer(Member):
     disable_mqa_scorer: bool = False
     """vLLM V0 only: verify by batch expansion, each draft token as a sequence of its own that
     reads the whole context again (0.6 ``spec_decode/batch_expansion.py``)."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        owner = next(each for each in cls.__mro__ if "offered_len" in vars(each))
+        if not is_shipped_class(owner):
+            if vars(cls).get("supports_async"):
+                raise TypeError(
+                    f"{cls.__name__}: supports_async = True, but its own offered_len is not asked "
+                    "where steps are scheduled asynchronously; leave out either"
+                )
+            cls.supports_async = False  # there, how much is drafted is settled before it is asked
 
     @field_validator("rejection_sample_method", mode="before")
     @classmethod
@@ -106,9 +118,14 @@ class Proposer(Member):
         return (self,)
 
     @property
+    def own_name(self) -> str:
+        """Its method; of a class of the user's, where that says its file, too, the class's own."""
+        return str(type(self).model_fields["method"].default)
+
+    @property
     def cost_keys(self) -> tuple[str, ...]:
         """Entries of the profile's ``drafts`` that hold its costs, one for each drafter."""
-        return (self.method,)
+        return (self.own_name,)
 
     @property
     def num_modules(self) -> int:
@@ -165,11 +182,14 @@ class Proposer(Member):
                 )
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Any:
-        """Return what `offered_len` needs; None if it always offers what it is asked for."""
+        """Return what `offered_len` needs."""
         return None
 
     def offered_len(self, request: int, position: int, draft_len: int, memory: Any) -> int:
-        """Return how many tokens it drafts, asked for `draft_len` after so many tokens."""
+        """Return how many tokens it drafts, asked for `draft_len` after so many tokens.
+
+        A class of the user's that has its own, or inherits one, is scheduled synchronously.
+        """
         return draft_len
 
 
@@ -216,3 +236,10 @@ class LookupProposer(Proposer):
 def offers_by_table(proposer: Proposer | None) -> bool:
     """Return whether what a proposer offers lies in tables, as that of `LookupProposer` does."""
     return getattr(type(proposer), "offered_len", None) is LookupProposer.offered_len
+
+
+def is_asked_each_time(proposer: Proposer | None, memory: Any) -> bool:
+    """Return whether `offered_len` has to be called for each draft."""
+    if proposer is None or offers_by_table(proposer):
+        return False
+    return memory is not None or type(proposer).offered_len is not Proposer.offered_len

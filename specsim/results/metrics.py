@@ -289,7 +289,10 @@ def speculation_metrics(tables: RunTables) -> dict[str, Any]:
 
 
 def time_shares(tables: RunTables) -> dict[str, float]:
-    """Return the shares of busy time of the target, drafting and overhead; they add up to 1."""
+    """Return the time of the target, drafting and overhead as shares of their sum.
+
+    Overhead counts even where asynchronous scheduling hides it behind the GPU.
+    """
     sums = {name: float(tables.totals[f"{name}_time"]) for name in ("target", "draft", "overhead")}
     total = sum(sums.values())
     return {name: value / total for name, value in sums.items()}

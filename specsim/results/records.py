@@ -198,6 +198,12 @@ class PrefillRecords(ReplicaRecords):
     def add_seconds(self, rows: NDArray[np.void]) -> None:
         """Leave out tokens that nobody gets."""
 
+    def add_steps(self, rows: NDArray[np.void]) -> None:
+        """Take in steps, none of which delivered anything to anybody."""
+        rows = rows.copy()
+        rows["deliveries"] = rows["output_tokens"] = 0
+        super().add_steps(rows)
+
     def close(self, max_draft_len: int) -> None:
         """Take out of the totals what nobody gets; `max_draft_len` is that of the decode pool."""
         self.totals["deliveries"] = self.totals["output_tokens"] = 0

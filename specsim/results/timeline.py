@@ -4,13 +4,14 @@ What a step has (batch size, draft length asked for, estimate of alpha) is avera
 that steps take; what the system has (running and waiting requests) over all time, idle time
 included; and what a step yields (tokens) is counted where the step ends. Shares of `time_use` are
 of the wall clock of all replicas and add up to 1, unlike those of
-`specsim.results.metrics.time_shares`, which are of busy time and count overhead also where
-asynchronous scheduling hides it behind the GPU. Liu et al. (2024), "TurboSpec", fig. 15 and 16.
+`specsim.results.metrics.time_shares`, which count overhead also where asynchronous scheduling hides
+it behind the GPU. Liu et al. (2024), "TurboSpec", fig. 15 and 16.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,12 +154,18 @@ class TimeUse:
     """Overhead that the GPU did not wait for, as a share of the time of all replicas."""
 
 
-def time_use(steps: StepsTable, num_replicas: float) -> TimeUse:
-    """Return how the time from first to last step divides; replicas without one were idle."""
-    overhead = np.concatenate([_waited_for(steps.of_replica(r)) for r in steps.replicas])
+def time_use(
+    steps: StepsTable, num_replicas: float, stage_shares: Sequence[float] = (1.0,)
+) -> TimeUse:
+    """Return how the time from first to last step divides; replicas without one were idle.
+
+    Of a pipeline it is the time of all stages, each of which has its share of every pass.
+    """
+    first = stage_shares[0]
+    overhead = np.concatenate([_waited_for(steps.of_replica(r), first) for r in steps.replicas])
     seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}
     start, end = steps.span
-    total = num_replicas * (end - start)
+    total = num_replicas * len(stage_shares) * (end - start)
     idle = _unless_rounding(total - sum(float(v.sum()) for v in seconds.values()), total)
     powers = np.frexp(steps["num_requests"])[1] - 1
     largest = int(steps["num_requests"].max())
@@ -194,16 +201,19 @@ def _row(
     )
 
 
-def _waited_for(steps: StepsTable) -> NDArray[np.float64]:
+def _waited_for(steps: StepsTable, first_stage: float) -> NDArray[np.float64]:
     """Return, per step of one replica, the overhead during which the GPU had nothing to do.
 
     Synchronous scheduling has it after the GPU's work, before the next step is scheduled;
-    asynchronous scheduling before it, as far as the step before has left the GPU.
+    asynchronous scheduling before it, as far as the step before has left the GPU, which is that of
+    the first stage.
     """
-    gpu_done = steps["started_at"] + steps["target_time"] + steps["draft_time"]
+    gpu_done = steps["started_at"] + first_stage * steps["target_time"] + steps["draft_time"]
     ready = steps["scheduled_at"].copy()
     np.maximum(ready[1:], gpu_done[:-1], out=ready[1:])
     before = np.maximum(steps["started_at"] - ready, 0.0)
+    if first_stage < 1:  # what comes after it are other stages
+        return np.asarray(before, dtype=np.float64)
     after = np.maximum(steps.held_until - gpu_done, 0.0)
     return np.asarray(before + after, dtype=np.float64)
 
@@ -212,9 +222,7 @@ _DRAWN_BINS = 200
 _DRAWN_WINDOW = 10  # bins over which the acceptance is measured, as in `specsim timeline`
 
 
-def over_time(
-    steps: StepsTable, num_usable: int, own: dict[str, Any], requests: Requests
-) -> dict[str, Any]:
+def over_time(steps: StepsTable, own: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """Return what is kept of a run to draw it, small enough for thousands of runs.
 
     ``timeline`` has lists of equal length, None where there is nothing: ``time_s``, ``running`` and
@@ -228,16 +236,17 @@ def over_time(
     if end <= start:  # a profile whose steps cost nothing
         return {"timeline": {}, "breakdown": {}}
     found = timeline(steps, num_bins=_DRAWN_BINS, window=_DRAWN_WINDOW)
-    scaled = [each["mean_replicas"] for each in scalings(own).values()]
-    num_replicas = sum(scaled) if scaled else own["replicas"]
-    use, total = time_use(steps, num_replicas).overall, num_replicas * (end - start)
+    engines, stages = engines_of(own), own.get("stage_shares", [1.0])
+    num_replicas = sum(each.mean for each in engines)
+    use = time_use(steps, num_replicas, stages).overall
+    total = num_replicas * len(stages) * (end - start)
     times = (found["start"] + found["end"]) / 2
     return {
         "timeline": {
             "time_s": short(times),
             "running": short(found["num_running"]),
             "waiting": short(found["num_waiting"]),
-            "kv_usage": short(_kv_usage(steps, num_usable, num_replicas)),
+            "kv_usage": short(_kv_usage(steps, engines)),
             "draft_len": short(found["asked_draft_len"]),
             **_population(times, own, requests),
         },
@@ -269,10 +278,44 @@ def _population(
     return found
 
 
-def _kv_usage(steps: StepsTable, num_usable: int, num_replicas: float) -> NDArray[np.float64]:
+class EnginesOfKind(NamedTuple):
+    """Replicas of a run that are alike."""
+
+    numbers: range  # in steps.parquet; slots, where replicas are scaled
+    num_usable: int  # KV blocks of each that requests can hold
+    mean: float  # how many there were
+
+
+def engines_of(own: dict[str, Any]) -> list[EnginesOfKind]:
+    """Return the replicas of a run, or those of the decode pool and then of the prefill pool.
+
+    Args:
+        own: The block ``specsim`` of its summary.
+    """
+    count, scaled = int(own["replicas"]), scalings(own)
+    usable = int(own["num_gpu_blocks"]) - 1  # vLLM's null block holds nothing
+    pools = own.get("pools", {})
+    if "decode_replicas" not in pools:
+        mean = sum(each["mean_replicas"] for each in scaled.values()) if scaled else count
+        return [EnginesOfKind(range(count), usable, mean)]
+    first = int(pools["decode_replicas"])
+    found = []
+    for name, numbers, blocks in (
+        ("decode", range(first), usable),
+        ("prefill", range(first, count), int(pools["prefill_num_gpu_blocks"]) - 1),
+    ):
+        mean = scaled[name]["mean_replicas"] if scaled else len(numbers)
+        found.append(EnginesOfKind(numbers, blocks, mean))
+    return found
+
+
+def _kv_usage(steps: StepsTable, engines: list[EnginesOfKind]) -> NDArray[np.float64]:
     edges = np.linspace(*steps.span, _DRAWN_BINS + 1)
-    held = np.zeros(_DRAWN_BINS)
-    for number in steps.replicas:
-        mine = steps.of_replica(number)
-        held += integrals(mine, num_usable - mine["free_blocks"].astype(np.int64), edges)
-    return np.asarray(held / (np.diff(edges) * num_usable * num_replicas))
+    held, present = np.zeros(_DRAWN_BINS), steps.replicas
+    for number, usable in ((n, each.num_usable) for each in engines for n in each.numbers):
+        if number in present:
+            mine = steps.of_replica(number)
+            held += integrals(mine, usable - mine["free_blocks"].astype(np.int64), edges)
+    return np.asarray(
+        held / (np.diff(edges) * sum(each.num_usable * each.mean for each in engines))
+    )

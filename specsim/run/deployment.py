@@ -316,7 +316,7 @@ def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ..
     for key in proposer.cost_keys:
         if key not in profile.drafts:
             known = ", ".join(profile.drafts) or "none"
-            what = "method" if key == proposer.method else "draft model"
+            what = "method" if key == proposer.own_name else "draft model"
             raise ProfileError(
                 f"engine.speculative_config: the profile of {profile.model} on {profile.gpu} has "
                 f"no drafting cost for {what} '{key}' (it has: {known}); use one that it has, or a "

@@ -14,7 +14,7 @@ from specsim.core.step import Ints
 from specsim.core.trees import Path, Tree
 from specsim.engine.sources import Confidences, DraftSource, PicksLookup, StatedTables
 from specsim.engine.view import StepView
-from specsim.lookup import Draft, Lookup
+from specsim.lookup import Draft, Lookup, draft_of
 
 Fates = NDArray[np.uint8]
 _NO_CONFIDENCES: Confidences = np.empty((0, 0), dtype=np.float32)
@@ -164,13 +164,13 @@ class LookupDrafts(_OneByOne):
             text = self._texts[request] = self.requests[request].text
             self.lookup.start(request, text)
         self.lookup.reveal(request, min(text.prompt_len + position, len(text.token_ids)))
-        draft = self._drafts[request] = self.lookup.draft(request, self.max_draft_len)
+        draft = self._drafts[request] = draft_of(self.lookup, request, self.max_draft_len)
         self._has_trees = self._has_trees or draft.parents is not None
         return draft
 
     def settle(self, request: int, position: int, draft: Draft) -> None:
         """Enter how much of a draft the recorded answer confirms."""
-        if draft.token_ids and position < self.requests[request].output_len:
+        if len(draft.token_ids) and position < self.requests[request].output_len:
             accepted_len = self._accepted_len(request, position, draft)
             self.fates[self.starts[request] + position] = accepted_len
 

@@ -131,7 +131,7 @@ class Drafting:
     def _offered(self, requests: Sequence[Request]) -> Any:
         proposer = self._deployment.proposer
         assert proposer is not None
-        luck = self._luck("proposer", proposer.method)
+        luck = self._luck("proposer", proposer.own_name)
         return proposer.start(requests, luck, self._deployment.max_draft_len)
 
     def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
@@ -167,7 +167,7 @@ class Drafting:
         proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
         assert proposer is not None
         assert acceptance is not None
-        luck = self._luck("confidence", proposer.method)
+        luck = self._luck("confidence", proposer.own_name)
         share = known_share(acceptance.confidence_concentration, state_share)
         return DraftLuck.confidence_tables(requests, own, scores, luck, share, self._max_path_len)
 

@@ -5,7 +5,7 @@ The tree is frozen, every unknown key is an error that names the nearest known o
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -348,9 +348,10 @@ class Experiment(Settings):
             return cls.model_validate(data)
 
     @classmethod
-    def load(cls, path: Path | str, overrides: Iterable[str] = ()) -> Self:
+    def load(cls, path: Path | str, overrides: Iterable[str] | Mapping[str, object] = ()) -> Self:
         """Return the experiment in a YAML file, with overrides such as ``policy=static:k=3``.
 
+        Or a mapping of them: ``{"policy.k": 3}``.
         Files that it names lie beside it or else in the working directory, those in overrides in
         the working directory. What cannot be read or is wrong is a ConfigError.
         """

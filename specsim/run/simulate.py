@@ -27,14 +27,15 @@ class Run:
     """What came of an experiment: its tables, and what they were recorded from."""
 
     experiment: Experiment
-    deployment: Deployment
-    requests: Sequence[Request]
-    replicas: list[ReplicaRecords]
-    deliveries: EveryDelivery | None = None
-    scalings: dict[str | None, Scaling] = field(default_factory=dict)
+    deployment: Deployment = field(repr=False)  # with its step times, pages of them
+    requests: Sequence[Request] = field(repr=False)
+    replicas: list[ReplicaRecords] = field(repr=False)
+    deliveries: EveryDelivery | None = field(default=None, repr=False)
+    scalings: dict[str | None, Scaling] = field(default_factory=dict, repr=False)
     """What each autoscaler has made of it, by pool; by None without pools."""
-    offload: Offload | None = None  # what was loaded from host memory and disk
-    pools: PoolSystem | None = None
+    offload: Offload | None = field(default=None, repr=False)
+    """What was loaded from host memory and disk."""
+    pools: PoolSystem | None = field(default=None, repr=False)
     """Where requests were prefilled, and how their KV entries were transferred."""
 
 

@@ -253,6 +253,9 @@ class Summary:
                 f"the drafter let go of {let_go:,} requests, which vLLM's V1 cannot do; "
                 "engine.drafter_serves_all: true simulates a drafter that reads every request"
             )
+        if experiment.acceptance is not None:
+            longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
+            found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
     @property
@@ -464,7 +467,12 @@ class Summary:
             own["sessions"] = session_metrics(self.request_columns)
         found = self.scalings.get(None) if self.pools is None else self.scalings
         scaled = {"autoscaling": found} if found else {}
-        own |= scaled if self.pools is None else {"pools": {**self.pools.totals, **scaled}}
+        if self.run.pools is None or self.pools is None:
+            own |= scaled
+        else:
+            own["pools"] = {**self.run.pools.sizes, **self.pools.totals, **scaled}
+        if len(shares := self.run.deployment.profile.stage_shares) > 1:
+            own["stage_shares"] = list(shares)
         if self.run.deployment.drafter is not None:
             own["drafter"] = self._drafter(self.run.deployment.drafter)
         if self.run.offload is not None:

@@ -147,6 +147,10 @@ class PoolSystem:
     ) -> None:
         config = servers.config
         self.prefill_profile = servers.prefill.profile
+        self.sizes = {
+            "decode_replicas": config.decode.slots,
+            "prefill_num_gpu_blocks": servers.prefill.engine.num_gpu_blocks,
+        }
         longest, first = servers.prefill.max_draft_len, config.decode.slots
         log, delays = records[0].step_log, records[0].delays
         self.records = [

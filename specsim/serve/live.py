@@ -36,6 +36,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.serve.live_drafting import LiveDrafting
 from specsim.serve.texts import Filler
+from specsim.workload.lengths import drawn
 
 SLICE = 0.005  # seconds
 
@@ -386,7 +387,7 @@ def _answer_lens(experiment: Experiment) -> Iterator[int]:
     workload, seed = experiment.workload, experiment.seed
     if workload.lengths is not None:
         parts = (
-            workload.lengths.draw(generator(seed, "serve", str(number)), _LENGTHS)
+            drawn(workload.lengths, generator(seed, "serve", str(number)), _LENGTHS)
             for number in count()
         )
         return chain.from_iterable(part.output_lens.tolist() for part in parts)

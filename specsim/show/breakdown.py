@@ -30,13 +30,11 @@ class KVUse:
 
 
 @dataclass(frozen=True)
-class Breakdown:
-    """Where time and memory went."""
+class EngineMemory:
+    """Where the memory of the replicas of one kind went."""
 
-    time: TimeUse
     memory: MemoryPlan
     kv: KVUse
-    provenance: dict[str, object]
 
     @property
     def memory_parts(self) -> dict[str, float]:
@@ -70,10 +68,8 @@ class Breakdown:
         ]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the breakdown as plain values; memory in GiB per GPU, times as shares."""
+        """Return it as plain values; memory in GiB per GPU."""
         return {
-            **self.provenance,
-            "time": asdict(self.time),
             "memory_gib": {name: size / GIB for name, size in self.memory_parts.items()},
             "kv_blocks": {
                 **asdict(self.kv),
@@ -82,6 +78,25 @@ class Breakdown:
             },
             "warnings": self.warnings,
         }
+
+
+@dataclass(frozen=True)
+class Breakdown(EngineMemory):
+    """Where time and memory went; with pools, the memory of decode replicas."""
+
+    time: TimeUse
+    provenance: dict[str, object]
+    prefill: EngineMemory | None  # of the prefill pool, if there is one
+
+    @property
+    def engines(self) -> dict[str, EngineMemory]:
+        """The memory of each pool; under an empty name where there are none."""
+        return {"": self} if self.prefill is None else {"decode": self, "prefill": self.prefill}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the breakdown as plain values; memory in GiB per GPU, times as shares."""
+        found = {**self.provenance, "time": asdict(self.time), **super().to_dict()}
+        return found if self.prefill is None else {**found, "prefill": self.prefill.to_dict()}
 
 
 def break_down(folder: Path) -> Breakdown:
@@ -94,28 +109,35 @@ def break_down(folder: Path) -> Breakdown:
     experiment = Experiment.load(folder / "config.yaml")
     names = "config.yaml and steps.parquet"
     check_same_run(folder, names, written, steps.provenance["config_hash"])
-    deployment = Deployment.of(experiment)
+    deployment, slots, prefill = Deployment.of(experiment), experiment.num_engines, None
+    if experiment.pools is not None:
+        first = Deployment.of(experiment.of_pool("prefill"))
+        slots = experiment.pools.decode.slots  # the numbers of prefill replicas come after these
+        prefill = EngineMemory(
+            first.memory, _kv_use(steps, first, range(slots, experiment.num_engines))
+        )
     return Breakdown(
-        time=time_use(steps, experiment.num_engines),
         memory=deployment.memory,
-        kv=_kv_use(steps, deployment, experiment.num_engines),
+        kv=_kv_use(steps, deployment, range(slots)),
+        time=time_use(steps, experiment.num_engines, deployment.profile.stage_shares),
         provenance=steps.provenance,
+        prefill=prefill,
     )
 
 
-def _kv_use(steps: StepsTable, deployment: Deployment, num_replicas: int) -> KVUse:
-    setup = deployment.setup
+def _kv_use(every: StepsTable, deployment: Deployment, replicas: range) -> KVUse:
+    setup, steps = deployment.setup, every.where(np.isin(every["replica"], replicas))
     num_usable = setup.num_usable_blocks
     used = num_usable - steps["free_blocks"].astype(np.int64)
-    if used.min() < 0:
+    if used.min(initial=0) < 0:
         raise ConfigError(
             f"steps.parquet: free_blocks = {num_usable - used.min()}, but only {num_usable} blocks "
             "fit: the profile has changed since the run; run the experiment again"
         )
     ahead = sum(setup.limits["lookahead_len"] / group.block_size for group in setup.kv.groups)
     lookahead = steps["num_running"] * ahead
-    start, end = steps.span
-    edges, time = np.array([start, end]), num_replicas * (end - start)
+    start, end = every.span
+    edges, time = np.array([start, end]), len(replicas) * (end - start)
 
     def mean(values: np.ndarray) -> float:
         areas = (
@@ -127,8 +149,8 @@ def _kv_use(steps: StepsTable, deployment: Deployment, num_replicas: int) -> KVU
     return KVUse(
         num_blocks=setup.limits["num_blocks"],
         num_usable=num_usable,
-        peak_used=int(used.max()),
+        peak_used=int(used.max(initial=0)),
         mean_used=mean(used),
-        peak_lookahead=float(lookahead.max()),
+        peak_lookahead=float(lookahead.max(initial=0)),
         mean_lookahead=mean(lookahead),
     )

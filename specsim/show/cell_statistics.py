@@ -146,9 +146,7 @@ def _is_tied(mine: Cell, other: Cell, measure: Measure) -> bool:
 
 def _machines(cell: Cell) -> _Told:
     point = cell[0]
-    has_own = point.pools or point.drafter
-    own = {"gpus": point.own_gpus, "hour": point.own_cost, "pools": bool(point.pools)}
-    return {"replicas": int(point.metrics.get("replicas", 1)), **(own if has_own else {})}
+    return {"gpus": _short(point.gpus, 4), "hour": point.cost, "fleet": point.fleet_kind}
 
 
 def _details(cell: Cell, stride: int) -> _Told:

@@ -6,6 +6,7 @@ The result file of ``vllm bench serve``, vLLM's metrics for Prometheus, and a tr
 import json
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError
 from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run
 from specsim.results.prometheus import EngineMetrics, Family, page, per_position, request_samples
+from specsim.results.timeline import engines_of
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, config_hash
 
@@ -75,7 +77,8 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
     samples, (owners, gaps) = request_samples(requests), _gaps(run)
     found = []
-    for replica in range(experiment.num_engines):
+    pools = experiment.pools  # what is known of requests is told of where they ended
+    for replica in range(experiment.num_engines if pools is None else pools.decode.slots):
         mine = requests["replica"] == replica
         counted = EngineMetrics(engine, 0)
         counted.counters = {name: int(requests[col][mine].sum()) for name, col in sums.items()}
@@ -103,8 +106,8 @@ def _gaps(run: ResultsFolder) -> tuple[Samples, Samples]:
     itls, path = run.summary.get("itls"), run.path / "summary.json"
     if itls is None:
         raise ConfigError(
-            f"{path}: holds no itls; it was written with --no-details; run the experiment "
-            "again without that"
+            f"{path}: holds no itls; run the experiment again without --no-details, or from Python "
+            "with simulate(..., keeps_deliveries=True)"
         )
     if not isinstance(itls, list) or len(itls) != len(run.requests):
         raise ConfigError(f"{path}: itls must be one list per request; run the experiment again")
@@ -142,17 +145,20 @@ def write_chrome_trace(
 
 
 def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
-    usable = int(run.own["num_gpu_blocks"]) - 1  # vLLM's null block holds nothing
-    for replica in range(int(run.own["replicas"])):
+    engines = [(number, each) for each in engines_of(run.own) for number in each.numbers]
+    shares = run.own.get("stage_shares", [1.0])
+    for replica, (_, usable, _) in engines:
         pid = replica + 1
         yield from _name(pid, 0, "process", f"replica {replica}")
         yield from _name(pid, _STEPS_TRACK, "thread", "steps")
-        yield from _name(pid, _GPU_TRACK, "thread", "GPU")
+        for stage in range(len(shares)):
+            name = f"GPU, stage {stage + 1}" if len(shares) > 1 else "GPU"
+            yield from _name(pid, _GPU_TRACK + stage, "thread", name)
         if replica in run.steps.replicas:
             steps = run.steps.of_replica(replica)
             touches = (steps["ended_at"] >= window[0]) & (steps["scheduled_at"] < window[1])
-            yield from _step_events(steps.where(touches), pid, usable)
-        yield from _request_events(run.requests, replica, window)
+            yield from _step_events(steps.where(touches), pid, usable, shares)
+        yield from _request_events(run.requests, replica, window, len(shares))
 
 
 def _name(pid: int, tid: int, kind: str, name: str) -> Iterator[Event]:
@@ -174,12 +180,15 @@ def _span(track: tuple[int, int], name: str, start: int, end: int, **args: Any) 
     return {**event, "dur": (end - start) / 1e3, **({"args": args} if args else {})}
 
 
-def _step_events(steps: StepsTable, pid: int, usable: int) -> Iterator[Event]:
+def _step_events(steps: StepsTable, pid: int, usable: int, shares: list[float]) -> Iterator[Event]:
     if not len(steps):
         return
     scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
-    started = _nanoseconds(steps["started_at"])
-    verified = _nanoseconds(steps["started_at"] + steps["target_time"])
+    reached = [
+        _nanoseconds(steps["started_at"] + share * steps["target_time"])
+        for share in (0.0, *np.cumsum(shares[:-1]), 1.0)
+    ]
+    verified = reached[-1]
     drafted = _nanoseconds(steps["started_at"] + steps["target_time"] + steps["draft_time"])
     args = {name: steps[name].tolist() for name in _STEP_ARGS}
     prefill, batched = steps["prefill_tokens"], steps["batched_tokens"]
@@ -188,7 +197,8 @@ def _step_events(steps: StepsTable, pid: int, usable: int) -> Iterator[Event]:
     for row, start in enumerate(scheduled):
         values = {name: column[row] for name, column in args.items()}
         yield _span((pid, _STEPS_TRACK), kinds[row], start, until[row], **values)
-        yield _span((pid, _GPU_TRACK), "target", started[row], verified[row])
+        for stage, (enters, leaves) in enumerate(pairwise(reached)):
+            yield _span((pid, _GPU_TRACK + stage), "target", enters[row], leaves[row])
         if drafted[row] > verified[row]:
             yield _span((pid, _GPU_TRACK), "draft", verified[row], drafted[row])
         if preemptions[row]:
@@ -228,8 +238,10 @@ def _counter(pid: int, name: str, at: int, values: dict[str, float]) -> Event:
     return {"ph": "C", "pid": pid, "tid": 0, "name": name, "ts": at / 1e3, "args": values}
 
 
-def _request_events(requests: RunTable, replica: int, window: Window) -> Iterator[Event]:
-    pid = replica + 1
+def _request_events(
+    requests: RunTable, replica: int, window: Window, num_stages: int
+) -> Iterator[Event]:
+    pid, first_track = replica + 1, _FIRST_REQUEST_TRACK + num_stages - 1
     is_mine = requests["replica"] == replica
     is_mine &= (requests["ended_at"] >= window[0]) & (requests["arrived_at"] < window[1])
     rows = np.flatnonzero(is_mine)
@@ -240,10 +252,10 @@ def _request_events(requests: RunTable, replica: int, window: Window) -> Iterato
     ]
     lanes = list(_lanes(times[0], times[3]))
     for lane in range(max(lanes, default=-1) + 1):
-        yield from _name(pid, _FIRST_REQUEST_TRACK + lane, "thread", f"requests {lane}")
+        yield from _name(pid, first_track + lane, "thread", f"requests {lane}")
     for row, lane, *stamps in zip(rows.tolist(), lanes, *times, strict=True):
         arrived, scheduled, first, ended = stamps
-        track = (pid, _FIRST_REQUEST_TRACK + lane)
+        track = (pid, first_track + lane)
         args = {name: int(requests[name][row]) for name in _REQUEST_ARGS}
         yield _span(track, f"request {int(requests['request'][row])}", arrived, ended, **args)
         yield _span(track, "queued", arrived, scheduled)

@@ -1,11 +1,12 @@
 """Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import nearest
@@ -18,6 +19,8 @@ from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
+FleetKind = Literal["replicas", "scaled", "pools", "drafter"]
+"""What a fleet is of: alike replicas, their number fixed or not; pools; such with drafters."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,12 @@ class Point:
     """``time_s``, and beside it ``running``, ``waiting``, ``kv_usage`` and ``draft_len``."""
     breakdown: dict[str, float] = field(default_factory=dict)
     """Seconds: ``target_s``, ``draft_s``, ``overhead_s`` and ``idle_s``."""
-    pools: dict[str, int] = field(default_factory=dict)
-    """Replicas of both pools, by their profile; empty without pools."""
-    drafter: str | None = None
-    """Profile of the drafter on GPUs of its own that each replica has; else None."""
-    own_gpus: int | None = None  # of both pools, or of replicas with a drafter's, where known
-    own_cost: float | None = None  # of these, per hour
+    fleet: dict[str, float] = field(default_factory=dict)
+    """Engines that were paid for, by their profile, in the mean of the run; a drafter on GPUs of
+    its own is one."""
+    fleet_kind: FleetKind = "replicas"
+    gpus: float | None = None  # of the fleet, where known
+    cost: float | None = None  # of these, per hour
     keeps_limits: bool = True  # whether as many requests as were asked, where that was asked
 
 
@@ -109,9 +112,7 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
 
     Nothing is known of hardware whose profile is not at hand, or whose GPU has no price.
     """
-    profiles = _at_hand(
-        {*study.profiles, *(name for p in study.points for name in (*p.pools, p.drafter) if name)}
-    )
+    profiles = _at_hand({*study.profiles, *(name for p in study.points for name in p.fleet)})
     prices, gpus, basis = {}, {}, {}
     for label, name in zip(study.axes[0].labels, study.profiles, strict=True):
         profile = profiles.get(name)
@@ -121,15 +122,11 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
         price = per_gpu.per_hour(gpus_of([(profile, 1)]))
         if price is not None:
             prices[label] = price
-    names = [study.profiles[point.places[0]] for point in study.points]
-    points = [
-        _with_own_priced(point, profiles, per_gpu, name)
-        for point, name in zip(study.points, names, strict=True)
-    ]
+    points = [_with_fleet_priced(point, profiles, per_gpu) for point in study.points]
     for point in points:
-        if point.own_cost is not None and point.pools:  # a replica of its pools, in the mean
+        if point.cost is not None and point.fleet_kind == "pools":  # a replica, in the mean
             label = study.axes[0].labels[point.places[0]]
-            prices[label] = point.own_cost / sum(point.pools.values())
+            prices[label] = point.cost / sum(point.fleet.values())
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=per_gpu.currency, price_date=per_gpu.date)
 
@@ -143,18 +140,20 @@ def _at_hand(names: set[str]) -> dict[str, Profile]:
     return found
 
 
-def _with_own_priced(
-    point: Point, profiles: Mapping[str, Profile], per_gpu: Prices, name: str
-) -> Point:
-    """Return a point with its GPUs and what they cost, if it has pools or a drafter's own."""
-    parts = [*point.pools.items()]
-    if point.drafter is not None:
-        replicas = int(point.metrics.get("replicas", 1))
-        parts = [(name, replicas), (point.drafter, replicas)]
-    if not parts or any(profile not in profiles for profile, _ in parts):
+def _with_fleet_priced(point: Point, profiles: Mapping[str, Profile], per_gpu: Prices) -> Point:
+    """Return a point with its GPUs and what they cost, if all of its profiles are known."""
+    if not point.fleet or not point.fleet.keys() <= profiles.keys():
         return point
-    gpus = gpus_of((profiles[each], number) for each, number in parts)
-    return replace(point, own_gpus=gpus.total(), own_cost=per_gpu.per_hour(gpus))
+    gpus = gpus_in(point.fleet, profiles)
+    return replace(point, gpus=sum(gpus.values()), cost=per_gpu.per_hour(gpus))
+
+
+def gpus_in(fleet: Mapping[str, float], profiles: Mapping[str, Profile]) -> dict[str, float]:
+    """Return how many GPUs of which kind the engines of a fleet have; a fraction if scaled."""
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, number in fleet.items():
+        found[profiles[name].gpu] += profiles[name].num_gpus * number
+    return dict(found)
 
 
 class Measure(NamedTuple):
@@ -209,11 +208,8 @@ def measured(study: Study, point: Point) -> dict[str, float]:
         if (tokens := found.get(f"hits.{tier}_tokens")) is not None:
             found[f"hits.{tier}_share"] = tokens / found["total_input_tokens"]
     tokens_per_s = found.get("output_throughput")
-    price = study.prices.get(study.axes[0].labels[point.places[0]])
-    cost = None if price is None else price * found.get("replicas", 1.0)
-    cost = point.own_cost if point.pools or point.drafter else cost
-    if cost is not None and tokens_per_s:
-        found[COST] = cost / 3600 / tokens_per_s * 1e6
+    if point.cost is not None and tokens_per_s:
+        found[COST] = point.cost / 3600 / tokens_per_s * 1e6
     known = _KNOWN if study.capacity is None else _KNOWN | _OF_LIMITS
     return {name: value for name, value in found.items() if name in known}
 

@@ -16,9 +16,9 @@ from specsim.policies.static import Static
 from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals import Arrivals, OpenArrivals
+from specsim.workload.arrivals import Arrivals, OpenArrivals, drawn_times
 from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
-from specsim.workload.lengths import Lengths
+from specsim.workload.lengths import Lengths, drawn
 from specsim.workload.lengths.distributions import TraceRows
 from specsim.workload.trace import Trace, mean_rate
 
@@ -50,7 +50,7 @@ def _all_requests(workload: WorkloadConfig, seed: int) -> Trace:
     assert workload.lengths is not None
     assert workload.lengths.num_rows is not None
     rows = workload.lengths.num_rows
-    trace = workload.lengths.draw(generator(seed, "lengths"), rows).without_sessions()
+    trace = drawn(workload.lengths, generator(seed, "lengths"), rows).without_sessions()
     return workload.completed(trace, seed)
 
 
@@ -80,7 +80,7 @@ class Trial:
             times = _replayed(source, rows, arrivals.rate)
         elif isinstance(arrivals, OpenArrivals):
             rng = generator(self.experiment.seed, "arrivals")
-            times = arrivals.times(rng, count=count, duration=None)
+            times = drawn_times(arrivals, rng, count=count)
         return list(source.take(rows).at_times(times).requests())
 
 
@@ -196,7 +196,7 @@ class Loads:
         recording = self._recording(0)
         if recording is not None:
             return recording.all_requests()
-        return self._lengths.draw(generator(self.experiment.seed, "lengths"), _SAMPLE)
+        return drawn(self._lengths, generator(self.experiment.seed, "lengths"), _SAMPLE)
 
     def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
         """Return the trials that hold the batch of one replica at a size, one per replication.

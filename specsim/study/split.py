@@ -120,6 +120,8 @@ def compare_splits(
     """Run every way to use some GPUs, at the experiment's load or several rates, requests/s."""
     loads: list[float | None] = [*rates] if rates else [None]
     ways = [way for rate in loads for way in splits(at_rate(experiment, rate), gpus)]
+    if all(way.label == "colocated" for way in ways):
+        raise ConfigError(f"--gpus {gpus}: too few for two pools of a replica each; name more")
     with Runner(LocalProcesses(workers), on_progress) as runner:
         rows = simulated_rows(ways, replications, runner)
     rows = [judged(row, rows) for row in rows]

@@ -20,7 +20,7 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.reading import parse_yaml
 from specsim.core.request import UNRECORDED, Request, Text
 from specsim.core.settings import validated
-from specsim.lookup import Draft, KnownTexts, Lookup
+from specsim.lookup import Draft, KnownTexts, Lookup, draft_of
 from specsim.policies.hybrid_suffix import HybridSuffix
 from specsim.proposers import PROPOSERS, Proposer
 from specsim.workload.readers import read_trace
@@ -289,7 +289,7 @@ def _replay(
         lookup.reveal(request.index, known_len)
     while known_len < end_len:
         begun_at = perf_counter()
-        draft = lookup.draft(request.index, max_len)
+        draft = draft_of(lookup, request.index, max_len)
         host_time += perf_counter() - begun_at
         accepted_len = draft.accepted_len(text.token_ids[known_len:])
         steps += 1

@@ -10,9 +10,9 @@ from pydantic import Field, model_validator
 from specsim.core.errors import ConfigError
 from specsim.core.rng import generator
 from specsim.core.settings import Settings
-from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals
+from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals, drawn_times
 from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
-from specsim.workload.lengths import LENGTHS, Lengths
+from specsim.workload.lengths import LENGTHS, Lengths, drawn, drawn_sessions
 from specsim.workload.trace import Trace
 
 __all__ = ["Trace", "WorkloadConfig"]
@@ -126,21 +126,21 @@ class WorkloadConfig(Settings):
             if self.lengths is None:
                 return trace
             assert trace.arrived_at is not None
-            drawn = self.lengths.draw_sessions(generator(seed, "lengths"), len(trace))
-            replayed = drawn.starting_at(trace.arrived_at)
+            bodies = drawn_sessions(self.lengths, generator(seed, "lengths"), len(trace))
+            replayed = bodies.starting_at(trace.arrived_at)
             return replayed.take(np.arange(min(len(replayed), self.num_requests or len(replayed))))
         assert self.lengths is not None
         rng, count = generator(seed, "lengths"), self.num_requests or self.lengths.num_rows
         if not isinstance(self.arrivals, OpenArrivals):
             assert count is not None
-            return self.lengths.draw(rng, count)
+            return drawn(self.lengths, rng, count)
         draw_times = partial(
-            self.arrivals.times, generator(seed, "arrivals"), duration=self.duration
+            drawn_times, self.arrivals, generator(seed, "arrivals"), duration=self.duration
         )
         if count is None or not self.lengths.in_sessions:
             times = draw_times(count=count)
-            return self.lengths.draw_sessions(rng, len(times)).starting_at(times)
-        bodies = self.lengths.draw(rng, count)
+            return drawn_sessions(self.lengths, rng, len(times)).starting_at(times)
+        bodies = drawn(self.lengths, rng, count)
         return bodies.starting_at(draw_times(count=bodies.num_sessions))
 
 

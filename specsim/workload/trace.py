@@ -5,12 +5,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
+from math import isfinite
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import is_whole
 from specsim.core.errors import TraceError
 from specsim.core.request import NO_RECORDS, Columns, PrefixIds, Request
 
@@ -279,8 +281,14 @@ class TraceBuilder:
     def add(self, prompt_len: int, output_len: int, arrived_at: float | None = None) -> bool:
         """Add a request, lengths in tokens and arrival in seconds; tell whether it was kept.
 
-        One without prompt or output failed, and is only counted; its other columns are left out.
+        One without prompt or output failed, and is only counted; its other columns are left out. A
+        ValueError if a length is no whole number, or the arrival is not finite.
         """
+        for name, length in (("prompt_len", prompt_len), ("output_len", output_len)):
+            if not is_whole(length) or length < 0:
+                raise ValueError(f"{name} = {length!r} must be a whole number of tokens")
+        if arrived_at is not None and not isfinite(arrived_at):
+            raise ValueError(f"arrived_at = {arrived_at!r} must be a finite number of seconds")
         if prompt_len == 0 or output_len == 0:
             self._num_dropped += 1
             return False

@@ -248,7 +248,7 @@ def test_the_page_and_the_terminal_tell_of_it(tiny: Tiny, tmp_path: Path) -> Non
     summary = ran(tiny, {"kind": "target_concurrency", "target": 6.0}, arrivals=STEP)
     summary.save(tmp_path / "out")
     folder = ResultsFolder(tmp_path / "out")
-    found = over_time(folder.steps, 599, folder.own, folder.requests)["timeline"]
+    found = over_time(folder.steps, folder.own, folder.requests)["timeline"]
     assert len(found["replicas"]) == len(found["time_s"])
     assert max(found["replicas"]) == max(timeline(summary)["up"])
 

@@ -224,7 +224,7 @@ def test_the_page_has_a_series_for_each_pool(tiny: Tiny, tmp_path: Path) -> None
     summary = ran(tiny, pools, output=60, check=False)
     summary.save(tmp_path / "out")
     folder = ResultsFolder(tmp_path / "out")
-    found = over_time(folder.steps, 599, folder.own, folder.requests)["timeline"]
+    found = over_time(folder.steps, folder.own, folder.requests)["timeline"]
     assert set(found["prefill_replicas"]) == {2}
     assert max(found["decode_replicas"]) > 1
     shares = np.array(found["kv_usage"], dtype=float)

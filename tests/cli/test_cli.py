@@ -1,6 +1,7 @@
 """The command line, as a user types it."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -309,7 +310,7 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--proposer": "medusa"}, "no column 'acc_medusa' (recorded proposers: eagle)"),
+        ({"--proposer": "medusa"}, "nor 'accepted_lens_medusa' of a trace of ours (recorded pr"),
         ({"--k": 9}, "tokens.jsonl: k = 9, but no recorded draft survived longer than 3"),
         ({"--max-output-len": 100}, "no request with 2 to 100 recorded output tokens"),
         ({"FILE": "empty.jsonl"}, "empty.jsonl: is empty"),
@@ -491,8 +492,10 @@ def test_other_commands_fail_the_same_way(args: tuple[str, ...], message: str, c
         ("tune", "a.yaml", "--emit", "sglang"),
     ],
 )
-def test_wrong_usage_is_exit_code_2(args: tuple[str, ...], cli: Run) -> None:
-    assert cli(*args)[0] == 2
+def test_wrong_usage_is_one_line_and_exit_code_2(args: tuple[str, ...], cli: Run) -> None:
+    code, out, err = cli(*args)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert re.fullmatch(r"error: (specsim.*[^.;]; see --help|--replications -1: .*)\n", err)
 
 
 def test_a_broken_invariant_is_found_by_check(

@@ -17,10 +17,11 @@ from specsim.results.folder import StepsTable, load_steps
 from specsim.results.logs import STEP_FIELDS
 from specsim.results.timeline import time_use, timeline
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import POOLS, Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.breakdown import break_down
+from specsim.show.report import load_study
 
 PROVENANCE = {"config_hash": "0123456789ab", "seed": 0, "specsim_version": "0"}
 
@@ -235,6 +236,39 @@ def test_use_of_the_kv_cache(constant_step: Callable[..., str], tmp_path: Path) 
     assert found.peak_lookahead == 0
 
 
+def test_each_pool_has_blocks_of_its_own(saved: Callable[..., Path]) -> None:
+    few, many = {"num_gpu_blocks": 200}, {"num_gpu_blocks": 400}
+    for sizes in ((few, many), (many, few)):
+        pools = {name: {"engine": each} for name, each in zip(POOLS, sizes, strict=True)}
+        folder = saved(policy="off", pools=pools)
+        found, steps = break_down(folder), load_steps(folder)
+        for number, kind in ((0, found), (1, found.prefill)):
+            assert kind is not None
+            free = steps.of_replica(number)["free_blocks"]
+            usable = sizes[1 - number]["num_gpu_blocks"] - 1
+            assert (kind.kv.num_usable, kind.kv.peak_used) == (usable, usable - free.min())
+            assert 0 < kind.kv.mean_used < kind.kv.peak_used
+        [point] = load_study(folder).points
+        known = [share for share in point.timeline["kv_usage"] if share is not None]
+        held = [each.kv.mean_used for each in (found, found.prefill) if each is not None]
+        assert sum(known) / len(known) == pytest.approx(sum(held) / (199 + 399), rel=1e-4)
+
+
+def test_each_stage_of_a_pipeline_has_its_share_of_the_time(
+    constant_step: Callable[..., str], saved: Callable[..., Path]
+) -> None:
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.75, 0.25])
+    engine = {"num_gpu_blocks": 400, "max_model_len": 512}
+    folder = saved(engine=engine, policy="off", acceptance=None, profile=profile)
+    found, steps = break_down(folder).time, load_steps(folder)
+    start, end = steps.span
+    target = steps["target_time"].sum() / (2 * (end - start))
+    assert found.overall.parts["target"] == pytest.approx(target)
+    assert sum(row.share for row in found.rows) == pytest.approx(1)
+    [point] = load_study(folder).points
+    assert point.breakdown["target_s"] == pytest.approx(steps["target_time"].sum())
+
+
 def test_lookahead_is_that_of_the_longest_draft(saved: Callable[..., Path]) -> None:
     folder = saved()
     found, steps = break_down(folder).kv, load_steps(folder)
@@ -428,3 +462,14 @@ def test_breakdown_prints_draws_and_writes(
     assert sum(data["memory_gib"].values()) == pytest.approx(79.1)
     assert sum(data["time"]["overall"]["parts"].values()) == pytest.approx(1)
     assert (tmp_path / "b.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_breakdown_draws_each_pool(saved: Callable[..., Path], cli: Run, tmp_path: Path) -> None:
+    sizes = {"prefill": {"num_gpu_blocks": 100_000}, "decode": {"num_gpu_blocks": 400}}
+    pools = {name: {"engine": each} for name, each in sizes.items()}
+    folder = saved(policy="off", pools=pools)
+    code, _, err = cli("breakdown", folder, "--plot", tmp_path / "b.svg")
+    picture = (tmp_path / "b.svg").read_text()
+    assert code == 0
+    assert all(f"{name} pool" in picture for name in POOLS)
+    assert err.startswith("warning: prefill pool: engine.num_gpu_blocks = 100000 takes 138.6 GiB")

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from conftest import ROOT, Run
 
 from specsim.__main__ import main
 from specsim.cli import EXAMPLES, app, app_of
+from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 
 
@@ -132,20 +134,21 @@ ASKED = ("--vllm", SERVER, "--traffic", "math", "--qps", 20, "--slo", "ttft:500,
 
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str, Path]:
-    """Ask for a plan, once."""
+    """Ask for a plan, once, with runs that say enough of what it writes."""
     folder = tmp_path_factory.mktemp("plan") / "out"
     out, err = io.StringIO(), io.StringIO()
     words = ["plan", *map(str, ASKED), "--gpus", "h100", "--workers", "1"]
-    before, sys.argv = sys.argv, ["specsim", *words, "--out", str(folder)]
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["specsim", *words, "--out", str(folder)])
+        patch.setattr("specsim.study.plan.REQUESTS", 1000)
+        patch.setattr("specsim.study.plan.LONGEST", 4000)
+        patch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 500)
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as ended,
         ):
             main()
-    finally:
-        sys.argv = before
     assert ended.value.code == 0, err.getvalue()
     return out.getvalue(), err.getvalue(), folder
 
@@ -210,6 +213,7 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
         ({"--qps": "0"}, "--qps 0.0: must be above 0 and at most 1,000,000"),
         ({"--slo": "ttft"}, "is not METRIC:MILLISECONDS"),
         ({"--traffic": "chta"}, "did you mean 'chat'?"),
+        ({"--traffic": ""}, "--traffic '': is no kind of traffic and no file; choose from"),
         ({"--gpus": "h1000"}, "no GPU 'h1000'"),
         ({"--gpus": "mi300x"}, "has no price"),
         ({"--gpus": "h100,h100"}, "given twice"),
@@ -260,6 +264,18 @@ def test_init_takes_answers_from_a_pipe(
     assert (experiment.profile, experiment.max_draft_len) == ("l40s/llama-3.1-8b", 3)
     assert experiment.slo is not None
     assert experiment.slo.tpot_ms == 50.0
+
+
+@pytest.mark.skipif(find_spec("aiconfigurator_core") is None, reason="no kernel tables")
+def test_init_writes_the_profile_that_none_is_shipped_of(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped(monkeypatch, "vllm serve meta-llama/Llama-3.1-8B-Instruct --kv-cache-dtype fp8\n")
+    code, out, _ = cli("init", "my.yaml")
+    assert (code, out.splitlines()[0]) == (0, "profile: my-profile.yaml")
+    profile = load_profile(tmp_path / "my-profile.yaml")
+    assert profile.kv_bytes_per_token == 65536  # two bytes less for each of 32,768 numbers
+    assert cli("run", "my.yaml", "--set", "workload.num_requests=20")[0] == 0
 
 
 @pytest.mark.parametrize(

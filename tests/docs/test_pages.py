@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -76,10 +77,9 @@ def test_blocks_run(path: Path, tmp_path: Path, tmp_path_factory: Any, cli: Run)
         if block.language not in TO_RUN or block.reason is not None:
             continue
         if block.language == "python":
-            results = [
-                run([sys.executable, *([block.title] if block.title else ["-c", block.text])])
-            ]
-        elif words := plain_commands(block):  # the same, without starting Python each time
+            run_here(block)
+            continue
+        if words := plain_commands(block):  # the same, without starting Python each time
             results = [cli(*each)[::2] for each in words]
         else:
             results = [run(["bash", "-euo", "pipefail", "-c", block.text])]
@@ -87,6 +87,13 @@ def test_blocks_run(path: Path, tmp_path: Path, tmp_path_factory: Any, cli: Run)
             place = f"{name(path)}:{block.line}"
             assert code == 0, f"{place}: exit code {code}\n{errors[-2000:]}"
             assert "Traceback" not in errors, f"{place}\n{errors[-2000:]}"
+
+
+def run_here(block: Block) -> None:
+    """Run a block as the script that it is, but for the start of Python."""
+    file = Path(block.title or "block.py")
+    file.write_text(block.text)
+    runpy.run_path(str(file), run_name="__main__")
 
 
 def plain_commands(block: Block) -> list[list[str]]:
@@ -151,8 +158,11 @@ def test_commands_and_options_exist(path: Path) -> None:
         check_command(text, f"{name(path)}: {text}")
 
 
+COMMANDS: Any = typer.main.get_command(app)
+
+
 def check_command(text: str, place: str) -> None:
-    command: Any = typer.main.get_command(app)
+    command = COMMANDS
     words = shlex.split(text)[1:]
     while words and hasattr(command, "commands") and not words[0].startswith("-"):
         assert words[0] in command.commands, place

@@ -12,7 +12,9 @@ from conftest import tiny_config
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.core.request import Request
+from specsim.core.step import StepLoad
 from specsim.latency import LatencyModel
+from specsim.latency.composed import Composed
 from specsim.profile import load_profile
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -130,7 +132,9 @@ def test_each_rank_charges_for_itself_what_all_would_be_charged_for(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, drafts: dict[str, Any] | None
 ) -> None:
     fields = load_profile("h100/qwen3-30b-a3b").model_dump(mode="json", exclude_none=True)
-    fields["target"]["data_parallel_size"] = 3
+    shared = {"at": [1, 1000], "times_us": [10.0, 5000.0]}
+    fields["target"] |= {"data_parallel_size": 3, "shared": shared}
+    fields["target"] |= {"capture_sizes": [8, 16], "eager_at_least_us": 0.0}
     (tmp_path / "ranks.yaml").write_text(yaml.safe_dump(fields))
     config = tiny_config(profile=str(tmp_path / "ranks.yaml"))
     config["engine"] |= {"data_parallel_size": 3, "max_model_len": 8192, "num_gpu_blocks": None}
@@ -142,6 +146,38 @@ def test_each_rank_charges_for_itself_what_all_would_be_charged_for(
     together = Summary(simulate(experiment)).tables.steps
     for name in ("started_at", "ended_at", "target_time", "overhead_time"):
         assert alone[name].tobytes() == together[name].tobytes()
+    monkeypatch.setattr(Composed, "time_of_ranks", LatencyModel.time_of_ranks)
+    padded = Summary(simulate(experiment)).tables.steps  # some passes are beyond CUDA graphs
+    assert padded["target_time"].tobytes() != alone["target_time"].tobytes()
+
+
+@pytest.mark.parametrize("name", ["read_factor", "expert_factor", "compute_factor", "none"])
+@pytest.mark.parametrize("tokens", [(300, 20), (300, 300), (1, 200, 999)])
+def test_factors_change_what_ranks_share_as_they_change_a_pass(
+    name: str, tokens: tuple[int, ...]
+) -> None:
+    """Where all that depends on tokens is shared, ranks take what each would with the mean."""
+    axis, read, compute = np.array([1, 100, 1000]), [50.0, 800.0, 1400.0], [5.0, 60.0, 700.0]
+    rises = {"at": axis, "times_us": np.array(read) - read[0] + compute}
+    nothing = {"at": [1, 9], "times_us": [0, 0]}
+    attention = {"num_layers": 1, "context_tokens": [1, 9], "sequences": [1, 9], "prompt": nothing}
+    model = Composed.model_validate(
+        {"batched_tokens": axis.tolist(), "read_us": read, "compute_us": compute, "head": nothing}
+        | {"attention": [attention | {"decode_us": [[0, 0]] * 2}], "capture_sizes": []}
+        | {"shared": {key: values.tolist() for key, values in rises.items()}}
+        | ({} if name == "none" else {name: 1.7})
+    )
+    times = [pass_time(model, each) for each in tokens]
+    assert model.time_of_ranks(times, tokens) == pytest.approx(
+        pass_time(model, sum(tokens) / len(tokens)), rel=1e-9
+    )
+
+
+def pass_time(model: Composed, tokens: float) -> float:
+    """Return what a pass without attention takes, also with a part of a token."""
+    whole = int(tokens)
+    ends = [model.forward_time(StepLoad(0, each, each)) for each in (whole, whole + 1)]
+    return float(np.interp(tokens, [whole, whole + 1], ends))
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def test_a_request_is_prefilled_then_moved_then_decoded(run: Callable[..., Run])
     assert steps(result, 0) == [(0.75, 1.0, 1, 1), (1.0, 1.25, 1, 1), (1.25, 1.5, 1, 1)]
     summary = Summary(result)
     assert summary.data["specsim"]["pools"] == {
+        "decode_replicas": 1, "prefill_num_gpu_blocks": 100,
         "transfers": 1, "transferred_tokens": 40, "prefilled_by_decode": 0,
         "mean_transfer_ms": 500.0, "mean_prefill_ms": 250.0,
     }  # fmt: skip

@@ -1,6 +1,7 @@
 """Lookups replayed on real answers: what vLLM's and Arctic's own code gave, request for request."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ OPTIONS = {
     "tree": "use_tree",
     "global": "use_global_tree",
 }
+texts_of = cache(load_texts)  # several settings have the same
 MAX = {"ngram": "prompt_lookup_max", "suffix": "num_speculative_tokens"}
 
 
@@ -43,5 +45,5 @@ def test_every_request_counts_as_recorded(method: str, key: str, rows: list[list
     names = {**OPTIONS, "max": MAX[method]}
     pairs = (setting.split("=") for setting in settings)
     options = {names[short]: value.lower() for short, value in pairs}
-    found = evaluate_drafts(parse_drafter(method, options, key), load_texts(path))
+    found = evaluate_drafts(parse_drafter(method, options, key), texts_of(path))
     assert [list(counts) for counts in found.per_request] == rows

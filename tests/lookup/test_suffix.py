@@ -1,5 +1,6 @@
 """The suffix tree drafts what its plain reference drafts, whatever befalls it."""
 
+import time
 from collections.abc import Iterator
 from itertools import cycle
 
@@ -10,9 +11,11 @@ from strategies import Play, plays
 from suffix_reference import SuffixReference
 
 from specsim.core.errors import CapacityError
-from specsim.core.request import Text
+from specsim.core.request import Request, Text
 from specsim.lookup import Draft, Lookup, suffix
 from specsim.lookup.suffix import SuffixLookup
+from specsim.proposers import PROPOSERS
+from specsim.tokens.draft_eval import Drafter, evaluate_drafts
 
 ALWAYS = {"max_depth": 8, "max_spec_factor": 4.0, "min_token_prob": 0.0, "max_cached_requests": -1}
 LOOKUPS = pytest.mark.parametrize("lookup", [SuffixLookup, SuffixReference])
@@ -166,3 +169,19 @@ def test_read_only_text_of_another_type_is_taken() -> None:
     lookup = SuffixLookup(**ALWAYS)
     lookup.start(0, Text(token_ids, 5))
     assert lookup.draft(0, 1).token_ids == [3]
+
+
+def test_compiling_is_not_measured_as_drafting(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = [0.5]
+
+    def slow_at_first(loop: object) -> None:
+        time.sleep(waits.pop() if waits else 0.0)
+
+    for module in ("specsim.core.compiled", "specsim.lookup.suffix"):
+        monkeypatch.setattr(f"{module}.address_of", slow_at_first)
+    prompt, output = np.array([1, 2, 3, 1]), np.array([2, 3, 1, 2])
+    requests = [Request(0, 4, 4, prompt_token_ids=prompt, output_token_ids=output)]
+    drafter = Drafter(PROPOSERS.parse({"method": "suffix"}))
+    result = evaluate_drafts(drafter, requests)
+    assert not waits
+    assert result.prompt_time + result.step_time < 0.5

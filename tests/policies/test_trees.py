@@ -122,6 +122,9 @@ def test_what_is_no_tree_is_refused() -> None:
         Tree((-1, 1))
     with pytest.raises(ValueError, match="each must be at least 0"):
         Tree((-1,), passes=(-1,))
+    for paths in ([(0,)], [(1,), (1, 0)], [(2, 0, 1)], [(1,), (-1,)]):  # as Medusa counts them
+        with pytest.raises(ValueError, match="ranks count from 1"):
+            Tree.of_paths(paths)
 
 
 def test_a_cut_tree_is_accepted_as_far_as_it_goes() -> None:

@@ -15,7 +15,8 @@ from specsim.core.errors import ProfileError
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
 from specsim.latency import LatencyModel
-from specsim.latency.composed import AttentionLayers
+from specsim.latency.composed import AttentionLayers, Composed, Curve
+from specsim.profile import Profile
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
 from specsim.profile.kernel_times import ExpertTimes, HeadTimes, small_weights
@@ -788,6 +789,66 @@ def test_ranks_share_experts_and_exchange_the_tokens_of_all(tables: Path) -> Non
         assert two.memory.weight_bytes == pytest.approx(
             one.memory.weight_bytes - 48 * 128 * 3 * 2048 * 768 * 2 / 2, rel=1e-3
         )
+
+
+def test_beyond_cuda_graphs_experts_serve_the_tokens_that_there_are(tables: Path) -> None:
+    """By hand: 2,000 tokens on one rank and 48 on the other are as many as 1,024 on each."""
+    add_experts(tables)
+    target = TableProfile.of(options(tables, **EXPERTS)).profile.target
+
+    def shared(tokens: int) -> float:
+        """Return what experts and two exchanges take, 48 layers, with as many on both, seconds."""
+        return 48 * (2.0 * 2 * tokens + 2 * (10 + 1e-6 * 2 * tokens * 2048)) * 1e-6
+
+    def prompt(tokens: int) -> StepLoad:
+        return StepLoad(0, tokens, 1, tokens, Pieces([tokens], [0]))
+
+    alone, few = target.forward_time(prompt(2000)), StepLoad(48 * 500, 48, 48)
+    uneven = target.lock_step_time([prompt(2000), few])
+    assert uneven == pytest.approx(alone - shared(2000) + shared(1024), rel=1e-3)
+    assert target.lock_step_time([prompt(2000)] * 2) == pytest.approx(alone)
+    padded = [prompt(500), few]  # for which there is a graph
+    assert target.lock_step_time(padded) == max(map(target.forward_time, padded))
+    for least in (
+        uneven - 1e-3,
+        (alone + uneven) / 2,
+        alone + 1.0,
+    ):  # what the host takes to launch
+        slow = target.model_copy(update={"eager_at_least_us": 1e6 * least})
+        expected = pytest.approx(max(uneven, least), rel=1e-3)
+        assert slow.lock_step_time([prompt(2000), few]) == expected
+        assert slow.lock_step_time([prompt(2000), prompt(500), few]) >= 0.999 * least
+
+
+def test_a_curve_goes_on_with_its_last_slope() -> None:
+    curve = Curve(at=(1, 3, 5), times_us=(1.0, 2.0, 6.0))
+    assert curve.times_at([0, 1, 2, 5, 8.5]) == [1.0, 1.0, 1.5, 6.0, 13.0]
+
+
+@pytest.mark.parametrize("tokens", [16, 256])
+def test_ranks_share_the_experts_of_a_drafter_as_those_of_the_target(
+    tables: Path, tokens: int
+) -> None:
+    """A drafter of the same layers on the same ranks takes what the target takes, head apart."""
+    add_experts(tables)
+    drafts = {"draft_model": "qwen3-30b-a3b"}
+    two = TableProfile.of(options(tables, **EXPERTS, drafts=drafts)).profile
+    one = TableProfile.of(options(tables, model="qwen3-30b-a3b", drafts=drafts)).profile
+
+    def drafter_of(profile: Profile) -> Composed:
+        latency = profile.drafts["draft_model"].latency
+        assert isinstance(latency, Composed)
+        return latency
+
+    load = StepLoad(1000 * tokens, tokens, tokens)
+    target = two.target.forward_time(load) - one.target.forward_time(load)
+    drafter = drafter_of(two).forward_time(load) - drafter_of(one).forward_time(load)
+    assert drafter == pytest.approx(target, rel=1e-3)
+    assert drafter != 0
+    share = two.drafts["draft_model"].weights_gib / one.drafts["draft_model"].weights_gib
+    assert 0.5 < share < 0.6  # half of the experts, and all of the rest
+    dense = options(tables, **EXPERTS, drafts={"draft_model": "llama-3.1-8b"})
+    assert drafter_of(TableProfile.of(dense).profile).data_parallel_size == 1
 
 
 def test_an_all_to_all_that_is_named_takes_its_own_microseconds(tables: Path) -> None:

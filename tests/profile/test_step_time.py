@@ -1,15 +1,17 @@
 """A step has one price: whoever asks for it, by one function."""
 
 import ast
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
 from specsim.engine import cost
-from specsim.latency import LATENCY
+from specsim.latency import LATENCY, LatencyModel
 from specsim.policies import quick_step_time, quick_step_times
 from specsim.profile import (
     BlockPass,
@@ -118,3 +120,51 @@ def test_whoever_has_a_form_has_no_other_formula() -> None:
         if "forward_time" in vars(each) and "form" in vars(each)
     }
     assert own == {"composed", "cuda_graph"}
+
+
+class Given(LatencyModel):
+    """What somebody's model says of every pass."""
+
+    kind: str = "given"
+    time: Any = 0.0
+
+    def forward_time(self, load: StepLoad) -> Any:
+        return self.time
+
+
+LOAD = StepLoad(1000, 8, 8)
+ASKED: dict[str, Callable[[StepCosts], object]] = {
+    "target_time": lambda costs: costs.target_time(LOAD),
+    "plain_time": lambda costs: costs.plain_time(LOAD),
+    "step_time": lambda costs: costs.step_time(LOAD, 2),
+    "draft_time": lambda costs: costs.draft_time(LOAD, 2, 0.01),
+    "lock_step_time": lambda costs: costs.lock_step_time([LOAD]),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize(
+    "time", [float("nan"), float("inf"), -1e-9, np.float64(-1), np.array([0.1, -0.1]), "0.1", True]
+)
+def test_what_is_no_duration_is_refused_of_a_users_model(time: Any, asked: str) -> None:
+    model = Given.model_construct(time=time)
+    costs = StepCosts(model, (DraftCost.model_construct(latency=model),), Overhead())
+    with pytest.raises(PluginError, match=r"Given 'given': \w+ returned .*; it must be seconds"):
+        ASKED[asked](costs)
+
+
+def test_no_rank_hides_what_another_is_told() -> None:
+    class Unsure(Given):
+        def forward_time(self, load: StepLoad) -> Any:
+            return float("nan") if load.num_requests > 8 else 0.25
+
+    costs = StepCosts(Unsure.model_construct(), (), Overhead())
+    assert costs.lock_step_time([LOAD, LOAD]) == 0.25
+    with pytest.raises(PluginError, match="forward_time returned nan"):
+        costs.lock_step_time([LOAD, StepLoad(1000, 9, 9)])
+
+
+@pytest.mark.parametrize("time", [0, 0.0, 0.25, np.float32(0.25), np.array(0.25)])
+def test_any_duration_is_as_the_model_says(time: Any) -> None:
+    costs = StepCosts(Given.model_construct(time=time), (), Overhead())
+    assert costs.target_time(LOAD) == costs.plain_time(LOAD) == costs.step_time(LOAD, 0) == time

@@ -1,18 +1,22 @@
 """A policy in a real engine, without the engine: answers, logs, and their replay."""
 
 import json
+import resource
 from importlib.metadata import entry_points
 from itertools import chain
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from specsim.core.errors import ConfigError
 from specsim.core.step import StepLoad
-from specsim.reality.vllm.at_work import Emitted, Scheduled
+from specsim.policies.goodput import FOR_ALL
+from specsim.reality.vllm.at_work import MOST_RUNNING, Scheduled
 from specsim.reality.vllm.control import Control, Controller, Engine, replay
+from specsim.reality.vllm.decision_log import MOST
 from specsim.reality.vllm.learned_times import LearnedTimes
 
 ENGINE = Engine(method="eagle3", num_speculative_tokens=5, max_num_seqs=8)
@@ -30,19 +34,16 @@ def serve(controller: Controller, *, first: int = 0, most: int = 5, steps: int =
     asked, drafted = [], 0
     for step in range(steps):
         rows = [
-            Scheduled(number, 40, known, False, known - 1, 1 + drafted, drafted)
+            Scheduled(number, 40, known - 40, 0, known - 1, 1 + drafted)
             for number, known in lens.items()
         ]
-        k, load = controller.decide([*chain(*rows)], step * 0.01, len(rows), 1000)
+        columns = [*chain(*zip(*rows, strict=True))]
+        k, number = controller.decide(columns, step * 0.01, len(rows), 1000)
         asked.append(k)
-        emitted = [
-            Emitted(row.number, drafted, accepted, accepted + 1)
-            for row in rows
-            for accepted in [min(rng.randint(0, drafted), most)]
-        ]
-        controller.observe(load, k, 0.01 + 0.001 * k, [*chain(*emitted)])
-        for row in emitted:
-            lens[row.number] += row.output_len
+        output_lens = [1 + min(rng.randint(0, drafted), most) for _ in rows]
+        controller.observe(number, k, 0.01 + 0.001 * k, output_lens)
+        for row, output_len in zip(rows, output_lens, strict=True):
+            lens[row.number] += output_len
         if rng.random() < 0.1:
             del lens[min(lens)]
             lens[first + size + step] = 41
@@ -56,7 +57,10 @@ def test_a_replay_decides_the_same(policy: str, profile: str | None, tmp_path: P
     log = tmp_path / "decisions.jsonl"
     controller = Controller(Control(policy=policy, profile=profile, log=str(log)), ENGINE)
     assert set(serve(controller)) <= set(range(6))
-    assert replay(log) == (60, [])  # before it is closed: a server may be killed
+    decisions, differences = replay(log)  # before it is closed: a server may be killed
+    assert (not differences, 0 < 2 * (60 - decisions) < MOST) == (True, True)
+    controller.rest()
+    assert replay(log) == (60, [])
     controller.close()
     lines = log.read_text().splitlines()
     other = json.loads(lines[-2])
@@ -156,6 +160,58 @@ def test_what_drafting_took_is_told_with_the_drafts(profile: str | None, tmp_pat
     assert [time > 0 for time in told[:, 1]] == [k > 0 for k in told[:, 2]]
 
 
+TELLER = """
+from typing import Literal
+from specsim.api import Policy, ServerView
+
+class Teller(Policy[ServerView]):
+    kind: Literal["teller"] = "teller"
+    path: str
+
+    def draft_lens(self, batch, memory):
+        return 1
+
+    def observe(self, outcome, memory):
+        told = outcome.requests, outcome.draft_lens, outcome.accepted_lens
+        with open(self.path, "a") as file:
+            print(*[each.tolist() for each in told], *outcome.load[:4], file=file)
+"""
+
+
+def test_steps_that_run_at_once_are_told_apart(tmp_path: Path) -> None:
+    path, seen = tmp_path / "teller.py", tmp_path / "seen"
+    path.write_text(TELLER)
+    controller = Controller(Control(policy=f"{path}:Teller:path={seen}"), ENGINE)
+    reading = [*Scheduled(7, 30, 0, 0, 0, 20)]
+    both = [*chain(*zip(Scheduled(7, 30, 1, 1, 30, 1), Scheduled(8, 5, 9, 3, 13, 3), strict=True))]
+    steps = [controller.decide(columns, 0.0, 2, 9)[1] for columns in (reading, both)]
+    controller.observe(steps[0], 1, 0.01, [0])
+    controller.observe(steps[1], 1, 0.01, [1, 3])
+    assert seen.read_text().splitlines() == ["[] [] [] 0 20 1 20", "[7, 8] [0, 2] [0, 2] 43 4 2 0"]
+    for _ in range(MOST_RUNNING):
+        controller.decide(both, 0.0, 2, 9)
+    with pytest.raises(ConfigError, match="steps run at once"):
+        controller.observe(steps[1], 1, 0.01, [1, 3])
+
+
+def test_decisions_of_empty_steps_are_written_too(tmp_path: Path) -> None:
+    log = tmp_path / "decisions.jsonl"
+    controller = Controller(Control(policy="goodput", log=str(log)), ENGINE)
+    for step in range(10 * MOST):
+        controller.decide([], step * 0.01, 0, 1000)
+    assert len(log.read_text().splitlines()) >= 9 * MOST
+    controller.close()
+
+
+def test_what_loops_raise_as_python_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(both: object) -> int:
+        raise IndexError("mine")
+
+    monkeypatch.setattr(FOR_ALL.loops["observe"], "function", fails)
+    with FOR_ALL.as_python(), pytest.raises(IndexError, match="mine"):
+        Controller(Control(policy="goodput"), ENGINE)
+
+
 def test_a_log_is_not_written_over(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("mine")
@@ -168,6 +224,51 @@ def test_a_log_is_not_written_over(tmp_path: Path) -> None:
         replay(log)
 
 
+@pytest.mark.parametrize(
+    ("line", "change", "why"),
+    [
+        (2, {"step": 99}, "line 3: step 99 has ended before it was decided"),
+        (2, {"output_lens": [1]}, "line 3: outputs of 1 rows"),
+        (2, {"output_lens": [10**30] * 6}, "line 3: is no event"),
+        (3, {"step": 7}, "line 4: step 7 is decided where 1 comes next"),
+        (3, {"rows": [[0, 40, 10, 0, 49, 1]] * 9}, "line 4: 9 rows, but max_num_seqs is 8"),
+        (3, {"rows": [[-1, 40, 10, 0, 49, 1]]}, "line 4: is no event"),
+        (3, {"event": "start"}, "line 4: "),
+    ],
+)
+def test_a_log_that_no_server_wrote(
+    line: int, change: dict[str, Any], why: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    controller = Controller(Control(policy="goodput", log=str(log)), ENGINE)
+    serve(controller, steps=3)
+    controller.close()
+    lines = log.read_text().splitlines()
+    lines[line] = json.dumps({**json.loads(lines[line]), **change})
+    log.write_text("\n".join(lines) + "\n")
+    with pytest.raises(ConfigError, match=why):
+        replay(log)
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    controller = Controller(Control(policy="goodput", log=str(log)), ENGINE)
+    serve(controller, steps=MOST // 2)
+    written = log.stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (written + 100, hard))
+    try:
+        serve(controller, steps=MOST // 2 - 1)
+        with pytest.raises(OSError, match="File too large"):
+            controller.rest()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        left = log.stat().st_size
+        controller.close()  # now there is room
+    assert left == written
+    assert replay(log) == (MOST - 1, [])
+
+
 def test_step_times_are_learned() -> None:
     """Of a linear server with 5 % of noise, to a twentieth."""
     rng, times = np.random.default_rng(3), LearnedTimes()
@@ -178,7 +279,9 @@ def test_step_times_are_learned() -> None:
     for _ in range(2000):
         size, k = int(rng.integers(1, 200)), int(rng.integers(0, 6))
         load = StepLoad(size * int(rng.integers(100, 3000)), size * (k + 1), size)
-        times.observe(load, k, truth(load, k) * rng.normal(1, 0.05))
+        measured = truth(load, k) * rng.normal(1, 0.05)
+        times.row[1:] = load.batched_tokens, load.context_tokens, k > 0, k, measured
+        times.learn()
     for size, k in ((1, 0), (1, 5), (100, 3)):
         load = StepLoad(size * 1000, size * (k + 1), size)
         assert times.step_time(load, k) == pytest.approx(truth(load, k), rel=0.05)

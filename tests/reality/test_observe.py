@@ -248,6 +248,17 @@ def test_server_without_token_ids_or_metrics(cli: Run, workload: Path) -> None:
     assert "/metrics did not answer before the run" in err
 
 
+def test_server_that_counts_nothing(cli: Run, workload: Path) -> None:
+    """Nor ends the last line: a full answer has the length that was asked for."""
+    with serving(FakeVllm(tells_ids=False, counts=False)) as url:
+        code, _, err = observe(cli, url, workload)
+    rows, meta = read(Path("run"))
+    asked = [each.output_len for each in load_workload(workload, []).requests]
+    assert (code, meta["client"]["num_failed"]) == (0, 0)
+    assert [row["output_toks"] for row in rows] == asked
+    assert "another length" not in err
+
+
 def test_speculation_is_read_from_the_server(cli: Run, workload: Path) -> None:
     server = FakeVllm(tells_drafts=True)
     with serving(server) as url:
@@ -469,7 +480,7 @@ def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
         content = Endless()
 
     with pytest.raises(TooMuchError, match=message):
-        asyncio.run(read_answer(Response(), StreamedAnswer(0.0), 5))
+        asyncio.run(read_answer(Response(), StreamedAnswer(0.0, asked_len=5)))
 
 
 ENDED = "vllm:request_success_total"

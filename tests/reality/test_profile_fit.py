@@ -217,3 +217,19 @@ def test_two_regimes_reproduce_real_runs_and_one_does_not(
         errors[kind] = validate(REAL / run, Replaced(profile=f"{kind}.yaml")).mean_error
     assert errors["two_regime"] < limit
     assert errors["linear"] > 0.06
+
+
+def test_steps_of_decodes_alone_are_fitted_by_the_kind_that_is_advised(
+    cli: Run, tmp_path: Path
+) -> None:
+    """By hand: 5 ms a step, 0.1 ms a batched token and 10 ns a context token."""
+    sizes = [(100 * batch * (1 + batch % 3), batch) for batch in range(1, 60)]
+    rows = [f"{c},{n},{n},0,{5e-3 + 1e-4 * n + 1e-8 * c:.9f}\n" for c, n in sizes]
+    header = "context_tokens,batched_tokens,num_requests,mixed,seconds\n"
+    (tmp_path / "steps.csv").write_text(header + "".join(rows))
+    code, _, errors = cli("profile", "fit", "steps.csv")
+    assert (code, "or fit kind linear" in errors) == (2, True)
+    code, output, errors = cli("profile", "fit", "steps.csv", "--kind", "linear")
+    assert (code, errors) == (0, "")
+    found = yaml.safe_load(output.partition("steps:\n")[2])["target"]
+    assert found["gamma_us"] == pytest.approx(100, rel=1e-3)

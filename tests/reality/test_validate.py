@@ -13,8 +13,9 @@ from kernel_folder import make_kernel_folder
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError, TraceError
-from specsim.reality.validation import Replaced, compare_runs, load_run, validate
+from specsim.reality.validation import Replaced, compare_runs, compose, load_run, validate
 from specsim.results.metrics import Requests, latency
+from specsim.show.render.reality_tables import validation_tables
 
 REAL = data_folder() / "real-runs"
 META = {
@@ -94,6 +95,19 @@ def test_engine_options_are_those_of_the_run(folder: Path) -> None:
     assert validate(folder, Replaced(num_gpu_blocks=300)).details["num_gpu_blocks"] == 300
 
 
+@pytest.mark.parametrize(
+    ("said", "meant", "noted"),
+    [("0.33.1", "0.33", False), (0.3, "0.30", False), ("0.19.0", "0.32", True), ([], "0.32", True)],
+)
+def test_whose_scheduler_it_was_is_read(
+    folder: Path, said: object, meant: str, noted: bool
+) -> None:
+    change(folder, vllm_version=said)
+    composed = compose(load_run(folder), Replaced())
+    assert composed.experiment.engine.vllm_version == meant
+    assert any(note.startswith("vllm_version = ") for note in composed.notes) == noted
+
+
 def test_unpublished_blocks_are_derived_and_the_output_says_so(folder: Path, cli: Run) -> None:
     change(folder, kv_cache={})
     code, output, _ = cli("validate", folder)
@@ -109,6 +123,13 @@ def test_the_command_prints_a_table_and_writes_a_report(folder: Path, cli: Run) 
     assert report == json.loads(Path("numbers.json").read_text())
     assert {row["metric"] for row in report["statistics"]} == {"ttft", "tpot", "latency"}
     assert Path("report/report.png").stat().st_size > 10_000
+
+
+def test_rows_of_a_short_run_are_told_apart(folder: Path) -> None:
+    [_, over_time] = validation_tables(validate(folder), "run")
+    spans = [cell.split(" - ") for cell in over_time.columns[0].cells]
+    assert all(float(start) < float(end) for start, end in spans)
+    assert [end for _, end in spans[:-1]] == [start for start, _ in spans[1:]]
 
 
 def test_the_same_run_gives_the_same_bytes(folder: Path, cli: Run) -> None:
@@ -212,6 +233,17 @@ def test_requests_without_a_name_are_as_many_as_rows(folder: Path, request_id: o
     assert run.rows == list(range(len(rows)))
 
 
+def test_a_run_that_took_no_time_has_no_error(folder: Path, cli: Run) -> None:
+    run = {name: values[:1] for name, values in made_up().items()}
+    run["output_len"][:] = 1
+    write_requests(
+        folder, run | {name: run["arrived_at"] for name in ("first_token_at", "ended_at")}
+    )
+    code, output, errors = cli("validate", folder)
+    assert (code, errors) == (0, "")
+    assert "nan%" in output
+
+
 def test_one_token_has_no_tpot() -> None:
     run = made_up(3)
     single = {**run, "output_len": np.array([1, 1, 1])}
@@ -268,7 +300,7 @@ BAD: dict[str, tuple[Any, type[SpecsimError], str]] = {
     "speculation of which nothing is recorded": (
         lambda f: change(f, engine_kwargs={"speculative_config": {"method": "ngram"}}),
         ConfigError,
-        "what was accepted is not recorded",
+        "what was accepted is not recorded .* --per-request-spec-decode-metrics detailed",
     ),
     "an accepted length above its draft's": (
         lambda f: edit_row(f, accepted=[[1, 3, 3], [5, 3, 4]]),

@@ -254,7 +254,7 @@ def test_no_details_is_vllms_file_without_save_detailed(cli: Cli, config: Path) 
     assert names(Path("r")) == {*FILES, "steps.parquet"}
     code, _, err = cli("export", "r", "--prometheus", "p.txt")
     assert code == 2
-    assert "holds no itls; it was written with --no-details" in err
+    assert "holds no itls; run the experiment again without --no-details" in err
     assert err.count("\n") == 1
     assert cli("export", "r", "--vllm-bench", "b.json")[0] == 0
     assert "generated_texts" not in json.loads(Path("b.json").read_text())

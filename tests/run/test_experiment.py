@@ -15,6 +15,8 @@ from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.core.settings import load_mapping, overridden
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, config_hash
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 SPEC = "engine.speculative_config"
 POLICY = st.sampled_from(
@@ -47,6 +49,19 @@ def test_overrides_replace_and_add_fields() -> None:
         {"policy": {"kind": "off"}, "seed": 1}, ["policy.kind=static", "policy.k=3", "a.b=x"]
     )
     assert data == {"policy": {"kind": "static", "k": 3}, "seed": 1, "a": {"b": "x"}}
+
+
+def test_a_mapping_of_overrides_does_what_its_lines_do(
+    tmp_path: Path, tiny: Callable[..., Experiment]
+) -> None:
+    tiny().save(tmp_path / "e.yaml")
+    lines = ["policy=static:k=2", "workload.num_requests=7", "engine.max_num_seqs=4"]
+    mapping = {"policy": "static:k=2", "workload.num_requests": 7, "engine.max_num_seqs": 4}
+    loaded = Experiment.load(tmp_path / "e.yaml", mapping)
+    assert loaded == Experiment.load(tmp_path / "e.yaml", lines) != tiny()
+    assert Experiment.load(tmp_path / "e.yaml", "seed=3").seed == 3
+    with pytest.raises(ConfigError, match="did you mean 'policy'"):
+        Experiment.load(tmp_path / "e.yaml", {"polisy.k": 2})
 
 
 @pytest.mark.parametrize("override", ["policy", "=3", "seed.k=3", "seed=[1"])
@@ -257,3 +272,12 @@ def test_numbers_without_end_are_refused(changes: dict[str, Any], match: str) ->
     }
     with pytest.raises(ConfigError, match=match):
         Experiment.parse({**config, **changes}, "test")
+
+
+def test_a_notebook_shows_the_experiment_of_a_run_and_not_pages_of_step_times(
+    tiny: Callable[..., Experiment],
+) -> None:
+    experiment = tiny(profile="h100/llama-3.1-8b-kernels")
+    run = simulate(experiment)
+    assert repr(run) == f"Run(experiment={experiment!r})"
+    assert repr(Summary(run)).startswith(f"Summary(run={run!r}")

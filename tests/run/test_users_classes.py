@@ -9,6 +9,7 @@ import pytest
 from conftest import tiny_config
 
 from specsim.core.errors import ConfigError, PluginError, SpecsimError
+from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 
@@ -118,3 +119,26 @@ def test_a_wrong_answer_is_named(family: str, method: str, message: str, run: Ru
 def test_what_else_is_wrong_is_named(family: str, other: str, message: str, run: Run) -> None:
     with pytest.raises(SpecsimError, match=message):
         run(family, None, other)
+
+
+def test_a_drafter_has_one_name_however_its_class_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab").mkdir()
+    text = (
+        "from typing import Literal\nfrom specsim.proposers import Proposer\n\n"
+        "class Hydra(Proposer):\n    method: Literal['hydra'] = 'hydra'\n"
+    )
+    first, second = f"users_{next(_NUMBERS)}", f"users_{next(_NUMBERS)}"
+    for file in (f"{first}.py", f"lab/{second}.py"):
+        Path(file).write_text(text)
+    profile = load_profile("h100/llama-3.1-8b")
+    profile = profile.model_copy(update={"drafts": {"hydra": profile.drafts["eagle3"]}})
+    runs = []
+    for method in (f"{first}:Hydra", f"lab/{second}.py:Hydra"):
+        config = tiny_config(policy="random")
+        config["engine"]["speculative_config"]["method"] = method
+        runs.append(simulate(Experiment.parse(config, "e.yaml"), profile=profile).replicas[0])
+    assert runs[0].steps["accepted_tokens"].sum()
+    assert runs[0].steps.tobytes() == runs[1].steps.tobytes()

@@ -26,20 +26,24 @@ WORDS = " the and for are but not you all can her was one our" * 18
 LONG = {"prompt": "x", "max_tokens": 120_000, "ignore_eos": True}
 ROOMY = {"num_gpu_blocks": 9000, "max_model_len": 130_000, "max_num_seqs": 64}
 HELLO = [{"role": "user", "content": "hello"}]
+BLOCKED = 5.0  # seconds; what is held off here took 20 and more, benchmarks/serve.py has the bound
 
 
 @contextmanager
 def longest_wait(served: Served) -> Iterator[list[float]]:
-    """Yield a list to which the longest time is added that the server's loop did one thing."""
+    """Yield a list to which the longest time is added that the server's loop did one thing.
+
+    In seconds of its thread's CPU, which other processes of the machine do not lengthen.
+    """
     found: list[float] = []
     task: list[Any] = []
 
     async def watch() -> None:
-        longest, at = 0.0, time.monotonic()
+        longest, at = 0.0, time.thread_time()
         try:
             while True:
                 await asyncio.sleep(0.001)
-                longest, at = max(longest, time.monotonic() - at), time.monotonic()
+                longest, at = max(longest, time.thread_time() - at), time.thread_time()
         finally:
             found.append(longest)
 
@@ -82,8 +86,7 @@ def test_the_loop_goes_on(roomy: Served, path: str, body: object, status: int, s
     assert found == status
     if says:
         assert says in answer["error"]["message"]
-    # Generous: of most of them parsing alone took longer once; benchmarks/serve.py has the bound.
-    assert waits[0] < 0.8
+    assert waits[0] < BLOCKED
 
 
 def test_many_long_answers_are_begun_and_dropped_in_turns(roomy: Served) -> None:
@@ -100,7 +103,7 @@ def test_many_long_answers_are_begun_and_dropped_in_turns(roomy: Served) -> None
         while time.monotonic() < until and roomy.live.num_unfinished:
             time.sleep(0.02)
     assert roomy.live.num_unfinished == roomy.live.num_tokens == 0
-    assert waits[0] < 0.8
+    assert waits[0] < BLOCKED
 
 
 def test_time_that_runs_faster_than_the_engine_can_stops_nobody() -> None:
@@ -115,7 +118,7 @@ def test_time_that_runs_faster_than_the_engine_can_stops_nobody() -> None:
             with longest_wait(served) as waits:
                 time.sleep(0.5)
             assert served.live.num_unfinished
-        assert waits[0] < 0.4
+        assert waits[0] < BLOCKED
 
 
 def test_a_body_that_is_compressed_is_refused(served: Served) -> None:

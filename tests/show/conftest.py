@@ -24,12 +24,12 @@ def server() -> Iterator[UiServer]:
         found.shutdown()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep over GPUs, policies and loads."""
+    """A sweep over GPUs, policies and loads; whoever changes something copies it."""
     return whole_sweep(tmp_path_factory.mktemp("sweep") / "whole")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def study(folder: Path) -> Study:
     return load_study(folder)

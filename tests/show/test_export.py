@@ -121,6 +121,28 @@ def test_no_more_request_tracks_than_requests_at_once(cli: Run, saved: Save) -> 
     assert sum(name.startswith("requests") for name in threads) == at_once < 30
 
 
+def test_a_pipeline_has_a_track_for_each_stage(
+    cli: Run, saved: Save, constant_step: Callable[..., str]
+) -> None:
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.75, 0.25])
+    engine = {"num_gpu_blocks": 400, "max_model_len": 512}
+    events = trace(cli, saved(engine=engine, policy="off", acceptance=None, profile=profile))
+    assert list(named(events, "thread").values())[1:3] == ["GPU, stage 1", "GPU, stage 2"]
+    for tid, duration in ((2, 3000), (3, 1000)):
+        passes = spans(events)[1, tid]
+        assert {round(each["dur"]) for each in passes} == {duration}
+        ends = [each["ts"] + each["dur"] for each in passes]
+        assert all(end <= later["ts"] + 1e-3 for end, later in zip(ends, passes[1:], strict=False))
+
+
+def test_blocks_in_use_are_those_of_the_own_pool(cli: Run, saved: Save) -> None:
+    pools = {"prefill": {"engine": {"num_gpu_blocks": 200}}, "decode": {}}
+    events = trace(cli, saved(policy="off", pools=pools))
+    used = [(e["pid"], e["args"]["used"]) for e in events if e["name"] == "KV blocks"]
+    assert all(0 <= blocks <= (399, 199)[pid - 1] for pid, blocks in used)
+    assert {pid for pid, blocks in used if blocks == 0} == {1, 2}
+
+
 def test_window_keeps_what_touches_it(cli: Run, saved: Save) -> None:
     folder = saved()
     events = trace(cli, folder, "--window", "0.5:0.7")

@@ -362,7 +362,7 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     prices = priced({"h100": 3.0, "l40s": 1.0})
     study = with_prices(load_study(Path("run")), prices)
     [point] = study.points
-    assert (point.own_gpus, point.own_cost) == (5, 13.0)
+    assert (point.gpus, point.cost) == (5, 13.0)
     a_million = 1e6 / point.metrics["output_throughput"] / 3600
     assert measured(study, point)["cost_per_mtok"] == pytest.approx(13.0 * a_million)
     assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
@@ -378,12 +378,37 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts(cli: Run, tmp_
     config = tiny_config(replicas=2, policy="static", engine={"speculative_config": drafts})
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
     prices = priced({"h100": 3.0, "l40s": 1.0})
-    for policy, gpus, cost in (("static", 4, 8.0), ("off", None, 6.0)):
+    for policy, gpus, cost in (("static", 4, 8.0), ("off", 2, 6.0)):
         options = ("--set", f"policy={policy}", "--out", policy)
         assert cli("run", tmp_path / "e.yaml", *options)[0] == 0
         study = with_prices(load_study(Path(policy)), prices)
         [point] = study.points
-        assert point.own_gpus == gpus
+        assert point.gpus == gpus
         a_million = 1e6 / point.metrics["output_throughput"] / 3600
         assert measured(study, point)["cost_per_mtok"] == pytest.approx(cost * a_million)
         assert study.prices == {"h100/llama-3.1-8b": 3.0}
+
+
+def test_all_replicas_are_counted_and_paid_for(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(tiny_config(replicas=3, policy="off")))
+    assert cli("run", tmp_path / "e.yaml", "--out", "run")[0] == 0
+    study = with_prices(load_study(Path("run")), priced({"h100": 3.0}))
+    [shown] = page_data(study)["cells"]
+    assert (shown["gpus"], shown["hour"], shown["fleet"]) == (3, 9.0, "replicas")
+
+
+def test_replicas_that_are_scaled_cost_what_was_paid_for_them(cli: Run, tmp_path: Path) -> None:
+    scaler = {"kind": "target_concurrency", "target": 1, "max_replicas": 8, "interval_s": 0.1}
+    scaler |= {"start_up_s": 0.1, "window_s": 0.1, "price_per_gpu_hour": 3.0}
+    config = tiny_config(autoscaling=scaler, policy="off")
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
+    assert cli("run", tmp_path / "e.yaml", "--out", "run")[0] == 0
+    study = with_prices(load_study(Path("run")), priced({"h100": 3.0}))
+    [point], summary = study.points, json.loads(Path("run/summary.json").read_text())
+    paid = summary["specsim"]["autoscaling"]
+    assert 1 < paid["mean_replicas"] < 8
+    a_million = 1e6 / summary["total_output_tokens"]
+    assert measured(study, point)["cost_per_mtok"] == pytest.approx(paid["cost"] * a_million)
+    [shown] = page_data(study)["cells"]
+    assert shown["gpus"] == pytest.approx(paid["replica_seconds"] / summary["duration"], rel=1e-3)
+    assert shown["fleet"] == "scaled"

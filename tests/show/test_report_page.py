@@ -30,7 +30,8 @@ def study(folder: Path) -> Study:
     axes = [found.axes[0], policy, found.axes[2]]
     prices = dict.fromkeys(found.axes[0].labels, 2.5)
     failed = replace(found.points[-1], error=EVIL, metrics={}, distributions={}, timeline={})
-    return replace(found, axes=axes, prices=prices, points=[*found.points[:-1], failed], title=EVIL)
+    points = [*(replace(point, gpus=1, cost=2.5) for point in found.points[:-1]), failed]
+    return replace(found, axes=axes, prices=prices, points=points, title=EVIL)
 
 
 @pytest.fixture(scope="module")

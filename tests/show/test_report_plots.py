@@ -57,7 +57,7 @@ def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
 
 
 def test_a_price_draws_latency_against_cost(study: Study, tmp_path: Path) -> None:
-    priced = replace(study, prices=dict.fromkeys(study.axes[0].labels, 2.0))
+    priced = replace(study, points=[replace(point, cost=2.0) for point in study.points])
     drawn, left_out = plot_study(priced, MEASURES[0], tmp_path, ".svg")
     assert (tmp_path / "cost.svg" in drawn, left_out) == (True, [])
 
@@ -66,8 +66,8 @@ def test_names_are_drawn_whole_and_as_they_are(study: Study, tmp_path: Path) -> 
     long = [f"my_package.policies.adaptive:LoadAwarePolicy{n}:k=3,window=100" for n in range(2)]
     names = ["off", *long, 'a "quoted" $name$ <b>']
     axes = [study.axes[0], replace(study.axes[1], labels=names), study.axes[2]]
-    prices = dict.fromkeys(study.axes[0].labels, 2.0)
-    plot_study(replace(study, axes=axes, prices=prices), MEASURES[0], tmp_path, ".svg")
+    points = [replace(point, cost=2.0) for point in study.points]
+    plot_study(replace(study, axes=axes, points=points), MEASURES[0], tmp_path, ".svg")
     for chart in ("over-load", "cost", "cdf", "timeline", "breakdown"):
         texts = _texts(tmp_path / f"{chart}.svg")
         assert set(names) <= texts, chart
@@ -136,8 +136,8 @@ def test_a_policy_that_keeps_up_is_better_than_one_that_does_not() -> None:
 def test_cost_comes_from_the_price_and_the_throughput() -> None:
     study = tiny_study({(0, 0): {"output_throughput": 2000.0}}, 1)
     assert "cost_per_mtok" not in measured(study, study.points[0])
-    priced = replace(study, prices={"h100": 3.6})
-    assert measured(priced, study.points[0])["cost_per_mtok"] == pytest.approx(0.5)
+    priced = replace(study.points[0], cost=3.6)
+    assert measured(study, priced)["cost_per_mtok"] == pytest.approx(0.5)
 
 
 def test_what_was_not_kept_is_said_to_be_so(folder: Path, tmp_path: Path) -> None:

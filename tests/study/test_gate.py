@@ -169,6 +169,17 @@ def test_a_policy_made_5_percent_worse_is_caught(
     assert "busy%2C 4::mean_tpot_ms" in out
 
 
+def test_of_another_policy_only_its_fields_go_unsaid(suite: Callable[..., Path]) -> None:
+    found = run_suite(Suite.load(suite(replications=1), ["policy=goodput"]), DEFAULT_TOLERANCES)
+    changes = ["policy=static:k=1", "engine.max_num_seqs=7"]
+    before = found.scenarios["calm"].config["engine"]["max_num_seqs"]
+    other = run_suite(Suite.load(suite(replications=1), changes), DEFAULT_TOLERANCES)
+    assert judge(found, other, DEFAULT_TOLERANCES).notes == [
+        f"engine.max_num_seqs: {before} -> 7",
+        "policy.kind: goodput -> static",
+    ]
+
+
 def test_a_better_policy_passes(cli: Run, suite: Callable[..., Path]) -> None:
     path = suite(tolerances={"mean_tpot_ms": 0.02})
     args = ("--set", "policy=own_policies:Wasteful", "--workers", 1)

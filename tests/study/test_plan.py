@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import shlex
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
@@ -20,31 +21,27 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.resources import resource_names
 from specsim.core.runner import Runner
-from specsim.hardware import GIB, load_model
+from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.latency.composed import Composed
 from specsim.policies.off import Off
+from specsim.profile import BLOCK_SIZE, memory_plan
 from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
 from specsim.show.render.study_tables import plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
-from specsim.study.capacity import Contender, Found, searched
+from specsim.study.capacity import Contender, Found, parse_slo, searched
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, make_plan, question_of
 from specsim.study.plan.advice import Advice
-from specsim.study.plan.candidates import (
-    goal_of,
-    later_policies,
-    measured_alike,
-    offered,
-    with_replicas,
-)
+from specsim.study.plan.candidates import goal_of, later_policies, offered, with_replicas
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
+from specsim.study.plan.hardware import measured_alike
 from specsim.study.plan.model_names import NAMES, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
@@ -68,6 +65,7 @@ def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("meta-llama/Meta-Llama-3.1-70B-Instruct", "llama-3.1-70b"),
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3-30b-a3b"),
         ("/models/openai/gpt-oss-120b/", "gpt-oss-120b"),
         ("deepseek-ai/DeepSeek-R1-Distill-Llama-8B", "llama-3.1-8b"),
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
@@ -102,10 +100,41 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
     assert model == str(tmp_path / "tuned/config.json")
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-V3.2"])
+@pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-V3.9"])
 def test_a_name_that_begins_like_another_models_is_not_taken_for_it(name: str) -> None:
     with pytest.raises(ConfigError, match="no shape of it"):
         model_of(f"deepseek-ai/{name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "weights"),
+    [
+        ("Qwen/Qwen3-235B-A22B", "Qwen--Qwen3-235B-A22B", None),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507", "Qwen--Qwen3-235B-A22B", None),
+        ("Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", "Qwen--Qwen3-235B-A22B-FP8", None),
+        ("Qwen/Qwen3.5-122B-A10B-FP8", "Qwen--Qwen3.5-122B-A10B", "fp8"),
+        ("nvidia/Qwen3-235B-A22B-NVFP4", "nvidia--Qwen3-235B-A22B-NVFP4", None),
+        ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai--DeepSeek-V3.2", None),
+    ],
+)
+def test_a_model_without_a_shape_here_has_its_published_config(
+    name: str, config: str, weights: str | None
+) -> None:
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'tables' is not installed")
+    question = asked(name)
+    assert Path(question.model).name == f"{config}_config.json"
+    assert question.weights == weights
+    assert (
+        shape_note(name) == f"{name} has the shape of {config}_config.json in aiconfigurator-core"
+    )
+
+
+def test_without_published_configs_it_is_said_what_brings_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("specsim.study.plan.model_names.published_configs", dict)
+    with pytest.raises(ConfigError, match=r"'llm-specsim\[tables\]' brings those of some 90 more"):
+        model_of("Qwen/Qwen9-1T-A1B")
 
 
 TUNED = {
@@ -119,7 +148,7 @@ TUNED = {
 @pytest.mark.parametrize(
     ("changes", "hardware"),
     [
-        ({}, "llama-3.1-8b"),
+        ({}, "llama-3.1-8b-kernels"),
         ({"quantization_config": {"quant_method": "fp8"}}, "llama-3.1-8b-fp8"),
         ({"intermediate_size": 14208}, None),
         ({"vocab_size": 151936}, None),
@@ -137,6 +166,15 @@ def test_a_fine_tune_in_a_folder_has_the_profiles_of_its_base(
         assert shape_note(str(tmp_path)) == (
             f"step times and drafters of llama-3.1-8b, whose shape {tmp_path} has"
         )
+
+
+def test_step_times_that_a_plan_rests_on_reach_up_to_a_full_server() -> None:
+    found = offered(asked("meta-llama/Llama-3.1-8B-Instruct -tp 1", gpus="h100,l40s"), ("off",))
+    for option in found.options:
+        profile = option.hardware.profile
+        memory = memory_plan(profile, load_model(profile.model), load_gpu(profile.gpu), [])
+        most = (memory.num_blocks() - 1) * BLOCK_SIZE  # vLLM keeps one block for itself
+        assert profile.valid_range.context_tokens >= most
 
 
 @needs_tables
@@ -254,16 +292,17 @@ def test_ranks_that_share_experts_are_one_server(tmp_path: Path, spread: str) ->
     assert {option.hardware.label for option in found.options} == {"h200-dp8"}
     assert {option.label.partition(" ")[0] for option in found.options} == {
         "off",
+        "mtp",
         "ngram",
         "suffix",
     }
-    assert found.left_out == [
-        "mtp on data-parallel ranks: that they share its experts is not modelled"
-    ]
     option = found.options[0]
+    drafter = option.hardware.profile.drafts["mtp"].latency
+    assert isinstance(drafter, Composed)  # its layer has experts, which the same ranks share
+    assert (drafter.data_parallel_size, drafter.enable_expert_parallel) == (8, bool(spread))
     assert (option.hardware.gpus_per_replica, option.experiment.num_engines) == (8, 8)
     assert bool(option.experiment.engine.enable_expert_parallel) is bool(spread)
-    assert "data-parallel ranks: all are taken to have as many" in "; ".join(question.notes)
+    assert "data-parallel ranks: of 15 measured loads" in "; ".join(question.notes)
     # A service of several such servers is not simulated, but one with its share.
     one = with_replicas(option, question, 4)
     assert (one.replicas, one.workload.arrivals.rate) == (1, 2.5)
@@ -277,12 +316,68 @@ def test_ranks_that_share_experts_are_one_server(tmp_path: Path, spread: str) ->
 
 
 @needs_tables
-def test_more_ranks_than_were_measured_and_experts_of_drafters_are_refused_in_one_line() -> None:
+def test_keys_and_values_of_eight_bits_are_twice_as_many() -> None:
+    model = "meta-llama/Llama-3.1-8B-Instruct"
+    plain, small = (
+        {option.name: option.hardware.profile for option in offered(question, ("off",)).options}
+        for question in (
+            asked(f"{model} {flag}", gpus="h100,l40s") for flag in ("", "--kv-cache-dtype fp8")
+        )
+    )
+    assert list(small) == list(plain)
+    for name, profile in plain.items():
+        halved, whole = small[name].kv_bytes_per_token, profile.kv_bytes_per_token
+        assert halved is not None
+        assert whole is not None
+        assert halved == whole / 2
+
+
+@pytest.mark.usefixtures("no_tables")
+def test_where_eight_bits_cannot_be_composed_the_cache_is_counted_in_sixteen() -> None:
+    found = offered(asked("Qwen/Qwen3-8B --kv-cache-dtype fp8"), ("off",))
+    assert [option.name for option in found.options] == ["h100 off"]
+    (said,) = found.left_out
+    assert "no profile of qwen3-8b with a KV cache in 8 bits" in said
+    assert said.endswith("its KV cache is counted in 16 bits")
+
+
+@needs_tables
+def test_a_pipeline_is_planned_without_drafters(tmp_path: Path) -> None:
+    question = asked("meta-llama/Llama-3.1-70B-Instruct -tp 2 -pp 4", gpus="l40s")
+    found = offered(question, ("off", "static:k=3"))
+    (option,) = found.options
+    assert (option.name, option.hardware.gpus_per_replica) == ("l40s-tp2-pp4 off", 8)
+    assert question.notes[0].startswith("--pipeline-parallel-size: no drafter is simulated")
+    own = found_of(option, question, 30.0, (29.0, 31.0), 1000.0)
+    plan = Plan(question, [], {option.name: option}, searched={option.name: own})
+    assert plan_lines(plan)[1].endswith("No speculation: none was tried.")
+    save_plan(plan, tmp_path)
+    script = (tmp_path / "serve.sh").read_text("utf-8")
+    assert "on 8 L40S" in script
+    assert "-pp 4 --tensor-parallel-size 2\n" in script
+
+
+@needs_tables
+def test_where_nothing_drafts_no_other_draft_length_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    question = asked("meta-llama/Llama-3.2-1B-Instruct -tp 1 -pp 2")
+
+    def known(plan: Plan, options: list[Option], _: Runner) -> Plan:
+        found = {o.name: found_of(o, question, 9.0, (8.0, 10.0), 1000.0) for o in options}
+        return replace(plan, options={o.name: o for o in options}, screened=found)
+
+    monkeypatch.setattr("specsim.study.plan.with_short_runs", known)
+    monkeypatch.setattr("specsim.study.plan.with_long_runs", lambda plan, names, _: plan)
+    told: list[str] = []
+    assert list(make_plan(question, workers=1, on_stage=told.append).options) == ["h100-pp2 off"]
+    assert told == ["short runs of 1 options", "long runs of H100, no speculation"]
+
+
+@needs_tables
+def test_more_ranks_than_were_measured_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^h100: no profile of .* 16 data-par.*num_gpus"):
         offered(asked("Qwen/Qwen3-30B-A3B -dp 16 -ep"), ("off",))
-    mtp = """--speculative-config '{"method": "mtp", "num_speculative_tokens": 2}'"""
-    with pytest.raises(ConfigError, match=r"^mtp on data-parallel ranks: that they share its"):
-        offered(asked(f"deepseek-ai/DeepSeek-R1 -dp 8 {mtp}", gpus="h200"), ("off",))
 
 
 def test_what_ranks_cannot_be_tried_with_is_said() -> None:
@@ -362,12 +457,13 @@ MODELS = [name for name in resource_names("profiles", "*.json") if not load_mode
 @pytest.mark.parametrize("method", sorted(chain(*NAMES["drafters"].values())))
 def test_a_preset_is_of_the_same_kind_of_drafter_and_of_the_nearest_model(method: str) -> None:
     kind = next(own for own in NAMES["drafters"].values() if method in own)
-    for model in [*MODELS, *{name.split("/")[0] for name in preset_names()}]:
-        for traffic in ("chat", "code", "math", "summarise"):
-            config, said = find_traffic(traffic).acceptance_for(method, model)
+    presets = preset_names()
+    for traffic in map(find_traffic, ("chat", "code", "math", "summarise")):
+        for model in [*MODELS, *{name.split("/")[0] for name in presets}]:
+            config, said = traffic.acceptance_for(method, model)
             fitted, drafter, _ = config["name"].split("/")
             assert drafter in kind or (drafter.startswith("eagle") and "eagle" in kind)
-            own = [name for name in preset_names() if name.startswith(f"{model}/{method}/")]
+            own = [name for name in presets if name.startswith(f"{model}/{method}/")]
             assert not own or config["name"] in own
             assert (f"drafts of {drafter}" in said) is (drafter != method)
             assert ("family" in said) is not f"{model}-".startswith(f"{fitted}-")
@@ -527,6 +623,100 @@ def test_what_does_not_fit_is_left_out_with_its_reason() -> None:
         offered(asked("meta-llama/Llama-3.1-70B-Instruct -tp 1", gpus="l4"), ("off",))
 
 
+@pytest.mark.parametrize("has_tables", [False, pytest.param(True, marks=needs_tables)])
+def test_a_server_that_may_take_more_of_its_memory_holds_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_tables: bool
+) -> None:
+    if not has_tables:
+        monkeypatch.setattr("specsim.profile.kernel_tables.find_spec", lambda name: None)
+    shape = load_model("llama-3.1-8b").model_dump(exclude_none=True)
+    holds = load_gpu("l40s").memory_gib * GIB
+    config = tmp_path / f"model-{has_tables}" / "config.json"
+    config.parent.mkdir()
+    for layers in range(32, 200):  # more of them, until the usual share of the memory is too little
+        shape |= {"num_hidden_layers": layers, "max_position_embeddings": 2048}
+        config.write_text(json.dumps(shape))
+        if ModelShape.model_validate(shape).weight_bytes > 0.93 * holds:
+            break
+    for share in (0.92, 0.995):
+        typed = f"{config.parent} -tp 1 --max-model-len 1024 --gpu-memory-utilization {share}"
+        question = asked(typed, gpus="l40s")
+        question = replace(question, traffic=replace(question.traffic, longest=100))
+        if share > 0.95:
+            assert offered(question, ("off",)).options
+        else:
+            with pytest.raises(ConfigError, match=f"usable {share * holds / GIB:.1f} GiB"):
+                offered(question, ("off",))
+
+
+@needs_tables
+def test_weights_in_16_bits_are_those_of_a_shape_that_has_them_or_are_composed() -> None:
+    assert asked("meta-llama/Llama-3.1-8B-BF16").weights is None
+    question = asked("unsloth/gpt-oss-20b-BF16 -tp 1", gpus="h100")
+    assert question.weights == "bfloat16"
+    [option] = offered(question, ("off",)).options
+    weights = option.hardware.profile.weights_gib
+    assert weights == pytest.approx(2 * 20.9e9 / GIB, rel=0.03)
+
+
+def test_drafters_that_are_tried_on_some_gpus_alone_are_said() -> None:
+    gpus = ("h100-nvl", "rtx-pro-6000")
+    prices = ",".join(f"{gpu}:2" for gpu in gpus)
+    for model in ("google/gemma-4-31B-it", "Qwen/Qwen3-8B"):
+        found = offered(
+            question_of(
+                vllm=f"vllm serve {model} -tp 1 --max-model-len 8192", gpus=gpus, prices=prices
+            ),
+            ("off", "static:k=3"),
+        )
+        tried: dict[str, set[str]] = {gpu: set() for gpu in gpus}
+        for option in found.options:
+            tried[option.hardware.profile.gpu] |= {option.name.split()[1]}
+        assert [text.partition(":")[0] for text in found.left_out] == [
+            gpu for gpu in gpus if set.union(*tried.values()) - tried[gpu]
+        ]
+
+
+@pytest.mark.parametrize("attainment", [0.99, 0.9])
+@pytest.mark.parametrize(
+    "slo", ["ttft:500,tpot:40", "ttft:p95<2s,tpot:40.5", "ttft:p99.9<1s,e2el:p90<20s,tpot:p50<30"]
+)
+def test_capacity_is_told_to_hold_what_the_plan_holds(slo: str, attainment: float) -> None:
+    question = question_of(vllm="Qwen/Qwen3-8B", slo=slo, attainment=attainment)
+    said = shlex.split(question.shares_as_options)
+    options = dict(zip(said[::2], said[1::2], strict=True))
+    assert float(options.get("--attainment", 0.99)) == attainment
+    if question.limit_shares:
+        limits = parse_slo(options["--slo"])
+        assert limits.slo == question.slo
+        assert limits.shares == pytest.approx(dict(question.limit_shares))
+    else:
+        assert "--slo" not in options
+
+
+def test_drafters_that_vllm_refuses_beside_a_flag_are_not_tried() -> None:
+    command = "vllm serve openai/gpt-oss-120b -tp 1 --async-scheduling"
+    found = offered(question_of(vllm=command, gpus="h200"), ("off", "static:k=3"))
+    assert [option.is_off for option in found.options] == [True, False]
+    assert {text.partition(":")[0] for text in found.left_out} == {"ngram", "suffix"}
+
+
+def test_what_is_tried_for_sglang_can_be_started_there() -> None:
+    question = question_of(sglang="sglang serve --model meta-llama/Llama-3.1-8B-Instruct --tp 1")
+    found = offered(question, ("off", "static:k=3"))
+    assert found.left_out == ["suffix: SGLang does not draft so"]
+    for option in found.options:
+        line = question.command.with_options(1, option.speculation)
+        again = read_command(line, "sglang").speculation
+        assert (again or {}).get("method") == (option.speculation or {}).get("method")
+
+
+def test_a_server_that_takes_the_longest_context_that_fits_has_room_for_the_requests() -> None:
+    question = asked("Qwen/Qwen3-8B --max-model-len auto")
+    [option] = offered(question, ("off",)).options
+    assert (option.experiment.engine.max_model_len or 0) > question.traffic.longest
+
+
 def test_requests_longer_than_the_limit_are_simulated() -> None:
     question = asked("Qwen/Qwen3-8B --max-model-len 2048", traffic="summarise")
     [option] = offered(question, ("off",)).options
@@ -625,6 +815,31 @@ def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -
     ) in notes(plan.advice)
 
 
+@pytest.mark.parametrize("split", ["", "-tp2", "-dp4", "-tp2-pp2", "-pp2", "-tp2-dp2"])
+def test_why_a_gpu_is_impossible_is_said_of_that_gpu(split: str) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    question = replace(plan.question, gpus=(*plan.question.gpus, "l40s"))
+    plan = replace(plan, question=question, left_out=[f"l40s{split}: too small"])
+    [impossible] = [each for each in plan.advice.choices if each.state == "impossible"]
+    assert impossible.why == f"l40s{split}: too small"
+    assert not any("too small" in text for text in plan.warnings)
+
+
+def test_beyond_the_capacity_the_queue_grows_where_all_limits_are_kept() -> None:
+    rates = (26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)
+    for slo in ("ttft:800,tpot:50", "ttft:p90<800,tpot:p95<50"):
+        advice = plan_of(*rates, slo=slo).advice
+        assert advice.taken is not None
+        best = advice.choices[advice.taken].model_copy(update={"binds": "backlog"})
+        choices = [*advice.choices[: advice.taken], best, *advice.choices[advice.taken + 1 :]]
+        [said] = [
+            text
+            for text in notes(advice.model_copy(update={"choices": choices}))
+            if text.startswith("Beyond: ")
+        ]
+        assert said.endswith(", and the queue grows.")
+
+
 def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     name = plan.taken or ""
@@ -657,12 +872,16 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
             rate = rng.uniform(5, 120)
             given.append((rate, rate * 0.97, rate * rng.uniform(1.0, 1.1), rng.uniform(100, 2000)))
         plan = plan_of(*given) if number % 5 else of_two_gpus()
+        plan = replace(plan, left_out=[f"gb300: reason {number}"])
         folder = tmp_path / str(number)
         folder.mkdir()
         save_plan(plan, folder)
         read = Advice.model_validate_json((folder / "plan.json").read_text())
         assert read == plan.advice
-        shown = page_data(load_study(folder))["plan"]
+        page = page_data(load_study(folder))
+        assert page["warnings"] == plan.warnings
+        assert f"not tried: gb300: reason {number}" in plan.warnings
+        shown = page["plan"]
         console = [*plan_lines(plan), *notes(plan.advice)]
         assert [shown["asked"].removesuffix("."), shown["headline"], *shown["notes"]] == console
         columns = plan_tables(plan)[0].columns
@@ -710,6 +929,7 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
 def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.REQUESTS", 300)
     monkeypatch.setattr("specsim.study.plan.LONGEST", 1000)
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 300)
     question = asked(f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}", qps=30.0, traffic="math")
     one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
     assert one == two
@@ -717,10 +937,20 @@ def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch
     assert one["answer"].startswith("Rent ")
 
 
-def test_limits_that_nothing_keeps_are_said() -> None:
+def test_limits_that_nothing_keeps_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 300)
     question = replace(asked(f"Qwen/Qwen3-8B --max-num-seqs 2 {EAGLE}"), slo=Slo(ttft_ms=1.0))
-    with pytest.raises(SpecsimError, match="keeps the limits"):
+    with pytest.raises(SpecsimError, match="keeps the limits") as error:
         make_plan(question, workers=1)
+    said = re.search(r"TTFT p99 ([\d.]+) ms \(limit 1\) at ([\d.]+) requests/s", str(error.value))
+    assert said
+    assert float(said[1]) > 1
+    with_room = replace(question, slo=Slo(ttft_ms=1.2 * float(said[1])))  # as the message promises
+    goal = goal_of(with_room)
+    options = offered(with_room, ("off", "static:k=3")).options
+    with Runner(LocalProcesses(1), None) as runner:
+        found = searched([o.contender(goal) for o in options], runner, with_room.prices)
+    assert any(each.rate and each.rate >= 0.5 * float(said[2]) for each in found)
 
 
 def test_agents_come_in_sessions_at_a_rate_of_requests() -> None:
@@ -992,12 +1222,13 @@ def test_nothing_to_search_for_is_found_at_once() -> None:
 @pytest.mark.usefixtures("no_tables")
 def test_a_gpu_with_a_namesake_that_was_measured_says_so() -> None:
     (option,) = offered(asked("Qwen/Qwen3-8B", gpus="a100"), ("off",)).options
-    assert measured_alike(option) == " (there is one for a100-80gb: --gpus)"
+    assert measured_alike(option.hardware.profile) == " (there is one for a100-80gb: --gpus)"
     (option,) = offered(asked("Qwen/Qwen3-8B -tp 1", gpus="b200"), ("off",)).options
-    assert measured_alike(option) == ""
+    assert measured_alike(option.hardware.profile) == ""
 
 
-def test_ctrl_c_leaves_what_is_known() -> None:
+def test_ctrl_c_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 300)
     server = f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}"
     question = asked(server, qps=25.0, traffic="math", gpus="h100,b200")
     stop = _Interrupting("long runs")

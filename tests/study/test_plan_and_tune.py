@@ -13,6 +13,7 @@ _EQUAL = 0.98  # of the speed-up of the best k: k = 4 and 5 differ by less
 def test_plan_and_tune_and_capacity_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.REQUESTS", 500)
     monkeypatch.setattr("specsim.study.plan.LONGEST", 2000)
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 500)
     command = "Qwen/Qwen3-8B -tp 1 --max-num-seqs 32 --speculative-config.method eagle3"
     question = question_of(vllm=command, traffic="chat", qps=14.0)
     plan = make_plan(question)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 from conftest import ROOT
@@ -46,6 +47,90 @@ def test_speculation_in_all_its_forms(flags: str) -> None:
     assert command.speculation == json.loads(EAGLE)
 
 
+@pytest.mark.parametrize(
+    ("drafts", "method"),
+    [
+        ({"method": "qwen3_next_mtp"}, "mtp"),
+        ({"method": "deepseek_mtp"}, "mtp"),
+        ({"model": "google/gemma-4-31B-it-assistant"}, "mtp"),
+        ({"model": "a/Model"}, "mtp"),  # the target's own layers
+        ({"model": "[ngram]"}, "ngram"),
+        ({"model": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"}, "eagle"),
+        ({"model": "AngelSlim/Qwen3-8B_eagle3"}, "eagle3"),
+        ({"method": "draft_model", "model": "z-lab/Qwen3-8B-DFlash-b16"}, "dflash"),
+        ({"model": "Qwen/Qwen3-0.6B"}, "draft_model"),
+    ],
+)
+def test_a_drafter_is_the_one_that_vllm_takes(drafts: dict[str, str], method: str) -> None:
+    typed = json.dumps({**drafts, "num_speculative_tokens": 2})
+    command = read_command(f"vllm serve a/Model --speculative-config '{typed}'", "vllm")
+    assert (command.speculation or {})["method"] == method
+
+
+def test_the_short_flags_of_a_drafter_say_it() -> None:
+    typed = "vllm serve m --spec-method eagle3 --spec-model a/head --spec-tokens 3"
+    command = read_command(typed, "vllm")
+    assert command.speculation == json.loads(EAGLE)
+    assert "--spec-" not in command.with_options(1, None)
+
+
+def test_a_file_of_flags_says_what_the_command_line_does_not(tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text(
+        "tensor-parallel-size: 4\nmax-num-seqs: 64\nenable-prefix-caching: false\n"
+        "no-async-scheduling: true\ncompilation-config: {mode: 3}\nmiddleware: [a, b]\n"
+        "seed: null\nspeculative-config: " + EAGLE
+    )
+    typed = f"vllm serve m --max_num_seqs 8 --config {tmp_path}/flags.yaml --port 9"
+    command = read_command(typed, "vllm")
+    assert (command.model, command.tensor_parallel_size) == ("m", 4)
+    assert command.engine == {
+        "max_num_seqs": 8, "enable_prefix_caching": False, "async_scheduling": False,
+    }  # fmt: skip
+    assert command.speculation == json.loads(EAGLE)
+    assert "mode" not in str(command.engine)
+    assert "--compilation-config" in command.notes[0]
+    # What is written down to be run needs no file, and has no drafts where none are taken.
+    assert read_command(command.with_options(2, None), "vllm").engine == command.engine
+    assert "eagle3" not in command.with_options(2, None)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.32.0 m -tp 2",
+        "docker run -e A=b vllm/vllm-openai --model m -tp 2",
+        "docker run rocm/vllm:latest vllm serve m -tp 2",
+        "cd /srv && vllm serve m -tp 2 > log.txt 2>&1 &",
+        "vllm serve m -tp 2 | tee log",
+        "vllm serve m -tp 2 &> log.txt",
+        "vllm serve m -tp 2 >> log.txt |& tee -a log",
+        "vllm serve m -tp 2; echo done",
+        "vllm serve m -tp 2& sleep 60",
+        "vllm serve m -tp 2 < /dev/null",
+    ],
+)
+def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
+    command = read_command(line, "vllm")
+    assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
+
+
+_SAID_OTHERWISE = {  # by other flags, by the answer itself, or not on vLLM's command line
+    "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "vllm_version", "scheduler", "num_gpu_blocks", "kv_groups", "kv_offload",
+    "drafter_serves_all", "lora_config", "speculative_config",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", sorted(EngineConfig.model_fields.keys() - _SAID_OTHERWISE))
+def test_no_flag_is_lost_that_the_engine_has(field: str) -> None:
+    values = {"scheduling_policy": "=fcfs", "gpu_memory_utilization": "=0.5", "watermark": "=0.5"}
+    is_switch = "bool" in str(EngineConfig.model_fields[field].annotation)
+    value = "" if is_switch else values.get(field, "=8")
+    command = read_command(f"vllm serve m --{field.replace('_', '-')}{value}", "vllm")
+    said = any(field.replace("_", "-") in note for note in command.notes)
+    assert command.engine.keys() == {field} or (said and "speed" in command.notes[0])
+
+
 def test_the_line_to_run_keeps_what_was_typed() -> None:
     typed = f"vllm serve m -tp 2 --port 9 --speculative-config '{EAGLE}' --trust-remote-code"
     command = read_command(typed, "vllm")
@@ -55,11 +140,47 @@ def test_the_line_to_run_keeps_what_was_typed() -> None:
     assert (again.speculation, again.tensor_parallel_size) == (json.loads(EAGLE), 4)
 
 
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "vllm serve m -tp 2 # don't: -tp 8",
+        "# on two\nvllm serve m -tp 2",
+        "#\nvllm serve m \\\n -tp 2 #",
+    ],
+)
+def test_comments_of_a_shell_say_nothing(typed: str) -> None:
+    command = read_command(typed, "vllm")
+    assert (command.words, command.notes) == (("m", "-tp", "2"), [])
+
+
+def test_what_is_quoted_or_in_a_word_is_no_comment() -> None:
+    typed = """vllm serve 'a #b' --host "x #y" --root-path /#c --chat-template a\\'b -tp 2"""
+    command = read_command(typed, "vllm")
+    words = ("a #b", "--host", "x #y", "--root-path", "/#c", "--chat-template", "a'b", "-tp", "2")
+    assert command.words == words
+
+
+def test_flags_that_vllm_adds_up_may_stand_twice() -> None:
+    command = read_command("vllm serve m --middleware a.B --middleware=c.D", "vllm")
+    assert command.notes == ["without effect on the answer: --middleware"]
+    assert command.with_options(1, None).count("--middleware") == 2
+
+
 def test_what_changes_speed_and_is_not_simulated_is_named() -> None:
-    command = read_command("vllm serve m --enable-dbo --kv-cache-dtype fp8 -dp 2", "vllm")
-    assert len(command.notes) == 2
+    command = read_command("vllm serve m --enable-dbo --kv-cache-dtype nvfp4 -dp 2", "vllm")
+    assert command.notes[0] == "--kv-cache-dtype nvfp4: the KV cache is counted in 16 bits"
     assert "--enable-dbo" in command.notes[1]
+    assert len(command.notes) == 2
     assert command.ranks == 2
+
+
+@pytest.mark.parametrize("cache", ["fp8", "fp8_e4m3", "fp8_e5m2"])
+def test_a_cache_in_eight_bits_and_stages_are_read_and_kept_in_the_command(cache: str) -> None:
+    typed = f"vllm serve m -tp 2 -pp 4 --kv-cache-dtype {cache}"
+    command = read_command(typed, "vllm")
+    assert (command.stages, command.has_small_cache, command.notes) == (4, True, [])
+    again = read_command(command.with_options(2, None), "vllm")
+    assert (again.stages, again.has_small_cache) == (4, True)
 
 
 def test_what_is_said_of_graphs_reaches_the_engine() -> None:
@@ -78,7 +199,22 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --max-num-seqs many", "should be a whole number"),
         ("vllm serve m --gpu-memory-utilization x", "should be a number"),
         ("vllm serve m -tp 2 --tensor-parallel-size 4", "given twice"),
-        ("vllm serve m --pipeline-parallel-size 2", "--pipeline-parallel-size 2: .* --pp"),
+        ("vllm serve m -tp 0", "--tensor-parallel-size 0: must be at least 1"),
+        ("vllm serve m --max-model-len 0", "--max-model-len 0: must be at least 1, or auto"),
+        ("vllm serve m --max-num-batched-tokens 1.5K", "should be a whole number"),
+        ("vllm serve m -pp 0", "--pipeline-parallel-size 0: must be at least 1"),
+        ("vllm serve m -pp 2 -dp 2", "-pipeline-parallel-size 2: stages with data-parallel ranks"),
+        ("vllm serve m -pp 2 -sc.method ngram", "-pipeline-parallel-size 2: drafters with stages"),
+        ("vllm serve m-bnb-4bit", "weights in bnb"),
+        ("vllm serve m-4bit", "weights in 4bit"),
+        ("vllm serve m-MXFP4-Preview", "weights in mxfp4"),
+        ("vllm serve m-quantized.w8a8", "weights in w8a8"),
+        ("vllm serve a/m-speculator.eagle3", "name that target"),
+        ("vllm serve m n", "'m' and 'n' both stand where the model does"),
+        ("vllm serve m -tp2", "did you mean -tp 2"),
+        ("vllm serve m --config no.yaml", "no.yaml: cannot be read"),
+        ("vllm serve m --kv-cache-memory-bytes 9G", "--num-gpu-blocks-override"),
+        ("vllm serve m --performance-mode throughput", "--max-num-seqs"),
         ("vllm serve m --enable-lora", "--enable-lora True: .*lora_config, or"),
         ("vllm serve m --lora-modules a=/x b=/y", "--lora-modules a=/x b=/y: .*lora_config, or"),
         ("vllm serve m --quantization gptq", "weights in gptq: of which bits does not follow"),
@@ -91,6 +227,8 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
             "--speculative-config.own_gpus true",
             "ask specsim capacity",
         ),
+        ("vllm serve m -sc.method suffix -sc.num_speculative_tokens 0", "a whole number of at"),
+        ("vllm serve m -sc.method suffix -sc.num_speculative_tokens x", "= 'x': should be a"),
         ("vllm serve m --enable-prefix-caching=maybe", "should be true or false"),
         ("vllm serve 'm", "quote it as in a shell"),
         ("python -m sglang.launch_server --model m", "use --sglang"),
@@ -111,6 +249,15 @@ def test_what_is_wrong_is_one_line(typed: str, said: str) -> None:
         ("m-FP8-dynamic", "fp8"),
         ("m --quantization=awq_marlin", "int4"),
         ("m --quantization none", None),
+        ("m-FP8 --quantization modelopt", "fp8"),
+        ("m-NVFP4 --quantization modelopt_fp4", "nvfp4"),
+        ("m-w4a16 --quantization compressed-tensors", "int4"),
+        ("m-quantized.w4a16", "int4"),
+        ("m-FP4", "nvfp4"),
+        ("m-fp8.v2", "fp8"),
+        ("gpt-oss-20b-BF16", "bfloat16"),
+        ("gpt-oss-20b-mxfp4", None),
+        ("fp8m/m4bits", None),  # parts of other words
     ],
 )
 def test_how_weights_are_stored_follows_from_names(typed: str, stored: str | None) -> None:
@@ -120,6 +267,24 @@ def test_how_weights_are_stored_follows_from_names(typed: str, stored: str | Non
 def test_flags_that_ask_for_nothing_are_taken() -> None:
     typed = "vllm serve m --pipeline-parallel-size 1 --quantization fp8 --dtype half"
     assert read_command(typed, "vllm").weights == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("typed", "engine"),
+    [
+        ("m --served-model-name a b --block-size 32", {"block_size": 32}),
+        ("m --cudagraph-capture-sizes 1 2 4 --block-size 32", {"block_size": 32}),
+        ("--enable-log-outputs m -dph --block-size 32", {"block_size": 32}),
+        ("m --device-memory-utilization 0.5", {"gpu_memory_utilization": 0.5}),
+        ("m --max-model-len 25.6k", {"max_model_len": 25_600}),
+        ("m --max-num-batched-tokens 1K", {"max_num_batched_tokens": 1024}),
+        ("m --max-model-len auto", {"max_model_len": -1}),
+        ("m --max-model-len -1", {"max_model_len": -1}),
+    ],
+)
+def test_values_are_taken_as_vllm_takes_them(typed: str, engine: dict[str, object]) -> None:
+    command = read_command(f"vllm serve {typed}", "vllm")
+    assert (command.model, command.engine) == ("m", engine)
 
 
 @pytest.mark.parametrize("level", ["-O3 m", "m -O 3", "m -O=3", "m --optimization-level 3"])
@@ -160,6 +325,27 @@ def test_sglang_is_read_under_vllm_s_names() -> None:
     assert read_command(line, "sglang").speculation == command.speculation
 
 
+@pytest.mark.parametrize("algorithm", ["NEXTN", "EAGLE"])
+def test_sglang_s_own_layers_are_mtp(algorithm: str) -> None:
+    typed = f"sglang serve --model m --speculative-algorithm {algorithm} --speculative-num-steps 2"
+    command = read_command(typed, "sglang")
+    assert command.speculation == {"method": "mtp", "num_speculative_tokens": 2}
+    line = command.with_options(1, command.speculation)
+    assert read_command(line, "sglang").speculation == command.speculation
+
+
+def test_sglang_s_flags_have_shorter_names_and_none_is_lost() -> None:
+    command = read_command(
+        "sglang serve --model m --mem-fraction 0.7 --speculative-algo EAGLE --speculative-draft d "
+        "--speculative-num-steps 2 --speculative-token-map t --cuda-graph-bs 1 2",
+        "sglang",
+    )
+    assert command.engine == {"gpu_memory_utilization": 0.7}
+    assert command.speculation == {"method": "eagle", "num_speculative_tokens": 2, "model": "d"}
+    [note] = [note for note in command.notes if "changes speed" in note]
+    assert note.endswith("--cuda-graph-bs, --speculative-token-map")
+
+
 def test_sglang_trees_are_refused() -> None:
     with pytest.raises(ConfigError, match="trees"):
         read_command("sglang serve --model m --speculative-algorithm EAGLE "
@@ -167,14 +353,21 @@ def test_sglang_trees_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "slip", ["--tensor-paralel-size 2", "--max-num-seq 64", "--blok-size 32", "--tensor-parallel 2"]
-)
+    "slip",
+    ["--tensor-paralel-size 2", "--max-num-seq 64", "--blok-size 32", "--tensor-parallel 2",
+     "--gpu-memory-util 0.9", "--speculative {}"],
+)  # fmt: skip
 def test_a_slip_in_a_flag_that_counts_is_refused(slip: str) -> None:
     with pytest.raises(ConfigError, match="no such flag; did you mean --"):
         read_command(f"vllm serve Qwen/Qwen3-8B {slip}", "vllm")
 
 
+def test_a_slip_in_sglang_s_drafts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="did you mean --speculative-num-steps"):
+        read_command("sglang serve --model m --speculative-num-step 2", "sglang")
+
+
 def test_flags_that_are_alike_are_no_slips() -> None:
-    known = "--max-num-partial-prefills 2 --max-long-partial-prefills 2 --kv-cache-memory-bytes 9"
+    known = "--max-num-partial-prefills 2 --max-long-partial-prefills 2"
     notes = read_command(f"vllm serve Qwen/Qwen3-8B {known} --max-logprobs 5", "vllm").notes
     assert any("--max-logprobs" in note for note in notes)

@@ -1,5 +1,6 @@
 """The day of a plan: servers in its course, against a plain loop over its minutes."""
 
+import gzip
 from math import ceil
 from pathlib import Path
 
@@ -17,6 +18,52 @@ def test_a_day_is_read_from_text_and_from_a_table(tmp_path: Path) -> None:
     path = tmp_path / "day.csv"
     path.write_text("hour,rate\n0,20\n8,100\n18,60\n")
     assert read_day(str(path)) == read_day("0:20, 8:100,18:60") == Day((0, 8, 18), (20, 100, 60))
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "Hour;Requests per second\n0;20\n8.5;100\n",
+        "time,requests_per_second,note\n00:00,20,night\n08:30,100,peak\n",
+        "\ufeffQPS\tTime\n20\t0\n100\t8:30:00\n",
+    ],
+)
+def test_a_table_of_the_day_has_its_hours_and_rates_under_any_usual_name(
+    tmp_path: Path, table: str
+) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text(table)
+    assert read_day(str(path)) == Day((0, 8.5), (20, 100))
+    path.write_text("time,requests\n00:00,72000\n08:00,360000\n")  # of an hour: not requests/s
+    with pytest.raises(ConfigError, match=r"needs the columns hour .* found: time, requests$"):
+        read_day(str(path))
+
+
+def test_a_table_of_the_day_has_seconds_and_any_usual_ending(tmp_path: Path) -> None:
+    table = tmp_path / "DAY.CSV"
+    table.write_text("time,rate\n00:00:00,20\n07:30:30,100\n")
+    assert read_day(str(table)) == Day((0, 7.5 + 30 / 3600), (20, 100))
+    rows = '{"time": "00:00", "rate": 20}\n{"time": "7:30", "rate": 100}\n'
+    for name in ("day.jsonl", "day.jsonl.gz"):
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(rows.encode()) if name.endswith("gz") else rows.encode())
+        assert read_day(str(path)) == Day((0, 7.5), (20, 100))
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("time,rate\n0:00,20\n12:99,9\n", "line 3: time = '12:99' is no time of day, such as 06"),
+        ("time,rate\n0:00,20\n12:30:60,9\n", "line 3: time = '12:30:60' is no time of day"),
+        ("hour,time,rate\n0,0:00,20\n9,12:00,9\n", "day.csv: hour and time may both be the hour"),
+        ("hour,qps,rate\n0,20,20\n9,12,9\n", "day.csv: qps and rate may both be the rate"),
+    ],
+)
+def test_no_hour_or_rate_of_a_table_is_guessed(tmp_path: Path, table: str, message: str) -> None:
+    path = tmp_path / "day.csv"
+    path.write_text(table)
+    with pytest.raises(ConfigError, match=message):
+        read_day(str(path))
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ def test_every_split_is_there_with_the_gpus_that_replicas_take() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("profile", "gpus"), [("", 1), ("h100/llama-3.1-70b-tp4", 7)])
+def test_gpus_that_cannot_be_two_pools_are_refused(profile: str, gpus: int) -> None:
+    changes = {"profile": profile} if profile else {}
+    with pytest.raises(ConfigError, match=f"--gpus {gpus}: too few for two pools of a rep"):
+        compare_splits(experiment(**changes), gpus)
+
+
 def test_they_meet_the_same_requests_and_the_best_comes_first() -> None:
     found = compare_splits(experiment(), 3, rates=[20.0, 60.0], replications=2)
     assert [row.rate for row in found.rows] == [20.0] * 3 + [60.0] * 3

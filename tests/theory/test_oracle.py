@@ -8,6 +8,7 @@ batching they do: drafting lengthens a step that the prefills of others share, a
 budget from them, which no goodput of decodes counts. There even `off` can be faster.
 """
 
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any
 
@@ -48,9 +49,10 @@ def rivals(spec: dict[str, Any]) -> list[Policy]:
     return found
 
 
-def run(policy: Policy | str, seed: int, **config: Any) -> dict[str, Any]:
-    fields = {"acceptance": "bernoulli:alpha=0.7", **config, "policy": policy, "seed": seed}
-    return Summary(simulate(Experiment.parse(fields, "oracle"))).data
+def runs(policy: Policy | str, seeds: Iterable[int], **config: Any) -> list[dict[str, Any]]:
+    fields = {"acceptance": "bernoulli:alpha=0.7", **config, "policy": policy}
+    experiment = Experiment.parse(fields, "oracle")
+    return [Summary(simulate(experiment.replace(seed=seed))).data for seed in seeds]
 
 
 @pytest.mark.parametrize("server", SERVERS)
@@ -72,12 +74,12 @@ def test_nothing_beats_the_oracle_where_steps_do_not_meet(server: str, batch: st
             "num_requests": num_requests,
         },
     }
-    bests = [run("oracle", seed, **config) for seed in SEEDS]
+    bests = runs("oracle", SEEDS, **config)
     for policy in rivals(spec):
-        others = [run(policy, seed, **config) for seed in SEEDS]
+        others = runs(policy, SEEDS, **config)
         for best, other in zip(bests, others, strict=True):
             assert other["mean_e2el_ms"] > best["mean_e2el_ms"], policy
-        durations = [fmean(each["duration"] for each in runs) for runs in (others, bests)]
+        durations = [fmean(each["duration"] for each in group) for group in (others, bests)]
         assert durations[0] > durations[1], policy
 
 
@@ -98,9 +100,7 @@ def test_continuous_batching_lets_even_off_beat_it() -> None:
             "num_requests": 80,
         },
     }
-    ratios = [
-        run("off", seed, **config)["mean_e2el_ms"] / run("oracle", seed, **config)["mean_e2el_ms"]
-        for seed in range(5)
-    ]
+    pairs = zip(*(runs(policy, range(5), **config) for policy in ("off", "oracle")), strict=True)
+    ratios = [off["mean_e2el_ms"] / oracle["mean_e2el_ms"] for off, oracle in pairs]
     assert max(ratios) < 1.0
     assert fmean(ratios) < 0.9

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import data_folder, needs
 
-from specsim.core.errors import ConfigError, TraceError
+from specsim.core.errors import ConfigError, PluginError, TraceError
 from specsim.workload.readers import READERS, read_trace
 from specsim.workload.readers.native import write_trace
 from specsim.workload.statistics import describe
@@ -136,6 +137,12 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
         "received_at\tinput_tok\tgenerated_tokens\n2026-01-01T01:00:00.0000000+01:00\t5\t2\n"
         "2026-01-01 00:00:01,500+00:00\t7\t3\n",
         [0.0, 1.5], [5, 7], [2, 3], 0,
+    ),
+    "columns-usage": (  # what OpenAI's API answers, logged
+        '{"created": 1763971200, "usage": {"prompt_tokens": 5, "completion_tokens": 2, '
+        '"total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 1}}}\n'
+        '{"created": 1763971202, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n',
+        [0.0, 2.0], [5, 7], [2, 3], 0,
     ),
     "native": (
         '{"id": "a", "arrived_at": 1.0, "prompt_len": 3, "output_len": 2, "priority": -1}\n'
@@ -367,3 +374,84 @@ def test_mooncake_prefixes_are_reused() -> None:
     path = data_folder() / "traces" / "mooncake_conversation_trace.jsonl.gz"
     share = describe(read_trace(path)).reused_prefix_share
     assert share == pytest.approx(0.37, abs=0.01)
+
+
+GATEWAY = """
+from typing import Literal
+from specsim.workload.readers import Reader
+
+class Gateway(Reader):
+    kind: Literal["gateway"] = "gateway"
+    containers = ("jsonl",)
+    columns = frozenset({"t_ms", "in_tok", "out_tok"})
+
+    def add(self, row, builder):
+        builder.add(%s)
+"""
+ADDED = 'row.integer("in_tok"), row.integer("out_tok"), row.number("t_ms") * 1e-3'
+
+
+@pytest.fixture
+def gateway(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Trace]:
+    """Read a log by a class of the user's that adds this of each row."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"t_ms": 1e3 * i, "in_tok": 5 + i, "out_tok": 2, "user": "a"} for i in range(3)]
+    Path("log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def read(added: str) -> Trace:
+        name = f"gateway_{abs(hash(added))}.py"
+        Path(name).write_text(GATEWAY % added)
+        return read_trace("log.jsonl", f"{name}:Gateway")
+
+    return read
+
+
+def test_a_class_of_the_users_reads_what_others_take_for_something_else(
+    gateway: Callable[[str], Trace],
+) -> None:
+    assert read_trace("log.jsonl").arrived_at is None  # t_ms tells nobody else of arrivals
+    trace = gateway(ADDED)
+    assert trace.arrived_at is not None
+    assert trace.arrived_at.tolist() == [0.0, 1.0, 2.0]
+    assert trace.prompt_lens.tolist() == [5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    "added", ["-1, 2", "5.5, 2", "5, '2'", "5, None", "True, 2", "5, 2, float('nan')"]
+)
+def test_what_a_users_reader_adds_is_a_request(added: str, gateway: Callable[[str], Trace]) -> None:
+    with pytest.raises(PluginError, match=r"Gateway '.*': ValueError: .* must be a (whole|finite)"):
+        gateway(added)
+
+
+def test_what_a_users_reader_raises_names_its_line(gateway: Callable[[str], Trace]) -> None:
+    with pytest.raises(PluginError, match=r"KeyError: 'no' \(.*gateway_\d+.py, line 11, in add\)"):
+        gateway("row.values['no'], 1")
+
+
+def test_a_file_of_another_format_is_named(gateway: Callable[[str], Trace]) -> None:
+    with pytest.raises(TraceError, match=r"log\.jsonl: no file of reader 'azure'; it has these"):
+        read_trace("log.jsonl", "azure")
+
+
+@pytest.mark.parametrize("lens", [5, True, {"1": 1}, [1, -1], [1, 256], [True, 1], [0.5, 1], "12"])
+def test_a_record_of_acceptance_is_a_list_of_lengths(lens: Any, tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    row = {"prompt_len": 3, "output_len": 2, "accepted_lens_mine": lens}
+    path.write_text(json.dumps(row) + "\n")
+    with pytest.raises(TraceError, match="line 1: accepted_lens_mine is not a list of whole num"):
+        read_trace(path)
+
+
+def test_a_users_reader_finds_the_column_usage_as_it_was_logged(
+    gateway: Callable[[str], Trace],
+) -> None:
+    rows = [{"t_ms": 0, "in_tok": 0, "out_tok": 0, "usage": {"prompt_tokens": 5, "own": 3}}]
+    Path("log.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    trace = gateway('row.values["usage"]["prompt_tokens"], row.values["usage.own"]')
+    assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([5], [3])
+
+
+def test_what_usage_was_read_from_is_not_said_to_be_ignored(tmp_path: Path) -> None:
+    note = read_trace(sample(tmp_path, "columns-usage")).note
+    assert "ignored: usage.total_tokens, usage.p" in note

@@ -37,7 +37,7 @@ class Records:
 
 
 def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
-    """Return the recorded acceptance in the column ``acc_<proposer>`` of a token trace.
+    """Return the recorded acceptance of a proposer: a column of a token trace.
 
     Outputs of more than `max_output_len` are left out: they are endless loops, which any proposer
     predicts, and the few of them would outweigh all others, in tokens. A TraceError if the file
@@ -47,8 +47,9 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     if proposer not in trace.recorded_lens:
         known = ", ".join(sorted(trace.recorded_lens)) or "none"
         raise TraceError(
-            f"{path}: no column 'acc_{proposer}' (recorded proposers: {known}); choose one of "
-            "them with --proposer, or a token trace that carries it"
+            f"{path}: no column 'acc_{proposer}' of a token trace of SpecDecode-Bench, nor "
+            f"'accepted_lens_{proposer}' of a trace of ours (recorded proposers: {known}); choose "
+            "one of them with --proposer, or a trace that has it"
         )
     rows = zip(trace.recorded_lens[proposer], trace.output_lens.tolist(), strict=True)
     # A record may be that of another, longer answer to the same prompt.

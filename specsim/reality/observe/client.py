@@ -219,12 +219,15 @@ class StreamedAnswer:
     metrics: dict[str, Any] = field(default_factory=dict)  # vLLM's, if asked for
     error: str | None = None
     is_whole: bool = False  # whether the server said that this was all
+    asked_len: int | None = None
 
     @property
     def num_tokens(self) -> int:
-        """Tokens delivered: as the server counts them, or as they were seen."""
-        seen = sum(count for _, count in self.deliveries)
+        """Tokens delivered: as the server counts them, as they were asked for, or as seen."""
         counted = self.usage.get("completion_tokens")
+        if counted is None and self.is_whole and self.finish_reason == "length":
+            counted = self.asked_len  # of several in an event, no more than one is seen
+        seen = sum(count for _, count in self.deliveries)
         return counted if isinstance(counted, int) and not self.token_ids else seen
 
 
@@ -276,7 +279,7 @@ class Client:
 
         One of far more tokens than were asked for, `output_len`, is an error.
         """
-        answer = StreamedAnswer(monotonic())
+        answer = StreamedAnswer(monotonic(), asked_len=output_len)
         try:
             async with self.session.post(
                 f"{self.server.url}/v1/completions",
@@ -289,7 +292,7 @@ class Client:
                     said = _message(await read_page(response))
                     answer.error = one_line(f"HTTP {response.status}: {said}")
                 else:
-                    await read_answer(response, answer, output_len)
+                    await read_answer(response, answer)
         except asyncio.CancelledError:  # by an interrupt: what has come is still wanted
             answer.error = INTERRUPTED
         except TimeoutError:
@@ -308,14 +311,12 @@ class Client:
         return answer
 
 
-async def read_answer(
-    response: aiohttp.ClientResponse, answer: StreamedAnswer, output_len: int | None
-) -> None:
+async def read_answer(response: aiohttp.ClientResponse, answer: StreamedAnswer) -> None:
     """Read server-sent events to the end of the stream; what ends before the last is an error.
 
     So is an answer of twice as many tokens as were asked for.
     """
-    rest, size, seen = b"", 0, 0
+    rest, size, seen, asked_len = b"", 0, 0, answer.asked_len
     async for chunk in response.content.iter_any():
         now = monotonic()
         size += len(chunk)
@@ -325,20 +326,23 @@ async def read_answer(
             raise TooMuchError(f"an answer of more than {MAX_STREAM_BYTES >> 20} MiB")
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            data = line[5:].strip()
-            if data == b"[DONE]":
+            if _is_last(line):
                 answer.is_whole = answer.error is None
-            elif answer.error is None:
+            elif line.startswith(b"data:") and answer.error is None:
                 before = len(answer.deliveries)
-                _take(data, now, answer)
+                _take(line[5:].strip(), now, answer)
                 seen += sum(count for _, count in answer.deliveries[before:])
-                if output_len is not None and seen > 2 * output_len + 64:
-                    asked = f"where {output_len:,} were asked for"
+                if asked_len is not None and seen > 2 * asked_len + 64:
+                    asked = f"where {asked_len:,} were asked for"
                     raise TooMuchError(f"more than {seen - 1:,} tokens {asked}")
+    if _is_last(rest):  # some servers end it without a newline
+        answer.is_whole = answer.error is None
     if not answer.is_whole and answer.error is None:
         answer.error = "the stream ended before the answer did"
+
+
+def _is_last(line: bytes) -> bool:
+    return line.startswith(b"data:") and line[5:].strip() == b"[DONE]"
 
 
 def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:

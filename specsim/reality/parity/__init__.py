@@ -217,7 +217,7 @@ def load_scenario(path: Path) -> Scenario:
 def as_in_log(scenario: Scenario, log: dict[str, Any], path: Path) -> Scenario:
     """Return a scenario for the version of vLLM that a log is of; a TraceError if it is unknown."""
     version = minor_version(log.get("vllm_version", scenario.engine.vllm_version))
-    if version not in RULES:
+    if version not in list(RULES):
         raise TraceError(
             f"{path}: vllm_version = {short(log['vllm_version'])}: known are {', '.join(RULES)}"
         )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -195,8 +196,9 @@ def _statistics(run: Requests) -> dict[tuple[str, str], float]:
 
 
 def mean_error(statistics: Sequence[Statistic]) -> float:
-    """Return the mean of the errors' sizes over all statistics that are defined."""
-    return float(np.nanmean([abs(each.error) for each in statistics]))
+    """Return the mean of the errors' sizes over all statistics that are defined; NaN if none is."""
+    sizes = [abs(each.error) for each in statistics if each.measured]
+    return fmean(sizes) if sizes else float("nan")
 
 
 def spread(values: Sequence[float]) -> float | None:

@@ -9,9 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, TraceError
+from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
+from specsim.engine.versions import DEFAULT_VERSION, RULES, minor_version
 from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels, ZeroWrites
@@ -123,6 +125,14 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
     options: dict[str, Any] = {"gpu_memory_utilization": 0.9}  # vLLM's default until 0.19
+    version = minor_version(run.meta.get("vllm_version"))
+    if version in [*RULES]:
+        options["vllm_version"] = version
+    elif version is not None:
+        notes.append(
+            f"vllm_version = {short(run.meta['vllm_version'])}: known are {', '.join(RULES)}; "
+            f"it is scheduled as by {DEFAULT_VERSION}"
+        )
     if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
         options["num_gpu_blocks"] = blocks
     sources = (
@@ -285,8 +295,8 @@ def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | Non
     if not any(run.accepted):
         raise ConfigError(
             f"{place}: what was accepted is not recorded (requests.jsonl has no 'accepted'); "
-            "record the run with specsim.reality.vllm, or measure one without "
-            "speculation"
+            "record the run with specsim.reality.vllm, observe a server that was started with "
+            "--per-request-spec-decode-metrics detailed, or measure one without speculation"
         )
     known = PROPOSERS.find(given["method"]).model_fields.keys() - {"disable_mqa_scorer"}
     unknown = sorted(given.keys() - known)

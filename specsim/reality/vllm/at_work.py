@@ -1,120 +1,175 @@
 """How a policy in a real engine is asked: a step is shown in one place, which loops fill in.
 
-In a server a step finds the caches emptied by the model, and every function of numpy's then takes
-several microseconds; so a step's columns are copied here once, and what they add up to, and what a
-policy that is loops makes of them, is worked out without Python.
+In a server a step finds the caches emptied by the model, and every function of Python's and numpy's
+then takes several microseconds; so what the engine says of a step is copied here once, and what it
+adds up to, and what a policy that is loops makes of it, is worked out by one loop without Python.
 """
 
-from struct import pack_into
+from collections.abc import Sequence
+from struct import Struct
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
+from pydantic import Field
 
-from specsim.core.compiled import Hook
+from specsim.core.compiled import Hook, has, inner, raise_kept, run
 from specsim.core.desk import Floats, Ints, loop_on
 from specsim.core.step import BatchView, StepLoad, StepOutcome
 from specsim.decisions.loops import LoopMemory, View, no_view
 from specsim.decisions.policy import LoopPolicy, Policy, ServerView, pricing_of
 from specsim.profile.step_time import priced, priced_plain, put_load
+from specsim.reality.vllm.learned_times import LearnedTimes
+
+Count = Annotated[int, Field(ge=0, lt=2**40)]
 
 
 class Scheduled(NamedTuple):
-    """A sequence of a step that has been scheduled; lengths in tokens."""
+    """A sequence of a step that has been scheduled, as vLLM counts; lengths in tokens."""
 
-    number: int
+    number: Count
     """Requests are counted as they come, and a number is not used again."""
-    prompt_len: int
-    known_len: int
-    """Prompt and output that are known when the step is scheduled."""
-    in_prefill: bool
-    context_len: int
-    batched_len: int
-    draft_len: int
-    """Drafts that the step verifies, of the batched tokens."""
+    prompt_len: Count
+    output_len: Count
+    """Output that is known when the step is scheduled, or awaited from steps that still run."""
+    awaited_len: Count
+    """What of that is awaited, drafts included."""
+    context_len: Count
+    batched_len: Count
+
+    @property
+    def known_len(self) -> int:
+        """Prompt and output that are known when the step is scheduled."""
+        return self.prompt_len + self.output_len - self.awaited_len
+
+    @property
+    def in_prefill(self) -> bool:
+        """Whether the step leaves something of what is to be read to a later one."""
+        return self.context_len + self.batched_len < self.prompt_len + self.output_len
+
+    @property
+    def draft_len(self) -> int:
+        """Drafts that the step verifies, of the batched tokens."""
+        return max(0, self.context_len + self.batched_len - self.prompt_len - self.output_len)
 
 
-class Emitted(NamedTuple):
-    """What came of a sequence in a step; lengths in tokens."""
-
-    number: int
-    draft_len: int
-    accepted_len: int
-    output_len: int
-
-
-Rows = list[int]
-"""Of a step: the fields of all its sequences, one sequence after the other; a tuple for each would
-take twice the time."""
-
-
-def in_rows(rows: Rows, width: int) -> list[tuple[int, ...]]:
-    """Return them with a tuple for each sequence."""
-    return list(zip(*[iter(rows)] * width, strict=True))
+Columns = list[int]
+"""Of a step: each field of `Scheduled` of all its sequences, one field after the other."""
 
 
 class _ShownStep(NamedTuple):
     """What the engine says of a step, and what of it a policy is shown."""
 
     told: Ints
-    """Rows of `Scheduled`, or of `Emitted`, one after the other."""
-    sizes: Ints
-    """Of the step: rows; how many sequences run; free slots; its load; what was decided for it;
-    then the largest number of a request, sequences that decode, what is read if each of them
-    decodes one token, and tokens that the step emitted."""
+    """See `_NUM`; then what each sequence of a step that has ended emitted, then the `Columns` of
+    one that has been scheduled."""
     times: Floats
-    """Seconds: when it was scheduled; what it took; what its target did, and its drafts did; what
-    the drafts did that it made."""
+    """Seconds: when that was scheduled; what the other took, what its target did, and its drafts
+    did; what the drafts did that it made."""
+    kept: Ints
+    """Of each step that runs: its load and how many sequences; their requests; their drafts."""
+    sizes: Ints
+    """How many requests there is room for; then, filled in, the load of the last step, the
+    sequences that decode in it, and what is read if each of them decodes one token; of one that has
+    ended, rows and output of those that emitted any."""
     shown: Annotated[Any, View]
+    learned: Floats
+    """As `LearnedTimes.row`."""
+    learn: Hook = None  # type: ignore[assignment]
+    decide: Hook = None  # type: ignore[assignment]
+    observe: Hook = None  # type: ignore[assignment]
+    """Where step times are learned, and where the policy is loops."""
 
 
-_ROWS, _RUNNING, _FREE, _LOAD, _K, _LARGEST, _DECODES, _NEXT, _OUTPUT = 0, 1, 2, 3, 7, 8, 9, 10, 11
+MOST_RUNNING = 32
+"""Steps that may run at once: vLLM has two, or one for each stage of a pipeline."""
+_NOWHERE = -1  # where no step has been scheduled, or none has ended
+_NUM, _RUNNING, _FREE, _AT, _NUM_ENDED, _K, _ENDED_AT, _FIRST = range(8)
+"""Of `_ShownStep.told`: sequences that have been scheduled, how many run, free slots, where the
+step is kept; sequences of the step that has ended, what was decided for it, where it is kept."""
+_ROOM, _LOAD, _DECODES, _NEXT, _NUM_EMITTED, _OUTPUT = 0, 1, 5, 6, 7, 8  # of `_ShownStep.sizes`
 _ROOMS = ("specsim.decisions.loops", "specsim.latency.form", "specsim.profile.step_time")
 
 
-def _buffer_of(values: Any) -> Any:
-    """Return a view of numbers of eight bytes that takes one at a time faster than numpy's own."""
-    return memoryview(values).cast("B").cast("q" if values.dtype == int else "d")
-
-
-@loop_on(_ShownStep, *_ROOMS)
-def look(seen: _ShownStep) -> int:
-    """Show a step that has been scheduled."""
-    told, view, num = seen.told, seen.shown, seen.sizes[_ROWS]
-    step, largest = view.step[0], 0
+@inner
+def _look(seen: Any) -> int:
+    """Show a step that has been scheduled, and keep it; return the largest number of a request."""
+    told, view, kept, sizes = seen.told, seen.shown, seen.kept, seen.sizes
+    num, most, largest = told[_NUM], len(view.requests), 0
+    first, slot = _FIRST + told[_NUM_ENDED], told[_AT] * (4 + 2 * most)
     contexts, batched, prefills, decodes, known_tokens, drafts = 0, 0, 0, 0, 0, 0
     for row in range(num):
-        at = 7 * row
-        prompt_len, known_len, draft_len = told[at + 1], told[at + 2], told[at + 6]
-        context_len, batched_len = told[at + 4], told[at + 5]
-        view.requests[row], view.prompt_lens[row] = told[at], prompt_len
+        at = first + row
+        number, prompt_len, output_len = told[at], told[at + num], told[at + 2 * num]
+        context_len, batched_len = told[at + 4 * num], told[at + 5 * num]
+        known_len = prompt_len + output_len - told[at + 3 * num]
+        ahead_len = context_len + batched_len - prompt_len - output_len
+        draft_len = max(0, ahead_len)
+        view.requests[row], view.prompt_lens[row] = number, prompt_len
         view.known_lens[row], view.draft_lens[row] = known_len, draft_len
-        view.in_prefill[row] = told[at + 3] != 0
-        largest = max(largest, told[at])
+        view.in_prefill[row] = ahead_len < 0
+        kept[slot + 4 + row], kept[slot + 4 + most + row] = number, draft_len
+        largest = max(largest, number)
         contexts += context_len
         batched += batched_len
         drafts += draft_len
         if context_len < prompt_len or batched_len > 1 + draft_len:
             prefills += batched_len
-        if not view.in_prefill[row]:
+        if ahead_len >= 0:
             decodes += 1
             known_tokens += known_len
+    step = view.step[0]
     step.num_rows, step.num_decodes, step.draft_tokens = num, decodes, drafts
     step.next_context_tokens, step.now = known_tokens - decodes, seen.times[0]
-    step.num_running, step.free_slots = seen.sizes[_RUNNING], seen.sizes[_FREE]
+    step.num_running, step.free_slots = told[_RUNNING], told[_FREE]
     step.context_tokens, step.batched_tokens = contexts, batched
     step.num_requests, step.prefill_tokens = num, prefills
-    seen.sizes[_LARGEST], seen.sizes[_DECODES] = largest, decodes
-    seen.sizes[_NEXT] = known_tokens - decodes
-    seen.sizes[_LOAD], seen.sizes[_LOAD + 1] = contexts, batched
-    seen.sizes[_LOAD + 2], seen.sizes[_LOAD + 3] = num, prefills
-    return 0
+    sizes[_DECODES], sizes[_NEXT] = decodes, known_tokens - decodes
+    kept[slot], kept[slot + 1], kept[slot + 2], kept[slot + 3] = contexts, batched, num, prefills
+    for place in range(4):
+        sizes[_LOAD + place] = kept[slot + place]
+    return int(largest)
 
 
-@loop_on(_ShownStep, *_ROOMS)
-def settle(seen: _ShownStep) -> int:
+@inner
+def _look_back(seen: Any) -> None:
+    """Show what came of a step that has ended, and learn what it took."""
+    told, view, kept, times, learned = seen.told, seen.shown, seen.kept, seen.times, seen.learned
+    most, k = len(view.requests), told[_K]
+    slot = told[_ENDED_AT] * (4 + 2 * most)
+    context, batched, size, prefills = kept[slot], kept[slot + 1], kept[slot + 2], kept[slot + 3]
+    if has(seen.learn) and times[1] > 0.0:
+        learned[1], learned[2], learned[3] = batched, context, k > 0
+        learned[4], learned[5] = k, times[1]
+        run(seen.learn)
+    step, num, accepted = view.step[0], 0, 0
+    for row in range(size):
+        emitted = told[_FIRST + row]
+        if emitted:
+            view.requests[num] = kept[slot + 4 + row]
+            view.draft_lens[num] = kept[slot + 4 + most + row]
+            view.accepted_lens[num] = emitted - 1
+            accepted += emitted - 1
+            num += 1
+    step.num_rows, step.accepted_tokens, step.output_tokens = num, accepted, accepted + num
+    step.context_tokens, step.batched_tokens = context, batched
+    step.num_requests, step.prefill_tokens = size, prefills
+    for place in range(4):
+        seen.sizes[_LOAD + place] = kept[slot + place]
+    seen.sizes[_NUM_EMITTED], seen.sizes[_OUTPUT] = num, accepted + num
+    target_time = times[1]  # in all, drafting included
+    if k:  # as is believed; vLLM does not tell them apart
+        put_load(view.pricing, context, batched, size, prefills)
+        plain = priced_plain(view.pricing, batched)
+        target_time *= min(1.0, plain / priced(view.pricing, batched, k))
+    times[2], times[3] = target_time, times[4]
+    step.target_time, step.draft_time = target_time, times[4]
+    times[4] = times[1] - target_time
+
+
+@inner
+def _settled(view: Any) -> int:
     """Return what is nearest to one length per sequence: the mean; at least 1 if any drafts."""
-    view, num, tokens, drafting = seen.shown, 0, 0, 0
+    num, tokens, drafting = 0, 0, 0
     for row in range(view.step[0].num_rows):
         if not view.in_prefill[row]:
             num += 1
@@ -124,28 +179,31 @@ def settle(seen: _ShownStep) -> int:
 
 
 @loop_on(_ShownStep, *_ROOMS)
-def look_back(seen: _ShownStep) -> int:
-    """Show what came of a step; an engine tells the whole of what it took, drafting included."""
-    told, view, num, sizes = seen.told, seen.shown, seen.sizes[_ROWS], seen.sizes
-    step, accepted, output = view.step[0], 0, 0
-    for row in range(num):
-        view.requests[row], view.draft_lens[row] = told[4 * row], told[4 * row + 1]
-        view.accepted_lens[row] = told[4 * row + 2]
-        accepted += told[4 * row + 2]
-        output += told[4 * row + 3]
-    step.num_rows, step.accepted_tokens, step.output_tokens = num, accepted, output
-    step.context_tokens, step.batched_tokens = sizes[_LOAD], sizes[_LOAD + 1]
-    step.num_requests, step.prefill_tokens = sizes[_LOAD + 2], sizes[_LOAD + 3]
-    target_time = seen.times[1]
-    if sizes[_K]:  # as is believed; vLLM does not tell them apart
-        batched_tokens = step.batched_tokens
-        put_load(view.pricing, sizes[_LOAD], batched_tokens, step.num_requests, sizes[_LOAD + 3])
-        plain = priced_plain(view.pricing, batched_tokens)
-        target_time *= min(1.0, plain / priced(view.pricing, batched_tokens, sizes[_K]))
-    seen.times[2], seen.times[3], sizes[_OUTPUT] = target_time, seen.times[4], output
-    step.target_time, step.draft_time = target_time, seen.times[4]
-    seen.times[4] = seen.times[1] - target_time
-    return 0
+def settle(seen: _ShownStep) -> int:
+    """Return one length for all that a policy in Python has said."""
+    return _settled(seen.shown)
+
+
+@loop_on(_ShownStep, *_ROOMS)
+def act(seen: _ShownStep) -> int:
+    """Show a step that has ended, if any, then one that has been scheduled, if any.
+
+    A policy that is loops learns of the one, and says how much to draft in the other, which is
+    returned; below 0 if it has raised, or there is no room for what it is to remember.
+    """
+    told = seen.told
+    if told[_ENDED_AT] != _NOWHERE:
+        _look_back(seen)
+        told[_ENDED_AT] = _NOWHERE
+        if has(seen.observe) and run(seen.observe):
+            return -1
+    if told[_AT] == _NOWHERE:
+        return 0
+    if _look(seen) >= seen.sizes[_ROOM]:
+        return -1
+    if not has(seen.decide) or not told[_NUM]:
+        return 0
+    return -1 if run(seen.decide) else _settled(seen.shown)
 
 
 class AtWork:
@@ -153,87 +211,128 @@ class AtWork:
 
     Args:
         most: Sequences of a step, at most.
+        times: What steps take, where that is learned.
     """
 
-    def __init__(self, policy: Policy, server: ServerView, most: int) -> None:
+    def __init__(
+        self, policy: Policy, server: ServerView, most: int, times: LearnedTimes | None = None
+    ) -> None:
         self._policy, self._memory, self._most = policy, policy.start(server), most
-        pricing: Any = pricing_of(server).made(server.max_draft_len, np.zeros(0, int), {})
-        self._view = no_view(most, server.max_draft_len)._replace(pricing=pricing)
-        seen = _ShownStep(np.zeros(7 * most, int), np.zeros(12, int), np.zeros(5), self._view)
-        self._look, self._settle, self._look_back = (
-            loop.bind(seen) for loop in (look, settle, look_back)
-        )
-        self._rows = seen.told
-        self._told, self._sizes, self._times = map(_buffer_of, seen[:3])
         self._in_loops = isinstance(self._memory, LoopMemory) and (
             isinstance(policy, LoopPolicy) and policy.is_asked_in_loops
         )
-        self._num_numbers = 0
-        self._verbs: dict[str, Hook] = {}
+        self._is_told = not self._in_loops and policy.overrides(Policy.observe)
+        pricing: Any = pricing_of(server).made(server.max_draft_len, np.zeros(0, int), {})
+        self._columns = np.zeros((5, most), int)
+        requests, prompt_lens, known_lens, draft_lens, accepted_lens = self._columns
+        self._view = no_view(most, server.max_draft_len)._replace(
+            pricing=pricing, requests=requests, prompt_lens=prompt_lens, known_lens=known_lens,
+            draft_lens=draft_lens, accepted_lens=accepted_lens,
+        )  # fmt: skip
+        told = np.zeros(_FIRST + (1 + len(Scheduled._fields)) * most, int)
+        kept, sizes = np.zeros(MOST_RUNNING * (4 + 2 * most), int), np.zeros(9, int)
+        learned = np.zeros(6) if times is None else times.row
+        self._seen = _ShownStep(told, np.zeros(5), kept, sizes, self._view, learned)
+        if times is not None:
+            self._seen = self._seen._replace(learn=times.learn)
+        self._told, self._packs = _bytes_of(told), dict[int, Any]()
+        self._sizes = _bytes_of(sizes).cast("q")
+        self._times = _bytes_of(self._seen.times).cast("d")
+        self._ended: tuple[int, int, float, Sequence[int]] | None = None
         self._make_room(1023)
 
     def _make_room(self, number: int) -> None:
         """Have room for what is remembered of requests up to a number."""
-        self._num_numbers = 2 * (number + 1)
+        seen, room = self._seen, 2 * (number + 1)
+        self._sizes[_ROOM] = room
         if self._in_loops:
-            self._verbs = self._memory.bind(self._view, self._most, self._num_numbers)
-
-    def _tell(self, rows: Rows, width: int) -> int:
-        pack_into(f"{len(rows)}q", self._told, 0, *rows)
-        self._sizes[_ROWS] = num = len(rows) // width
-        return num
+            verbs = self._memory.bind(self._view, self._most, room)
+            seen = seen._replace(decide=verbs["decide"], observe=verbs.get("observe"))
+        self._bound, self._settle = act.bind(seen), settle.bind(seen)
+        self._act, self._pointer = self._bound.bare
 
     def decide(
-        self, rows: Rows, now: float, num_running: int, free_slots: int
-    ) -> tuple[int, StepLoad]:
-        """Return how much to draft, as the policy says, and what the step holds."""
-        num, sizes = self._tell(rows, len(Scheduled._fields)), self._sizes
-        sizes[_RUNNING], sizes[_FREE], self._times[0] = num_running, free_slots, now
-        self._look()
-        load = StepLoad(*sizes[_LOAD:_K])
-        if not num:
-            return 0, load
-        if self._in_loops:
-            if sizes[_LARGEST] >= self._num_numbers:
-                self._make_room(sizes[_LARGEST])
-            self._verbs["decide"]()
-            return self._settle(), load
-        lens: Any = self._policy.draft_lens(self._batch(num, load), self._memory)
+        self, step: int, columns: Columns, now: float, num_running: int, free_slots: int
+    ) -> int:
+        """Return how much to draft, as the policy says.
+
+        Args:
+            step: Steps before it.
+        """
+        num = len(columns) // len(Scheduled._fields)
+        self._put(columns, num, num_running, free_slots, step % MOST_RUNNING)
+        self._times[0] = now
+        while (k := self._act(self._pointer)) < 0:
+            raise_kept()
+            self._make_room(max(columns[:num]))
+        return k if self._in_loops or not num else self._ask(num)
+
+    def _put(self, columns: Sequence[int], *scheduled: int) -> None:
+        """Put down a step that has been scheduled, and the one that has ended, if any."""
+        at, k = _NOWHERE, 0
+        output_lens: Sequence[int] = ()
+        if self._ended is not None:
+            step, k, self._times[1], output_lens = self._ended
+            at, self._ended = step % MOST_RUNNING, None
+        num = len(output_lens)
+        size = _FIRST + num + len(columns)
+        if size not in self._packs:  # making one takes as long as using it
+            self._packs[size] = Struct(f"{size}q").pack_into
+        self._packs[size](self._told, 0, *scheduled, num, k, at, *output_lens, *columns)
+
+    def _ask(self, num: int) -> int:
+        """Ask a policy in Python."""
+        lens: Any = self._policy.draft_lens(self._batch(num), self._memory)
         if not isinstance(lens, int | np.integer):
             self._view.lens[:num] = lens
             lens = self._settle()
-        return int(lens), load
+        return int(lens)
 
-    def _columns(self, num: int, width: int) -> NDArray[np.int64]:
-        return self._rows[: num * width].reshape(num, width).T.copy()
-
-    def _batch(self, num: int, load: StepLoad) -> BatchView:
-        columns, sizes = self._columns(num, len(Scheduled._fields)), self._sizes
+    def _batch(self, num: int) -> BatchView:
+        requests, prompt_lens, known_lens, draft_lens, _ = self._columns[:, :num].copy()
+        sizes, told = self._sizes, self._seen.told
         return BatchView(
-            columns[0],
-            columns[1],
-            columns[2],
-            columns[3] != 0,
-            load,
+            requests,
+            prompt_lens,
+            known_lens,
+            self._view.in_prefill[:num].copy(),
+            StepLoad(*sizes[_LOAD:_DECODES]),
             now=self._times[0],
-            free_slots=sizes[_FREE],
-            num_running=sizes[_RUNNING],
-            draft_lens=columns[6],
+            free_slots=int(told[_FREE]),
+            num_running=int(told[_RUNNING]),
+            draft_lens=draft_lens,
             decodes=StepLoad(sizes[_NEXT], sizes[_DECODES], sizes[_DECODES]),
         )
 
-    def observe(self, load: StepLoad, k: int, seconds: float, rows: Rows) -> None:
-        """Tell the policy what came of a step that took so long, and for which k was decided."""
-        width, times = len(Emitted._fields), self._times
-        num = self._tell(rows, width)
-        pack_into("5q", self._sizes, 8 * _LOAD, *load[:4], k)
-        times[1] = seconds
-        self._look_back()
-        if self._in_loops:
-            if "observe" in self._verbs:
-                self._verbs["observe"]()
-            return
-        numbers, draft_lens, accepted_lens, _ = self._columns(num, width)
-        output = self._sizes[_OUTPUT]
-        outcome = StepOutcome(numbers, draft_lens, accepted_lens, load, output, times[2], times[3])
-        self._policy.observe(outcome, self._memory)
+    def observe(self, step: int, k: int, seconds: float, output_lens: Sequence[int]) -> None:
+        """Tell the policy what came of a step that took so long, and for which k was decided.
+
+        If it is loops, that is when it is asked the next time.
+
+        Args:
+            output_lens: What each of its sequences emitted.
+        """
+        if self._ended is not None:
+            self._tell()
+        self._ended = step, k, seconds, output_lens
+        if not self._in_loops:
+            self._tell()
+
+    def _tell(self) -> None:
+        self._put((), 0, 0, 0, _NOWHERE)
+        if self._act(self._pointer):
+            raise_kept()
+        if self._is_told:
+            sizes, times = self._sizes, self._times
+            num, output = sizes[_NUM_EMITTED], sizes[_OUTPUT]
+            requests, _, _, draft_lens, accepted_lens = self._columns[:, :num].copy()
+            load = StepLoad(*sizes[_LOAD:_DECODES])
+            outcome = StepOutcome(
+                requests, draft_lens, accepted_lens, load, output, times[2], times[3]
+            )
+            self._policy.observe(outcome, self._memory)
+
+
+def _bytes_of(values: Any) -> Any:
+    """Return a view of an array's bytes."""
+    return memoryview(values).cast("B")

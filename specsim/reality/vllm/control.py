@@ -8,15 +8,13 @@ before anything is known of the running step's outcome, and nobody's confidences
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field
-from pydantic_core import to_json
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings, validated
@@ -34,14 +32,12 @@ from specsim.decisions.policy import (
 )
 from specsim.policies import POLICIES
 from specsim.profile import load_profile
-from specsim.reality.vllm.at_work import AtWork, Emitted, Rows, Scheduled, in_rows
+from specsim.reality.vllm.at_work import MOST_RUNNING, AtWork, Columns, Count, Scheduled
+from specsim.reality.vllm.decision_log import Decision, DecisionLog, Ended, events_of
 from specsim.reality.vllm.learned_times import LearnedTimes
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import server_view
 from specsim.run.experiment import Experiment
-
-Count = Annotated[int, Field(ge=0)]
-
 
 VARIABLE = "SPECSIM_CONTROL"
 """Environment variable for what would stand under "specsim" of ``--additional-config``, in JSON."""
@@ -83,7 +79,7 @@ def check(control: Control) -> None:
     if control.profile is not None:
         load_profile(control.profile)
     if control.log is not None:
-        _opened(control.log, 0).close()
+        _opened(control.log, 0, {}).close()
         Path(control.log).unlink()
 
 
@@ -99,27 +95,6 @@ class Engine(Settings):
     num_speculative_tokens: Annotated[int, Field(ge=1)]
     max_num_seqs: Annotated[int, Field(ge=1)]
     drafts_by_model: bool = True
-
-
-class Decision(Settings):
-    """A step's events, as they are logged: what was known, and what followed from it."""
-
-    event: Literal["decide"] = "decide"
-    now: float
-    num_running: Count
-    free_slots: Count
-    rows: tuple[Scheduled, ...]
-    k: Count
-
-
-class Told(Settings):
-    """What a policy was told of a step that has ended."""
-
-    event: Literal["observe"] = "observe"
-    seconds: Annotated[float, Field(ge=0)]
-    load: tuple[Count, Count, Count, Count]
-    k: Count
-    rows: tuple[Emitted, ...]
 
 
 class Head(Settings):
@@ -152,10 +127,12 @@ class Controller:
         if type(policy).__module__.startswith("specsim."):  # others may write what they are told
             _rehearse(AtWork(policy, replace(server, rng=np.random.default_rng(0)), 1))
         self._max_draft_len = server.max_draft_len
-        self._asked = AtWork(policy, server, engine.max_num_seqs)
-        self._log = None if control.log is None else _opened(control.log, rank)
-        self._lines = b""
-        self._write(Head(control=control, engine=engine, rank=rank).model_dump())
+        self._asked = AtWork(policy, server, engine.max_num_seqs, self._learned)
+        self._num_steps = 0
+        self._log = None
+        if control.log is not None:
+            head = Head(control=control, engine=engine, rank=rank).model_dump()
+            self._log = _opened(control.log, rank, head)
         matters = policy.is_dynamic or policy.overrides(Policy.observe) or self._log is not None
         self.constant = None if matters else server.max_draft_len
         """What it always decides, where nothing that it could be told matters; None: that does."""
@@ -180,60 +157,53 @@ class Controller:
         )
 
     def decide(
-        self, rows: Rows, now: float, num_running: int, free_slots: int
-    ) -> tuple[int, StepLoad]:
-        """Return how much to draft for every sequence at the end of a scheduled step, tokens.
-
-        And what the step holds.
-        """
-        k, load = self._asked.decide(rows, now, num_running, free_slots)
+        self, columns: Columns, now: float, num_running: int, free_slots: int
+    ) -> tuple[int, int]:
+        """Return how much to draft at the end of a scheduled step, and its number."""
+        step = self._num_steps
+        self._num_steps += 1
+        k = self._asked.decide(step, columns, now, num_running, free_slots)
         if not 0 <= k <= self._max_draft_len:
             raise ConfigError(
                 f"policy '{self._policy.kind}' asked for {k} tokens; a draft has 0 to "
                 f"{self._max_draft_len}"
             )
         if self._log is not None:
-            event = {"event": "decide", "now": now, "num_running": num_running}
-            event |= {"free_slots": free_slots, "rows": in_rows(rows, len(Scheduled._fields))}
-            self._write({**event, "k": k})
-        return k, load
+            self._log.decided(step, columns, now, num_running, free_slots, k)
+        return k, step
 
-    def observe(self, load: StepLoad, k: int, seconds: float, rows: Rows) -> None:
+    def observe(self, step: int, k: int, seconds: float, output_lens: Sequence[int]) -> None:
         """Learn from a step that has ended.
 
         Args:
-            load: What it held.
-            k: What was decided for it: so much was drafted at its end.
+            step: Its number.
+            k: What was decided for it.
             seconds: What it took, drafting included.
-            rows: The sequences that emitted tokens.
+            output_lens: What each of its sequences emitted.
         """
-        if self._learned is not None and seconds > 0:
-            self._learned.observe(load, k, seconds)
-        self._asked.observe(load, k, seconds, rows)
+        if self._num_steps - step > MOST_RUNNING:
+            raise ConfigError(f"more than {MOST_RUNNING} steps run at once; use a shorter pipeline")
+        self._asked.observe(step, k, seconds, output_lens)
         if self._log is not None:
-            told = {"event": "observe", "seconds": seconds, "load": load[:4], "k": k}
-            self._write({**told, "rows": in_rows(rows, len(Emitted._fields))})
+            self._log.ended(step, seconds, output_lens)
+
+    def rest(self) -> None:
+        """Write what has been logged: nothing is left to do for now."""
+        if self._log is not None:
+            self._log.write()
 
     def close(self) -> None:
         """Write what is left of the log."""
         if self._log is not None:
-            self._log.write(self._lines)
             self._log.close()
             self._log = None
-
-    def _write(self, event: dict[str, Any]) -> None:
-        """Log an event: a decision together with the next step that ends, in one write."""
-        if self._log is not None:
-            self._lines += to_json(event) + b"\n"
-            if event["event"] != "decide":
-                self._log.write(self._lines)
-                self._lines = b""
 
 
 def _rehearse(asked: AtWork) -> None:
     """Let a policy decide once before anybody waits: loops are compiled where first used."""
-    k, load = asked.decide([*Scheduled(0, 1, 2, False, 1, 1, 0)], 0.0, 1, 1000)
-    asked.observe(load, k, 0.01, [*Emitted(0, 0, 0, 1)])
+    for step in range(2):  # a step is told when the next one is asked about
+        k = asked.decide(step, [*Scheduled(0, 1, 1, 0, 1, 1)], 0.0, 1, 1000)
+        asked.observe(step, k, 0.01, [1])
 
 
 class Disagreement(NamedTuple):
@@ -250,52 +220,52 @@ def replay(path: Path | str) -> tuple[int, list[Disagreement]]:
     Raises:
         ConfigError: It is no such log, or its policy is none here.
     """
-    events = _events(Path(path))
+    events = events_of(Path(path), _EVENTS)
     head = next(events)[1]
     if not isinstance(head, Head):
         raise ConfigError(f"{path}: does not begin with 'start'; name a file of specsim.vllm")
     control = Controller(head.control.model_copy(update={"log": None}), head.engine, head.rank)
-    differences, decisions = [], 0
+    differences: list[Disagreement] = []
+    made: list[tuple[int, int]] = []  # k, and how many rows
     for number, event in events:
+        if (odd := _oddity(event, made, head.engine)) is not None:
+            raise ConfigError(f"{path}: line {number}: {odd}; name a file as specsim.vllm wrote it")
         if isinstance(event, Decision):
-            decisions += 1
-            rows = [*chain(*event.rows)]
-            k, _ = control.decide(rows, event.now, event.num_running, event.free_slots)
+            now, num_running, free_slots = event.now, event.num_running, event.free_slots
+            k, _ = control.decide(event.columns, now, num_running, free_slots)
             if k != event.k:
                 differences.append(Disagreement(number, event.k, k))
-        elif isinstance(event, Told):
-            rows = [*chain(*event.rows)]
-            control.observe(StepLoad(*event.load), event.k, event.seconds, rows)
-    return decisions, differences
+            made.append((event.k, len(event.rows)))
+        elif isinstance(event, Ended):
+            k, _ = made[event.step]
+            control.observe(event.step, k, event.seconds, event.output_lens)
+    return len(made), differences
 
 
-_EVENTS: dict[str, type[Settings]] = {"start": Head, "decide": Decision, "observe": Told}
+def _oddity(event: Settings, made: Sequence[tuple[int, int]], engine: Engine) -> str | None:
+    """Return why an event cannot follow some decisions."""
+    if isinstance(event, Decision):
+        if event.step != len(made):
+            return f"step {event.step} is decided where {len(made)} comes next"
+        if len(event.rows) > engine.max_num_seqs:
+            return f"{len(event.rows)} rows, but max_num_seqs is {engine.max_num_seqs}"
+    elif isinstance(event, Ended):
+        if event.step >= len(made):
+            return f"step {event.step} has ended before it was decided"
+        if len(event.output_lens) != made[event.step][1]:
+            return f"outputs of {len(event.output_lens)} rows, but step {event.step} has others"
+    else:
+        return "a second start"
+    return None
 
 
-def _events(path: Path) -> Iterator[tuple[int, Settings]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; name a log of decisions") from error
-    if not lines:
-        raise ConfigError(f"{path}: is empty; name a file that specsim.vllm has written")
-    for number, line in enumerate(lines, start=1):
-        try:
-            found = json.loads(line)
-            event = _EVENTS[found["event"]].model_validate(found)
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            why = str(error).splitlines()[0]
-            raise ConfigError(
-                f"{path}: line {number}: is no event of a log of decisions ({why}); name a file "
-                "that specsim.vllm has written"
-            ) from error
-        yield number, event
+_EVENTS: dict[str, type[Settings]] = {"start": Head, "decide": Decision, "observe": Ended}
 
 
-def _opened(named: str, rank: int) -> Any:
+def _opened(named: str, rank: int, head: Mapping[str, Any]) -> DecisionLog:
     path = Path(f"{named}-replica-{rank}" if rank else named)
     try:
-        return path.open("xb", buffering=0)  # a server may be killed
+        return DecisionLog(path, head)
     except OSError as error:
         raise ConfigError(f"{_SOURCE}.log = {path}: {error.strerror}; name a new file") from error
 

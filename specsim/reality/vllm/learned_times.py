@@ -1,6 +1,6 @@
 """What a step of a server takes, learned while it serves."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ class _Known(NamedTuple):
     most: Floats
     """Variances that it never exceeds: what is never tried must not grow without end."""
     row: Floats
-    """Of a step: 1, batched and context tokens, whether it drafts, and how much; then its time."""
+    """As `LearnedTimes.row`."""
     gain: Floats
     """Scratch."""
 
@@ -91,10 +91,11 @@ class LearnedTimes:
     def __init__(self) -> None:
         most = (_UNSURE * _BELIEVED) ** 2
         self.seconds: NDArray[np.float64] = _BELIEVED.copy()
-        row = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-        self._row: Any = memoryview(row)  # type: ignore[arg-type]
-        known = _Known(self.seconds, np.diag(most).ravel(), most, row, np.zeros(5))
-        self._learn = learn.bind(known)
+        self.row: NDArray[np.float64] = np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+        """Of a step that `learn` is to learn from: 1, batched tokens, context tokens, whether it
+        drafts, and how much; then the seconds it took."""
+        known = _Known(self.seconds, np.diag(most).ravel(), most, self.row, np.zeros(5))
+        self.learn = learn.bind(known)
         load, asked = np.zeros(PRICING_SIZES["load"], np.int64), np.array([1, 0, 0, 0])
         found = np.zeros(1)
         ask = answer.bind(_Answering(load, asked, found, self.seconds))
@@ -102,13 +103,6 @@ class LearnedTimes:
             Pricing, rows=256, costs=8, load=load, asked=asked, answer=found, ask=ask
         )
         """For loops, which ask it without Python."""
-
-    def observe(self, load: StepLoad, draft_len: int, measured: float) -> None:
-        """Learn from a step that took so many seconds and drafted so much per sequence."""
-        row = self._row
-        row[1], row[2], row[3] = load.batched_tokens, load.context_tokens, draft_len > 0
-        row[4], row[5] = draft_len, measured
-        self._learn()
 
     def step_time(self, load: StepLoad, draft_len: int | list[int] | Ints) -> float:
         """Return the seconds of a step that then drafts so many tokens, at most, per sequence."""

@@ -10,7 +10,7 @@ from specsim.hardware import GIB
 from specsim.results.folder import load_requests, load_steps
 from specsim.results.metrics import latencies
 from specsim.results.timeline import PARTS, Timeline, timeline
-from specsim.show.breakdown import Breakdown
+from specsim.show.breakdown import Breakdown, EngineMemory
 from specsim.show.charts import (
     Rows,
     Spec,
@@ -109,7 +109,7 @@ def _column(
 
 
 def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
-    """Draw where time went, by batch size, and where memory went."""
+    """Draw where time went, by batch size, and where memory went, in each pool."""
     times = [("all", breakdown.time.overall), *((row.label, row) for row in breakdown.time.rows)]
     spent = [
         {"x": label, "part": part, "order": n, "y": row.parts[part]}
@@ -118,16 +118,19 @@ def plot_breakdown(breakdown: Breakdown, path: Path, title: str) -> None:
     ]
     bars = [
         _stack(spent, "batch size, requests", "share of the time", 60 + 40 * len(times)),
-        _stack(_memory_stack(breakdown), None, "memory, GiB", 220),
+        *(
+            _stack(_memory_stack(each), f"{name} pool" if name else None, "memory, GiB", 220)
+            for name, each in breakdown.engines.items()
+        ),
     ]
     save({"title": title, "hconcat": bars, "resolve": {"scale": {"color": "independent"}}}, path)
 
 
-def _memory_stack(breakdown: Breakdown) -> Rows:
+def _memory_stack(engine: EngineMemory) -> Rows:
     """Return GiB of one GPU, and of its KV cache, by what they are for."""
     # More blocks than fit leave a negative rest, which a stack cannot show.
-    gpu = {name: max(0.0, size) / GIB for name, size in breakdown.memory_parts.items()}
-    kv, memory = breakdown.kv, breakdown.memory
+    gpu = {name: max(0.0, size) / GIB for name, size in engine.memory_parts.items()}
+    kv, memory = engine.kv, engine.memory
     block_gib = (memory.block_bytes + memory.draft_block_bytes) / GIB
     use = {
         "used, mean": kv.mean_used * block_gib,

@@ -1,5 +1,6 @@
 """Real engines: calibrations, validations and observed runs; tables of runs, and fits to them."""
 
+from math import floor, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -166,12 +167,13 @@ def _throughput(found: Validation) -> Table:
     table = new_table("output tokens/s over time", ["seconds", "measured", "simulated", "error"])
     rows = found.throughput()
     width = -(-len(rows) // 10)
+    digits = max(0, 1 - floor(log10(width * rows[0]["end"])))
     for first in range(0, len(rows), width):
         part = rows[first : first + width]
         real = sum(row["measured"] for row in part) / len(part)
         ours = sum(row["simulated"] for row in part) / len(part)
         error = f"{(ours - real) / real:+.1%}" if real else "-"
-        span = f"{part[0]['start']:.0f} - {part[-1]['end']:.0f}"
+        span = f"{part[0]['start']:.{digits}f} - {part[-1]['end']:.{digits}f}"
         table.add_row(span, f"{real:,.0f}", f"{ours:,.0f}", error)
     return table
 

@@ -21,7 +21,7 @@ from specsim.run.summary import Summary
 from specsim.show.render import add_wide_rows, interval, model_interval, new_table, percent
 
 if TYPE_CHECKING:
-    from specsim.show.breakdown import Breakdown
+    from specsim.show.breakdown import Breakdown, EngineMemory
     from specsim.study.compare import Comparison, PolicyResult, Standing
     from specsim.study.paired import SpeedUp
 
@@ -137,13 +137,15 @@ def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:
         times.add_row(label, f"{row.num_steps:,}", *shares)
     if time.hidden_overhead_share > 0:
         times.caption = f"and {percent(time.hidden_overhead_share)} overhead hidden by the GPU"
-    return [times, _memory_table(breakdown), _kv_table(breakdown)]
+    pools = {f" ({name})" if name else "": each for name, each in breakdown.engines.items()}
+    makers = (_memory_table, _kv_table)
+    return [times, *(make(each, pool) for pool, each in pools.items() for make in makers)]
 
 
-def _memory_table(breakdown: "Breakdown") -> Table:
-    parts, memory = breakdown.memory_parts, breakdown.memory
+def _memory_table(engine: "EngineMemory", pool: str) -> Table:
+    parts, memory = engine.memory_parts, engine.memory
     limit = memory.usable_bytes / memory.total_bytes
-    table = new_table("memory of one GPU", ["", "GiB", "of the GPU"])
+    table = new_table(f"memory of one GPU{pool}", ["", "GiB", "of the GPU"])
     for name, label in (
         ("target_weights", "weights of the target"),
         ("draft_weights", "weights of the drafter"),
@@ -160,10 +162,12 @@ def _memory_table(breakdown: "Breakdown") -> Table:
     return table
 
 
-def _kv_table(breakdown: "Breakdown") -> Table:
-    kv, memory = breakdown.kv, breakdown.memory
+def _kv_table(engine: "EngineMemory", pool: str) -> Table:
+    kv, memory = engine.kv, engine.memory
     block_bytes = memory.block_bytes + memory.draft_block_bytes
-    table = new_table("KV cache of one replica", ["", "blocks", "GiB per GPU", "of the cache"])
+    table = new_table(
+        f"KV cache of one replica{pool}", ["", "blocks", "GiB per GPU", "of the cache"]
+    )
     for label, blocks in (
         ("used, mean over time", kv.mean_used),
         ("used, peak", kv.peak_used),

@@ -1,9 +1,11 @@
 """Which axis plays which part: hardware, policy, load, or something else; sweeps read so."""
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain, product, repeat
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -11,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, validated
 from specsim.core.version import __version__
-from specsim.show.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
+from specsim.show.study import HARDWARE, LOAD, OTHER, POLICY, Axis, FleetKind, Point, Study
 from specsim.study.sweep import Sweep, SweepFolder, labels
 
 
@@ -127,14 +129,36 @@ def title_of(config: dict[str, Any], hardware: list[str], model_id: Any = None) 
     return ", ".join(filter(None, parts))
 
 
-def pools_of(config: dict[str, Any]) -> dict[str, int]:
-    """Return how many replicas of each profile the pools of a configuration have; none without."""
-    found: dict[str, int] = {}
-    pools = config.get("pools") or {}
-    for pool in (pools.get("prefill") or {}, pools.get("decode") or {}) if pools else ():
-        profile = str(pool.get("profile") or config.get("profile"))
-        found[profile] = found.get(profile, 0) + int(pool.get("replicas") or 1)
-    return found
+class PaidEngines(NamedTuple):
+    """The engines of a configuration."""
+
+    kind: FleetKind
+    engines: dict[str, float]  # how many there are of each profile
+
+
+def fleet_of(config: dict[str, Any], metrics: Mapping[str, float]) -> PaidEngines:
+    """Return what engines a run had; where they are scaled, those paid for in the mean.
+
+    Args:
+        metrics: Of its summary, flat.
+    """
+    seconds, duration = "autoscaling.replica_seconds", metrics.get("duration") or 1.0
+    own, pools = str(config.get("profile")), config.get("pools") or {}
+    found: defaultdict[str, float] = defaultdict(float)
+    for name in ("prefill", "decode") if pools else ():
+        pool = pools.get(name) or {}
+        paid = metrics.get(f"pools.autoscaling.{name}.replica_seconds")
+        replicas = int(pool.get("replicas") or 1) if paid is None else paid / duration
+        found[str(pool.get("profile") or own)] += replicas
+    if pools:
+        return PaidEngines("pools", dict(found))
+    is_scaled = seconds in metrics
+    replicas = metrics[seconds] / duration if is_scaled else metrics.get("replicas", 1)
+    found[own] += replicas
+    if (drafter := drafter_of(config)) is not None:
+        found[drafter] += replicas
+        return PaidEngines("drafter", dict(found))
+    return PaidEngines("scaled" if is_scaled else "replicas", dict(found))
 
 
 def drafter_of(config: dict[str, Any]) -> str | None:
@@ -204,8 +228,8 @@ def load_sweep(folder: Path) -> Study:
     points = [
         replace(
             _point(found.record_path(record["point"]), record, grid.places(record["point"])),
-            pools=pools_of(configs[record["point"]]),
-            drafter=drafter_of(configs[record["point"]]),
+            fleet_kind=(fleet := fleet_of(configs[record["point"]], record["metrics"])).kind,
+            fleet=fleet.engines,
         )
         for record in records
     ]

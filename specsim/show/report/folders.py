@@ -17,9 +17,8 @@ from specsim.show.report.axes import (
     axis_of,
     check_version,
     draft_len,
-    drafter_of,
+    fleet_of,
     load_sweep,
-    pools_of,
     single_axes,
     slo_of,
     title_of,
@@ -125,10 +124,11 @@ def _point(
     summary: dict[str, Any],
     config: dict[str, Any],
 ) -> Point:
-    own = summary["specsim"]
+    own, metrics = summary["specsim"], flat_metrics(summary)
+    fleet = fleet_of(config, metrics)
     details: dict[str, Any] = {}
     if run is not None:
-        details = over_time(run.steps, own["num_gpu_blocks"] - 1, own, run.requests)
+        details = over_time(run.steps, own, run.requests)
         details["distributions"] = distributions(run.requests)
     return Point(
         number=number,
@@ -136,9 +136,9 @@ def _point(
         replication=replication,
         seed=own["seed"],
         config_hash=own["config_hash"],
-        metrics=flat_metrics(summary),
-        pools=pools_of(config),
-        drafter=drafter_of(config),
+        metrics=metrics,
+        fleet=fleet.engines,
+        fleet_kind=fleet.kind,
         **details,
     )
 
@@ -205,7 +205,7 @@ def _load_capacity(folder: Path) -> Study:
         version=plan.specsim_version,
         currency=plan.prices.currency,
         price_date=plan.prices.date,
-        warnings=plan.notes,
+        warnings=plan.notes if advice is None else advice.warnings,
         capacity=_told(plan, places),
         plan=None if advice is None else page_words(advice),
     )

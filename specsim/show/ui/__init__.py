@@ -4,7 +4,6 @@ The playground has some settings moved, and what comes of it beside policy off; 
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from errno import EADDRINUSE
@@ -36,15 +35,16 @@ from specsim.results.metrics import (
     latency_statistics,
     limited,
 )
-from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, step_times, summarized
 from specsim.show import filled, read_web
-from specsim.show.report.axes import drafter_of, pools_of, title_of
+from specsim.show.report.axes import fleet_of, title_of
+from specsim.show.study import gpus_in
 from specsim.study.capacity import Prices
 from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
+from specsim.study.sweep import flat_metrics
 
 NUM_REQUESTS = 1000
 ATTAINMENT = 0.99  # share of the requests that keep all limits where the SLO is called met
@@ -180,7 +180,7 @@ class Playground:
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
         profile = self._profile(moved.profile)
-        gpus = self._gpus_of(moved)
+        gpus = self._gpus_of(moved, runs[0])
         cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
@@ -190,7 +190,7 @@ class Playground:
             "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),
             "slo": slo,
             "speed_up": speed_up(means[1], means[0]).mean if len(means) > 1 else None,
-            "gpus": " + ".join(f"{n} × {gpu}" for gpu, n in gpus.items()),
+            "gpus": " + ".join(f"{n:.3g} × {gpu}" for gpu, n in gpus.items()),
             "cost_per_hour": cost,
             "cost_per_million": None if cost is None else 1e6 * cost / tokens_per_hour,
             "currency": self.prices.currency,
@@ -201,13 +201,10 @@ class Playground:
             "runs": outcomes,
         }
 
-    def _gpus_of(self, moved: Experiment) -> Counter[str]:
-        """Return how many GPUs of which kind all replicas have."""
-        config = moved.to_dict()
-        engines = [*(pools_of(config) or {moved.profile: moved.num_engines}).items()]
-        if (drafter := drafter_of(config)) is not None:
-            engines.append((drafter, moved.num_engines))
-        return gpus_of((self._profile(name), number) for name, number in engines)
+    def _gpus_of(self, moved: Experiment, run: Summary) -> dict[str, float]:
+        """Return how many GPUs of which kind all replicas have, in the mean of the run."""
+        fleet = fleet_of(moved.to_dict(), flat_metrics(run.data)).engines
+        return gpus_in(fleet, {name: self._profile(name) for name in fleet})
 
     def _profile(self, name: str) -> Profile:
         if name not in self._profiles:

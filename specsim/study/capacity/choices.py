@@ -18,7 +18,7 @@ from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.hardware import GIB, load_model
 from specsim.policies import Policy
 from specsim.policies.off import Off
-from specsim.profile import Profile, load_profile
+from specsim.profile import Profile, load_profile, shipped_to_the_limits
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
 from specsim.run.deployment import drafter_profile, gpus_of
@@ -198,7 +198,7 @@ class Prices(Settings):
         with validated(str(path), ConfigError):
             return cls.model_validate(load_mapping(path, ConfigError))
 
-    def per_hour(self, gpus: Mapping[str, int]) -> float | None:
+    def per_hour(self, gpus: Mapping[str, float]) -> float | None:
         """Return what so many GPUs of each kind cost per hour; None if one has no price."""
         if not gpus.keys() <= self.per_gpu_hour.keys():
             return None
@@ -322,8 +322,8 @@ def _profile_on(name: str, base: Profile, experiment: Experiment) -> Profile:
     suffix = "".join(f"-{short}{size}" for short, size in sizes if size > 1)
     of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
     for own in (of_same_name, f"{base.model}{suffix}"):
-        if find_resource("profiles", f"{name}/{own}.yaml") is not None:
-            return load_profile(f"{name}/{own}")
+        if (shipped := shipped_to_the_limits(f"{name}/{own}")) is not None:
+            return load_profile(shipped)
     if stages > 1:
         raise _unbuilt(name, f"{base.model} in {stages} stages", f"--pp {stages}")
     try:
@@ -357,7 +357,9 @@ def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:
     proposer = experiment.engine.speculative_config
     keys = [key for key in (proposer.cost_keys if proposer else ()) if key in base.drafts]
     models = {key: _drafter(gpu, base, key) for key in keys if base.drafts[key].latency is not None}
-    options = RooflineOptions(base.model, gpu, models, base.tensor_parallel_size)
+    share = experiment.engine.gpu_memory_utilization
+    size = base.tensor_parallel_size
+    options = RooflineOptions(base.model, gpu, models, size, gpu_memory_utilization=share)
     # Time of the host, which is the same beside any GPU.
     on_host = {key: base.drafts[key].model_dump() for key in keys if key not in models}
     return roofline_with(options, on_host, base.overhead.model_dump())

@@ -208,8 +208,12 @@ def _differences(
         if field.split(".")[0] not in _MAY_DIFFER:
             raise ConfigError(f"scenario '{name}': {change}, so it is another scenario; {_REMEDY}")
         found.append(short)
-    # Of another policy every field is another.
-    return [text for text in found if text.startswith("policy.kind:")] or found
+    is_another = any(text.startswith("policy.kind:") for text in found)  # and so is its every field
+    return [
+        text
+        for text in found
+        if not (is_another and text.startswith("policy.")) or text.startswith("policy.kind:")
+    ]
 
 
 def _both_read(before: dict[str, Input], after: dict[str, Input]) -> dict[str, tuple[Input, Input]]:

@@ -70,30 +70,32 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
     """Yield what is known after each stage."""
     first = offered(question, ("off", f"static:k={FIRST_K}"))
     tell(f"short runs of {len(first.options)} options")
-    plan = _screened(Plan(question, first.left_out), first.options, runner)
+    plan = with_short_runs(Plan(question, first.left_out), first.options, runner)
     worth = _worth(plan)
     yield plan
-    more = offered(question, later_policies(question)).options
-    drafters = _drafters(plan, worth | _shown(plan))
-    later = [
-        option
-        for option in more
-        if drafters.get(option.hardware.label) == _drafter(option)
-        and (option.hardware.label in worth or not option.needs_a_policy)
-    ]
-    tell(f"short runs of {len(later)} more draft lengths, on {', '.join(drafters)}")
-    plan = _screened(plan, later, runner)
-    yield plan
+    if any(not option.is_off for option in first.options):
+        more = offered(question, later_policies(question)).options
+        drafters = _drafters(plan, worth | _shown(plan))
+        later = [
+            option
+            for option in more
+            if drafters.get(option.hardware.label) == _drafter(option)
+            and (option.hardware.label in worth or not option.needs_a_policy)
+        ]
+        tell(f"short runs of {len(later)} more draft lengths, on {', '.join(drafters)}")
+        plan = with_short_runs(plan, later, runner)
+        yield plan
     if question.pools:
         tell("short runs with prefill and decode apart")
         plan = _screened_apart(plan, runner)
         yield plan
     chosen = plan.finalists()
     tell(f"long runs of {'; '.join(option_words(plan.options[name]) for name in chosen)}")
-    plan = _refined(plan, chosen, runner)
+    plan = with_long_runs(plan, chosen, runner)
     yield plan
-    tell("short runs with other acceptance")
-    yield replace(plan, moved=_with_moved_acceptance(plan, runner))
+    if any(not option.is_off for option in plan.options.values()):
+        tell("short runs with other acceptance")
+        yield replace(plan, moved=_with_moved_acceptance(plan, runner))
 
 
 def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, Found]]:
@@ -112,7 +114,7 @@ def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, 
     return moved
 
 
-def _screened(plan: Plan, options: list[Option], runner: Runner) -> Plan:
+def with_short_runs(plan: Plan, options: list[Option], runner: Runner) -> Plan:
     """Return it with short runs of those options that were not tried."""
     new = {option.name: option for option in options if option.name not in plan.options}
     if not new:
@@ -130,9 +132,27 @@ def _worth(plan: Plan) -> set[str]:
     least = {label: plan.least(names, _OTHER_K) for label, names in by_hardware}
     if min(least.values()) == inf:
         raise ConfigError(
-            "no GPU keeps the limits at any load, in short runs; raise --slo or lower --attainment"
+            f"no GPU keeps the limits at any load, in short runs: {_nearest(plan)}; raise --slo or "
+            "lower --attainment"
         )
     return {label for label, cost in least.items() if cost <= bound}
+
+
+def _nearest(plan: Plan) -> str:
+    """Return what comes nearest to the limits, where nothing keeps them, and what it has."""
+    limits = plan.question.slo.model_dump(exclude_none=True)
+    tried = [(name, probe) for name, found in plan.screened.items() for probe in found.probes]
+    name, probe = min(
+        tried, key=lambda one: max(one[1].reached_ms[own] / ms for own, ms in limits.items())
+    )
+    kept = plan.question.limit_shares
+    reached = " and ".join(
+        f"{own.removesuffix('_ms').upper()} p{100 * kept.get(own, plan.question.attainment):g} "
+        f"{probe.reached_ms[own]:.3g} ms (limit {ms:g})"
+        for own, ms in limits.items()
+    )
+    words = option_words(plan.options[name])
+    return f"nearest comes {words}: {reached} at {probe.load:.3g} requests/s"
 
 
 def _shown(plan: Plan) -> set[str]:
@@ -160,19 +180,19 @@ def _screened_apart(plan: Plan, runner: Runner) -> Plan:
     First one server of each; then more in the pool whose queue grew.
     """
     best: dict[tuple[str, bool], Option] = {}
-    shown = _shown(plan)
+    shown = _shown(plan) if plan.question.ranks * plan.question.command.stages == 1 else set()
     for name in plan.ranked(plan.options):
         option = plan.options[name]
-        if option.hardware.label in shown and option.hardware.ranks == 1:
+        if option.hardware.label in shown:
             best.setdefault((option.hardware.profile.gpu, option.is_off), option)
     even = [option.in_pools(1, 1) for option in best.values()]
-    plan = _screened(plan, even, runner)
+    plan = with_short_runs(plan, even, runner)
     more = []
     for option, pair in zip(best.values(), even, strict=True):
         resource = plan.screened[pair.name].resource
         splits = _MORE_DECODE if resource == "decode_pool" else _MORE_PREFILL
         more += [option.in_pools(*split) for split in splits]
-    return _screened(plan, more, runner)
+    return with_short_runs(plan, more, runner)
 
 
 def _drafter(option: Option) -> str:
@@ -181,7 +201,7 @@ def _drafter(option: Option) -> str:
     return proposer.method
 
 
-def _refined(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
+def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
     """Return it with some options searched to the end."""
     goal = replace(
         goal_of(plan.question),

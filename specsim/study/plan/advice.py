@@ -159,6 +159,7 @@ class Advice(_Fields):
     api: ApiAdvice | None = None
     assumptions: list[str]
     tried: list[Tried]
+    warnings: list[str] = []  # what is not simulated, or not as asked
 
     @property
     def best(self) -> Choice | None:

@@ -21,7 +21,8 @@ from specsim.study.plan.advice import (
     option_words,
     speculation_words,
 )
-from specsim.study.plan.candidates import Option, measured_alike
+from specsim.study.plan.candidates import Option
+from specsim.study.plan.hardware import measured_alike
 from specsim.study.plan.model_names import shape_note
 from specsim.study.plan.question import Question
 from specsim.study.plan.what_if import WORTH, day_advice, other_prices, slower_from, what_ifs
@@ -164,6 +165,7 @@ class Plan:
             api=self._api(),
             assumptions=self._assumptions(names),
             tried=[self._tried(name) for name in self.options],
+            warnings=self.warnings,
         )
 
     def _api(self) -> ApiAdvice | None:
@@ -266,7 +268,7 @@ class Plan:
     def warnings(self) -> list[str]:
         question = self.question
         rooflines = {
-            option.hardware.label: measured_alike(option)
+            option.hardware.label: measured_alike(option.hardware.profile)
             for option in self.options.values()
             if not option.hardware.is_measured
         }
@@ -307,7 +309,6 @@ class Plan:
             "speculative_config": taken and self.options[taken].speculation,
             "prices": question.prices.model_dump(),
             "left_out": self.left_out,
-            "warnings": self.warnings,
         }
 
     def _tried(self, name: str) -> Tried:
@@ -326,4 +327,4 @@ class Plan:
 
 def _is_of(gpu: str, text: str) -> bool:
     """Return whether a text about hardware that could not be tried is about a GPU."""
-    return re.match(rf"{re.escape(gpu)}(-tp\d+)?(-dp\d+)?[: ]", text) is not None
+    return re.match(rf"{re.escape(gpu)}(-(tp|pp|dp)\d+)*[: ]", text) is not None

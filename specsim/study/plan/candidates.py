@@ -1,46 +1,36 @@
 """Candidates: on which GPUs, with which drafter and how many tokens, a model could be served."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
-from specsim.core.errors import CapacityError, ConfigError, ProfileError, SpecsimError
-from specsim.core.resources import find_resource, resource_names
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.hardware import load_gpu, load_model
 from specsim.policies import POLICIES
-from specsim.profile import Profile, load_profile
-from specsim.profile.from_roofline import RooflineOptions
-from specsim.profile.from_tables import HOST_TIMES, TableProfile
-from specsim.profile.kernel_tables import TableOptions
 from specsim.proposers import PROPOSERS
 from specsim.run.deployment import how_to_cost
 from specsim.run.experiment import POOLS, Experiment
 from specsim.study.capacity import Contender, Goal, Hardware
-from specsim.study.capacity.choices import roofline_with
 from specsim.study.loads import Loads
-from specsim.study.plan.command import unknown_fields
+from specsim.study.plan.drafts import SGLANG_METHODS, unknown_fields
+from specsim.study.plan.hardware import LOOKUPS, PROFILE_FILE, hardware_of
 from specsim.study.plan.model_names import NAMES, context_of, key_of, of_longest, own_drafter
 from specsim.study.plan.question import Question
 
-PROFILE_FILE = "profile.yaml"  # where a roofline is written, beside the experiment
 FIRST_K = 3
 _MOST_K = 5  # is tried where the command has no larger one
 
-_SIZES = (1, 2, 4, 8)
 _ROOFLINES, _COMPOSED = 1, 2  # sizes that none is shipped of, from the smallest that fits
 _METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
-_LOOKUPS = ("ngram", "suffix")
 _OF_VLLM = {
     "schedule": "num_speculative_tokens_per_batch_size",
     "adaptive_verification": "enable_adaptive_verification",
 }
 """Policies that a field of ``speculative_config`` says."""
-_WITHOUT_WEIGHTS = (*_LOOKUPS, "mtp")  # of their own
+_WITHOUT_WEIGHTS = (*LOOKUPS, "mtp")  # of their own
 _LEAST_OUTSTANDING = {"kind": "least_outstanding"}
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
 SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # where the server has no such policy
-_REQUESTS = 2000
+SHORT_REQUESTS = 2000  # of a run that tells which options are worth long ones
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
 
 
@@ -121,7 +111,7 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     A ConfigError if a GPU has no price, or there is no hardware at all.
     """
     wanted = (question.command.speculation or {}).get("method")
-    found = Offered(left_out=_own_layers(question, wanted) + _shared_heads(question))
+    found = Offered(left_out=_own_layers(question, wanted))
     for gpu in question.gpus:
         if question.gpus.count(gpu) > 1:
             raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
@@ -133,7 +123,7 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
                 f"--gpus {gpu}: has no price (known: {known}); give those of all: --prices {of_all}"
             )
         made = 0
-        for hardware, profile in _hardware(question, gpu, found.left_out):
+        for hardware, profile in hardware_of(question, gpu, found.left_out):
             before = len(found.options)
             _add(question, hardware, profile, policies, found)
             made += profile == PROFILE_FILE and len(found.options) > before
@@ -143,7 +133,25 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
         raise ConfigError("; ".join(found.left_out) or "--gpus: name at least one GPU")
     if wanted is not None and all(option.is_off for option in found.options):
         raise ConfigError("; ".join(found.left_out) + _other_drafter(wanted, found.options[0]))
+    if wanted is None:
+        found.left_out += _unequal(found.options)
     return found
+
+
+def _unequal(options: list[Option]) -> list[str]:
+    """Return which drafters are tried on other GPUs, and no profile of this has the costs of."""
+    priced: dict[str, set[str]] = {}
+    for option in options:
+        profile = option.hardware.profile
+        priced.setdefault(profile.gpu, set()).update(profile.drafts)
+    drafters = (option.experiment.engine.speculative_config for option in options)
+    tried = dict.fromkeys(each.method for each in drafters if each is not None)
+    lacking = {gpu: [each for each in tried if each not in own] for gpu, own in priced.items()}
+    return [
+        f"{gpu}: {', '.join(names)} (its profile has no cost of drafting so)"
+        for gpu, methods in lacking.items()
+        if (names := [NAMES["proposers"].get(each, each) for each in methods])
+    ]
 
 
 def _own_layers(question: Question, wanted: str | None) -> list[str]:
@@ -158,16 +166,6 @@ def _own_layers(question: Question, wanted: str | None) -> list[str]:
     return [why_not] if why_not and modules and wanted is None else []
 
 
-def _shared_heads(question: Question) -> list[str]:
-    """Return which heads are not tried, since ranks would share their experts, too."""
-    heads = _heads(question.model) if question.ranks > 1 else {}
-    return [
-        f"{method} on data-parallel ranks: that they share its experts is not modelled"
-        for method, head in heads.items()
-        if load_model(head).num_experts
-    ]
-
-
 def _other_drafter(method: str, option: Option) -> str:
     profile = option.hardware.profile
     if method in profile.drafts:
@@ -179,88 +177,6 @@ def _other_drafter(method: str, option: Option) -> str:
     )
 
 
-def _hardware(question: Question, gpu: str, left_out: list[str]) -> Iterator[tuple[Hardware, str]]:
-    """Yield a GPU in the wanted size, or in all of which there are profiles, and their names."""
-    given, model, ranks = question.command.tensor_parallel_size, question.model, question.ranks
-    of_ranks = f"-dp{ranks}" if ranks > 1 else ""
-    sizes = (
-        [given] if given else [size for size in _SIZES if size == 1 or size * ranks <= _SIZES[-1]]
-    )
-    suffixes = {size: (f"-tp{size}" if size > 1 else "") + of_ranks for size in sizes}
-    ending = f"-{question.weights}" if question.weights else ""
-    names = {size: f"{gpu}/{model}{ending}{suffix}" for size, suffix in suffixes.items()}
-    known = [
-        size
-        for size, name in names.items()
-        if ranks == 1
-        and not question.spreads_experts(size)
-        and find_resource("profiles", f"{name}.yaml") is not None
-    ]
-    for size in known:
-        yield Hardware(gpu + suffixes[size], load_profile(names[size])), names[size]
-    spread = [size for size in suffixes if question.spreads_experts(size)]
-    dtype = question.weights or load_model(model).quantization
-    failed: dict[str, str] = {}  # by reason, the largest size
-    for size in spread if known else suffixes:
-        try:
-            shared = (ranks, size in spread)
-            try:
-                profile = _composed(model, gpu, size, dtype or "bfloat16", *shared)
-            except ProfileError:
-                if dtype or shared != (1, False):
-                    raise
-                profile = _roofline(model, gpu, size)
-            yield Hardware(gpu + suffixes[size], profile, ranks=ranks), PROFILE_FILE
-            failed.clear()  # as it would of fewer GPUs
-        except SpecsimError as error:
-            failed[str(error).splitlines()[0]] = suffixes[size]
-    if failed:  # what is said of the most GPUs holds for fewer
-        why, suffix = failed.popitem()
-        label, said = gpu + (suffix if failed else ""), f" in {dtype}" if dtype else ""
-        said += f" for {ranks} data-parallel ranks" if ranks > 1 else ""
-        said += " with its experts spread over GPUs" if spread else ""
-        no_other = "none can be composed" if spread or dtype or ranks > 1 else "no roofline"
-        left_out.append(f"{label}: no profile of {model}{said}, and {no_other}: {why}")
-
-
-def measured_alike(option: Option) -> str:
-    """Return which GPUs of the same name and more have a profile of the model, in words."""
-    gpu, profile = option.hardware.profile.gpu, option.hardware.profile
-    names = resource_names("profiles", f"{gpu}-*/{profile.model}*.yaml")
-    alike = dict.fromkeys(name.partition("/")[0] for name in names)
-    return f" (there is one for {', '.join(alike)}: --gpus)" if alike else ""
-
-
-@cache
-def _composed(
-    model: str, gpu: str, size: int, dtype: str, ranks: int, spreads_experts: bool
-) -> Profile:
-    """Return a profile of kernel tables, where they are installed, as those shipped are."""
-    heads = _heads(model)
-    if ranks > 1:  # whose drafters are priced rank by rank, and experts are not
-        heads = {each: head for each, head in heads.items() if not load_model(head).num_experts}
-    options = TableOptions(
-        *(model, gpu, heads, size),
-        data_parallel_size=ranks,
-        enable_expert_parallel=spreads_experts,
-        dtype=dtype,
-    )
-    return TableProfile.of(options).profile
-
-
-def _heads(model: str) -> dict[str, str]:
-    """Return the shapes that are known of heads of a model, and its own MTP layers."""
-    names = {"eagle3": f"eagle3-{model}", "mtp": f"mtp-{model}"}
-    names |= {"mtp": f"{model}-mtp"} if find_resource("profiles", f"{model}-mtp.json") else {}
-    heads = {m: h for m, h in names.items() if find_resource("profiles", f"{h}.json") is not None}
-    return heads | ({"mtp": model} if load_model(model).mtp_problem is None else {})
-
-
-def _roofline(model: str, gpu: str, size: int) -> Profile:
-    on_host = {method: {"token_us": 20} for method in _LOOKUPS}
-    return roofline_with(RooflineOptions(model, gpu, _heads(model), size), on_host, HOST_TIMES)
-
-
 def _add(
     question: Question, hardware: Hardware, profile: str, policies: tuple[str, ...], found: Offered
 ) -> None:
@@ -268,7 +184,9 @@ def _add(
     _, no_mtp = own_drafter(question.command.model)
     known = [method for method in _METHODS if method in hardware.profile.drafts]
     known = [method for method in known if method != "mtp" or no_mtp is None]
-    methods = [given.get("method")] if given else known
+    if question.command.stages > 1:  # with which no drafter is simulated
+        known = []
+    methods = [given.get("method")] if given else _usable(question, known, found)
     made: list[tuple[str, str | None]] = [("off", None)] if "off" in policies else []
     for method in methods:
         if method not in known:
@@ -294,6 +212,24 @@ def _add(
             found.options.append(option)
 
 
+def _usable(question: Question, known: list[str], found: Offered) -> list[str]:
+    """Return the drafters that the server has, as it is asked for; why the others are not tried."""
+    is_sglang = question.command.program == "sglang"
+    is_async = question.command.engine.get("async_scheduling")
+    usable = []
+    for method in known:
+        why = None
+        if is_sglang and method not in SGLANG_METHODS:
+            why = f"{method}: SGLang does not draft so"
+        elif is_async and not PROPOSERS.find(method).supports_async:
+            why = f"{method}: vLLM does not combine it with --async-scheduling"
+        if why is None:
+            usable.append(method)
+        elif why not in found.left_out:
+            found.left_out.append(why)
+    return usable
+
+
 def _policies(given: dict[str, Any] | None, policies: tuple[str, ...]) -> list[str]:
     chosen = [policy for policy in policies if policy != "off"]
     if given and "off" in policies:
@@ -312,7 +248,7 @@ def goal_of(question: Question) -> Goal:
         is_closed=False,
         target_rate=question.rate,
         replications=2,
-        num_requests=_REQUESTS,
+        num_requests=SHORT_REQUESTS,
         max_requests=None,
         shares=(1.0,),
         in_whole_replicas=True,
@@ -325,7 +261,7 @@ def _experiment(
     question: Question, profile: str, size: int, policy: str, method: str | None
 ) -> tuple[Experiment, str | None]:
     config: dict[str, Any] = {
-        "workload": question.traffic.at(1.0, _REQUESTS),
+        "workload": question.traffic.at(1.0, SHORT_REQUESTS),
         "engine": _engine(question, size),
         "profile": profile,
         "seed": question.seed,
@@ -404,7 +340,7 @@ def with_replicas(option: Option, question: Question, replicas: int) -> Experime
     Of one server and its share of the traffic where that has ranks: several are not simulated.
     """
     rate = question.rate / (replicas if option.hardware.ranks > 1 else 1)
-    count = max(_REQUESTS, round(60 * rate))
+    count = max(SHORT_REQUESTS, round(60 * rate))
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(rate, count)
     if "pools" in config:

@@ -7,28 +7,44 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.core.reading import UnreadableError, parse_json
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
-from specsim.proposers import PROPOSERS
+from specsim.study.plan.drafts import (
+    FLAGS,
+    sglang_drafts,
+    sglang_speculation,
+    unknown_fields,
+    vllm_drafts,
+)
+from specsim.study.plan.model_names import HOW_STORED
 
-_FLAGS = load_mapping(Path(__file__).with_name("flags.yaml"), ConfigError)
-_ENGINE = {name: getattr(builtins, kind) for name, kind in _FLAGS["engine"].items()}
-_OTHER, _REFUSED, _ALGORITHMS = _FLAGS["other"], _FLAGS["refused"], _FLAGS["algorithms"]
-_REMEDIES: dict[str, str] = _FLAGS["remedies"]
-_UNMODELLED, _SWITCHES = set(_FLAGS["unmodelled"]), set(_FLAGS["switches"])
-_STORED: dict[str, str] = _FLAGS["stored"]
-_LISTS: list[str] = _FLAGS["lists"]
+_ENGINE = {name: getattr(builtins, kind) for name, kind in FLAGS["engine"].items()}
+_REFUSED = FLAGS["refused"]
+_OF_SGLANG: list[str] = FLAGS["drafts_of_sglang"]
+_COUNT = {*_ENGINE, *FLAGS["other"], *_REFUSED}  # of whose names no slip is let pass
+_REMEDIES: dict[str, str] = FLAGS["remedies"]
+_UNMODELLED, _SWITCHES = set(FLAGS["unmodelled"]), set(FLAGS["switches"])
+_STORED: dict[str, str] = FLAGS["stored"]
+_LISTS: list[str] = FLAGS["lists"]
 _START = {
-    "vllm": re.compile(r"(?:^|/)vllm$|^vllm\.entrypoints\.openai\.api_server$"),
+    "vllm": re.compile(r"(?:^|/)vllm(?:-openai(?::.*)?)?$|^vllm\.entrypoints\.openai\.api_server$"),
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
 }
 _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
-_SPECULATION = re.compile(r"^(?:-sc|--speculative[-_].*)$")
+_SPECULATION = re.compile(r"^(?:-sc|--spec(?:ulative)?[-_].*)$")
+_CONFIG = re.compile(r"^--config$")
+_SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or says where output goes
+_COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
+"""A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
+_UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,12}(?=[kmgt]))?)([kKmMgGtT])")
+_STUCK = re.compile(r"(-[a-z]+)(\d+)")
 _ADDRESS = re.compile(r"^--(?:host|port)$")
 _CALLED = re.compile(r"^(?:\S+ )?--served[-_]model[-_]name\b")  # a name, also where a folder has it
 _READS = re.compile(
@@ -50,6 +66,9 @@ class ServerCommand:
     speculation: dict[str, Any] | None
     weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
     ranks: int = 1  # data-parallel ones
+    stages: int = 1  # of a pipeline
+    has_small_cache: bool = False
+    """Whether its KV cache is in 8 bits."""
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 
@@ -63,7 +82,7 @@ class ServerCommand:
             if speculation is not None:
                 added += ["--speculative-config", json.dumps(speculation)]
             return shlex.join(["vllm", "serve", *kept, *added])
-        added = ["--tp-size", str(tensor_parallel_size), *_sglang_speculation(speculation)]
+        added = ["--tp-size", str(tensor_parallel_size), *sglang_speculation(speculation)]
         return shlex.join(["python", "-m", "sglang.launch_server", *kept, *added])
 
     def in_container(self, words: list[str]) -> tuple[list[str], list[Path]]:
@@ -98,13 +117,20 @@ def read_command(text: str, program: str) -> ServerCommand:
     """
     source = f"--{program}"
     try:
-        words = shlex.split(text.replace("\\\n", " "))
+        words = shlex.split(_COMMENT.sub(r"\1", text).replace("\\\n", " "))
     except ValueError as error:
         raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
-    words = _after_program(words, program)
+    words = list(_up_to_its_end(_after_program(words, program)))
+    if program == "vllm":
+        words = _with_file(words, source)
     flags: dict[str, str] = {}
     for name, value in _flags(words, source, program):
-        if name in flags:
+        if name == "model" and name in flags:
+            raise ConfigError(
+                f"{source}: '{flags[name]}' and '{value:.80}' both stand where the model does; "
+                "leave one out, and quote values with spaces"
+            )
+        if name in flags and name not in FLAGS["repeated"]:
             raise ConfigError(f"{source}: --{name} is given twice; leave it out once")
         flags[name] = value
     return _Reader(source, program, flags).command(tuple(words))
@@ -114,11 +140,39 @@ def _after_program(words: list[str], program: str) -> list[str]:
     for number, word in enumerate(words):
         if _START[program].search(word):
             rest = words[number + 1 :]
-            return rest[1:] if rest[:1] == ["serve"] else rest
+            return rest[1:] if rest[:1] == ["serve"] else _after_program(rest, program)
         if any(start.search(word) for start in _START.values()):
             other = "sglang" if program == "vllm" else "vllm"
             raise ConfigError(f"--{program}: '{word}' starts another server; use --{other}")
     return words
+
+
+def _up_to_its_end(words: list[str]) -> Iterator[str]:
+    for word in takewhile(lambda w: not _SHELL.fullmatch(w), words):
+        kept = word.rstrip(";&")
+        yield kept
+        if kept != word:
+            return
+
+
+def _with_file(words: list[str], source: str) -> list[str]:
+    """Return words with what the file of ``--config`` says; the command line takes precedence."""
+    path = next((value for name, value in _flags(words, source, "vllm") if name == "config"), None)
+    if path is None:
+        return words
+    kept = _without(tuple(words), _CONFIG)
+    typed = {name for name, _ in _flags(kept, source, "vllm")}
+    for key, value in load_mapping(Path(path), ConfigError).items():
+        if isinstance(value, bool):
+            added = [f"--{key}" if value else f"--no-{key}"]
+        elif isinstance(value, list):
+            added = [f"--{key}", *map(str, value)]
+        else:
+            text = json.dumps(value) if isinstance(value, dict) else str(value)
+            added = [] if value is None else [f"--{key}={text}"]
+        if not typed & {name for name, _ in _flags(added, source, "vllm")}:
+            kept += added
+    return kept
 
 
 def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, str]]:
@@ -129,11 +183,15 @@ def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, s
         if not word.startswith("-"):
             yield "model", word
             continue
+        if (stuck := _STUCK.fullmatch(word)) and stuck[1] in FLAGS["short"]:
+            raise ConfigError(
+                f"{source}: {word}: there is no such flag; did you mean {stuck[1]} {stuck[2]}?"
+            )
         name, equals, value = word.partition("=")
         head, dot, inner = name.partition(".")
-        name = (_FLAGS["short"].get(head, head.lstrip("-")) + dot + inner).replace("_", "-")
+        name = (FLAGS["short"].get(head, head.lstrip("-")) + dot + inner).replace("_", "-")
         if program == "sglang":
-            name = _FLAGS["sglang"].get(name, name)
+            name = FLAGS["sglang"].get(name, name)
         own, is_off = name.removeprefix("no-"), name.startswith("no-")
         if _ENGINE.get(own) is bool or own in _SWITCHES:
             given = value.lower() if equals else "true"
@@ -145,7 +203,7 @@ def _flags(words: list[str], source: str, program: str) -> Iterator[tuple[str, s
             value, equals = rest.pop(0), "="
         while name in _LISTS and rest and not rest[0].startswith("-"):
             value += f" {rest.pop(0)}"
-        if not equals and name.partition(".")[0] in {*_ENGINE, *_OTHER, *_REFUSED}:
+        if not equals and name.partition(".")[0] in {*_COUNT, *_OF_SGLANG}:
             raise ConfigError(f"{source}: --{name} needs a value")
         yield name, value
 
@@ -191,20 +249,34 @@ class _Reader:
             raise ConfigError(f"{self._source}: names no model; such as: vllm serve MODEL ...")
         self._refuse()
         model = flags.pop("model")
-        speculation = self._sglang_drafts() if self._program == "sglang" else self._vllm_drafts()
+        if "speculator." in model.rsplit("/", 1)[-1]:
+            raise ConfigError(
+                f"{self._source}: {model}: is a drafter, with which vLLM starts its target; name "
+                "that target, and the drafter in --speculative-config"
+            )
+        is_sglang = self._program == "sglang"
+        speculation = sglang_drafts(flags) if is_sglang else vllm_drafts(flags, model)
         weights = self._weights(model)
         cache = flags.pop("kv-cache-dtype", "auto")
-        if cache not in ("auto", "bfloat16", "float16"):
-            notes.append(
-                f"--kv-cache-dtype {cache}: the KV cache is counted as in the profile, in 16 bits"
-            )
+        is_small = cache.startswith("fp8")
+        if not is_small and cache not in ("auto", "bfloat16", "float16"):
+            notes.append(f"--kv-cache-dtype {cache}: the KV cache is counted in 16 bits")
+        size = self._number("tensor-parallel-size") if "tensor-parallel-size" in flags else None
+        ranks, stages = self._number("data-parallel-size"), self._number("pipeline-parallel-size")
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
-        ranks = self._value("data-parallel-size", int) if "data-parallel-size" in flags else 1
-        flags.pop("data-parallel-size", None)
-        if ranks < 1:
-            raise ConfigError(f"{self._source}: --data-parallel-size {ranks}: must be at least 1")
+        if stages > 1 and speculation is not None:
+            raise ConfigError(
+                f"{self._source}: --pipeline-parallel-size {stages}: drafters with stages are not "
+                "simulated; leave out either"
+            )
+        if stages > 1 and (ranks > 1 or self._program == "sglang"):
+            beside = "data-parallel ranks" if ranks > 1 else "SGLang's scheduler"
+            raise ConfigError(
+                f"{self._source}: --pipeline-parallel-size {stages}: stages with {beside} are not "
+                "simulated; leave it out"
+            )
         if "gpu_memory_utilization" in engine and self._program == "sglang":
             notes.append("--mem-fraction-static: taken as vLLM's gpu_memory_utilization")
         notes += self._unused(set(engine))
@@ -217,10 +289,19 @@ class _Reader:
                 f"measured on vLLM's servers: of {servers} under SGLang, which took no part, "
                 f"{inside} were within it"
             )
-        size = engine.pop("tensor_parallel_size", None)
         return ServerCommand(
-            self._program, words, model, engine, size, speculation, weights, ranks, notes
+            *(self._program, words, model, engine, size, speculation, weights, ranks, stages),
+            has_small_cache=is_small,
+            notes=notes,
         )
+
+    def _number(self, name: str) -> int:
+        """Return how many parts of a server there are, and take the flag out."""
+        found: int = self._value(name, int) if name in self._flags else 1
+        self._flags.pop(name, None)
+        if found < 1:
+            raise ConfigError(f"{self._source}: --{name} {found}: must be at least 1")
+        return found
 
     def _refuse(self) -> None:
         for name, only in _REFUSED.items():
@@ -235,30 +316,39 @@ class _Reader:
     def _unused(self, engine: set[str]) -> list[str]:
         left = [n for n in self._flags if n.replace("-", "_") not in engine]
         left = [n for n in left if n != "num-gpu-blocks-override"]
-        slow = [f"--{n}" for n in left if n.partition(".")[0] in _UNMODELLED]
-        rest = [f"--{n}" for n in left if f"--{n}" not in slow]
-        for name in {n for n in left if f"--{n}" in rest} - _SWITCHES:
-            known = {*_ENGINE, *_OTHER, *_REFUSED}
-            begun = [each for each in sorted(known) if each.startswith(f"{name}-")]
+        slow = [n for n in left if n.partition(".")[0] in _UNMODELLED]
+        known = {*_COUNT, *(_OF_SGLANG if self._program == "sglang" else ())}
+        for name in [n for n in left if n not in _SWITCHES.union(slow)]:
+            begun = [each for each in sorted(known) if each.startswith(name)]
             if near := begun or get_close_matches(name, known, 1, _TYPO):
                 raise ConfigError(
                     f"{self._source}: --{name}: there is no such flag; did you mean --{near[0]}?"
                 )
-        notes = [f"not simulated, though it changes speed: {', '.join(slow)}"] if slow else []
-        return notes + ([f"without effect on the answer: {', '.join(rest)}"] if rest else [])
+            if name.startswith("speculative-"):  # of which SGLang has many more
+                slow.append(name)
+        rest = [n for n in left if n not in slow]
+        notes = {
+            "not simulated, though it changes speed": slow,
+            "without effect on the answer": rest,
+        }
+        return [f"{what}: --{', --'.join(names)}" for what, names in notes.items() if names]
 
     def _value(self, name: str, kind: type | None = None) -> Any:
         text, kind = self._flags[name], kind or _ENGINE[name]
         if kind is bool:
             return text == "True"
-        # vLLM's human-readable integers: 32k is 32,000, 32K is 32,768.
-        units = {"k": 10**3, "m": 10**6, "K": 2**10, "M": 2**20}
-        match = re.fullmatch(r"(\d{1,12})([kKmM])", text) if kind is int else None
+        if name == "max-model-len" and text in ("auto", "-1"):  # then vLLM takes what fits
+            return -1
+        # vLLM's human-readable integers: 32k is 32,000, 25.6k is 25,600, and 32K is 32,768.
+        match = re.fullmatch(_HUMAN, text) if kind is int else None
         try:
-            return int(match[1]) * units[match[2]] if match else kind(text)
+            found = int(float(match[1]) * _UNITS[match[2]]) if match else kind(text)
         except ValueError as error:
             what = "a number" if kind is float else "a whole number"
             raise ConfigError(f"{self._source}: --{name} {text:.80}: should be {what}") from error
+        if name == "max-model-len" and found < 1:
+            raise ConfigError(f"{self._source}: --{name} {text:.80}: must be at least 1, or auto")
+        return found
 
     def _weights(self, model: str) -> str | None:
         """Return a word of ``profile build --dtype``; None: as published, or as a folder says."""
@@ -268,11 +358,14 @@ class _Reader:
                 f"{self._source}: --dtype {dtype}: profiles are of 16 bits; use bfloat16"
             )
         given = self._flags.pop("quantization", "")
-        named = re.findall(r"[-_](fp8|awq|gptq|int4|int8|w4a16|w8a8|nvfp4|gguf)\b", model.lower())
+        named = HOW_STORED.findall(model.lower())
         known = [kind for kind in named if kind in _STORED]
         kind = given.lower() or [*known, *named, ""][0]
+        if known and kind not in _STORED:  # modelopt and compressed-tensors leave open which
+            kind = known[0]
         is_folder = (Path(model) / "config.json").is_file()
-        if kind in ("", "none", "mxfp4") or (is_folder and kind != "fp8"):
+        is_published = kind == "mxfp4" and "gpt-oss" in model.lower()
+        if kind in ("", "none") or is_published or (is_folder and kind != "fp8"):
             return None
         if kind in _STORED:
             return _STORED[kind]
@@ -280,85 +373,3 @@ class _Reader:
             f"{self._source}: weights in {kind}: of which bits does not follow; name a folder with "
             f"the model's config.json (./my-model), or one of {', '.join(_STORED)}"
         )
-
-    def _vllm_drafts(self) -> dict[str, Any] | None:
-        name = "speculative-config"
-        text, flags = self._flags.pop(name, None), self._flags
-        dotted = {key: flags.pop(key) for key in list(flags) if key.startswith(f"{name}.")}
-        if text is None and not dotted:
-            return None
-        try:
-            found = parse_json(text) if text is not None else {}
-        except UnreadableError as error:
-            raise ConfigError(
-                f"{self._source}: --{name} {text:.80}: {error}; quote it: '{{...}}'"
-            ) from error
-        if not isinstance(found, dict):
-            raise ConfigError(f"{self._source}: --{name} {text:.80}: should be a JSON object")
-        for key, value in dotted.items():
-            known = re.fullmatch(r"\d{1,9}", value)
-            found[key.partition(".")[2].replace("-", "_")] = int(value) if known else value
-        if "method" not in found and "model" in found:
-            found["method"] = "eagle3" if "eagle3" in str(found["model"]).lower() else "draft_model"
-        if not isinstance(found.get("method"), str):
-            raise ConfigError(
-                f"{self._source}: --{name} {text or '':.80}: names no method; such as "
-                '{"method": "eagle3", "num_speculative_tokens": 3}'
-            )
-        try:
-            PROPOSERS.find(found["method"])
-        except ConfigError as error:
-            raise ConfigError(f"{self._source}: --{name}: {error}") from error
-        if "own_gpus" in found:
-            raise ConfigError(
-                f"{self._source}: --{name}: vLLM has no own_gpus; put it into an experiment, and "
-                "ask specsim capacity, which counts the drafter's GPUs"
-            )
-        return found
-
-    def _sglang_drafts(self) -> dict[str, Any] | None:
-        flags = self._flags
-        algorithm = flags.pop("speculative-algorithm", None)
-        given = {key: flags.pop(key) for key in list(flags) if key.startswith("speculative-")}
-        if algorithm is None:
-            return None
-        if algorithm.upper() not in _ALGORITHMS:
-            known = ", ".join(_ALGORITHMS)
-            raise ConfigError(
-                f"{self._source}: --speculative-algorithm {algorithm}: choose from {known}"
-            )
-        if given.get("speculative-eagle-topk", "1") != "1":
-            raise ConfigError(
-                f"{self._source}: --speculative-eagle-topk {given['speculative-eagle-topk']}: "
-                "trees are not planned for; use 1"
-            )
-        drafts: dict[str, Any] = {"method": _ALGORITHMS[algorithm.upper()]}
-        steps, tokens = (given.get(f"speculative-num-{n}") for n in ("steps", "draft-tokens"))
-        for text, less in ((steps, 0), (tokens, 1)):  # the draft tokens count the verified one
-            if text is not None and "num_speculative_tokens" not in drafts:
-                if not text.isdecimal() or int(text) <= less:
-                    raise ConfigError(f"{self._source}: {text} draft tokens: should be a number")
-                drafts["num_speculative_tokens"] = int(text) - less
-        if "speculative-draft-model-path" in given:
-            drafts["model"] = given["speculative-draft-model-path"]
-        return drafts
-
-
-def unknown_fields(speculation: dict[str, Any]) -> list[str]:
-    """Return what vLLM knows of a drafter and the simulation does not."""
-    if "method" not in speculation:
-        return []
-    known = PROPOSERS.find(speculation["method"]).model_fields
-    return [name for name in speculation if name not in known]
-
-
-def _sglang_speculation(drafts: dict[str, Any] | None) -> list[str]:
-    if drafts is None:
-        return []
-    names = {method: name for name, method in _ALGORITHMS.items()}
-    k = drafts["num_speculative_tokens"]
-    words = ["--speculative-algorithm", names.get(drafts["method"], drafts["method"].upper())]
-    if "model" in drafts:
-        words += ["--speculative-draft-model-path", str(drafts["model"])]
-    words += ["--speculative-num-steps", str(k), "--speculative-eagle-topk", "1"]
-    return [*words, "--speculative-num-draft-tokens", str(k + 1)]

@@ -4,6 +4,7 @@ Nothing is simulated. A server that keeps the limits up to its capacity does so 
 which it is loaded no higher; what changes is how many there are, and how long they take to start.
 """
 
+import re
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil, inf
@@ -15,10 +16,17 @@ from numpy.typing import NDArray
 
 from specsim.autoscaling import Autoscaler
 from specsim.autoscaling.targets import TargetConcurrency
-from specsim.core.columns import read_columns
 from specsim.core.errors import ConfigError
+from specsim.core.reading import short
+from specsim.workload.readers import Row, TraceFile
 
 _HOURS = 24
+_COLUMNS = {  # of a table of the day, in lower case
+    "hour": {"hour", "time", "hour of day"},
+    "rate": {"rate", "qps", "rps", "requests s", "requests per second"},
+}
+_ENDINGS = (".csv", ".tsv", ".json", ".jsonl", ".parquet")
+_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d)(?:\.0+)?)?")
 _DEFAULTS: dict[str, float] = {
     name: Autoscaler.model_fields[name].default
     for name in ("interval_s", "start_up_s", "scale_in_delay_s", "tolerance")
@@ -140,9 +148,8 @@ def read_day(text: str) -> Day:
 
     A SpecsimError if it is neither, or hours do not rise.
     """
-    if text.endswith((".csv", ".csv.gz", ".jsonl", ".parquet")):
-        columns, _ = read_columns(Path(text), ("hour", "rate"))
-        return _checked(text, columns["hour"].tolist(), columns["rate"].tolist())
+    if text.lower().removesuffix(".gz").endswith(_ENDINGS):
+        return _checked(text, *_of_table(Path(text)))
     try:
         pairs = [tuple(map(float, part.split(":"))) for part in text.split(",")]
         hours, rates = (list(column) for column in zip(*pairs, strict=True))
@@ -152,6 +159,43 @@ def read_day(text: str) -> Day:
             "CSV file with columns hour and rate"
         ) from error
     return _checked(text, hours, rates)
+
+
+def _of_table(path: Path) -> tuple[list[float], list[float]]:
+    """Return hours, also as ``06:30`` or ``06:30:15``, and rates of a table."""
+    file = TraceFile(path)
+    found: dict[str, str] = {}
+    for name in file.columns:
+        plain = re.sub(r"[\W_]+", " ", name.lower()).strip()
+        for what in (what for what, names in _COLUMNS.items() if plain in names):
+            if what in found:
+                raise ConfigError(
+                    f"--daily {path}: {found[what]} and {name} may both be the {what}; leave one "
+                    "out, or rename it"
+                )
+            found[what] = name
+    if found.keys() != _COLUMNS.keys():
+        raise ConfigError(
+            f"--daily {path}: needs the columns hour (from 0, or as 06:30) and rate (requests/s); "
+            f"found: {', '.join(file.columns)}"
+        )
+    rows = list(file.objects("row") if file.container == "json" else file.rows())
+    hours = [_hour(row, found["hour"]) for row in rows]
+    return hours, [row.number(found["rate"]) for row in rows]
+
+
+def _hour(row: Row, name: str) -> float:
+    value = row.get(name)
+    if ":" not in str(value):
+        return row.number(name)
+    clock = _CLOCK.fullmatch(str(value).strip())
+    if clock is None:
+        raise ConfigError(
+            f"{row.place}: {name} = {short(value)} is no time of day, such as 06:30 or 06:30:15; "
+            "correct or remove the row"
+        )
+    hours, minutes, seconds = (int(part or 0) for part in clock.groups())
+    return hours + minutes / 60 + seconds / 3600
 
 
 def _checked(text: str, hours: list[float], rates: list[float]) -> Day:

@@ -13,9 +13,10 @@ from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
 from specsim.study.plan.advice import DayAdvice, gpu_name
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.candidates import PROFILE_FILE, SCHEDULE, Option, with_replicas
+from specsim.study.plan.candidates import SCHEDULE, Option, with_replicas
 from specsim.study.plan.command import ServerCommand
 from specsim.study.plan.day import Day
+from specsim.study.plan.hardware import PROFILE_FILE
 
 FILES = (
     "plan.json", "capacity.json", "capacity.parquet", "experiment.yaml", "day.yaml", PROFILE_FILE,
@@ -40,6 +41,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
     option, replicas = plan.options[plan.taken], plan.found[plan.taken].replicas or 1
     experiment = with_replicas(option, plan.question, replicas)
     about = f"{plan.taken}: specsim run experiment.yaml, specsim capacity experiment.yaml"
+    about += plan.question.shares_as_options
     ranks = option.hardware.ranks
     if ranks > 1 and replicas > 1:
         about = f"one of {replicas} servers, with its share of the traffic; {about}"
@@ -140,9 +142,9 @@ def commented(experiment: Experiment, about: str) -> str:
 
 
 def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
-    hardware = option.hardware
-    size = hardware.profile.tensor_parallel_size * hardware.ranks
-    gpus, head = f"{size} {gpu_name(hardware.profile.gpu)}", f"#!/bin/sh\n{_MARK}"
+    hardware, profile = option.hardware, option.hardware.profile
+    size = profile.tensor_parallel_size * len(profile.stage_shares) * hardware.ranks
+    gpus, head = f"{size} {gpu_name(profile.gpu)}", f"#!/bin/sh\n{_MARK}"
     if hardware.pools:
         prefill, decode = (replicas * count for _, count in hardware.pools)
         head += (

@@ -1,5 +1,9 @@
-"""Model names: which shape a name on a command line means, or the config.json of a folder."""
+"""Model names: which shape a name on a command line means, or which config.json.
 
+That of a folder, or one of those that lie in aiconfigurator-core, where that is installed.
+"""
+
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,44 +15,54 @@ from specsim.hardware import load_model
 from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_shape import ModelShape
 from specsim.hardware.specs import find_model
+from specsim.profile.kernel_tables import published_configs
 
 NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
 _SAME_VOCABULARY = 0.01  # tokens that a fine-tune adds change no step time that is seen
 _NO_SHAPE = {"name", "max_position_embeddings", "vocab_size", "quantization", "source"}
 _NO_SHAPE |= {"num_nextn_predict_layers", "has_usual_mtp_layers"}  # which no shape here tells
+HOW_STORED = re.compile(
+    r"(?<![a-z\d])(bf16|fp8|awq|gptq|int4|int8|w4a16|w8a16|w4a8|w8a8|nvfp4|nvfp4a16|mxfp4|mxfp8|fp4|gguf|bnb|"
+    r"exl2|exl3|hqq|[2-8]bit)(?![a-z\d])"
+)
+"""Words of a name that say how weights are stored."""
+_OF_A_TUNE = re.compile(r"instruct|thinking|base|chat|it|hf|bf16|exp|preview|\d{4}")
+"""Words of a name that leave the shape as it is: how a model was trained, and when."""
 
 
 def model_of(name: str) -> str:
-    """Return the shape of a model in ``profiles/``, or the config.json of a folder of another one.
+    """Return the shape of a model in ``profiles/``, or the path of another one's config.json.
 
     If there is none, a ConfigError with the nearest.
     """
     if (config := _config_of(name)) is not None:
         return _known_shape(config) or config
-    key = key_of(name)
-    if (shape := of_longest(NAMES["aliases"], key)) is not None:
+    if (shape := _shipped(name)) is not None:
         return shape
-    try:
-        return find_model([key], "the command")
-    except ProfileError as error:
-        if name.startswith((".", "/", "~")):
-            raise ConfigError(
-                f"model {name}: no config.json is there; name a folder with its config.json "
-                "(./my-model)"
-            ) from error
-        known = [n for n in resource_names("profiles", "*.json") if not load_model(n).is_head]
+    if name.startswith((".", "/", "~")):
         raise ConfigError(
-            f"model {name}: no shape of it in profiles/; {nearest(key, known)}; for another "
-            "model name a folder with its config.json (./my-model)"
-        ) from error
+            f"model {name}: no config.json is there; name a folder with its config.json "
+            "(./my-model)"
+        )
+    known = [n for n in resource_names("profiles", "*.json") if not load_model(n).is_head]
+    others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 90 more"
+    raise ConfigError(
+        f"model {name}: no shape of it in profiles/{others}; {nearest(key_of(name), known)}; for "
+        "another model name a folder with its config.json (./my-model)"
+    )
 
 
-def weights_of(name: str) -> str | None:
-    """Return how a fine-tune's weights are stored, if not as in the known shape; else None."""
-    if (found := _fine_tune(name)) is None:
-        return None
-    own, known = (load_model(each).quantization for each in found)
-    return None if own == known else own
+def weights_of(name: str, named: str | None) -> str | None:
+    """Return how a model's weights are stored, if not as in its shape; else None.
+
+    Args:
+        named: What the command says of it, or the model's name.
+    """
+    if (found := _fine_tune(name)) is not None:
+        own, known = (load_model(each).quantization for each in found)
+        return named if own == known else own or named
+    config = _published(name)
+    return None if config and load_model(config).quantization else named
 
 
 def context_of(name: str) -> dict[str, Any]:
@@ -58,28 +72,60 @@ def context_of(name: str) -> dict[str, Any]:
 
 
 def own_drafter(name: str) -> tuple[int, str | None]:
-    """Return how many layers a folder's model has to draft with, and why they cannot be planned.
+    """Return how many layers a model has to draft with, and why they cannot be planned.
 
-    One and nothing of a name: what drafts for that is in the profiles.
+    One and nothing of a shape in ``profiles/``: what drafts for that is there, too.
     """
     if (config := _config_of(name)) is None:
         return 1, None
     shape = load_model(config)
     count = shape.num_nextn_predict_layers
     why = None if count and _known_shape(config) else shape.mtp_problem
-    return count, why and f"mtp: {config} {why}"
+    return count, why and f"mtp: {name if _published(name) else config} {why}"
 
 
 def shape_note(name: str) -> str | None:
-    """Return what is assumed of a fine-tune; else None."""
-    found = _fine_tune(name)
-    return found and f"step times and drafters of {found[1]}, whose shape {name} has"
+    """Return what is assumed of a fine-tune, or of a config.json that is not the user's."""
+    if (found := _fine_tune(name)) is not None:
+        return f"step times and drafters of {found[1]}, whose shape {name} has"
+    config = _published(name)
+    return config and f"{name} has the shape of {Path(config).name} in aiconfigurator-core"
 
 
 def _config_of(name: str) -> str | None:
-    """Return the config.json of a model that is a folder; None of a name."""
+    """Return the config.json of a model that is a folder, or of one without a shape here."""
+    return _own_config(name) or _published(name)
+
+
+def _own_config(name: str) -> str | None:
     config = Path(name) / "config.json"
     return str(config.resolve()) if config.is_file() else None
+
+
+def _published(name: str) -> str | None:
+    """Return the config.json in aiconfigurator-core of a name that has no shape here, if any."""
+    if _own_config(name) or name.startswith((".", "/", "~")) or _shipped(name):
+        return None
+    configs = {_untuned(key): path for key, path in published_configs().items()}
+    key = _untuned(key_of(name))
+    stored = "-".join(word for word in key.split("-") if not HOW_STORED.fullmatch(word))
+    found = configs.get(key) or configs.get(stored)
+    return None if found is None else str(found)
+
+
+def _untuned(key: str) -> str:
+    return "-".join(word for word in key.split("-") if not _OF_A_TUNE.fullmatch(word))
+
+
+def _shipped(name: str) -> str | None:
+    """Return the shape in ``profiles/`` that a name means; None if there is none."""
+    key = key_of(name)
+    if (shape := of_longest(NAMES["aliases"], key)) is not None:
+        return shape
+    try:
+        return find_model([key], "the command")
+    except ProfileError:
+        return None
 
 
 def _fine_tune(name: str) -> tuple[str, str] | None:

@@ -62,7 +62,8 @@ def _on_speculation(advice: Advice, best: Choice) -> str:
     tried = [c for c in advice.choices if c.hardware == best.hardware and c.policy != "off"]
     known = [c for c in tried if c.against_none is not None]
     if not known:
-        return "No speculation: none that was tried keeps the limits there."
+        why = "none that was tried keeps the limits there" if tried else "none was tried"
+        return f"No speculation: {why}."
     return f"No speculation: {known[0].speculation} {_effect(known[0])}."
 
 
@@ -286,6 +287,8 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     if best.beyond is not None:
         load, share = best.beyond
         kept = _kept(advice, best.beyond_kept)
+        if kept and best.binds == BACKLOG:
+            kept += _missed(best.binds)
         kept = kept or f"{100 * share:.4g} % of the requests are within{_missed(best.binds)}"
         said.append(f"Beyond: at {load:.4g} requests/s {kept}.")
     if best.capacity_interval is not None:

@@ -320,8 +320,7 @@ def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
 
 
 def _over_time(summary: Summary) -> dict[str, Any]:
-    run, tables = summary.run, summary.tables
+    tables = summary.tables
     columns = structured_columns(tables.steps)
     steps = StepsTable({"replica": tables.step_replicas, **columns}, summary.provenance)
-    num_usable = run.deployment.setup.num_usable_blocks
-    return over_time(steps, num_usable, summary.data["specsim"], summary.request_columns)
+    return over_time(steps, summary.data["specsim"], summary.request_columns)

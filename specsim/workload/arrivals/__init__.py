@@ -1,14 +1,16 @@
 """Arrivals: when requests come."""
 
 from abc import abstractmethod
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from specsim.core.blame import held_to, is_shipped
 from specsim.core.families import Family, Member
 
-__all__ = ["ARRIVALS", "Arrivals", "OpenArrivals", "RenewalArrivals"]
+__all__ = ["ARRIVALS", "Arrivals", "OpenArrivals", "RenewalArrivals", "drawn_times"]
 
 
 class Arrivals(Member):
@@ -32,6 +34,32 @@ class OpenArrivals(Arrivals):
 
         They end after `count`, or at `duration` seconds, whichever is given and comes first.
         """
+
+
+def drawn_times(
+    arrivals: OpenArrivals,
+    rng: np.random.Generator,
+    *,
+    count: int | None,
+    duration: float | None = None,
+) -> NDArray[np.float64]:
+    """Return `OpenArrivals.times`; a PluginError if those of a user's class break its rules."""
+    times = arrivals.times(rng, count=count, duration=duration)
+    if not is_shipped(arrivals):
+        end = inf if duration is None else duration
+        is_right = (
+            isinstance(times, np.ndarray)
+            and times.ndim == 1
+            and times.dtype.kind in "iuf"
+            and (count is None or len(times) == count or (len(times) < count and end < inf))
+            and bool(np.all((times >= 0) & (times <= end) & (times < inf)))
+            and bool(np.all(times[:-1] <= times[1:]))
+        )
+        most = "" if count is None else f"{count} of them, "
+        last = "on" if duration is None else f"to {duration:g}"
+        rule = f"an array of seconds, {most}from 0 {last}, not falling"
+        held_to(arrivals, "times", times, is_right, rule)
+    return times
 
 
 class RenewalArrivals(OpenArrivals):

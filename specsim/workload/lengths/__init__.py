@@ -5,10 +5,11 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import held_to, is_shipped
 from specsim.core.families import Family, Member
 from specsim.workload.trace import Trace
 
-__all__ = ["LENGTHS", "LONGEST", "Lengths", "to_tokens"]
+__all__ = ["LENGTHS", "LONGEST", "Lengths", "drawn", "drawn_sessions", "to_tokens"]
 
 LONGEST = 2**31 - 1  # tokens of a prompt or an answer; no model's context comes near it
 
@@ -48,6 +49,37 @@ class Lengths(Member):
 
 
 LENGTHS = Family("workload.lengths", Lengths)
+
+
+def drawn(lengths: Lengths, rng: np.random.Generator, count: int) -> Trace:
+    """Return what `Lengths.draw` does; a PluginError if that of a user's class breaks its rules."""
+    trace = lengths.draw(rng, count)
+    is_right = is_shipped(lengths) or (_is_whole(trace) and len(trace) == count)
+    held_to(lengths, "draw", trace, is_right, f"a Trace of {count} requests, {_WHOLE}")
+    return trace
+
+
+def drawn_sessions(lengths: Lengths, rng: np.random.Generator, count: int) -> Trace:
+    """Return what `Lengths.draw_sessions` does, held to its rules as by `drawn`."""
+    trace = lengths.draw_sessions(rng, count)
+    is_right = is_shipped(lengths) or (_is_whole(trace) and trace.num_sessions == count)
+    rule = f"a Trace of {count} sessions, or requests, {_WHOLE}"
+    has_sessions = type(lengths).draw_sessions is not Lengths.draw_sessions
+    held_to(lengths, "draw_sessions" if has_sessions else "draw", trace, is_right, rule)
+    return trace
+
+
+_WHOLE = "whose lengths are arrays of whole numbers of at least 1"
+
+
+def _is_whole(trace: Trace) -> bool:
+    if not isinstance(trace, Trace):
+        return False
+    columns = (trace.prompt_lens, trace.output_lens)
+    if not all(isinstance(each, np.ndarray) and each.dtype.kind in "iu" for each in columns):
+        return False
+    same = columns[0].shape == columns[1].shape == (len(trace),)
+    return same and all(bool(np.all(each >= 1)) for each in columns)
 
 
 def to_tokens(values: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.settings import Settings, load_mapping, nearest
-from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, to_tokens
+from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, drawn, to_tokens
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
@@ -234,7 +234,7 @@ class ShiftedLengths(Lengths):
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         first = int(count * self.at)
-        return self.before.draw(rng, first).followed_by(self.after.draw(rng, count - first))
+        return drawn(self.before, rng, first).followed_by(drawn(self.after, rng, count - first))
 
 
 @final

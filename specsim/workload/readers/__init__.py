@@ -15,6 +15,7 @@ from typing import IO, Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import blamed, held_to
 from specsim.core.columns import opened_parquet, parquet_table
 from specsim.core.errors import TraceError
 from specsim.core.families import Family, Member
@@ -236,6 +237,9 @@ class TraceFile:
 def _object(place: str, values: Any) -> Row:
     if not isinstance(values, dict):
         raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
+    if isinstance(usage := values.get("usage"), dict):  # as OpenAI's API answers
+        named = {f"usage.{name}": own for name, own in usage.items() if name not in values}
+        values = values | named  # and `usage` itself stays, for readers that know it
     return Row(place, values)
 
 
@@ -285,20 +289,31 @@ READERS = Family("workload.readers", Reader)
 _BY_NAMES = "columns"  # what reads files that no other format claims
 
 
-def read_trace(path: Path | str) -> Trace:
+@blamed()
+def read_trace(path: Path | str, reader: str | None = None) -> Trace:
     """Return the workload in a file of any known format, gzip-compressed or not.
 
     A TraceError if the file is missing, empty, of no known format, or breaks its format's rules.
+
+    Args:
+        reader: Who reads it, such as a class of the user's (``my_parts:Gateway``); by default the
+            first that knows such files.
     """
     file = TraceFile(locate(Path(path)))
     kinds = sorted(READERS.all_members(), key=lambda kind: kind == _BY_NAMES)
+    if reader is not None:
+        kinds = [reader]
     for kind in kinds:
-        reader = READERS.parse({"kind": kind})
-        if reader.matches(file):
-            return reader.read(file)
+        member = READERS.parse(kind)
+        if member.matches(file):
+            trace = member.read(file)
+            held_to(member, "read", trace, isinstance(trace, Trace), "a Trace")
+            return trace
     if not file.columns:
         raise TraceError(f"{path}: has no row; a trace holds a request at least")
     columns = ", ".join(file.columns)
+    if reader is not None:
+        raise TraceError(f"{path}: no file of reader '{reader}'; it has these columns: {columns}")
     if _TEXT & set(file.columns):
         raise TraceError(
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "

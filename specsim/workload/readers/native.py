@@ -91,12 +91,9 @@ def _put_turn(builder: TraceBuilder, row: Row) -> None:
 
 def _accepted(row: Row, field: str) -> bytes:
     lens = row.get(field)
-    try:
-        return bytes(lens)
-    except (TypeError, ValueError):
-        raise TraceError(
-            f"{row.place}: {field} is not a list of whole numbers from 0 to 255"
-        ) from None
+    if not isinstance(lens, list) or any(type(n) is not int or not 0 <= n <= 255 for n in lens):
+        raise TraceError(f"{row.place}: {field} is not a list of whole numbers from 0 to 255")
+    return bytes(lens)
 
 
 def write_trace(trace: Trace, path: Path) -> None:
@@ -212,7 +209,8 @@ class NamedColumns(Reader):
             arrived_at = _seconds(row, taken["arrival"]) if "arrival" in taken else None
             lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
             builder.add(*lens, arrived_at)
-        ignored = [name for name in file.columns if name not in taken.values()]
+        used = {*taken.values(), *(name.partition(".")[0] for name in taken.values())}
+        ignored = [name for name in file.columns if name not in used]
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
         builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
         return builder.build()

@@ -135,18 +135,17 @@ function breakingPoint(h) {
 /** GPUs of all replicas and what they cost, where that is known. */
 function gpusText(h) {
   const label = HARDWARE.labels[h];
-  const ofLabel = cells.filter((each) => each.h === h);
-  const point = ofLabel.find((each) => "gpus" in each) ?? ofLabel[0];
-  const price = new Map(DATA.prices).get(label);
-  if (!point || !DATA.gpus[label]) return label;
-  // Of pools and drafters, which may be on other hardware, the point itself says it.
-  const isOwn = "gpus" in point;
-  const gpus = isOwn ? point.gpus : DATA.gpus[label] * point.replicas;
-  const hour = isOwn ? point.hour : price && price * point.replicas;
-  if (!gpus) return label;
-  const own = point.pools ? "GPUs of both pools" : "GPUs with the drafter's";
-  const name = isOwn ? own : `× ${label.split("/")[0]}`;
-  return `${gpus} ${name}${hour == null ? "" : `, ${money(hour)} per hour`}`;
+  const known = cells.filter((each) => each.h === h && each.gpus);
+  if (!known.length) return label;
+  const own = known.filter((each) => each.fleet === "pools" || each.fleet === "drafter");
+  const all = own.length ? own : known;
+  const between = (values) => [...new Set([Math.min(...values), Math.max(...values)].map(number))].join(" to ");
+  const name = own.length
+    ? own[0].fleet === "pools" ? "GPUs of both pools" : "GPUs with the drafter's"
+    : `× ${label.split("/")[0]}${all.some((each) => each.fleet === "scaled") ? " in the mean" : ""}`;
+  const hours = all.map((each) => each.hour);
+  const price = hours.includes(null) ? "" : `, ${between(hours)} ${DATA.currency} per hour`;
+  return `${between(all.map((each) => each.gpus))} ${name}${price}`;
 }
 
 /** The largest load at which 99 % of the requests keep their limits, and with which policy. */

@@ -1,0 +1,154 @@
+"""Hardware: in which sizes a GPU could hold the model of a plan, and what steps cost there.
+
+By a profile that is shipped, else composed from kernel tables, else by the roofline.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import NamedTuple
+
+from specsim.core.errors import ProfileError, SpecsimError
+from specsim.core.resources import find_resource, resource_names
+from specsim.hardware import load_model
+from specsim.profile import GPU_MEMORY_UTILIZATION, Profile, load_profile, shipped_to_the_limits
+from specsim.profile.from_roofline import RooflineOptions
+from specsim.profile.from_tables import HOST_TIMES, TableProfile
+from specsim.profile.kernel_tables import TableOptions
+from specsim.study.capacity import Hardware
+from specsim.study.capacity.choices import roofline_with
+from specsim.study.plan.question import Question
+
+PROFILE_FILE = "profile.yaml"  # where one that is not shipped is written, beside the experiment
+LOOKUPS = ("ngram", "suffix")  # drafters without a model
+_SIZES = (1, 2, 4, 8)
+
+
+class _Split(NamedTuple):
+    """How the GPUs of a server hold a model, of which most have kernel tables alone."""
+
+    size: int  # of tensor parallelism
+    ranks: int
+    stages: int
+    spreads_experts: bool
+    kv_dtype: str
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether profiles are shipped of servers like it, or the roofline may stand in."""
+        return self[1:] == (1, 1, False, "bfloat16")
+
+    @property
+    def suffix(self) -> str:
+        """What it adds to the name of a GPU."""
+        parts = {"tp": self.size, "pp": self.stages, "dp": self.ranks}
+        return "".join(f"-{short}{count}" for short, count in parts.items() if count > 1)
+
+    @property
+    def words(self) -> str:
+        """What sets it apart, as the end of a phrase."""
+        parts = {
+            f" for {self.ranks} data-parallel ranks": self.ranks > 1,
+            f" in {self.stages} stages": self.stages > 1,
+            " with its experts spread over GPUs": self.spreads_experts,
+        }
+        return "".join(text for text, holds in parts.items() if holds)
+
+
+def hardware_of(
+    question: Question, gpu: str, left_out: list[str]
+) -> Iterator[tuple[Hardware, str]]:
+    """Yield a GPU in the wanted size, or in all of which there are profiles, and their names.
+
+    A KV cache in 8 bits is composed; where that cannot be, it is counted in 16.
+    """
+    if question.command.has_small_cache:
+        why_not: list[str] = []
+        found = _of_cache(question, gpu, "fp8", why_not)
+        if (first := next(found, None)) is not None:
+            yield first
+            yield from found
+            return
+        left_out += [f"{each}; its KV cache is counted in 16 bits" for each in why_not]
+    yield from _of_cache(question, gpu, "bfloat16", left_out)
+
+
+def _of_cache(
+    question: Question, gpu: str, kv_dtype: str, left_out: list[str]
+) -> Iterator[tuple[Hardware, str]]:
+    given, stages = question.command.tensor_parallel_size, question.command.stages
+    model, ranks, most = question.model, question.ranks, _SIZES[-1]
+    fitting = [size for size in _SIZES if size == 1 or size * ranks * stages <= most]
+    sizes = [given] if given else fitting
+    splits = [
+        _Split(size, ranks, stages, question.spreads_experts(size), kv_dtype) for size in sizes
+    ]
+    ending = f"-{question.weights}" if question.weights else ""
+    known = {
+        split: name
+        for split in splits
+        if split.is_plain
+        and (name := shipped_to_the_limits(f"{gpu}/{model}{ending}{split.suffix}")) is not None
+    }
+    for split, name in known.items():
+        yield Hardware(gpu + split.suffix, load_profile(name)), name
+    dtype = question.weights or load_model(model).quantization
+    failed: dict[str, _Split] = {}  # by reason, the largest
+    for split in splits:
+        if known and split.is_plain:
+            continue
+        try:
+            share = question.command.engine.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION)
+            try:
+                profile = _composed(model, gpu, dtype or "bfloat16", split, share)
+            except ProfileError:
+                if dtype or not split.is_plain:
+                    raise
+                profile = _roofline(model, gpu, split.size, share)
+            yield Hardware(gpu + split.suffix, profile, ranks=ranks), PROFILE_FILE
+            failed.clear()  # as it would of fewer GPUs
+        except SpecsimError as error:
+            failed[str(error).splitlines()[0]] = split
+    if failed:  # what is said of the most GPUs holds for fewer
+        why, split = failed.popitem()
+        label, said = gpu + (split.suffix if failed else ""), f" in {dtype}" if dtype else ""
+        no_other = "no roofline" if split.is_plain and not dtype else "none can be composed"
+        said += split.words + (" with a KV cache in 8 bits" if kv_dtype == "fp8" else "")
+        name = question.command.model if model.endswith(".json") else model
+        left_out.append(f"{label}: no profile of {name}{said}, and {no_other}: {why}")
+
+
+def measured_alike(profile: Profile) -> str:
+    """Return which GPUs of the same name and more have a profile of the model, in words."""
+    names = resource_names("profiles", f"{profile.gpu}-*/{profile.model}*.yaml")
+    alike = dict.fromkeys(name.partition("/")[0] for name in names)
+    return f" (there is one for {', '.join(alike)}: --gpus)" if alike else ""
+
+
+@cache
+def _composed(model: str, gpu: str, dtype: str, split: _Split, share: float) -> Profile:
+    """Return a profile of kernel tables, where they are installed, as those shipped are."""
+    options = TableOptions(
+        *(model, gpu, {} if split.stages > 1 else _heads(model)),
+        tensor_parallel_size=split.size,
+        pipeline_parallel_size=split.stages,
+        data_parallel_size=split.ranks,
+        enable_expert_parallel=split.spreads_experts,
+        dtype=dtype,
+        kv_dtype=split.kv_dtype,
+        gpu_memory_utilization=share,
+    )
+    return TableProfile.of(options).profile
+
+
+def _heads(model: str) -> dict[str, str]:
+    """Return the shapes that are known of heads of a model, and its own MTP layers."""
+    names = {"eagle3": f"eagle3-{model}", "mtp": f"mtp-{model}"}
+    names |= {"mtp": f"{model}-mtp"} if find_resource("profiles", f"{model}-mtp.json") else {}
+    heads = {m: h for m, h in names.items() if find_resource("profiles", f"{h}.json") is not None}
+    return heads | ({"mtp": model} if load_model(model).mtp_problem is None else {})
+
+
+def _roofline(model: str, gpu: str, size: int, share: float) -> Profile:
+    on_host = {method: {"token_us": 20} for method in LOOKUPS}
+    options = RooflineOptions(model, gpu, _heads(model), size, gpu_memory_utilization=share)
+    return roofline_with(options, on_host, HOST_TIMES)
