@@ -20,7 +20,8 @@ from pkgutil import walk_packages
 from tempfile import TemporaryDirectory
 
 ALWAYS = ("specsim.engine.order", "specsim.policies.joint", "specsim.policies.goodput_exact",
-          "specsim.policies.parts.times", "specsim.lookup.suffix_tree")  # fmt: skip
+          "specsim.policies.parts.times", "specsim.lookup.suffix_tree",
+          "specsim.engine.lock_step")  # fmt: skip
 """Those that nearly every test needs, the longest first."""
 AT_ONCE = 2
 LIMIT_S = 900  # after which a compiler is taken to hang; tests then compile what they need

@@ -9,7 +9,7 @@ same results, and said in one line.
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
 from hashlib import sha256
@@ -26,9 +26,10 @@ _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _UNDIVIDED = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-HOOK = "hook"
+HOOK, HOOKS = "hook", "hooks"
 Types = Mapping[str, "tuple[DTypeLike, int] | Types | str"]
-"""Of each field of a tuple: element type and number of axes, the types of a tuple, or `HOOK`."""
+"""Of each field of a tuple: element type and number of axes, the types of a tuple, `HOOK`, or
+`HOOKS`."""
 
 Row_co = TypeVar("Row_co", covariant=True)
 
@@ -57,12 +58,12 @@ def types_of(arrays: type) -> Types:
 
     A field says what numpy's types do not, ``Annotated[NDArray[np.int32], 2]`` its number of axes,
     ``Annotated[Any, Part]`` that it holds pointers to a `Part`, ``Rows[Row]`` the fields of its
-    records, `Hook` that it is called.
+    records, `Hook` that it is called, `Hooks` that one of several is.
     """
     types: dict[str, tuple[DTypeLike, int] | Types | str] = {}
     for field, hint in get_type_hints(arrays, include_extras=True).items():
-        if hint is Hook:
-            types[field] = HOOK
+        if hint in (Hook, Hooks):
+            types[field] = HOOK if hint is Hook else HOOKS
         elif get_origin(hint) is Rows:
             types[field] = (record_of(*get_args(hint)), 1)
         else:
@@ -131,11 +132,23 @@ class Hook:
 
     def _called(self, _: Any) -> int:
         try:
-            self._function()
+            return int(self._function() or 0)
         except BaseException as error:
             _RAISED.errors.append(error)
             return -1
-        return 0
+
+
+class Hooks:
+    """Several hooks in a row, of which `run_at` calls one."""
+
+    def __init__(self, hooks: Sequence[Hook]) -> None:
+        self.numbers = np.zeros((len(hooks), 2), dtype=np.int64)
+        self.replace(hooks)
+
+    def replace(self, hooks: Sequence[Hook]) -> None:
+        """Put others in their place."""
+        self.hooks = hooks
+        self.numbers[:] = [hook.numbers[:2] for hook in hooks]
 
 
 class _Raised(local):
@@ -155,6 +168,11 @@ def raise_kept() -> None:
 def run(hook: Any) -> int:
     """Call a hook from a loop; 0, or less than that if it has raised."""
     return int(hook() or 0)
+
+
+def run_at(hooks: Any, place: int) -> int:
+    """Call one of several hooks; see `run`."""
+    return int(hooks.hooks[place]() or 0)
 
 
 def has(hook: Any) -> bool:
@@ -196,6 +214,9 @@ class Pointers:
                 continue
             if kind == HOOK:
                 numbers += (0, 0, 0) if value is None else value.numbers
+                continue
+            if kind == HOOKS:
+                numbers += (value.numbers.ctypes.data, *value.numbers.shape)
                 continue
             assert isinstance(kind, tuple)
             if value.dtype != kind[0] or value.ndim != kind[1] or not value.flags.c_contiguous:

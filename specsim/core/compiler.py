@@ -25,7 +25,18 @@ from typing import Any
 
 import numpy as np
 
-from specsim.core.compiled import HOOK, Loop, Types, has, inner, loops_of, run, symbol
+from specsim.core.compiled import (
+    HOOK,
+    HOOKS,
+    Loop,
+    Types,
+    has,
+    inner,
+    loops_of,
+    run,
+    run_at,
+    symbol,
+)
 from specsim.core.machine_code import sealed
 
 _ROUNDS = 2
@@ -102,7 +113,10 @@ def _lower_only() -> None:
 
 
 def _let_hooks_be_called() -> None:
-    """Make `run` call what a hook says, by its address, and `has` look whether there is one."""
+    """Make `run` call what a hook says, by its address, and `has` look whether there is one.
+
+    `run_at` calls one of several.
+    """
     from llvmlite import ir  # noqa: PLC0415 - see above
 
     numba = _numba()
@@ -121,6 +135,7 @@ def _let_hooks_be_called() -> None:
         numba.extending.overload, jit_options={"_nrt": False, "no_cfunc_wrapper": True}
     )
     overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108
+    overload(run_at)(lambda hooks, at: lambda hooks, at: call((hooks[at, 0], hooks[at, 1])))
     overload(has)(lambda hook: lambda hook: hook[0] != 0)
 
 
@@ -228,8 +243,8 @@ def _fields(types: Types) -> tuple[tuple[str, Any], ...]:
 
 
 def _field(kind: Any) -> Any:
-    if kind == HOOK:
-        return HOOK
+    if kind in (HOOK, HOOKS):
+        return kind
     return _fields(kind) if isinstance(kind, Mapping) else (np.dtype(kind[0]), kind[1])
 
 
@@ -265,6 +280,8 @@ def _type_of(kind: Any) -> Any:
     if kind == HOOK:
         types = _numba().types
         return types.UniTuple(types.int64, 2)
+    if kind == HOOKS:
+        return _array(np.int64, 2)
     return _handle(kind) if isinstance(kind[0], tuple) else _array(*kind)
 
 

@@ -92,7 +92,6 @@ class Cluster:
         self._router = router
         self._memory = router.start(seed)
         self._keeps_up = keeps_up
-        self._runs_ahead = replicas == 1 and self.is_alone
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
         self._draining: set[int] = set()
@@ -116,7 +115,9 @@ class Cluster:
         replica = self._make_replica(number, self.clock.now)
         self._states.take_in(number, replica)
         if self._keeps_up and replica.leader is replica:
-            run = self._run_ahead if self._runs_ahead else self._run_event_by_event
+            is_one = len(self._replicas) == 1 or replica.is_grouped
+            runs_ahead = is_one and self.is_alone
+            run = self._run_ahead if runs_ahead else self._run_event_by_event
             self.clock.process(run(replica))
         return replica
 
@@ -197,7 +198,7 @@ class Cluster:
                 replica.advance(nextafter(self.clock.now, inf))
 
     def _run_ahead(self, replica: Replica) -> Generator[Event, None, None]:
-        """Let the only replica run up to what happens next, which it knows but for its own ends."""
+        """Let the only replica, or group, run up to what happens next but for its own ends."""
         while replica.is_up:
             horizon = self.clock.peek()
             replica.advance(horizon)

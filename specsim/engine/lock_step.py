@@ -8,15 +8,172 @@ dummy passes until ranks agree to stop is left out.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from functools import cached_property, partial
+from math import inf, nextafter
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.compiled import (
+    Bound,
+    Hooks,
+    Loop,
+    Pointers,
+    Rows,
+    inner,
+    record_of,
+    run_at,
+    types_of,
+)
 from specsim.core.step import Pieces, StepLoad
-from specsim.engine.order import BEGUN, CHARGE_FORWARD, LATER, THERE, wait_for_others
+from specsim.engine.order import (
+    BEGUN,
+    CHARGE_FORWARD,
+    DONE,
+    FAR,
+    WAITING_FOR_OTHERS,
+    goes_on,
+    wait_for_others,
+)
 from specsim.engine.replica import Handler, Replica
+from specsim.engine.table import State
 from specsim.profile import StepCosts
+
+LASTS = DONE + 1
+"""What the loop of a group says, too: Python is to say how long the next pass lasts."""
+
+
+class Group(Protocol):
+    """Where the ranks of a server are."""
+
+    until: float  # when something may happen outside next; nothing is done then or later
+    goes_to: float  # that, or just beyond what happens next, if somebody waits for ends
+    is_underway: int  # whether some ranks may not have come that far
+    next_at: float  # when any would go on by itself; infinite if all wait for requests
+    is_awaited: int  # whether somebody waits for ends
+    has_told: int  # whether he has been told of some, which may change what happens outside
+    is_async: int
+    rank: int  # the one that needs Python
+    slowest_up_to: float  # batched tokens up to which a pass lasts as long as the slowest rank's
+    dummy_time: float
+    dummy_tokens: int
+    pass_time: float  # as Python says
+    is_timed: int  # whether it has said
+
+
+class Ranks(NamedTuple):
+    """The ranks of a server, as its loop sees them."""
+
+    group: Rows[Group]  # one row
+    states: Rows[State]
+    comes: Hooks  # the loop of each rank
+
+
+@inner
+def _look(ranks: Ranks) -> bool:
+    """Find when any rank would go on by itself; return whether some wait at a pass for others."""
+    going_at = resting_at = inf
+    met_at = -inf
+    is_there = is_going = False
+    for rank in range(len(ranks.states)):
+        state = ranks.states[rank]
+        if goes_on(state):
+            is_going = True
+            going_at = min(going_at, state.next_at)
+        if state.pass_state != FAR:
+            is_there = True
+        resting_at = min(resting_at, state.next_at)
+        met_at = max(met_at, state.now)  # those that rest come after their own last step
+    ranks.group[0].next_at = going_at if is_going else met_at if is_there else resting_at
+    return is_there
+
+
+@inner
+def _begins(ranks: Ranks) -> bool:
+    """Let a pass begin, of ranks that come with a step and of dummies; False to ask how long."""
+    group, num_ranks = ranks.group[0], len(ranks.states)
+    time, most, num_there = 0.0, 0, 0
+    begins_at, overhead_time = -inf, 0.0
+    for rank in range(num_ranks):
+        state = ranks.states[rank]
+        begins_at = max(begins_at, state.gpu_free_at)
+        if state.pass_state == WAITING_FOR_OTHERS:
+            num_there += 1
+            time = max(time, state.pass_time)
+            most = max(most, state.pass_tokens)
+            overhead_time = max(overhead_time, state.pass_overhead)
+    if num_there < num_ranks:
+        time, most = max(time, group.dummy_time), max(most, group.dummy_tokens)
+    if group.is_timed:
+        time = group.pass_time
+    elif most > group.slowest_up_to:
+        return False
+    group.is_timed = 0
+    # Under asynchronous scheduling the engine's own time comes before the pass.
+    own_time = overhead_time if group.is_async else 0.0
+    begins_at = max(begins_at, group.next_at + own_time)
+    for rank in range(num_ranks):
+        state = ranks.states[rank]
+        state.now = group.next_at
+        state.gpu_free_at = begins_at
+        if state.pass_state == WAITING_FOR_OTHERS:
+            state.pass_time, state.pass_state = time, BEGUN
+        else:
+            state.gpu_free_at += time
+    return True
+
+
+@inner
+def _come(ranks: Ranks) -> int:
+    """Let all ranks come to the next pass, or as far as they go; return what one asks for."""
+    group = ranks.group[0]
+    for rank in range(len(ranks.states)):
+        state = ranks.states[rank]
+        is_early = goes_on(state) and state.next_at < group.goes_to
+        if is_early or state.is_midway or state.pass_state == BEGUN:
+            state.comes_by = group.goes_to
+            group.rank = rank
+            asked = run_at(ranks.comes, rank)
+            if asked != DONE:
+                return asked
+    return DONE
+
+
+def _find_next(ranks: Ranks) -> int:
+    return int(_look(ranks))
+
+
+def _advance(ranks: Ranks) -> int:
+    """Do whatever happens before `Group.until`, or up to ends of which somebody is told.
+
+    Returns `DONE`, `LASTS`, or what the loop of `Group.rank` asks for. The caller does that, and
+    calls again.
+    """
+    group = ranks.group[0]
+    while True:
+        if not group.is_underway:
+            _look(ranks)
+            if group.has_told or group.next_at >= group.until:
+                return DONE
+            group.goes_to = nextafter(group.next_at, inf) if group.is_awaited else group.until
+            group.is_underway = 1
+        asked = _come(ranks)
+        if asked != DONE:
+            return asked
+        is_there = _look(ranks)
+        if group.next_at >= group.goes_to:
+            group.is_underway = 0
+        elif not is_there:
+            for rank in range(len(ranks.states)):
+                ranks.states[rank].now = max(ranks.states[rank].now, group.next_at)
+        elif not _begins(ranks):
+            return LASTS
+
+
+_ROOMS = ("specsim.engine",)
+advance = Loop(_advance, types_of(Ranks), name="ranks", rooms=_ROOMS)
+find_next = Loop(_find_next, types_of(Ranks), name="ranks", rooms=_ROOMS)
 
 
 class LockStep:
@@ -27,137 +184,104 @@ class LockStep:
             0.32.0 ``v1/worker/gpu_worker.py execute_dummy_batch``).
     """
 
+    _states: Any
+
     def __init__(self, costs: StepCosts, dummy_len: int = 1) -> None:
         self._costs = costs
         self._dummy = StepLoad(0, dummy_len, 1, 0, Pieces([dummy_len], [0]))
         # Then each rank's own loop says what its pass takes: a run takes a fifth of the time.
         self._charges_alone = costs.compiled().target is not None and costs.waits_for_slowest
-        self._dummy_time = costs.lock_step_time([self._dummy])
-        self.ranks: list[Rank] = []
+        self._ranks: list[Replica] = []
+        self._group: Any = np.zeros(1, record_of(Group))
+        group = self._group
+        group["dummy_time"], group["dummy_tokens"] = costs.lock_step_time([self._dummy]), dummy_len
+        group["slowest_up_to"] = costs.slowest_up_to if self._charges_alone else -inf
 
     def join(self, replica: Replica) -> Mapping[int, Handler]:
         """Take a replica in; return the verb for which it waits for the others."""
-        rank = Rank(replica, charges_alone=self._charges_alone)
-        self.ranks.append(rank)
-        return {CHARGE_FORWARD: rank.arrive}
+        self._ranks.append(replica)
+        limits = replica.table.limits
+        limits["charges_alone"] = self._charges_alone
+        self._group["is_awaited"] = limits["announces_ends"]
+        self._group["is_async"] = replica.ledger.is_async
+        return {CHARGE_FORWARD: partial(_arrive, replica)}
+
+    def keep_states_in(self, states: NDArray[np.void]) -> None:
+        """Know where the states of all ranks are side by side."""
+        self._states = states
+
+    def has_told(self) -> None:
+        """Hear that a rank has told of ends, which may change what happens next outside."""
+        self._group["has_told"] = 1
+
+    @cached_property
+    def _comes(self) -> Hooks:
+        return Hooks([rank.ledger.come for rank in self._ranks])
+
+    @cached_property
+    def _pointers(self) -> Pointers:
+        return Pointers(Ranks(self._group, self._states, self._comes), advance.types)
+
+    @cached_property
+    def _advance(self) -> Bound:
+        return advance.bind(self._pointers)
+
+    @cached_property
+    def _find_next(self) -> Bound:
+        return find_next.bind(self._pointers)
 
     @property
     def next_at(self) -> float:
         """When any rank would go on by itself; infinite if all wait for requests."""
-        there = [rank for rank in self.ranks if rank.is_there]
-        ranks = [rank for rank in self.ranks if not (rank.is_there or rank.rests)]
-        if there and not ranks:
-            return self._meets_at
-        return min(rank.replica.goes_on_at for rank in ranks or self.ranks)
+        self._find_next()
+        return float(self._group["next_at"][0])
 
     @property
     def leader(self) -> Replica:
         """The first rank."""
-        return self.ranks[0].replica
-
-    @property
-    def _meets_at(self) -> float:
-        """When the last rank comes to the next pass: one that rests, after its own last step."""
-        return max([rank.replica.now for rank in self.ranks])
+        return self._ranks[0]
 
     def advance(self, until: float) -> None:
-        """Do whatever happens before an instant."""
-        while True:
-            found = [rank.replica.come(until) for rank in self.ranks]
-            if LATER in found:
-                return
-            if THERE in found:
-                meets_at = self._meets_at
-                if meets_at >= until:
-                    return
-                self._pass_together([each == THERE for each in found], meets_at)
+        """Do whatever happens before an instant, or up to ends of which somebody is told."""
+        group = self._group
+        group["until"], group["has_told"] = until, 0
+        self._bind_anew()
+        while (asked := self._advance()) != DONE:
+            if asked == LASTS:
+                group["pass_time"], group["is_timed"] = self._pass_time(), 1
                 continue
-            wakes_at = self.next_at
-            if wakes_at >= until:
-                return
-            for rank in self.ranks:
-                rank.replica.now = max(rank.replica.now, wakes_at)
+            self._ranks[int(group["rank"][0])].answer(asked)
+            self._bind_anew()
 
-    def _pass_together(self, comes: list[bool], meets_at: float) -> None:
-        """Let a pass begin, of those ranks that come with a step and of the others with a dummy."""
-        columns = [rank.columns for rank in self.ranks]
-        there = [each for each, has_step in zip(columns, comes, strict=True) if has_step]
-        if self._charges_alone:
-            others = len(comes) - len(there)
-            times = [*(float(each.pass_time[0]) for each in there), *[self._dummy_time] * others]
-            tokens = [*(int(each.pass_tokens[0]) for each in there)]
-            tokens += [self._dummy.batched_tokens] * others
-            time = self._costs.time_of_ranks(times, tokens)
-        else:
-            ranks = zip(self.ranks, comes, strict=True)
-            loads = [rank.load if has_step else self._dummy for rank, has_step in ranks]
-            time = self._costs.lock_step_time(loads)
-        overhead_time = 0.0
-        if self.ranks[0].replica.ledger.is_async:  # before the pass, then
-            overhead_time = max([float(each.pass_overhead[0]) for each in there])
-        begins_at = max(meets_at + overhead_time, *[float(each.gpu_free_at[0]) for each in columns])
-        for each in columns:
-            each.now[0] = meets_at
-            each.gpu_free_at[0] = begins_at + time
-        for each in there:
-            each.pass_time[0], each.pass_state[0] = time, BEGUN
-            each.gpu_free_at[0] = begins_at
+    def _bind_anew(self) -> None:
+        """Take the loops of ranks whose tables others have replaced since."""
+        comes = [rank.ledger.come for rank in self._ranks]
+        if comes != self._comes.hooks:
+            self._comes.replace(comes)
+
+    def _pass_time(self) -> float:
+        """Return how long the next pass lasts, as the latency model says."""
+        has_step = self._states["pass_state"] == WAITING_FOR_OTHERS
+        if not self._charges_alone:
+            pairs = zip(self._ranks, has_step, strict=True)
+            loads = [_load(rank) if is_there else self._dummy for rank, is_there in pairs]
+            return self._costs.lock_step_time(loads)
+        group, states = self._group, self._states
+        times = np.where(has_step, states["pass_time"], group["dummy_time"])
+        tokens = np.where(has_step, states["pass_tokens"], group["dummy_tokens"])
+        return self._costs.time_of_ranks(times.tolist(), tokens.tolist())
 
 
-class _Columns(NamedTuple):
-    """What a rank's state says of passes and of work, each of shape (1,)."""
-
-    now: NDArray[np.float64]
-    gpu_free_at: NDArray[np.float64]
-    pass_time: NDArray[np.float64]
-    pass_overhead: NDArray[np.float64]
-    pass_tokens: NDArray[np.int64]
-    pass_state: NDArray[np.int64]
-    num_running: NDArray[np.int64]
-    in_flight: NDArray[np.int64]
+def _arrive(rank: Replica) -> bool:
+    """Let a rank wait for the others with a step, unless that is empty."""
+    num_requests = int(rank.step.record["num_requests"])
+    if not rank.step.record["batched_tokens"]:
+        rank.verbs.charge_forward()
+        return False
+    wait_for_others(rank.ledger.records(), 0.0, rank.costs.overhead_time(num_requests))
+    return True
 
 
-class Rank:
-    """A replica whose forward passes are those of a `LockStep`, to which it comes and waits."""
-
-    def __init__(self, replica: Replica, *, charges_alone: bool) -> None:
-        self.replica = replica
-        replica.table.limits["charges_alone"] = charges_alone
-        self._state: Any = None
-
-    @property
-    def columns(self) -> _Columns:
-        """Its state."""
-        state = self.replica.table.state
-        if state is not self._state:
-            self._state = state
-            self._columns = _Columns(*[state[name] for name in _Columns._fields])
-        return self._columns
-
-    @property
-    def is_there(self) -> bool:
-        """Whether it has a step that waits for the others."""
-        return bool(self.columns.pass_state[0])
-
-    @property
-    def rests(self) -> bool:
-        """Whether it has nothing to do now, and makes a dummy pass if others make one."""
-        state = self.columns
-        is_busy = state.pass_state[0] or state.num_running[0] or state.in_flight[0]
-        return not is_busy and self.replica.goes_on_at > self.replica.now
-
-    def arrive(self) -> bool:
-        """Wait for the others with a step, unless that is empty; the loop says what it takes."""
-        replica = self.replica
-        num_requests = int(replica.step.record["num_requests"])
-        if not replica.step.record["batched_tokens"]:
-            replica.verbs.charge_forward()
-            return False
-        wait_for_others(replica.ledger.records(), 0.0, replica.costs.overhead_time(num_requests))
-        return True
-
-    @property
-    def load(self) -> StepLoad:
-        """What it brings to the pass."""
-        step = self.replica.step
-        return step.load._replace(pieces=step.pieces())
+def _load(rank: Replica) -> StepLoad:
+    """Return what a rank brings to the pass."""
+    return rank.step.load._replace(pieces=rank.step.pieces())

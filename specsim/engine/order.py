@@ -28,7 +28,7 @@ from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer, verify
 from specsim.engine.preemption import IN_VAIN
 from specsim.engine.schedule import schedule, take_in
-from specsim.engine.table import TABLE_TYPES, WITHDRAWN, Table
+from specsim.engine.table import TABLE_TYPES, WITHDRAWN, State, Table
 from specsim.engine.waiting import withdraw
 from specsim.profile.step_time import HAS_DRAFTER
 
@@ -63,9 +63,8 @@ WAITS, FULL, GROW, REFUSED = VERBS, VERBS + 1, VERBS + 2, VERBS + 3
 results have to be taken; there are more requests than rows; the policy, which is loops, has said
 what nobody can do."""
 
-LATER, RESTS, THERE = VERBS + 4, VERBS + 5, VERBS + 6
-"""What `come` says of a rank, too: it comes to no pass before `State.comes_by`; it has nothing to
-do, and makes a dummy pass if others make one; it waits for the others."""
+DONE = VERBS + 4
+"""What `come` says, too: the rank waits for the others, or does nothing before `State.comes_by`."""
 FAR, WAITING_FOR_OTHERS, BEGUN = range(3)
 """Values of `State.pass_state`: whether a rank waits for others with a step, whose pass then
 begins."""
@@ -200,9 +199,9 @@ def _advance(table: Table) -> int:
 def _come(table: Table) -> int:
     """Go on to the next pass that ranks make together, as far as it lies before `State.comes_by`.
 
-    Returns what `advance` does, or `LATER`, `RESTS` or `THERE`. From event to event where requests
-    are there that the rank has not looked at: those that arrive while it is idle wait. It has
-    looked for them when the last pass began; later ones wait for the pass after.
+    Returns what `advance` does, or `DONE`. From event to event where requests are there that the
+    rank has not looked at: those that arrive while it is idle wait. It has looked for them when the
+    last pass began; later ones wait for the pass after.
     """
     state = table.state[0]
     if state.pass_state == BEGUN:
@@ -212,10 +211,8 @@ def _come(table: Table) -> int:
         state.place += 1
     while state.pass_state == FAR:
         if not state.is_midway:
-            if is_empty(table) and state.next_at > state.now:
-                return RESTS
-            if state.next_at >= state.comes_by:
-                return LATER
+            if state.next_at >= state.comes_by or not goes_on(state):
+                return DONE
             state.until = state.comes_by
             if state.first_arrival != state.num_arrivals:
                 state.until = nextafter(state.next_at, inf)
@@ -225,15 +222,27 @@ def _come(table: Table) -> int:
             charge_forward(table)
             step = table.steps[state.current]
             wait_for_others(table, step.target_time, step.overhead_time)
-        elif verb != WAITS or table.limits[0].announces_ends or state.preempted_in_vain >= IN_VAIN:
+        elif verb != WAITS or is_to_tell(table):
             return verb
-    return THERE
+    return DONE
 
 
 @inner
-def is_empty(table: Table) -> bool:
-    """Whether nothing runs, nor is on its way."""
-    return not (table.state[0].num_running or table.state[0].in_flight)
+def is_to_tell(table: Table) -> bool:
+    """Whether a rank that waits has something to say: ends, or that it will never end."""
+    state = table.state[0]
+    is_awaited = table.limits[0].announces_ends and state.unannounced
+    return bool(is_awaited or state.preempted_in_vain >= IN_VAIN)
+
+
+@inner
+def goes_on(state: State) -> bool:
+    """Whether a rank has something to do before the next pass, to which it has not come.
+
+    If not, it makes a dummy pass if others make one.
+    """
+    has_work = state.num_running or state.in_flight or state.next_at <= state.now
+    return bool(has_work and state.pass_state == FAR)
 
 
 @inner

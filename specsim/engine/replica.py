@@ -10,18 +10,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import CapacityError
 from specsim.core.step import Ints
 from specsim.engine.ledger import Ledger
-from specsim.engine.order import (
-    FULL,
-    GROW,
-    LATER,
-    LAUNCHED,
-    RESTS,
-    THERE,
-    VERBS,
-    WAITS,
-    drop,
-    order_of,
-)
+from specsim.engine.order import FULL, GROW, LAUNCHED, VERBS, WAITS, drop, order_of
 from specsim.engine.preemption import IN_VAIN
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.setup import Setup, Wiring, table_of, zeros
@@ -80,6 +69,12 @@ class Companions(Protocol):
 
     def join(self, replica: "Replica") -> Mapping[int, "Handler"]:
         """Take a replica in; return the verbs that are done for it."""
+
+    def keep_states_in(self, states: Record) -> None:
+        """Know where the states of all are side by side, in the order in which they joined."""
+
+    def has_told(self) -> None:
+        """Hear that one has told of ends."""
 
 
 Handler = Callable[[], bool | None]
@@ -141,15 +136,18 @@ class Replica:
         state, arrivals = self.table.state, self.table.arrivals
         self._place, self._until = state["place"], state["until"]
         self._next_at, self._num_arrivals = state["next_at"], state["num_arrivals"]
-        self._now, self._comes_by = state["now"], state["comes_by"]
+        self._now = state["now"]
         self._in_vain = state["preempted_in_vain"]
         names = ("at", "request", "row", "kind", "external_len")
         self._arrivals = tuple(arrivals[name] for name in names)
 
-    def keep_state_in(self, state: Record) -> None:
-        """Keep the state, shape (1,), where others can see it beside that of other replicas."""
+    def keep_state_in(self, states: Record, number: int) -> None:
+        """Keep the state in a row of those of all replicas, where others can see it."""
+        state = states[number : number + 1]
         state[:] = self.table.state[:]
         self._replace(state=state)
+        if self._group is not None:
+            self._group.keep_states_in(states)
 
     @property
     def table(self) -> Table:
@@ -189,6 +187,11 @@ class Replica:
         return self.goes_on_at if self._group is None else self._group.next_at
 
     @property
+    def is_grouped(self) -> bool:
+        """Whether it goes on with others."""
+        return self._group is not None
+
+    @property
     def leader(self) -> "Replica":
         """The replica as which the clock runs it: itself, or the first of its group."""
         return self if self._group is None else self._group.leader
@@ -209,18 +212,12 @@ class Replica:
             self._do(verb)
         self._has_waited()
 
-    def come(self, until: float) -> int:
-        """Go on to the next pass of its group, as far as that lies before an instant.
-
-        Returns `LATER`, `RESTS` or `THERE` of `specsim.engine.order`.
-        """
-        self._comes_by[0] = until
-        while (found := self.ledger.come()) not in (THERE, RESTS, LATER):
-            if found == WAITS:
-                self._has_waited()
-            else:
-                self._do(found)
-        return found
+    def answer(self, verb: int) -> None:
+        """Do what its loop has come back for, as a rank in lock-step."""
+        if verb == WAITS:
+            self._has_waited()
+        else:
+            self._do(verb)
 
     def _do(self, verb: int) -> None:
         if not self._handlers[verb]() and verb < VERBS:
@@ -400,6 +397,8 @@ class Replica:
         self.ledger.set(unannounced=0)
         if self._wiring.on_end is not None:
             self._wiring.on_end(ended["request"], ended["ended_at"])
+        if self._group is not None:
+            self._group.has_told()
 
     def _tell_notices(self) -> None:
         """Tell whoever has to do something outside."""

@@ -86,7 +86,7 @@ class States:
 
     def take_in(self, number: int, replica: Replica) -> None:
         """Let a new replica keep its state here."""
-        replica.keep_state_in(self.rows[number : number + 1])
+        replica.keep_state_in(self.rows, number)
         self.seen[number] = VisibleReplica(replica)
 
 

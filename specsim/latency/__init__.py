@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from math import inf
 from typing import Annotated, Any
 
 import numpy as np
@@ -83,6 +84,12 @@ class LatencyModel(Member):
             tokens: Batched tokens of each.
         """
         return max(times)
+
+    @property
+    def slowest_up_to(self) -> float:
+        """Batched tokens of each rank up to which that is the time of the slowest by itself."""
+        is_own = type(self).time_of_ranks is not LatencyModel.time_of_ranks
+        return -inf if is_own else inf
 
     @property
     def waits_for_slowest(self) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from math import inf
 from typing import Literal, Self, final
 
 import numpy as np
@@ -197,7 +198,7 @@ class Composed(LatencyModel):
         have it; else none is padded (vLLM 0.32.0 ``v1/worker/dp_utils.py``), and experts serve only
         the tokens that there are, and the host launches the kernels of each.
         """
-        if self.shared is None or max(tokens) <= max(self._sizes, default=0):
+        if self.shared is None or max(tokens) <= self.slowest_up_to:
             return max(times)
         places = [sum(tokens) / len(tokens), *tokens]
         mean, *own = self._shared_times(self.shared, places)
@@ -205,6 +206,10 @@ class Composed(LatencyModel):
         # A pass of that many hides kernels behind the host, of which is not known how many.
         pairs = ((time, us) for time, us in zip(times, own, strict=True) if time != least)
         return max([least, *(time + 1e-6 * (mean - us) for time, us in pairs)])
+
+    @property
+    def slowest_up_to(self) -> float:
+        return inf if self.shared is None else max(self._sizes, default=0)
 
     def _shared_times(self, shared: Curve, places: list[float]) -> list[float]:
         """Return `shared` at some places, with the factors, up to a constant.

@@ -257,6 +257,10 @@ class StepCosts:
         return asked_time(self.target, load) if load.batched_tokens else 0.0
 
     @property
+    def slowest_up_to(self) -> float:
+        return self.target.slowest_up_to
+
+    @property
     def waits_for_slowest(self) -> bool:
         return self.target.waits_for_slowest
 

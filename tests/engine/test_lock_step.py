@@ -13,6 +13,7 @@ from conftest import tiny_config
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.core.request import Request
 from specsim.core.step import StepLoad
+from specsim.engine.cluster import Cluster
 from specsim.latency import LatencyModel
 from specsim.latency.composed import Composed
 from specsim.profile import load_profile
@@ -110,6 +111,30 @@ def test_nothing_is_lost_with_drafts_or_clients_who_wait(
     assert (found[0]["ended_at"] > found[0]["arrived_at"]).all()
     assert len(found[0]["ended_at"]) == config["workload"]["num_requests"]
     assert all((found[0][name] == found[1][name]).all() for name in COLUMNS)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("think_time", [0.0, 0.05, 3.0])
+def test_ranks_that_run_ahead_do_what_they_do_event_by_event(
+    constant_step: Callable[..., str],
+    monkeypatch: pytest.MonkeyPatch,
+    think_time: float,
+    *,
+    is_async: bool,
+) -> None:
+    drafts = {"eagle3": {"step_ms": 1}}
+    config = tiny_config(profile=constant_step(delta_ms=10, gamma_us=100, drafts=drafts, **MOE))
+    arrivals = {"kind": "closed_loop", "concurrency": 7, "think_time": think_time}
+    config["workload"] |= {"arrivals": arrivals, "num_requests": 60}
+    config["engine"] |= {"data_parallel_size": 3, "async_scheduling": is_async}
+    experiment = Experiment.parse(config, "ranks")
+    ahead = Summary(simulate(experiment)).tables
+    monkeypatch.setattr(Cluster, "is_alone", False)
+    in_turn = Summary(simulate(experiment)).tables
+    for name in COLUMNS:
+        assert ahead.requests[name].tobytes() == in_turn.requests[name].tobytes()
+    for name in ("started_at", "ended_at", "target_time", "batched_tokens"):
+        assert ahead.steps[name].tobytes() == in_turn.steps[name].tobytes()
 
 
 @pytest.mark.parametrize("is_async", [False, True])
