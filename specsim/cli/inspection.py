@@ -22,7 +22,7 @@ def list_members(family: str | None = Argument(None, help="Show only this family
     from specsim.acceptance.nested import load_preset, preset_names
     from specsim.core.resources import resource_names
     from specsim.core.settings import nearest
-    from specsim.hardware import load_gpu, load_model
+    from specsim.hardware import load_gpu, load_model, model_names
     from specsim.show.render.catalogue import FAMILIES, family_table, names_table
     from specsim.workload.lengths.distributions import DATASETS
 
@@ -41,9 +41,7 @@ def list_members(family: str | None = Argument(None, help="Show only this family
             names_table(
                 "GPUs", {n: load_gpu(n).name for n in resource_names("profiles", "*.yaml")}
             ),
-            names_table(
-                "models", {n: load_model(n).name for n in resource_names("profiles", "*.json")}
-            ),
+            names_table("models", {n: load_model(n).name for n in model_names()}),
             names_table("acceptance presets", presets),
         )
 

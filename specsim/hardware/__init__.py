@@ -12,10 +12,12 @@ from specsim.hardware.specs import (
     gpus_alike,
     load_gpu,
     load_model,
+    model_names,
     num_kv_blocks,
 )
 
 __all__ = [
     "GIB", "AttentionWidth", "GpuSpec", "KVLayers", "KVLayout", "MemoryPlan", "ModelShape",
-    "find_gpu", "find_model", "gpus_alike", "kv_layout", "load_gpu", "load_model", "num_kv_blocks",
+    "find_gpu", "find_model", "gpus_alike", "kv_layout", "load_gpu", "load_model", "model_names",
+    "num_kv_blocks",
 ]  # fmt: skip

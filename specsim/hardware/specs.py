@@ -137,19 +137,27 @@ def gpus_alike(name: str) -> list[str]:
     return [each for each in resource_names("profiles", "*.yaml") if each.startswith(f"{name}-")]
 
 
+_NAMED = Path(__file__).with_name("models.yaml")
+
+
+def model_names() -> list[str]:
+    """Return the models whose shape is known by name, sorted."""
+    named = load_mapping(_NAMED, ProfileError, is_shared=True)
+    return sorted({*resource_names("profiles", "*.json"), *named})
+
+
 def load_model(name: str) -> ModelShape:
     """Return the shape of a model.
 
     A ProfileError if there is none, or it lacks a field, or has a part that is not modelled.
 
     Args:
-        name: As in ``profiles/<name>.json``, or the path of such a file or of a model's HuggingFace
-            ``config.json``.
+        name: As in ``profiles/<name>.json`` or ``models.yaml``, or the path of such a file or of a
+            model's HuggingFace ``config.json``.
     """
     path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
     if path is None:
-        known = resource_names("profiles", "*.json")
-        raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, known)}")
+        return _named_model(name)
     fields = load_mapping(path, ProfileError)
     if "source" not in fields:  # which every shape names
         beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
@@ -161,8 +169,18 @@ def load_model(name: str) -> ModelShape:
         return ModelShape.model_validate(fields)
 
 
+def _named_model(name: str) -> ModelShape:
+    config = load_mapping(_NAMED, ProfileError, is_shared=True).get(name)
+    if config is None:
+        raise ProfileError(f"no model '{name}' in profiles/; {nearest(name, model_names())}")
+    whole = {"torch_dtype": "bfloat16", "_name_or_path": config["name"], **config}
+    fields = HuggingFaceConfig(whole, name).fields()
+    fields["source"] = f"https://huggingface.co/{config['name']}/blob/main/config.json"
+    return ModelShape.model_validate(fields)
+
+
 def find_model(names: list[str], source: str) -> str:
-    """Return the name in ``profiles/`` of a model, given what somebody else calls it.
+    """Return the name here of a model, given what somebody else calls it.
 
     A ProfileError if there is none.
 
@@ -171,7 +189,7 @@ def find_model(names: list[str], source: str) -> str:
             the last slash, and of variants of one size the longest name that it begins with.
         source: Who calls it that, for the error message.
     """
-    known = resource_names("profiles", "*.json")
+    known = model_names()
     for name in names:
         key = name.rsplit("/", 1)[-1].lower()
         fitting = [model for model in known if key == model or key.startswith(f"{model}-")]
@@ -179,8 +197,8 @@ def find_model(names: list[str], source: str) -> str:
             return max(fitting, key=len)
     given = " or ".join(dict.fromkeys(names)) or "no model"
     raise ProfileError(
-        f"{source}: names {given}, which is none of profiles/*.json ({', '.join(known)}); put the "
-        "model's config.json into the folder, or name one (--model)"
+        f"{source}: names {given}, which is none of those known by name ({', '.join(known)}); put "
+        "the model's config.json into the folder, or name one (--model)"
     )
 
 

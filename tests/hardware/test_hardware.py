@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from specsim.core.errors import ProfileError
 from specsim.core.resources import resource_names
 from specsim.core.step import StepLoad
-from specsim.hardware import find_gpu, load_gpu, load_model
+from specsim.hardware import find_gpu, load_gpu, load_model, model_names
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
 from specsim.profile.profile import memory_plan
@@ -89,6 +89,59 @@ def test_shipped_models_have_as_many_weights_as_published(name: str) -> None:
     made_up = name == "llama-7m"
     public = ("https://huggingface.co/", "https://github.com/")
     assert shape.source.startswith("made up" if made_up else public)
+
+
+PUBLISHED_BY_NAME = {  # of model cards, without MTP layers and what sees images
+    "c4ai-command-r-08-2024": 32_296_476_672,
+    "c4ai-command-r-plus-08-2024": 103_810_674_688,
+    "codestral-22b": 22_247_282_688,
+    "deepseek-r1-distill-qwen-14b": 14_770_033_664,
+    "deepseek-r1-distill-qwen-32b": 32_763_876_352,
+    "deepseek-r1-distill-qwen-7b": 7_615_616_512,
+    "gemma-2-27b": 27_227_128_320,
+    "gemma-2-9b": 9_241_705_984,
+    "gemma-3-12b": 11.77e9,
+    "gemma-3-27b": 27.01e9,
+    "gemma-3-4b": 3.88e9,
+    "glm-4.5": 352.8e9,
+    "glm-4.5-air": 106.85e9,
+    "glm-4.6": 352.8e9,
+    "granite-3.3-8b": 8_170_864_640,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3.1-405b": 405_853_388_800,
+    "llama-3.2-3b": 3_212_749_824,
+    "ministral-8b": 8_019_808_256,
+    "mistral-large-instruct": 122_610_069_504,
+    "mistral-nemo-instruct": 12_247_782_400,
+    "mistral-small-24b": 23_572_403_200,
+    "mistral-small-3.2-24b": 23_572_403_200,
+    "mixtral-8x22b": 140_630_071_296,
+    "phi-4": 14_659_507_200,
+    "phi-4-mini": 3_836_021_760,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-next-80b-a3b": 79.67e9,
+    "qwq-32b": 32_763_876_352,
+    "smollm3-3b": 3_075_098_624,
+    "yi-1.5-34b": 34_388_917_248,
+}
+
+
+def test_models_that_are_known_by_name_have_as_many_weights_as_published() -> None:
+    assert {*model_names()} == {*PUBLISHED, *PUBLISHED_BY_NAME}
+    for name, parameters in PUBLISHED_BY_NAME.items():
+        shape = load_model(name)
+        assert shape.num_parameters == pytest.approx(parameters, rel=5e-4)
+        assert shape.source == f"https://huggingface.co/{shape.name}/blob/main/config.json"
 
 
 @pytest.mark.parametrize("name", resource_names("profiles", "*.yaml"))

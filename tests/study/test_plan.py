@@ -42,7 +42,7 @@ from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
 from specsim.study.plan.hardware import measured_alike
-from specsim.study.plan.model_names import NAMES, model_of, shape_note
+from specsim.study.plan.model_names import NAMES, context_of, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
@@ -71,6 +71,13 @@ def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("deepseek-ai/DeepSeek-R1-0528", "deepseek-v3"),
         ("deepseek-ai/DeepSeek-V3.1-Terminus", "deepseek-v3"),
         ("moonshotai/Kimi-K2-Thinking", "kimi-k2.5"),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "deepseek-r1-distill-qwen-7b"),
+        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "qwen2.5-72b"),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", "qwen2.5-7b"),
+        ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.2-24b"),
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("zai-org/GLM-4.6-FP8", "glm-4.6"),
     ],
 )
 def test_names_of_huggingface_lead_to_shapes(name: str, shape: str) -> None:
@@ -100,10 +107,27 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
     assert model == str(tmp_path / "tuned/config.json")
 
 
-@pytest.mark.parametrize("name", ["DeepSeek-R1-Distill-Qwen-32B", "DeepSeek-V3.9"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        "deepseek-ai/DeepSeek-V3.9",
+        "microsoft/Phi-4-multimodal-instruct",
+        "mistralai/Mistral-Large-3-675B-Instruct-2512",
+        "mistralai/Devstral-Small-2-24B-Instruct-2512",
+        "nvidia/Mistral-NeMo-Minitron-8B-Instruct",
+        "google/gemma-3n-E4B-it",
+    ],
+)
 def test_a_name_that_begins_like_another_models_is_not_taken_for_it(name: str) -> None:
     with pytest.raises(ConfigError, match="no shape of it"):
-        model_of(f"deepseek-ai/{name}")
+        model_of(name)
+
+
+def test_a_known_name_may_have_the_shape_of_a_measured_model_and_a_shorter_context() -> None:
+    name = "meta-llama/Meta-Llama-3-8B-Instruct"
+    assert context_of(name) == {"max_model_len": 8192}
+    assert shape_note(name) == f"step times and drafters of llama-3.1-8b, whose shape {name} has"
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from specsim.core.errors import ConfigError, ProfileError
-from specsim.core.resources import resource_names
+from specsim.core.errors import ConfigError
+from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_model
 from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_shape import ModelShape
-from specsim.hardware.specs import find_model
+from specsim.hardware.specs import model_names
 from specsim.profile.kernel_tables import published_configs
 
 NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
@@ -44,7 +44,7 @@ def model_of(name: str) -> str:
             f"model {name}: no config.json is there; name a folder with its config.json "
             "(./my-model)"
         )
-    known = [n for n in resource_names("profiles", "*.json") if not load_model(n).is_head]
+    known = [n for n in model_names() if not load_model(n).is_head]
     others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 90 more"
     raise ConfigError(
         f"model {name}: no shape of it in profiles/{others}; {nearest(key_of(name), known)}; for "
@@ -93,8 +93,13 @@ def shape_note(name: str) -> str | None:
 
 
 def _config_of(name: str) -> str | None:
-    """Return the config.json of a model that is a folder, or of one without a shape here."""
-    return _own_config(name) or _published(name)
+    """Return the config.json of a model that is a folder, or of one without a shape in profiles/.
+
+    Also a name of which the config.json is known here.
+    """
+    named = _shipped(name)
+    is_named = named is not None and find_resource("profiles", f"{named}.json") is None
+    return _own_config(name) or (named if is_named else _published(name))
 
 
 def _own_config(name: str) -> str | None:
@@ -118,14 +123,9 @@ def _untuned(key: str) -> str:
 
 
 def _shipped(name: str) -> str | None:
-    """Return the shape in ``profiles/`` that a name means; None if there is none."""
-    key = key_of(name)
-    if (shape := of_longest(NAMES["aliases"], key)) is not None:
-        return shape
-    try:
-        return find_model([key], "the command")
-    except ProfileError:
-        return None
+    """Return the model that a name means, of those that are known here; None if there is none."""
+    known = {**{each: each for each in model_names()}, **NAMES["aliases"]}
+    return of_longest(known, key_of(name))
 
 
 def _fine_tune(name: str) -> tuple[str, str] | None:
