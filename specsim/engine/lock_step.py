@@ -44,7 +44,7 @@ LASTS = DONE + 1
 """What the loop of a group says, too: Python is to say how long the next pass lasts."""
 
 
-class Group(Protocol):
+class RanksState(Protocol):
     """Where the ranks of a server are."""
 
     until: float  # when something may happen outside next; nothing is done then or later
@@ -65,7 +65,7 @@ class Group(Protocol):
 class Ranks(NamedTuple):
     """The ranks of a server, as its loop sees them."""
 
-    group: Rows[Group]  # one row
+    group: Rows[RanksState]  # one row
     states: Rows[State]
     comes: Hooks  # the loop of each rank
 
@@ -145,9 +145,9 @@ def _find_next(ranks: Ranks) -> int:
 
 
 def _advance(ranks: Ranks) -> int:
-    """Do whatever happens before `Group.until`, or up to ends of which somebody is told.
+    """Do whatever happens before `RanksState.until`, or up to ends of which somebody is told.
 
-    Returns `DONE`, `LASTS`, or what the loop of `Group.rank` asks for. The caller does that, and
+    Returns `DONE`, `LASTS`, or what the loop of `RanksState.rank` asks for. The caller does that, and
     calls again.
     """
     group = ranks.group[0]
@@ -192,7 +192,7 @@ class LockStep:
         # Then each rank's own loop says what its pass takes: a run takes a fifth of the time.
         self._charges_alone = costs.compiled().target is not None and costs.waits_for_slowest
         self._ranks: list[Replica] = []
-        self._group: Any = np.zeros(1, record_of(Group))
+        self._group: Any = np.zeros(1, record_of(RanksState))
         group = self._group
         group["dummy_time"], group["dummy_tokens"] = costs.lock_step_time([self._dummy]), dummy_len
         group["slowest_up_to"] = costs.slowest_up_to if self._charges_alone else -inf
