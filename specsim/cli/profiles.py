@@ -207,7 +207,7 @@ def show_profile(
     show(*tables)
 
 
-MadeModel = Annotated[str, Option(help="A name in profiles/, or a HuggingFace config.json.")]
+MadeModel = Annotated[str, Option(help="A name in `specsim list`, or a HuggingFace config.json.")]
 Replica = Annotated[int, Option(min=1, help="GPUs of each replica.")]
 Drafts = Annotated[
     list[str] | None, Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b.")

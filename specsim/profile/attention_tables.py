@@ -162,7 +162,7 @@ class AttentionTables:
                 f"layers with one of {kind.window} tokens; use `specsim profile roofline`"
             )
         wanted = {
-            "head_dim": (kind.width.head_dim + kind.width.value_dim) // 2,
+            "head_dim": kind.head_dim,
             "kv_cache_dtype": self._options.kv_dtype,
             "window_size": kind.window or 0,
         }
@@ -179,11 +179,13 @@ class AttentionTables:
         return found, kernel
 
     def _is_carried(self, kind: "_LayerKind") -> bool:
-        """Whether no table has its chunks or window."""
+        """Whether no table has its chunks, or its window of heads as wide."""
         if kind.window is None or kind.is_chunked:
             return kind.is_chunked
         table = self._tables.table("attention", "context_attention_perf")
-        return kind.window not in table.values("window_size")
+        head_dim = _measured_dim(table, kind.head_dim)
+        alike = {"head_dim": head_dim, "kv_cache_dtype": self._options.kv_dtype}
+        return kind.window not in table.where("attention", **alike).values("window_size")
 
     def _prompts_of(self, kind: "_LayerKind", measured: HeadTimes) -> tuple[Values, Values]:
         """Return what whole prompts take: within chunks, or a window that nobody measured.
@@ -279,15 +281,14 @@ class AttentionTables:
         kernel: str | None,
     ) -> tuple[HeadTimes, str]:
         """Return the times of a number of heads: measured, or as `_of_heads` says."""
-        there = table.values("head_dim")
-        if wanted["head_dim"] not in there and _USUAL_HEAD_DIM in there:
-            share = wanted["head_dim"] / _USUAL_HEAD_DIM
+        head_dim, measured = wanted["head_dim"], _measured_dim(table, wanted["head_dim"])
+        if measured != head_dim:
+            share = head_dim / measured
             heads, keys = max(1, round(heads * share)), max(1, round(keys * share))
             self._note(
-                f"heads of {wanted['head_dim']} as {heads} of {_USUAL_HEAD_DIM}, with as many "
-                "numbers per token"
+                f"heads of {head_dim} as {heads} of {measured}, with as many numbers per token"
             )
-            wanted = {**wanted, "head_dim": _USUAL_HEAD_DIM}
+            wanted = {**wanted, "head_dim": measured}
         found, name = table.where("attention", **wanted).of_kernel(kernel)
         found = found._replace(source=f"{table.source}, {name}")
         return self._of_heads(found, heads, keys), name
@@ -323,6 +324,12 @@ def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
     return HeadTimes(batch, isl + step, latency)
 
 
+def _measured_dim(table: MeasuredTable, head_dim: int) -> int:
+    """Return the numbers of a head as which a table has those of so many: the same, or as usual."""
+    there = table.values("head_dim")
+    return head_dim if head_dim in there or _USUAL_HEAD_DIM not in there else _USUAL_HEAD_DIM
+
+
 def _name_in(table: MeasuredTable, called: str) -> str:
     """Return what a table calls a model: of whose repository, and in which data type, differs."""
     has_names = "model" in table.rows.column_names
@@ -339,6 +346,11 @@ class _LayerKind(NamedTuple):
     type: LayerType
     window: int | None  # or chunk, tokens
     width: AttentionWidth
+
+    @property
+    def head_dim(self) -> int:
+        """Numbers of a head: the mean of its keys and values."""
+        return (self.width.head_dim + self.width.value_dim) // 2
 
     @property
     def is_chunked(self) -> bool:

@@ -278,6 +278,12 @@ def test_init_writes_the_profile_that_none_is_shipped_of(
     assert cli("run", "my.yaml", "--set", "workload.num_requests=20")[0] == 0
 
 
+def test_init_needs_no_price(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    piped(monkeypatch, "vllm serve Qwen/Qwen3-8B\n\n\n\nmi300x\n")
+    assert cli("init", "my.yaml")[0] == 0
+    assert load_profile(tmp_path / "my-profile.yaml").gpu == "mi300x"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [("", "no terminal to ask at"), ("vllm serve nothing\n", "model nothing"),

@@ -660,6 +660,7 @@ def test_without_a_file_the_profile_is_standard_output(cli: Run) -> None:
     [
         (("--model", "llama-3.1-70b", "--gpu", "l4"), "no KV block fits"),
         (("--model", "llama-2-7", "--gpu", "h100"), "did you mean 'llama-2-7b'"),
+        (("--model", "google/gemma-3-27b-it", "--gpu", "h100"), "did you mean 'gemma-3-27b'?"),
         (("--model", "no.json", "--gpu", "h100"), "no.json: cannot be read"),
         (("--model", "llama-2-7b", "--gpu", "h1000"), "no GPU 'h1000'"),
         (("--model", "llama-2-7b", "--gpu", "a100", "--tp", "2"), "; name a100-40gb or a100-80gb,"),

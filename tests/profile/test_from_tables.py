@@ -255,6 +255,18 @@ def test_tables_without_windows_are_none_of_layers_with_windows(
         attention_of(tables, tmp_path, 32, 8, sliding_window=1024)
 
 
+def test_a_window_of_other_heads_is_none_of_these(tables: Path, tmp_path: Path) -> None:
+    """Gemma-3-27B has heads of 128 numbers and a window that was measured with heads of 256."""
+    heads_tables(tables, [(32, 8)])
+    for phase in ("generation", "context"):
+        folder = tables / "data/h200_sxm/attention/vllm/0.24.0"
+        rows = pq.read_table(folder / f"{phase}_attention_perf.parquet").to_pylist()
+        others = [{**row, "head_dim": 256, "window_size": 1024} for row in rows]
+        write(folder, f"{phase}_attention_perf", rows + others)
+    found = attention_of(tables, tmp_path, 32, 8, sliding_window=1024)
+    assert found == pytest.approx(attention_of(tables, tmp_path, 32, 8), rel=1e-3)
+
+
 def test_data_type_by_the_config_of_the_model(tables: Path, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     shape = load_model("llama-3.1-8b").model_dump()

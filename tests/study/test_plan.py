@@ -639,6 +639,14 @@ def test_no_roofline_stands_in_for_quantized_weights() -> None:
     assert said in found.left_out[0]
 
 
+def test_sizes_over_which_heads_cannot_be_spread_are_no_reason() -> None:
+    """Ten key-value heads of Phi-4 go over neither four nor eight GPUs, which hides nothing."""
+    with pytest.raises(ConfigError, match=r"^rtx4090: no profile of phi-4, .* no peak_tflops"):
+        offered(asked("microsoft/phi-4", gpus="rtx4090"), ("off",))
+    with pytest.raises(ConfigError, match="10 key-value heads"):
+        offered(asked("microsoft/phi-4 -tp 4", gpus="h100"), ("off",))
+
+
 def test_what_does_not_fit_is_left_out_with_its_reason() -> None:
     found = offered(asked("meta-llama/Llama-3.1-70B-Instruct", gpus="l4,h100"), ("off",))
     assert {option.hardware.profile.gpu for option in found.options} == {"h100"}

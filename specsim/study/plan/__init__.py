@@ -15,7 +15,14 @@ from specsim.study.capacity import Contender, Found, refined, searched
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.advice import option_words
 from specsim.study.plan.answer import SHORT, Plan
-from specsim.study.plan.candidates import FIRST_K, Option, goal_of, later_policies, offered
+from specsim.study.plan.candidates import (
+    FIRST_K,
+    Option,
+    check_prices,
+    goal_of,
+    later_policies,
+    offered,
+)
 from specsim.study.plan.question import Question, question_of
 from specsim.study.plan.what_if import MOVED
 
@@ -68,6 +75,7 @@ def make_plan(
 
 def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> Iterator[Plan]:
     """Yield what is known after each stage."""
+    check_prices(question)
     first = offered(question, ("off", f"static:k={FIRST_K}"))
     tell(f"short runs of {len(first.options)} options")
     plan = with_short_runs(Plan(question, first.left_out), first.options, runner)

@@ -108,7 +108,7 @@ class Offered:
 def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     """Return the options with some policies, and ``off`` if that is among them.
 
-    A ConfigError if a GPU has no price, or there is no hardware at all.
+    A ConfigError if there is no hardware at all.
     """
     wanted = (question.command.speculation or {}).get("method")
     found = Offered(left_out=_own_layers(question, wanted))
@@ -116,12 +116,6 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
         if question.gpus.count(gpu) > 1:
             raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
         load_gpu(gpu)
-        if gpu not in question.prices.per_gpu_hour:
-            known = ", ".join(question.prices.per_gpu_hour)
-            of_all = ",".join(f"{each}:PRICE" for each in question.gpus)
-            raise ConfigError(
-                f"--gpus {gpu}: has no price (known: {known}); give those of all: --prices {of_all}"
-            )
         made = 0
         for hardware, profile in hardware_of(question, gpu, found.left_out):
             before = len(found.options)
@@ -136,6 +130,18 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     if wanted is None:
         found.left_out += _unequal(found.options)
     return found
+
+
+def check_prices(question: Question) -> None:
+    """Raise a ConfigError if a GPU has no price."""
+    for gpu in question.gpus:
+        load_gpu(gpu)
+        if gpu not in question.prices.per_gpu_hour:
+            known = ", ".join(question.prices.per_gpu_hour)
+            of_all = ",".join(f"{each}:PRICE" for each in question.gpus)
+            raise ConfigError(
+                f"--gpus {gpu}: has no price (known: {known}); give those of all: --prices {of_all}"
+            )
 
 
 def _unequal(options: list[Option]) -> list[str]:

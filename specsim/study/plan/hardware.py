@@ -78,7 +78,7 @@ def _of_cache(
     given, stages = question.command.tensor_parallel_size, question.command.stages
     model, ranks, most = question.model, question.ranks, _SIZES[-1]
     fitting = [size for size in _SIZES if size == 1 or size * ranks * stages <= most]
-    sizes = [given] if given else fitting
+    sizes = [given] if given else [size for size in fitting if _spreads_heads(model, size)]
     splits = [
         _Split(size, ranks, stages, question.spreads_experts(size), kv_dtype) for size in sizes
     ]
@@ -115,6 +115,14 @@ def _of_cache(
         said += split.words + (" with a KV cache in 8 bits" if kv_dtype == "fp8" else "")
         name = question.command.model if model.endswith(".json") else model
         left_out.append(f"{label}: no profile of {name}{said}, and {no_other}: {why}")
+
+
+def _spreads_heads(model: str, size: int) -> bool:
+    try:
+        load_model(model).check_split(size)
+    except ValueError:
+        return False
+    return True
 
 
 def measured_alike(profile: Profile) -> str:
