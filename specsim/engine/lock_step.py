@@ -52,7 +52,7 @@ class RanksState(Protocol):
     is_underway: int  # whether some ranks may not have come that far
     next_at: float  # when any would go on by itself; infinite if all wait for requests
     is_awaited: int  # whether somebody waits for ends
-    has_told: int  # whether he has been told of some, which may change what happens outside
+    has_told: int  # whether they have been told of some, which may change what happens outside
     is_async: int
     rank: int  # the one that needs Python
     slowest_up_to: float  # batched tokens up to which a pass lasts as long as the slowest rank's
@@ -147,8 +147,8 @@ def _find_next(ranks: Ranks) -> int:
 def _advance(ranks: Ranks) -> int:
     """Do whatever happens before `RanksState.until`, or up to ends of which somebody is told.
 
-    Returns `DONE`, `LASTS`, or what the loop of `RanksState.rank` asks for. The caller does that, and
-    calls again.
+    Returns `DONE`, `LASTS`, or what the loop of `RanksState.rank` asks for. The caller does that,
+    and calls again.
     """
     group = ranks.group[0]
     while True:
