@@ -239,9 +239,10 @@ def is_to_tell(table: Table) -> bool:
 def goes_on(state: State) -> bool:
     """Whether a rank has something to do before the next pass, to which it has not come.
 
-    If not, it makes a dummy pass if others make one.
+    If not, it makes a dummy pass if others make one. One that is in the midst of a step has, also
+    if all who were in it are withdrawn.
     """
-    has_work = state.num_running or state.in_flight or state.next_at <= state.now
+    has_work = state.num_running or state.place or state.next_at <= state.now
     return bool(has_work and state.pass_state == FAR)
 
 
