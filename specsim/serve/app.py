@@ -2,8 +2,9 @@
 
 import asyncio
 import json
+from functools import partial
 from hmac import compare_digest
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from aiohttp import web
@@ -233,18 +234,14 @@ class Service:
         self.check(body, prompts, max_tokens)
         inputs = [ids.astype(np.int64, copy=False) for ids in prompts]
         lens, n = [len(ids) for ids in prompts], body.n or 1
-        options: dict[str, Any] = {"is_chat": isinstance(body, ChatBody), "n": n, "echoes": echoes}
-        if body.stream:
-            asked = body.stream_options
-            reply: Reply = Stream(
-                self.model,
-                lens,
-                usage=bool(asked and asked.include_usage),
-                continuous=bool(asked and asked.continuous_usage_stats),
-                **options,
-            )
-        else:
-            reply = Reply(self.model, lens, **options)
+        live = self.live
+        metrics = partial(
+            LiveAnswer.metrics,
+            speed=live.speed,
+            max_draft_len=live.experiment.num_speculative_tokens,
+        )
+        kind = Stream if body.stream else Reply
+        reply = kind(self.model, body, lens, echoes, metrics)
         left = _MOST_TOKENS - self.live.num_tokens
         async for place in self._turns.each(range(len(prompts) * n)):
             answer = await self._planned(body, at, inputs[place // n], max_tokens, reply)

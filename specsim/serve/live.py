@@ -106,6 +106,51 @@ class LiveAnswer:
         """Its prompt, and all of it."""
         return self.request.prompt_len + self.request.output_len
 
+    def metrics(self, speed: float, max_draft_len: int) -> dict[str, Any]:
+        """Return what vLLM tells of a request, on a clock that runs `speed` times as fast.
+
+        With ``--enable-per-request-metrics --per-request-spec-decode-metrics detailed`` (vLLM
+        0.32.0 ``entrypoints/generate/base/serving.py``).
+
+        Args:
+            max_draft_len: 0 without speculation.
+        """
+        started_at = float(self.row["first_scheduled_at"])
+        first_ms, generation_ms, queue_ms = (
+            1e3 * seconds / speed
+            for seconds in (
+                self.first_token_at - started_at,
+                self.last_token_at - self.first_token_at,
+                started_at - self.request.arrived_at,
+            )
+        )
+        count = self.sent_len
+        found: dict[str, Any] = {
+            "time_to_first_token_ms": first_ms,
+            "generation_time_ms": generation_ms,
+            "queue_time_ms": queue_ms,
+            "mean_itl_ms": generation_ms / (count - 1) if count > 1 else None,
+            "tokens_per_second": 1e3 * count / (first_ms + generation_ms),
+        }
+        if max_draft_len:
+            drafted, accepted = ([draft[part] for draft in self.drafts] for part in (1, 2))
+            num_drafts, num_drafted, num_accepted = len(drafted), sum(drafted), sum(accepted)
+            found["speculative_decoding"] = {
+                "mean_acceptance_length": 1.0 + num_accepted / max(1, num_drafts),
+                "draft_acceptance_rate": num_accepted / max(1, num_drafted),
+                "acceptance_histogram": np.bincount(
+                    np.array(accepted, dtype=np.int64), minlength=max_draft_len + 1
+                ).tolist(),
+                "num_spec_steps": num_drafts,
+                "num_accepted_draft_tokens": num_accepted,
+                "num_draft_tokens": num_drafted,
+                "num_spec_tokens": max_draft_len,
+            }
+            if drafted:
+                steps = {"per_step_accepted": accepted, "per_step_drafted": drafted}
+                found["speculative_decoding"] |= steps
+        return found
+
     def text(self, first: int, end: int) -> str:
         """Return what is sent of some of its tokens."""
         ends = self.filler.ends

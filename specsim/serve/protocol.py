@@ -101,6 +101,7 @@ class _Asked(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=64, fail_fast=True)] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
+    return_token_ids: bool | None = False
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -257,16 +258,23 @@ class Reply:
     """What comes back for one HTTP request: the answers to its prompts, each after its echo."""
 
     def __init__(
-        self, model: str, prompt_lens: list[int], *, is_chat: bool, n: int, echoes: list[str]
+        self,
+        model: str,
+        body: CompletionBody | ChatBody,
+        prompt_lens: list[int],
+        echoes: list[str],
+        metrics: Callable[[LiveAnswer], dict[str, Any]],
     ) -> None:
-        self.id = f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid4().hex}"
-        self.is_chat, self.n = is_chat, n
+        self.is_chat, self.n = isinstance(body, ChatBody), body.n or 1
+        self.has_ids = bool(body.return_token_ids)
+        self.id = f"{'chatcmpl' if self.is_chat else 'cmpl'}-{uuid4().hex}"
         self.created = int(time())
         self.model, self.prompt_lens, self.echoes = model, prompt_lens, echoes
+        self._metrics = metrics
         self.answers: list[LiveAnswer] = []
         self.done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         """Settled when the last answer has come: None, or why it has not."""
-        self._left = len(prompt_lens) * n
+        self._left = len(prompt_lens) * self.n
 
     def delivered(self, answer: LiveAnswer, first: int, end: int) -> None:
         """Wait for the last token of the last answer."""
@@ -280,9 +288,11 @@ class Reply:
             self.done.set_result(why)
 
     @property
-    def usage(self) -> dict[str, Any]:
-        """What it comes to, tokens."""
-        return _usage(sum(self.prompt_lens), sum(each.sent_len for each in self.answers))
+    def total(self) -> dict[str, Any]:
+        """What it comes to: tokens, and of a single answer how it came about."""
+        usage = _usage(sum(self.prompt_lens), sum(each.sent_len for each in self.answers))
+        metrics = {"metrics": self._metrics(self.answers[0])} if len(self.answers) == 1 else {}
+        return {"usage": usage, **metrics}
 
     async def whole(self, turns: Turns) -> list[str]:
         """Return all answers as one JSON object, in pieces."""
@@ -292,6 +302,8 @@ class Reply:
             said: dict[str, Any] = {"text": text}
             if self.is_chat:
                 said = {"message": {"role": "assistant", "content": text}}
+            if self.has_ids:
+                said["token_ids"] = answer.filler.ids[: answer.sent_len].tolist()
             choice = {"index": answer.place, **said, "logprobs": None}
             comma = ", " if pieces else ""
             pieces.append(comma + json.dumps({**choice, "finish_reason": answer.finish}))
@@ -300,7 +312,7 @@ class Reply:
             "object": "chat.completion" if self.is_chat else "text_completion",
             "created": self.created,
             "model": self.model,
-            "usage": self.usage,
+            **self.total,
         }
         return [f'{json.dumps(head)[:-1]}, "choices": [', *pieces, "]}"]
 
@@ -320,10 +332,12 @@ class Stream(Reply):
     the connection's buffer, which is bounded: then the reader is cut off.
     """
 
-    def __init__(self, *what: Any, usage: bool, continuous: bool, **options: Any) -> None:
-        super().__init__(*what, **options)
+    def __init__(self, model: str, body: CompletionBody | ChatBody, *what: Any) -> None:
+        super().__init__(model, body, *what)
         self.echoes = [json.dumps(echo)[1:-1] for echo in self.echoes]
-        self._has_usage, self._is_continuous = usage, continuous
+        asked = body.stream_options or StreamOptions()
+        self._has_usage = bool(asked.include_usage)
+        self._is_continuous = bool(asked.continuous_usage_stats)
         self.transport: asyncio.WriteTransport | None = None
         """Its connection, once the header of the response has been sent on it."""
         kind = "chat.completion.chunk" if self.is_chat else "text_completion"
@@ -337,6 +351,8 @@ class Stream(Reply):
         text += answer.text(first, end)
         finish = f'"{answer.finish}"' if end == answer.request.output_len else "null"
         said = f'"delta":{{"content":"{text}"}}' if self.is_chat else f'"text":"{text}"'
+        if self.has_ids:
+            said += f',"token_ids":{answer.filler.ids[first:end].tolist()}'
         usage = ""
         if self._is_continuous:
             prompt_len = self.prompt_lens[answer.place // self.n]
@@ -360,7 +376,7 @@ class Stream(Reply):
             return f"data: {json.dumps(error_body(503, why))}\n\n".encode() + _DONE
         if not self._has_usage:
             return _DONE
-        return f'{self._head}],"usage":{json.dumps(self.usage)}}}\n\n'.encode() + _DONE
+        return f"{self._head}],{json.dumps(self.total)[1:]}\n\n".encode() + _DONE
 
     def _write(self, data: bytes) -> None:
         transport = self.transport

@@ -40,6 +40,21 @@ def test_a_stream_says_what_the_whole_answer_says(served: Served) -> None:
     assert len(chunks) < 9  # accepted drafts come with their step
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_token_ids_are_those_that_the_text_has(served: Served, path: str) -> None:
+    asked = {**(HELLO if path == CHAT else ASKED), "max_tokens": 9, "ignore_eos": True}
+    [choice] = served.ask(path, {**asked, "return_token_ids": True})[1]["choices"]
+    text = choice["message"]["content"] if path == CHAT else choice["text"]
+    assert choice["token_ids"] == Texts(0).encode(text).tolist()
+    chunks = [
+        event["choices"][0] for event in served.events(path, {**asked, "return_token_ids": True})
+    ]
+    text = "".join(each["delta"]["content"] if path == CHAT else each["text"] for each in chunks)
+    ids = [token for each in chunks for token in each.get("token_ids", [])]
+    assert ids == Texts(0).encode(text).tolist()
+    assert "token_ids" not in served.ask(path, asked)[1]["choices"][0]
+
+
 def test_chat_streams_begin_with_the_role(served: Served) -> None:
     first, *others = served.events(CHAT, {**HELLO, "max_completion_tokens": 5, "ignore_eos": True})
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}

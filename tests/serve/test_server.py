@@ -22,6 +22,7 @@ from test_answers import check_nothing_is_left
 
 from specsim.core.errors import ConfigError
 from specsim.engine.integrity import IntegrityCheck
+from specsim.reality.observe import accepted_drafts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.serve import LiveServer, ServeOptions, live, services
@@ -59,6 +60,31 @@ def test_what_is_logged_is_what_a_simulation_of_it_says(policy: str, tmp_path: P
     assert found["ended_at"] == pytest.approx([row["last_token_ts"] for row in rows], abs=1e-6)
     assert found["drafts"].tolist() == [len(row["accepted"]) for row in rows]
     assert found["cached_len"].sum() > 0
+
+
+@pytest.mark.parametrize("policy", ["static", "goodput", "off"])
+def test_a_client_hears_what_came_of_each_draft_as_vllm_tells_it(
+    policy: str, tmp_path: Path
+) -> None:
+    options = ServeOptions(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
+    stream_options = {"include_usage": True, "continuous_usage_stats": True}
+    heard = []
+    with serving(options, policy={"kind": policy}) as served:
+        for _ in range(6):
+            events = served.events("/v1/completions", {**ASKED, "stream_options": stream_options})
+            counts = [event["usage"]["completion_tokens"] for event in events if event["choices"]]
+            heard.append((events[-1]["metrics"], np.diff([0, *counts]).tolist()))
+        whole = served.ask("/v1/completions", ASKED)[1]["metrics"]
+        several = served.ask("/v1/completions", {**ASKED, "n": 2})[1]
+    assert "metrics" not in several  # times and drafts of which of them?
+    assert whole.keys() == heard[0][0].keys()
+    for row, (metrics, counts) in zip(logged(tmp_path), heard, strict=False):
+        assert accepted_drafts(metrics, counts) == (row["accepted"] or None)
+        told = metrics["speculative_decoding"]
+        assert sum(told["acceptance_histogram"]) == told["num_spec_steps"] == len(row["accepted"])
+        times = [row[name] for name in ("queued_ts", "scheduled_ts", "first_token_ts")]
+        names = ("queue_time_ms", "time_to_first_token_ms")
+        assert np.diff(times) == pytest.approx([metrics[name] / 50 for name in names], abs=1e-9)
 
 
 def logged(folder: Path) -> list[Any]:
