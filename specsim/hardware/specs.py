@@ -6,7 +6,7 @@ profiling run is divided into blocks.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -138,6 +138,7 @@ def gpus_alike(name: str) -> list[str]:
 
 
 _NAMED = Path(__file__).with_name("models.yaml")
+_ALIASES = Path(__file__).with_name("model_aliases.yaml")
 
 
 def model_names() -> list[str]:
@@ -181,31 +182,44 @@ def _named_model(name: str) -> ModelShape:
 
 def _nearest_model(name: str) -> str:
     """Return a clause for the end of an error message, of what may be a name on HuggingFace."""
-    key, known = name.rsplit("/", 1)[-1].lower(), model_names()
+    key, known = key_of(name), model_names()
     named = [model for model in known if model in key]
     return nearest(max(named, key=len) if named else key, known)
 
 
+def key_of(name: str) -> str:
+    """Return the part of a name that tells models apart, in lower case."""
+    return name.rstrip("/").rsplit("/", 1)[-1].lower()
+
+
+def of_longest(known: Mapping[str, str | None], key: str) -> str | None:
+    """Return what is known by the longest name that a key begins with, up to its end or a dash."""
+    fitting = [name for name in known if key == name or key.startswith(f"{name}-")]
+    return known[max(fitting, key=len)] if fitting else None
+
+
+def known_model(name: str) -> str | None:
+    """Return the model that a name means, such as ``Qwen/Qwen3-8B``; None if none is known."""
+    aliases = load_mapping(_ALIASES, ProfileError, is_shared=True)
+    return of_longest({**{each: each for each in model_names()}, **aliases}, key_of(name))
+
+
 def find_model(names: list[str], source: str) -> str:
-    """Return the name here of a model, given what somebody else calls it.
+    """Return the first model that is known of those which somebody else names.
 
     A ProfileError if there is none.
 
     Args:
-        names: Such as ``Qwen/Qwen3-8B`` or ``Llama-3.1-8B-Instruct``: what counts is the part after
-            the last slash, and of variants of one size the longest name that it begins with.
-        source: Who calls it that, for the error message.
+        source: Who names them, for the error message.
     """
-    known = model_names()
     for name in names:
-        key = name.rsplit("/", 1)[-1].lower()
-        fitting = [model for model in known if key == model or key.startswith(f"{model}-")]
-        if fitting:
-            return max(fitting, key=len)
+        if (model := known_model(name)) is not None:
+            return model
     given = " or ".join(dict.fromkeys(names)) or "no model"
     raise ProfileError(
-        f"{source}: names {given}, which is none of those known by name ({', '.join(known)}); put "
-        "the model's config.json into the folder, or name one (--model)"
+        f"{source}: names {given}, which is none of those known by name "
+        f"({', '.join(model_names())}); put the model's config.json into the folder, or name one "
+        "(--model)"
     )
 
 

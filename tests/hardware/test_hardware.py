@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from specsim.core.errors import ProfileError
 from specsim.core.resources import resource_names
 from specsim.core.step import StepLoad
-from specsim.hardware import find_gpu, load_gpu, load_model, model_names
+from specsim.hardware import find_gpu, find_model, load_gpu, load_model, model_names, specs
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
 from specsim.profile.profile import memory_plan
@@ -704,3 +704,35 @@ def test_a_gpu_is_found_by_what_others_call_it(called: str, found: str) -> None:
 def test_a_gpu_that_sounds_alike_is_another_one() -> None:
     with pytest.raises(ProfileError, match="names NVIDIA L40, which is none"):
         find_gpu(["NVIDIA L40"], "test")
+
+
+@pytest.mark.parametrize(
+    ("called", "found"),
+    [
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen2.5-Coder-32B-Instruct-AWQ", "qwen2.5-32b"),
+        ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
+        ("zai-org/GLM-4.5-Air/", "glm-4.5-air"),
+    ],
+)
+def test_a_model_is_found_by_what_others_call_it(called: str, found: str) -> None:
+    assert find_model([called], "test") == found
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        *("microsoft/Phi-4-multimodal-instruct", "microsoft/Phi-4-reasoning-vision-15B"),
+        *("deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", "zai-org/GLM-4.5V", "gemma-2-2b-it"),
+    ],
+)
+def test_a_model_that_sounds_alike_is_another_one(called: str) -> None:
+    with pytest.raises(ProfileError, match=f"test: names {called}, which is none of those known"):
+        find_model([called], "test")
+
+
+def test_other_names_are_of_models_that_are_known() -> None:
+    path = Path(specs.__file__).with_name("model_aliases.yaml")
+    aliases = yaml.safe_load(path.read_text())
+    assert {*aliases.values()} <= {None, *model_names()}
+    assert not {*aliases} & {*model_names()}

@@ -5,6 +5,8 @@ from math import ceil
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,6 +77,13 @@ def test_what_is_no_day_is_refused_in_one_line(text: str) -> None:
     with pytest.raises(SpecsimError) as refused:
         read_day(text)
     assert "\n" not in str(refused.value)
+
+
+def test_a_table_of_the_day_without_rows_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "day.parquet"
+    pq.write_table(pa.table({name: pa.array([], pa.float64()) for name in ("hour", "rate")}), path)
+    with pytest.raises(ConfigError, match=r"day\.parquet: needs at least two hours"):
+        read_day(str(path))
 
 
 def test_a_day_and_a_rate_are_not_given_together() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.hardware import load_gpu, load_model
+from specsim.hardware.specs import key_of, of_longest
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
 from specsim.run.deployment import how_to_cost
@@ -13,7 +14,7 @@ from specsim.study.capacity import Contender, Goal, Hardware
 from specsim.study.loads import Loads
 from specsim.study.plan.drafts import SGLANG_METHODS, unknown_fields
 from specsim.study.plan.hardware import LOOKUPS, PROFILE_FILE, hardware_of
-from specsim.study.plan.model_names import NAMES, context_of, key_of, of_longest, own_drafter
+from specsim.study.plan.model_names import NAMES, context_of, own_drafter
 from specsim.study.plan.question import Question
 
 FIRST_K = 3

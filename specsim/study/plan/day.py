@@ -202,9 +202,10 @@ def _checked(text: str, hours: list[float], rates: list[float]) -> Day:
     rising = all(before < after for before, after in pairwise(hours))
     for rule, holds in (
         ("needs at least two hours", len(hours) > 1),
-        ("hours must rise, from 0 and below 24", rising and hours[0] >= 0 and hours[-1] < _HOURS),
+        ("hours must rise, from 0 and below 24",
+         rising and all(0 <= hour < _HOURS for hour in hours)),
         ("requests/s must be at least 0, one above 0, all at most 1,000,000",
-         all(0 <= rate < inf for rate in rates) and 0 < max(rates) <= 1e6),
+         all(0 <= rate < inf for rate in rates) and 0 < max(rates, default=0) <= 1e6),
     ):  # fmt: skip
         if not holds:
             raise ConfigError(f"--daily {text:.80}: {rule}")

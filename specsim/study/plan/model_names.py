@@ -14,7 +14,7 @@ from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_model
 from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_shape import ModelShape
-from specsim.hardware.specs import model_names
+from specsim.hardware.specs import key_of, known_model, model_names
 from specsim.profile.kernel_tables import published_configs
 
 NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
@@ -37,7 +37,7 @@ def model_of(name: str) -> str:
     """
     if (config := _config_of(name)) is not None:
         return _known_shape(config) or config
-    if (shape := _shipped(name)) is not None:
+    if (shape := known_model(name)) is not None:
         return shape
     if name.startswith((".", "/", "~")):
         raise ConfigError(
@@ -45,9 +45,9 @@ def model_of(name: str) -> str:
             "(./my-model)"
         )
     known = [n for n in model_names() if not load_model(n).is_head]
-    others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 90 more"
+    others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 60 more"
     raise ConfigError(
-        f"model {name}: no shape of it in profiles/{others}; {nearest(key_of(name), known)}; for "
+        f"model {name}: no shape of it is known{others}; {nearest(key_of(name), known)}; for "
         "another model name a folder with its config.json (./my-model)"
     )
 
@@ -97,7 +97,7 @@ def _config_of(name: str) -> str | None:
 
     Also a name of which the config.json is known here.
     """
-    named = _shipped(name)
+    named = known_model(name)
     is_named = named is not None and find_resource("profiles", f"{named}.json") is None
     return _own_config(name) or (named if is_named else _published(name))
 
@@ -109,7 +109,7 @@ def _own_config(name: str) -> str | None:
 
 def _published(name: str) -> str | None:
     """Return the config.json in aiconfigurator-core of a name that has no shape here, if any."""
-    if _own_config(name) or name.startswith((".", "/", "~")) or _shipped(name):
+    if _own_config(name) or name.startswith((".", "/", "~")) or known_model(name):
         return None
     configs = {_untuned(key): path for key, path in published_configs().items()}
     key = _untuned(key_of(name))
@@ -122,28 +122,11 @@ def _untuned(key: str) -> str:
     return "-".join(word for word in key.split("-") if not _OF_A_TUNE.fullmatch(word))
 
 
-def _shipped(name: str) -> str | None:
-    """Return the model that a name means, of those that are known here; None if there is none."""
-    known = {**{each: each for each in model_names()}, **NAMES["aliases"]}
-    return of_longest(known, key_of(name))
-
-
 def _fine_tune(name: str) -> tuple[str, str] | None:
     """Return config.json and the known shape of a folder that has one; else None."""
     config = _config_of(name)
     known = config and _known_shape(config)
     return (config, known) if config and known else None
-
-
-def key_of(name: str) -> str:
-    """Return the part of a name that tells models apart, in lower case."""
-    return name.rstrip("/").rsplit("/", 1)[-1].lower()
-
-
-def of_longest(known: dict[str, str | None], key: str) -> str | None:
-    """Return what is known by the longest name that a key begins with, up to its end or a dash."""
-    fitting = [name for name in known if key == name or key.startswith(f"{name}-")]
-    return known[max(fitting, key=len)] if fitting else None
 
 
 @cache
