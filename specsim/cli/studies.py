@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from textwrap import indent
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -253,16 +254,21 @@ def gate(
         write_json(json_file, judgement.to_dict())
         if junit_file is not None:
             write_junit(judgement, junit_file)
+    annotations = github_annotations(judgement) if github else []
     if isinstance(judgement, GateFailure):
-        for line in judgement.error.splitlines():
-            typer.echo(f"error: {line}", err=True)
+        typer.echo(indent(judgement.error, "error: "), err=True)
+        _say(annotations)
         raise typer.Exit(3 if judgement.is_crash else 2)
     show(gate_table(judgement, f"{current.name} against {baseline.name}"))
-    for line in (*gate_verdict(judgement), *(github_annotations(judgement) if github else ())):
-        typer.echo(line)
+    _say([*gate_verdict(judgement), *annotations])
     warn(judgement.notes)
     if not judgement.is_passed:
         raise typer.Exit(1)
+
+
+def _say(lines: list[str]) -> None:
+    for line in lines:
+        typer.echo(line)
 
 
 def _judged(

@@ -140,7 +140,10 @@ class Family(Generic[M]):
             return self._checked(_load(name), name)
         everything = self.all_members()
         if name not in everything:
-            raise ConfigError(f"no {self.tag} '{name}'; {nearest(name, list(everything))}")
+            hint = nearest(name, list(everything))
+            if "preset" in everything and ("/" in name or name.endswith(".yaml")):
+                hint = f"a preset is {{{self.tag}: preset, name: {name}}}"
+            raise ConfigError(f"no {self.tag} '{name}'; {hint}")
         return everything[name]
 
     def parse(self, value: object) -> M:

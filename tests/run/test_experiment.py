@@ -88,6 +88,7 @@ def change(path: str, value: Any) -> dict[str, Any]:
         ("engine.max_num_seq", 3, r"unknown field 'max_num_seq'; did you mean 'max_num_seqs'"),
         ("workload.arrival", 3, r"workload: unknown field 'arrival'; did you mean 'arrivals'"),
         ("policy.kind", "statik", r"no kind 'statik'; did you mean 'static'"),
+        ("acceptance", "a.yaml", r"no kind 'a.yaml'; a preset is \{kind: preset, name: a.yaml\}"),
         ("policy.k", 0, r"policy\.k = 0"),
         ("policy.k", 9, r"exceeds .*num_speculative_tokens = 3"),
         ("acceptance.alpha", 1.2, r"acceptance\.alpha = 1\.2: .*less than or equal to 1"),

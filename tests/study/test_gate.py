@@ -470,8 +470,11 @@ def test_a_run_that_crashes_is_told_in_every_file(
     path = suite(replications=1, scenarios={"one": {"policy": "gate_crash:Crash"}})
     files = ("--json", "v.json", "--junit", "v.xml", "--workers", 1)
     assert cli("gate", "b.json", "b.json", *files)[0] == 0
-    code, _, err = cli("gate", "b.json", path.name, *files)
+    code, out, err = cli("gate", "b.json", path.name, *files, "--github")
     assert code == 3
+    [annotation] = out.splitlines()
+    assert annotation.startswith("::error title=specsim gate::")
+    assert "ZeroDivisionError" in annotation
     assert "ZeroDivisionError" in err
     assert "gate_crash.py, line 8" in err
     assert json.loads((tmp_path / "v.json").read_text())["is_crash"]

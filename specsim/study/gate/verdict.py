@@ -353,8 +353,10 @@ class GateFailure:
         return {"passed": False, "error": self.error, "is_crash": self.is_crash}
 
 
-def github_annotations(judgement: GateVerdict) -> list[str]:
-    """Return workflow commands: an error per regression, a warning per doubt."""
+def github_annotations(judgement: GateVerdict | GateFailure) -> list[str]:
+    """Return workflow commands: an error per regression or for a failure, a warning per doubt."""
+    if isinstance(judgement, GateFailure):
+        return [f"::error title=specsim gate::{_escaped(judgement.error)}"]
     lines = []
     for verdict, command in (("worse", "error"), ("uncertain", "warning")):
         for each in judgement.comparisons:
