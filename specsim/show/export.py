@@ -6,7 +6,6 @@ The result file of ``vllm bench serve``, vLLM's metrics for Prometheus, and a tr
 import json
 from collections.abc import Iterable, Iterator
 from heapq import heappop, heappush
-from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
 
@@ -157,7 +156,8 @@ def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
         if replica in run.steps.replicas:
             steps = run.steps.of_replica(replica)
             touches = (steps["ended_at"] >= window[0]) & (steps["scheduled_at"] < window[1])
-            yield from _step_events(steps.where(touches), pid, usable, shares)
+            spans = _stage_spans(steps, shares)[..., touches]
+            yield from _step_events(steps.where(touches), pid, usable, spans)
         yield from _request_events(run.requests, replica, window, len(shares))
 
 
@@ -180,15 +180,33 @@ def _span(track: tuple[int, int], name: str, start: int, end: int, **args: Any) 
     return {**event, "dur": (end - start) / 1e3, **({"args": args} if args else {})}
 
 
-def _step_events(steps: StepsTable, pid: int, usable: int, shares: list[float]) -> Iterator[Event]:
-    if not len(steps):
-        return
-    scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
-    reached = [
+def _stage_spans(steps: StepsTable, shares: list[float]) -> NDArray[np.int64]:
+    """Return when each step of a replica enters each stage and leaves it, nanoseconds.
+
+    One after the other: a step waits for the one before it where that takes longer in a stage. Of
+    shape (stages, 2, steps).
+    """
+    ends = [
         _nanoseconds(steps["started_at"] + share * steps["target_time"])
         for share in (0.0, *np.cumsum(shares[:-1]), 1.0)
     ]
-    verified = reached[-1]
+    comes, spans = np.array(ends[0]), []
+    for taken in np.diff(ends, axis=0):
+        before = np.cumsum(taken) - taken
+        enters = before + np.maximum.accumulate(comes - before)
+        comes = enters + taken
+        spans.append([enters, comes])
+    return np.array(spans)
+
+
+def _step_events(
+    steps: StepsTable, pid: int, usable: int, spans: NDArray[np.int64]
+) -> Iterator[Event]:
+    if not len(steps):
+        return
+    scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
+    stages = spans.tolist()
+    verified = stages[-1][1]
     drafted = _nanoseconds(steps["started_at"] + steps["target_time"] + steps["draft_time"])
     args = {name: steps[name].tolist() for name in _STEP_ARGS}
     prefill, batched = steps["prefill_tokens"], steps["batched_tokens"]
@@ -197,7 +215,7 @@ def _step_events(steps: StepsTable, pid: int, usable: int, shares: list[float]) 
     for row, start in enumerate(scheduled):
         values = {name: column[row] for name, column in args.items()}
         yield _span((pid, _STEPS_TRACK), kinds[row], start, until[row], **values)
-        for stage, (enters, leaves) in enumerate(pairwise(reached)):
+        for stage, (enters, leaves) in enumerate(stages):
             yield _span((pid, _GPU_TRACK + stage), "target", enters[row], leaves[row])
         if drafted[row] > verified[row]:
             yield _span((pid, _GPU_TRACK), "draft", verified[row], drafted[row])

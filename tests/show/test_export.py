@@ -124,15 +124,25 @@ def test_no_more_request_tracks_than_requests_at_once(cli: Run, saved: Save) -> 
 def test_a_pipeline_has_a_track_for_each_stage(
     cli: Run, saved: Save, constant_step: Callable[..., str]
 ) -> None:
-    profile = constant_step(delta_ms=4.0, stage_shares=[0.75, 0.25])
+    """Steps of different length wait for each other at the second one."""
+    shares = [0.4, 0.6]
+    profile = constant_step(delta_ms=4.0, gamma_us=100.0, stage_shares=shares)
     engine = {"num_gpu_blocks": 400, "max_model_len": 512}
-    events = trace(cli, saved(engine=engine, policy="off", acceptance=None, profile=profile))
+    folder = saved(engine=engine, policy="off", acceptance=None, profile=profile)
+    steps = pq.read_table(folder / "steps.parquet").to_pylist()
+    events = trace(cli, folder)
     assert list(named(events, "thread").values())[1:3] == ["GPU, stage 1", "GPU, stage 2"]
-    for tid, duration in ((2, 3000), (3, 1000)):
-        passes = spans(events)[1, tid]
-        assert {round(each["dur"]) for each in passes} == {duration}
-        ends = [each["ts"] + each["dur"] for each in passes]
-        assert all(end <= later["ts"] + 1e-3 for end, later in zip(ends, passes[1:], strict=False))
+    passes = [spans(events)[1, tid] for tid in (2, 3)]
+    for share, own in zip(shares, passes, strict=True):
+        times = [share * step["target_time"] * 1e6 for step in steps]
+        assert [each["dur"] for each in own] == pytest.approx(times, abs=2e-3)
+        ends = [each["ts"] + each["dur"] for each in own]
+        assert all(end <= later["ts"] + 1e-4 for end, later in zip(ends, own[1:], strict=False))
+    ended = [step["ended_at"] * 1e6 for step in steps if step["num_requests"]]
+    assert [e for e, step in zip(ends, steps, strict=True) if step["num_requests"]] == (
+        pytest.approx(ended, abs=2e-3)
+    )
+    assert any(two["ts"] > one["ts"] + one["dur"] + 1 for one, two in zip(*passes, strict=True))
 
 
 def test_blocks_in_use_are_those_of_the_own_pool(cli: Run, saved: Save) -> None:
