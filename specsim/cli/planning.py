@@ -52,7 +52,8 @@ def plan(
         0.99, max=1, help="Share of the requests that must keep all limits without a percentile."
     ),
     acceptance: str | None = Option(
-        None, help="bernoulli:alpha=0.7, in place of the nearest preset."
+        None,
+        help="bernoulli:alpha=0.7, or a file of `acceptance fit`, in place of the nearest preset.",
     ),
     prices: Path | None = Option(
         None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."

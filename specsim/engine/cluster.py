@@ -250,13 +250,15 @@ class Cluster:
         self._up = self._taking_requests()
         self._move(left)
 
-    def withdraw(self, request: int) -> None:
-        """Drop a request whose client has gone, wherever it is."""
+    def withdraw(self, request: int) -> int | None:
+        """Drop a request whose client has gone; return the replica where it was, if at any."""
         self._stranded = [each for each in self._stranded if each.request != request]
-        for replica in self.up:
-            replica.advance(self.clock.now)
-            if replica.withdraw(request):
-                return
+        for number, replica in enumerate(self._replicas):
+            if replica is not None and replica.is_up:
+                replica.advance(self.clock.now)
+                if replica.withdraw(request):
+                    return number
+        return None
 
     def restore(self, number: int) -> None:
         """Start a replica that is not there; it gets what waited for any replica to be up."""

@@ -170,8 +170,8 @@ class Watcher:
     def ended(self, engine: int, answer: LiveAnswer) -> None:
         """See an answer come to its end."""
 
-    def broken_off(self, answer: LiveAnswer, why: str) -> None:
-        """See an answer that does not."""
+    def broken_off(self, engine: int, answer: LiveAnswer, why: str) -> None:
+        """See an answer that does not; it was at engine 0 if it had reached none."""
 
     def close(self) -> None:
         """See the end."""
@@ -324,11 +324,10 @@ class Live:
     def _drop(self, answer: LiveAnswer, why: str) -> None:
         if self._answers.get(answer.index) is not answer:
             return  # it has just come to its end
-        if not self._is_broken:
-            self._cluster.withdraw(answer.index)
+        engine = None if self._is_broken else self._cluster.withdraw(answer.index)
         self._forget(answer)
         for watcher in self.watchers:
-            watcher.broken_off(answer, why)
+            watcher.broken_off(engine or 0, answer, why)
         self._due(self._clock.peek())
 
     def _forget(self, answer: LiveAnswer) -> None:

@@ -87,8 +87,8 @@ class LiveMetrics(Watcher):
         histograms["request_params_n"].add(len(lens))
         histograms["request_max_num_generation_tokens"].add(max(lens))
 
-    def broken_off(self, answer: LiveAnswer, why: str) -> None:
-        self._engines[0].ends["abort"] += 1
+    def broken_off(self, engine: int, answer: LiveAnswer, why: str) -> None:
+        self._engines[engine].ends["abort"] += 1
 
     def page(self) -> str:
         for number, engine in enumerate(self._engines):
@@ -136,8 +136,8 @@ class Log(Watcher):
             row["output_tok_ids"] = request.output_token_ids.tolist()
         self._writers[engine].add_request(row)
 
-    def broken_off(self, answer: LiveAnswer, why: str) -> None:
-        self._writers[0].add_request({**self._row(answer), "error": why})
+    def broken_off(self, engine: int, answer: LiveAnswer, why: str) -> None:
+        self._writers[engine].add_request({**self._row(answer), "error": why})
 
     def close(self) -> None:
         for writer in self._writers:

@@ -310,7 +310,8 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--proposer": "medusa"}, "nor 'accepted_lens_medusa' of a trace of ours (recorded pr"),
+        ({"--proposer": "medusa"}, "nor 'accepted_lens_medusa' of a trace of ours; name one that"),
+        ({"FILE": "none.jsonl"}, "nor 'accepted_lens_eagle' of a trace of ours; give a trace that"),
         ({"--k": 9}, "tokens.jsonl: k = 9, but no recorded draft survived longer than 3"),
         ({"--max-output-len": 100}, "no request with 2 to 100 recorded output tokens"),
         ({"FILE": "empty.jsonl"}, "empty.jsonl: is empty"),
@@ -326,6 +327,7 @@ def test_acceptance_fit_on_bad_input(
     write_tokens(tmp_path / "tokens.jsonl")
     write_tokens(tmp_path / "few.jsonl", 2)
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "none.jsonl").write_text('{"prompt_len": 3, "output_len": 2}\n')
     given = {"FILE": "tokens.jsonl", "--proposer": "eagle", "--k": 3, **options}
     file = given.pop("FILE")
     code, _, err = cli(

@@ -4,6 +4,7 @@ import json
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,6 +178,26 @@ def test_the_small_pages(served: Served) -> None:
     (model,) = served.ask("/v1/models")[1]["data"]
     assert model["max_model_len"] == served.live.deployment.engine.max_model_len
     assert served.ask(COMPLETIONS, {**ASKED, "model": model["id"]})[0] == 200
+
+
+@pytest.mark.parametrize("config", [{"replicas": 2}, {"engine": {"data_parallel_size": 2}}])
+def test_a_client_that_goes_is_counted_where_it_was(config: dict[str, Any], tmp_path: Path) -> None:
+    body = json.dumps({**ASKED, "max_tokens": 900, "stream": True}).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    options = ServeOptions(port=0, speed=1.0, grace=0.5, log=tmp_path)
+    with serving(options, routing={"kind": "round_robin"}, **config) as served:
+        for _ in range(4):
+            with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
+                connection.sendall(head.encode() + body)
+                assert b"200 OK" in connection.recv(1 << 16)
+                connection.recv(1 << 16)  # the first tokens
+        until = time.monotonic() + 5
+        while time.monotonic() < until and served.live.num_unfinished:
+            time.sleep(0.01)
+        assert served.ask("/metrics")[1].count('finished_reason="abort"} 2.0') == 2
+    for engine in range(2):
+        lines = (tmp_path / f"replica-{engine}/requests.jsonl").read_text().splitlines()
+        assert [json.loads(line)["number"] % 2 for line in lines] == [engine] * 2
 
 
 def test_a_client_that_goes_frees_its_blocks() -> None:

@@ -522,6 +522,21 @@ def test_which_family_a_folder_has_its_config_says(
     assert find_traffic("chat").acceptance_for(method, str(config))[0]["name"] == said
 
 
+def test_acceptance_may_be_that_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        yaml.safe_dump({"acceptance": {"kind": "per_position", "conditional_rates": [0.7, 0.5]}})
+    )
+    found = find_traffic("chat", str(path)).acceptance_for("eagle3", "llama-3.1-8b")
+    assert (found[0]["conditional_rates"], found[1]) == ([0.7, 0.5], "as given")
+    path.write_text("acceptance: {kind: bernouli}\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml: .*did you mean 'bernoulli'\?"):
+        find_traffic("chat", str(path))
+    path.write_text("provenance: {}\n")
+    with pytest.raises(ConfigError, match="has no field acceptance; give a file that"):
+        find_traffic("chat", str(path))
+
+
 def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
     trace = find_traffic("traces/summarisation.parquet")
     assert trace.dataset == "cnn_dailymail"

@@ -45,11 +45,11 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     """
     trace = read_trace(path)
     if proposer not in trace.recorded_lens:
-        known = ", ".join(sorted(trace.recorded_lens)) or "none"
+        known = ", ".join(sorted(trace.recorded_lens))
+        others = f"name one that was recorded (--proposer: {known}), or " if known else ""
         raise TraceError(
             f"{path}: no column 'acc_{proposer}' of a token trace of SpecDecode-Bench, nor "
-            f"'accepted_lens_{proposer}' of a trace of ours (recorded proposers: {known}); choose "
-            "one of them with --proposer, or a trace that has it"
+            f"'accepted_lens_{proposer}' of a trace of ours; {others}give a trace that has it"
         )
     rows = zip(trace.recorded_lens[proposer], trace.output_lens.tolist(), strict=True)
     # A record may be that of another, longer answer to the same prompt.

@@ -165,7 +165,7 @@ def question_of(  # noqa: PLR0913 - the options of a command
         traffic: A kind such as ``chat``, a data set, a trace, or an experiment.
         qps: Requests per second of the whole service; by default 10.
         daily: Or those of each hour of a day, such as ``0:20,8:100,18:60``, or a table of them.
-        acceptance: In short form, in place of the nearest preset.
+        acceptance: In short form, or a file that has one, in place of the nearest preset.
         redundancy: ``n+1`` for one server beyond those that the rate takes.
         pools: Whether to look at prefill and decode on GPUs of their own, too.
         api_price: Of an API to compare with, per million prompt and output tokens: ``0.6,1.2``.
@@ -239,13 +239,10 @@ def _spare_of(redundancy: str) -> int:
 def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     """Return the traffic of ``agents``, one of `KINDS`, a data set, a trace, or an experiment.
 
-    With `acceptance`, in short form, in place of the nearest preset. A SpecsimError if there is no
+    With `acceptance`, as in `plan`, in place of the nearest preset. A SpecsimError if there is no
     such traffic, or its rate cannot be varied.
     """
-    given = None
-    if acceptance is not None:
-        member = ACCEPTANCE.given(f"--acceptance {acceptance}", acceptance)
-        given = member.model_dump(mode="json", exclude_none=True)
+    given = None if acceptance is None else _given_acceptance(acceptance)
     dataset = KINDS.get(text, text)
     if dataset in DATASETS:
         workload = {
@@ -280,6 +277,20 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     if arrivals["kind"] == "trace":
         del workload["lengths"]
     return _traffic(path.name, workload, note, given)
+
+
+def _given_acceptance(text: str) -> dict[str, Any]:
+    """Return an acceptance model in short form, or the one of a file."""
+    source = f"--acceptance {text}"
+    value: Any = text
+    if text.endswith((".yaml", ".yml")):
+        value = load_mapping(Path(text), ConfigError).get("acceptance")
+        if value is None:
+            raise ConfigError(
+                f"{source}: has no field acceptance; give a file that `specsim acceptance fit "
+                "--preset` wrote, or an experiment"
+            )
+    return ACCEPTANCE.given(source, value).model_dump(mode="json", exclude_none=True)
 
 
 def _traffic(
