@@ -207,6 +207,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m -pp 2 -sc.method ngram", "-pipeline-parallel-size 2: drafters with stages"),
         ("vllm serve m-bnb-4bit", "weights in bnb"),
         ("vllm serve m-4bit", "weights in 4bit"),
+        ("vllm serve m-4bits", "weights in 4bits"),
         ("vllm serve m-MXFP4-Preview", "weights in mxfp4"),
         ("vllm serve m-quantized.w8a8", "weights in w8a8"),
         ("vllm serve a/m-speculator.eagle3", "name that target"),

@@ -23,7 +23,7 @@ _NO_SHAPE = {"name", "max_position_embeddings", "vocab_size", "quantization", "s
 _NO_SHAPE |= {"num_nextn_predict_layers", "has_usual_mtp_layers"}  # which no shape here tells
 HOW_STORED = re.compile(
     r"(?<![a-z\d])(bf16|fp8|awq|gptq|int4|int8|w4a16|w8a16|w4a8|w8a8|nvfp4|nvfp4a16|mxfp4|mxfp8|fp4|gguf|bnb|"
-    r"exl2|exl3|hqq|[2-8]bit)(?![a-z\d])"
+    r"exl2|exl3|hqq|[2-8]bits?)(?![a-z\d])"
 )
 """Words of a name that say how weights are stored."""
 _OF_A_TUNE = re.compile(r"instruct|thinking|base|chat|it|hf|bf16|exp|preview|\d{4}")
