@@ -45,7 +45,8 @@ _DEFAULTS = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
-    }
+    },
+    "qwen3_next": {"num_nextn_predict_layers": 1},  # vLLM 0.32.0 ``models/qwen3_next_mtp.py``
 }
 # Counting these models as if they were ordinary ones would give wrong numbers.
 _NOT_MODELLED = {

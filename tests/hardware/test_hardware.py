@@ -736,3 +736,12 @@ def test_other_names_are_of_models_that_are_known() -> None:
     aliases = yaml.safe_load(path.read_text())
     assert {*aliases.values()} <= {None, *model_names()}
     assert not {*aliases} & {*model_names()}
+
+
+@pytest.mark.parametrize("name", ["glm-4.5-air", "qwen3-next-80b-a3b"])
+def test_a_model_known_by_name_drafts_with_the_layer_that_vllm_runs(name: str) -> None:
+    """Qwen3-Next's config.json does not say that it has one; vLLM takes it for granted."""
+    target = load_model(name)
+    layer = target.mtp_layer
+    assert (target.num_nextn_predict_layers, layer.num_hidden_layers) == (1, 1)
+    assert (layer.num_experts, layer.state_layers) == (target.num_experts, 0)
