@@ -173,18 +173,12 @@ def load_model(name: str) -> ModelShape:
 def _named_model(name: str) -> ModelShape:
     config = load_mapping(_NAMED, ProfileError, is_shared=True).get(name)
     if config is None:
-        raise ProfileError(f"no model '{name}' is known by name; {_nearest_model(name)}")
+        hint = nearest(known_model(name) or key_of(name), model_names())
+        raise ProfileError(f"no model '{name}' is known by name; {hint}")
     whole = {"torch_dtype": "bfloat16", "_name_or_path": config["name"], **config}
     fields = HuggingFaceConfig(whole, name).fields()
     fields["source"] = f"https://huggingface.co/{config['name']}/blob/main/config.json"
     return ModelShape.model_validate(fields)
-
-
-def _nearest_model(name: str) -> str:
-    """Return a clause for the end of an error message, of what may be a name on HuggingFace."""
-    key, known = key_of(name), model_names()
-    named = [model for model in known if model in key]
-    return nearest(max(named, key=len) if named else key, known)
 
 
 def key_of(name: str) -> str:

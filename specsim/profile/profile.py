@@ -16,6 +16,7 @@ from specsim.core.resources import find_resource, following, resource_names
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
 from specsim.hardware.kv_groups import FULL, KVLayout, one_group
+from specsim.hardware.specs import gpu_file, known_model
 from specsim.latency import LATENCY, LatencyModel
 from specsim.profile.costs import AdapterCost, DraftCost, Overhead
 
@@ -192,8 +193,18 @@ def find_profile(name: str) -> Path:
             few = ", ".join(on_gpu[:8])
             raise ProfileError(f"profile '{name}': is a GPU; name a profile of it, such as {few}")
     if path is None:
-        raise ProfileError(f"no profile '{name}' in profiles/; {nearest(name, known)}")
+        raise ProfileError(f"no profile '{name}' in profiles/; {_remedy(name, known)}")
     return path
+
+
+def _remedy(name: str, shipped: list[str]) -> str:
+    """Return a clause for the end of an error message: how it is made, or the nearest."""
+    gpu, _, rest = name.partition("/")
+    model = known_model(rest)
+    is_shipped = any(each.startswith(f"{gpu}/{model}") for each in shipped)
+    if model is None or is_shipped or gpu_file(gpu) is None:
+        return nearest(name, shipped)
+    return f"make one: specsim profile build --model {model} --gpu {gpu} --out FILE.yaml"
 
 
 def shipped_to_the_limits(name: str) -> str | None:

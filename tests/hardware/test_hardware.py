@@ -1,6 +1,7 @@
 """Models and GPUs: what ships, what a config.json must say, and how a profile uses both."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -570,6 +571,21 @@ def test_quantized_weights_are_for_profiles_that_know_them(
     profile = Profile.model_validate({**PROFILE, "model": path, "target": linear, "drafts": {}})
     with pytest.raises(ProfileError, match="weights_gib is missing in the profile"):
         memory_plan(profile, load_model(path), load_gpu("h100"), ())
+
+
+@pytest.mark.parametrize("gpu", ["h100", "l40s", "mi300x"])
+def test_of_models_without_a_profile_it_is_said_how_one_is_made(gpu: str) -> None:
+    """And not the profile of another model that is spelt alike."""
+    shipped = [name.partition("/")[2] for name in resource_names("profiles", f"{gpu}/*.yaml")]
+    for model in set(model_names()) - {
+        n for n in model_names() for s in shipped if s.startswith(n)
+    }:
+        for ending in ("", "-tp4"):
+            made = f"make one: specsim profile build --model {model} --gpu {gpu} --out"
+            with pytest.raises(ProfileError, match=re.escape(made)):
+                load_profile(f"{gpu}/{model}{ending}")
+    with pytest.raises(ProfileError, match=r"did you mean 'h100/llama-3.1-8b-tp2'\?"):
+        load_profile("h100/llama-3.1-8b-tp3")
 
 
 def test_a_gpu_is_no_profile() -> None:
