@@ -184,7 +184,7 @@ class Replica:
     @property
     def next_at(self) -> float:
         """When it would go on by itself, or its group; infinite if it waits for requests."""
-        return self.goes_on_at if self._group is None else self._group.next_at
+        return float(self._next_at[0]) if self._group is None else self._group.next_at
 
     @property
     def is_grouped(self) -> bool:
@@ -195,11 +195,6 @@ class Replica:
     def leader(self) -> "Replica":
         """The replica as which the clock runs it: itself, or the first of its group."""
         return self if self._group is None else self._group.leader
-
-    @property
-    def goes_on_at(self) -> float:
-        """When it would go on if it need not wait for others."""
-        return float(self._next_at[0])
 
     def advance(self, until: float) -> None:
         """Do whatever happens before an instant; requests that arrive then may be submitted."""

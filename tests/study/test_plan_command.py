@@ -47,6 +47,12 @@ def test_speculation_in_all_its_forms(flags: str) -> None:
     assert command.speculation == json.loads(EAGLE)
 
 
+def test_a_dotted_field_of_a_drafter_is_json_or_text() -> None:
+    typed = "vllm serve m -sc.method eagle3 -sc.model a/7b -sc.enable_adaptive_verification=false"
+    drafts = {"method": "eagle3", "model": "a/7b", "enable_adaptive_verification": False}
+    assert read_command(typed, "vllm").speculation == drafts
+
+
 @pytest.mark.parametrize(
     ("drafts", "method"),
     [
@@ -199,6 +205,8 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --max-num-seqs many", "should be a whole number"),
         ("vllm serve m --gpu-memory-utilization x", "should be a number"),
         ("vllm serve m -tp 2 --tensor-parallel-size 4", "given twice"),
+        ("vllm serve m --gpu-memory-utilization nan", "utilization nan: must be above 0, at most"),
+        ("vllm serve m --gpu-memory-utilization 0", "utilization 0: must be above 0, at most 1"),
         ("vllm serve m -tp 0", "--tensor-parallel-size 0: must be at least 1"),
         ("vllm serve m --max-model-len 0", "--max-model-len 0: must be at least 1, or auto"),
         ("vllm serve m --max-num-batched-tokens 1.5K", "should be a whole number"),

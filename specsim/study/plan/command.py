@@ -348,6 +348,8 @@ class _Reader:
             raise ConfigError(f"{self._source}: --{name} {text:.80}: should be {what}") from error
         if name == "max-model-len" and found < 1:
             raise ConfigError(f"{self._source}: --{name} {text:.80}: must be at least 1, or auto")
+        if name == "gpu-memory-utilization" and not 0 < found <= 1:  # nor is NaN
+            raise ConfigError(f"{self._source}: --{name} {text:.80}: must be above 0, at most 1")
         return found
 
     def _weights(self, model: str) -> str | None:

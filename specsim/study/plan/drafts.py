@@ -1,6 +1,5 @@
 """Drafts: what the flags of a server say of speculation."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +32,11 @@ def vllm_drafts(flags: dict[str, str], target: str) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         raise ConfigError(f"--vllm: --{name} {text:.80}: should be a JSON object")
     for key, value in dotted.items():
-        known = re.fullmatch(r"\d{1,9}", value)
-        found[key.partition(".")[2].replace("-", "_")] = int(value) if known else value
+        field = key.partition(".")[2].replace("-", "_")
+        try:
+            found[field] = parse_json(value)
+        except UnreadableError:  # then vLLM, too, takes it for text
+            found[field] = value
     _name_method(found, target)
     if not isinstance(found.get("method"), str):
         raise ConfigError(
