@@ -130,7 +130,9 @@ def opened_parquet(
         with pq.ParquetFile(path.resolve()) as file:  # a name such as static:k=3 is no URI
             check_rows(file.metadata)
             yield file
-    except (OSError, pa.ArrowException, UnicodeDecodeError, UnreadableError) as problem:
+    except UnreadableError as problem:
+        raise error(f"{path}: {problem}; {remedy}") from problem
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as problem:
         why = getattr(problem, "strerror", None) or short(problem)
         raise error(f"{path}: cannot be read as Parquet: {why}; {remedy}") from problem
 

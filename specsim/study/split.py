@@ -87,6 +87,11 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:
     """
     if experiment.scalers:
         raise ConfigError("autoscaling: split compares pools of fixed size; leave it out")
+    if (ranks := experiment.engine.data_parallel_size or 1) > 1:
+        raise ConfigError(
+            f"engine.data_parallel_size = {ranks}: split compares replicas without ranks; leave it "
+            "out"
+        )
     plain = experiment.replace("split", pools=None, incidents=None)
     pools = experiment.pools or PoolsConfig()
     both = (pools.prefill, pools.decode)

@@ -311,8 +311,8 @@ def second(value: Any) -> Callable[[np.ndarray], Any]:
 
 SPOILT: dict[str, tuple[Callable[[Path], None], str]] = {
     "missing": (lambda folder: (folder / "steps.parquet").unlink(), "holds no steps.parquet"),
-    "truncated": (truncate, "cannot be read as Parquet"),
-    "text": (lambda folder: (folder / "steps.parquet").write_text("a,b"), "cannot be read as"),
+    "truncated": (truncate, "steps.parquet: is not a complete Parquet file; run the"),
+    "text": (lambda folder: (folder / "steps.parquet").write_text("a,b"), "is not a complete"),
     "no column": (lambda folder: rewrite(folder, free_blocks=None), "no column 'free_blocks'"),
     "no step": (keep_no_row, "holds no step;"),
     "words": (with_rows("drafts", lambda c: ["x"] * len(c)), "'drafts' holds string, not numbers"),

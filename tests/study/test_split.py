@@ -181,6 +181,10 @@ def test_what_cannot_be_searched_is_said(cli: Run, tmp_path: Path) -> None:
     code, _, error = cli("split", "loop.yaml", "--gpus", 2, "--policies", "off")
     assert (code, "clients of a closed loop" in error) == (2, True)
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(tiny_config(workload=WORKLOAD)))
+    ranks = ("--set", "engine.data_parallel_size=2")
+    for searched in ((), ("--policies", "off")):
+        code, _, error = cli("split", "e.yaml", "--gpus", 2, *ranks, *searched)
+        assert (code, "data_parallel_size = 2: split compares" in error) == (2, True)
     code, _, error = cli("split", "e.yaml", "--gpus", 2, "--tp", "1,x")
     assert (code, "--tp 1,x: should be whole numbers" in error) == (2, True)
     code, out, error = cli("split", "e.yaml", "--gpus", 2, "--policies", "off", "--out", "s")
