@@ -285,7 +285,7 @@ def test_folders_and_files_of_another_layout(tables: Path, tmp_path: Path) -> No
         GpuTables(tmp_path / "elsewhere", "h200")
     broken = tables / "data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"
     broken.write_text("not Parquet")
-    with pytest.raises(ProfileError, match="perf.parquet: is not a complete Parquet file; name"):
+    with pytest.raises(ProfileError, match=r"perf.parquet: is not a complete Parquet file; name"):
         TableProfile.of(options(tables))
     write(broken.parent, "gemm_perf", [{"kernel_source": "x", "m": 1}])
     with pytest.raises(ProfileError, match="has no column 'latency'"):
