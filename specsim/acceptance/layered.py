@@ -62,8 +62,9 @@ class Markov(DrawnAcceptance):
     @property
     def state_share(self) -> float:
         alphas = np.array([regime.alpha for regime in self.regimes])
-        mean = float(self._shares @ alphas)
-        return float(self._shares @ (alphas - mean) ** 2 / max(mean * (1.0 - mean), 1e-300))
+        mean = float((self._shares * alphas).sum())
+        variance = float((self._shares * (alphas - mean) ** 2).sum())
+        return variance / max(mean * (1.0 - mean), 1e-300)
 
     def scores(
         self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
@@ -99,8 +100,10 @@ class Markov(DrawnAcceptance):
             found, squares = np.empty((2, len(indices), max_draft_len))
             for place in range(max_draft_len):
                 believed = stays * believed + (1.0 - stays) * shares
-                found[:, place], squares[:, place] = believed @ alphas, believed @ alphas**2
-                believed = believed * alphas / np.maximum(found[:, place], 1e-300)[:, np.newaxis]
+                likely = believed * alphas  # no products of matrices: BLAS rounds as it will
+                found[:, place] = likely.sum(axis=1)
+                squares[:, place] = (likely * alphas).sum(axis=1)
+                believed = likely / np.maximum(found[:, place], 1e-300)[:, np.newaxis]
             return found, squares
 
         return rates

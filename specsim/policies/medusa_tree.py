@@ -125,7 +125,7 @@ class MedusaTree(DraftsTrees[_Memory]):
         misses = np.array([1.0 - min(hits[width] / trials[width], 1.0) for width in seen])
         weights = np.array([trials[width] for width in seen])
         alphas = 1.0 - misses ** np.array([1.0 / width for width in seen])
-        evidence = float(alphas @ weights) + PRIOR_TRIALS * self.prior
+        evidence = float(np.add.reduce(alphas * weights)) + PRIOR_TRIALS * self.prior
         memory.alpha = evidence / (float(np.add.reduce(weights)) + PRIOR_TRIALS)
 
     def alpha_estimate(self, memory: _Memory) -> float:

@@ -75,7 +75,8 @@ class _Group:
         """Yield parts of the sum of the powers of the values less an offset."""
         for block in self._blocks:
             terms = (self._values[block] / self._shares - offset) ** power
-            yield self._shares * float(terms @ self._counts[block].astype(np.float64))
+            # Not as a product of vectors: what BLAS makes of it depends on its version and the CPU.
+            yield self._shares * float((terms * self._counts[block]).sum())
 
 
 class WeightedSample:
