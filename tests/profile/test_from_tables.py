@@ -532,6 +532,38 @@ def test_experts_of_another_engine(tables: Path) -> None:
     assert saved == pytest.approx(48 * 4.0 * 256 / 2 * 1e-6, rel=1e-3)
 
 
+@pytest.mark.parametrize(("factor", "taken"), [(3.0, 1.5), (0.5, 0.5)])
+def test_experts_of_one_scale_take_no_longer_than_block_scaled_ones(
+    tables: Path, factor: float, taken: float
+) -> None:
+    """On Hopper they were measured with a kernel that takes longer than 16 bits, and no other."""
+    add_experts(tables)
+    moe, gemm = tables / "data/h200_sxm/moe/vllm/0.24.0", tables / "data/h200_sxm/gemm/vllm/0.24.0"
+    for folder, name, times in (
+        (moe, "moe", {"bfloat16": 1.0, "fp8": factor, "fp8_block": 1.5}),
+        (gemm, "gemm", {"bfloat16": 1.0, "fp8": 1.0}),
+    ):
+        rows = pq.read_table(folder / f"{name}_perf.parquet").to_pylist()
+        told = [
+            {**row, f"{name}_dtype": dtype, "latency": row["latency"] * times[dtype]}
+            for row in rows
+            for dtype in times
+        ]
+        write(folder, f"{name}_perf", told)
+    load, fields = (
+        StepLoad(256_000, 256, 256),
+        {"model": "qwen3-30b-a3b", "kernels": {"quant": "fused"}},
+    )
+    in_16, in_8 = (
+        TableProfile.of(options(tables, **fields, dtype=dtype)).profile.target.forward_time(load)
+        for dtype in ("bfloat16", "fp8")
+    )
+    assert in_8 - in_16 == pytest.approx(48 * 4.0 * 256 * (taken - 1.0) * 1e-6, rel=1e-3)
+    named = {**fields, "kernels": {"quant": "fused", "moe": "triton"}, "dtype": "fp8"}
+    own = TableProfile.of(options(tables, **named)).profile.target.forward_time(load)
+    assert own - in_16 == pytest.approx(48 * 4.0 * 256 * (factor - 1.0) * 1e-6, rel=1e-3)
+
+
 def test_what_only_quantizes_counts_unless_it_is_fused(tables: Path) -> None:
     gemm = tables / "data/h200_sxm/gemm/vllm/0.24.0"
     rows = pq.read_table(gemm / "gemm_perf.parquet").to_pylist()
