@@ -247,7 +247,7 @@ def test_bad_profiles(constant_step: Callable[..., str], change: Any, message: s
 
 def test_unknown_profile_names_the_nearest() -> None:
     with pytest.raises(ProfileError, match=r"did you mean 'h100/llama-3\.1-8b'"):
-        Deployment.of(Experiment.parse(tiny_config(profile="h100/llama-3-8b"), "x"))
+        Deployment.of(Experiment.parse(tiny_config(profile="h100/llama-31-8b"), "x"))
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,14 @@ def test_what_is_no_day_is_refused_in_one_line(text: str) -> None:
     assert "\n" not in str(refused.value)
 
 
-def test_a_table_of_the_day_without_rows_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "day.parquet"
-    pq.write_table(pa.table({name: pa.array([], pa.float64()) for name in ("hour", "rate")}), path)
+def test_a_table_of_the_day_without_rows_is_refused_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    empty = pa.table({name: pa.array([], pa.float64()) for name in ("hour", "rate")})
+    pq.write_table(empty, "day.parquet")
     with pytest.raises(ConfigError, match=r"day\.parquet: needs at least two hours"):
-        read_day(str(path))
+        read_day("day.parquet")
 
 
 def test_a_day_and_a_rate_are_not_given_together() -> None:

@@ -149,7 +149,7 @@ def read_day(text: str) -> Day:
     A SpecsimError if it is neither, or hours do not rise.
     """
     if text.lower().removesuffix(".gz").endswith(_ENDINGS):
-        return _checked(text, *_of_table(Path(text)))
+        return _checked(Path(text).name, *_of_table(Path(text)))
     try:
         pairs = [tuple(map(float, part.split(":"))) for part in text.split(",")]
         hours, rates = (list(column) for column in zip(*pairs, strict=True))
