@@ -7,6 +7,6 @@ from specsim.core.families import Family
 
 __all__ = ["ACCEPTANCE", "Acceptance", "NestedAcceptance", "Oracle", "model_of"]
 
-ACCEPTANCE = Family("acceptance", Acceptance)
+ACCEPTANCE = Family("acceptance", Acceptance, of_files="preset")
 NestedAcceptance = Annotated[Acceptance, ACCEPTANCE, ACCEPTANCE.any_member]
 """Type of a field that holds a member inside a member."""

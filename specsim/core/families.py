@@ -62,12 +62,16 @@ class Family(Generic[M]):
         name: Package below ``specsim``, also the name of the entry-point group, ``specsim.<name>``.
         base: Class that every member extends.
         tag: Field that names the member.
+        of_files: The member whose field ``name`` takes a file, if any does.
     """
 
-    def __init__(self, name: str, base: type[M], tag: str = "kind") -> None:
+    def __init__(
+        self, name: str, base: type[M], tag: str = "kind", of_files: str | None = None
+    ) -> None:
         self.name = name
         self.base = base
         self.tag = tag
+        self.of_files = of_files
         self._found: dict[str, type[M] | None] = {}
 
     @cached_property
@@ -141,8 +145,8 @@ class Family(Generic[M]):
         everything = self.all_members()
         if name not in everything:
             hint = nearest(name, list(everything))
-            if "preset" in everything and ("/" in name or name.endswith(".yaml")):
-                hint = f"a preset is {{{self.tag}: preset, name: {name}}}"
+            if self.of_files and ("/" in name or name.endswith(".yaml")):
+                hint = f"a {self.of_files} is {{{self.tag}: {self.of_files}, name: {name}}}"
             raise ConfigError(f"no {self.tag} '{name}'; {hint}")
         return everything[name]
 

@@ -151,9 +151,9 @@ def _advance(ranks: Ranks) -> int:
     and calls again.
     """
     group = ranks.group[0]
+    _look(ranks)
     while True:
         if not group.is_underway:
-            _look(ranks)
             if group.has_told or group.next_at >= group.until:
                 return DONE
             group.goes_to = nextafter(group.next_at, inf) if group.is_awaited else group.until

@@ -180,20 +180,25 @@ def test_the_small_pages(served: Served) -> None:
     assert served.ask(COMPLETIONS, {**ASKED, "model": model["id"]})[0] == 200
 
 
-@pytest.mark.parametrize("config", [{"replicas": 2}, {"engine": {"data_parallel_size": 2}}])
-def test_a_client_that_goes_is_counted_where_it_was(config: dict[str, Any], tmp_path: Path) -> None:
+def come_and_go(served: Served, clients: int) -> None:
+    """Let clients ask in turn, and go when they have the first tokens."""
     body = json.dumps({**ASKED, "max_tokens": 900, "stream": True}).encode()
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    for _ in range(clients):
+        with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
+            connection.sendall(head.encode() + body)
+            assert b"200 OK" in connection.recv(1 << 16)
+            connection.recv(1 << 16)  # the first tokens
+    until = time.monotonic() + 5
+    while time.monotonic() < until and served.live.num_unfinished:
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("config", [{"replicas": 2}, {"engine": {"data_parallel_size": 2}}])
+def test_a_client_that_goes_is_counted_where_it_was(config: dict[str, Any], tmp_path: Path) -> None:
     options = ServeOptions(port=0, speed=1.0, grace=0.5, log=tmp_path)
     with serving(options, routing={"kind": "round_robin"}, **config) as served:
-        for _ in range(4):
-            with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
-                connection.sendall(head.encode() + body)
-                assert b"200 OK" in connection.recv(1 << 16)
-                connection.recv(1 << 16)  # the first tokens
-        until = time.monotonic() + 5
-        while time.monotonic() < until and served.live.num_unfinished:
-            time.sleep(0.01)
+        come_and_go(served, 4)
         assert served.ask("/metrics")[1].count('finished_reason="abort"} 2.0') == 2
     for engine in range(2):
         lines = (tmp_path / f"replica-{engine}/requests.jsonl").read_text().splitlines()
@@ -201,17 +206,8 @@ def test_a_client_that_goes_is_counted_where_it_was(config: dict[str, Any], tmp_
 
 
 def test_a_client_that_goes_frees_its_blocks() -> None:
-    body = json.dumps({**ASKED, "max_tokens": 900, "stream": True}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
     with serving(ServeOptions(port=0, speed=1.0, grace=0.5)) as served:
-        for _ in range(3):
-            with socket.create_connection(("127.0.0.1", served.ports[0])) as connection:
-                connection.sendall(head.encode() + body)
-                assert b"200 OK" in connection.recv(1 << 16)
-                connection.recv(1 << 16)  # the first tokens
-        until = time.monotonic() + 5
-        while time.monotonic() < until and served.live.num_unfinished:
-            time.sleep(0.01)
+        come_and_go(served, 3)
         assert served.ask("/metrics")[1].count('finished_reason="abort"} 3.0') == 1
         check_nothing_is_left(served)
 
