@@ -41,7 +41,7 @@ class Settings(BaseModel):
         known = cls.model_fields
         if not isinstance(data, dict) or data.keys() <= known.keys():
             return check(data)
-        found = [_unknown(key, list(known)) for key in data if key not in known]
+        found = list(_unknown([key for key in data if key not in known], list(known)))
         try:
             check({name: value for name, value in data.items() if name in known})
         except ValidationError as problem:
@@ -58,19 +58,32 @@ class Settings(BaseModel):
         return copied
 
 
-def _unknown(key: object, known: list[str]) -> InitErrorDetails:
-    context = {
-        "key": short(key)[1:-1] if isinstance(key, str) else short(key),
-        "hint": nearest(str(key), known),
-    }
-    kind = PydanticCustomError("unknown_field", "unknown field '{key}'; {hint}", context)
-    return InitErrorDetails(type=kind, loc=(), input=key)
+_MOST_SAID = 4
+"""Of the unknown fields of one mapping: a file of another kind has dozens."""
+_MOST_CHOICES = 40
+
+
+def _unknown(keys: list[object], known: list[str]) -> Iterator[InitErrorDetails]:
+    for key in keys[:_MOST_SAID]:
+        context = {
+            "key": short(key)[1:-1] if isinstance(key, str) else short(key),
+            "hint": nearest(str(key), known),
+        }
+        kind = PydanticCustomError("unknown_field", "unknown field '{key}'; {hint}", context)
+        yield InitErrorDetails(type=kind, loc=(), input=key)
+    if rest := keys[_MOST_SAID:]:
+        text = "and {more} more unknown fields: is this a file of another kind?"
+        kind = PydanticCustomError("unknown_fields", text, {"more": len(rest)})
+        yield InitErrorDetails(type=kind, loc=(), input=rest)
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return a clause for the end of an error message: the closest known word, or all of them."""
+    """Return a clause for the end of an error message: the closest known word, or what there is."""
     close = get_close_matches(name[:100], known, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
+    if close:
+        return f"did you mean '{close[0]}'?"
+    more = f" and {len(known) - _MOST_CHOICES} more" if len(known) > _MOST_CHOICES else ""
+    return f"choose from {', '.join(sorted(known)[:_MOST_CHOICES])}{more}"
 
 
 def load_mapping(
@@ -134,7 +147,7 @@ def _told(problem: Any) -> str:
     kind, given = problem["type"], problem["input"]
     if kind == "missing":
         return f"'{field}' is missing"
-    if kind in ("family", "unknown_field", "value_error"):
+    if kind in ("family", "unknown_field", "unknown_fields", "value_error"):
         return f"{field + ': ' if field else ''}{problem['msg'].removeprefix('Value error, ')}"
     if kind in ("model_type", "dict_type"):
         return f"{field} = {short(given)}: should be a mapping of fields"

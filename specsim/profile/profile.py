@@ -5,6 +5,7 @@ and what the memory of each GPU is for, and so how many KV blocks fit.
 """
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from math import ceil
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -201,10 +202,12 @@ def _remedy(name: str, shipped: list[str]) -> str:
     """Return a clause for the end of an error message: how it is made, or the nearest."""
     gpu, _, rest = name.partition("/")
     model = known_model(rest)
-    is_shipped = any(each.startswith(f"{gpu}/{model}") for each in shipped)
-    if model is None or is_shipped or gpu_file(gpu) is None:
-        return nearest(name, shipped)
-    return f"make one: specsim profile build --model {model} --gpu {gpu} --out FILE.yaml"
+    on_gpu = [each for each in shipped if each.startswith(f"{gpu}/")]
+    if model is not None and gpu_file(gpu) and not any(f"{gpu}/{model}" in n for n in on_gpu):
+        return f"make one: specsim profile build --model {model} --gpu {gpu} --out FILE.yaml"
+    if on_gpu or get_close_matches(name, shipped, n=1):
+        return nearest(name, on_gpu or shipped)
+    return "a name is GPU/MODEL; specsim list names them all"
 
 
 def shipped_to_the_limits(name: str) -> str | None:

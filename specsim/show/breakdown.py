@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import load_mapping
 from specsim.hardware import GIB, MemoryPlan
-from specsim.results.folder import StepsTable, check_same_run, load_steps
-from specsim.results.timeline import TimeUse, integrals, time_use
+from specsim.results.folder import ResultsFolder, StepsTable, check_same_run
+from specsim.results.timeline import EnginesOfKind, TimeUse, engines_of, integrals, time_use
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, config_hash
 
@@ -104,29 +103,27 @@ def break_down(folder: Path) -> Breakdown:
 
     A SpecsimError if a file of it is missing, cut short, not ours, or of another run.
     """
-    steps = load_steps(folder)
-    written = config_hash(load_mapping(folder / "config.yaml", ConfigError))
-    experiment = Experiment.load(folder / "config.yaml")
-    names = "config.yaml and steps.parquet"
-    check_same_run(folder, names, written, steps.provenance["config_hash"])
-    deployment, slots, prefill = Deployment.of(experiment), experiment.num_engines, None
-    if experiment.pools is not None:
+    results = ResultsFolder(folder)
+    experiment, steps = Experiment.load(folder / "config.yaml"), results.steps
+    written, ran = config_hash(results.config), results.own["config_hash"]
+    check_same_run(folder, "config.yaml and summary.json", written, ran)
+    deployment, prefill = Deployment.of(experiment), None
+    own, *others = engines_of(results.own)
+    if others:
         first = Deployment.of(experiment.of_pool("prefill"))
-        slots = experiment.pools.decode.slots  # the numbers of prefill replicas come after these
-        prefill = EngineMemory(
-            first.memory, _kv_use(steps, first, range(slots, experiment.num_engines))
-        )
+        prefill = EngineMemory(first.memory, _kv_use(steps, first, *others))
+    num_replicas = sum(each.mean for each in (own, *others))
     return Breakdown(
         memory=deployment.memory,
-        kv=_kv_use(steps, deployment, range(slots)),
-        time=time_use(steps, experiment.num_engines, deployment.profile.stage_shares),
+        kv=_kv_use(steps, deployment, own),
+        time=time_use(steps, num_replicas, deployment.profile.stage_shares),
         provenance=steps.provenance,
         prefill=prefill,
     )
 
 
-def _kv_use(every: StepsTable, deployment: Deployment, replicas: range) -> KVUse:
-    setup, steps = deployment.setup, every.where(np.isin(every["replica"], replicas))
+def _kv_use(every: StepsTable, deployment: Deployment, engines: EnginesOfKind) -> KVUse:
+    setup, steps = deployment.setup, every.where(np.isin(every["replica"], engines.numbers))
     num_usable = setup.num_usable_blocks
     used = num_usable - steps["free_blocks"].astype(np.int64)
     if used.min(initial=0) < 0:
@@ -137,7 +134,7 @@ def _kv_use(every: StepsTable, deployment: Deployment, replicas: range) -> KVUse
     ahead = sum(setup.limits["lookahead_len"] / group.block_size for group in setup.kv.groups)
     lookahead = steps["num_running"] * ahead
     start, end = every.span
-    edges, time = np.array([start, end]), len(replicas) * (end - start)
+    edges, time = np.array([start, end]), engines.mean * (end - start)
 
     def mean(values: np.ndarray) -> float:
         areas = (

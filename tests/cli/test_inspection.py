@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from conftest import Run, tiny_config
 
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB
-from specsim.results.folder import StepsTable, load_steps
+from specsim.results.folder import ResultsFolder, StepsTable, load_steps
 from specsim.results.logs import STEP_FIELDS
 from specsim.results.timeline import time_use, timeline
 from specsim.run.deployment import Deployment
@@ -267,6 +268,20 @@ def test_each_stage_of_a_pipeline_has_its_share_of_the_time(
     assert sum(row.share for row in found.rows) == pytest.approx(1)
     [point] = load_study(folder).points
     assert point.breakdown["target_s"] == pytest.approx(steps["target_time"].sum())
+
+
+def test_shares_of_scaled_replicas_are_of_those_that_were_up(saved: Callable[..., Path]) -> None:
+    scaled = {"kind": "target_concurrency", "target": 1, "max_replicas": 8, "interval_s": 0.1}
+    scaled |= {"start_up_s": 0.1, "window_s": 0.1}
+    folder = saved(autoscaling=scaled)
+    up = ResultsFolder(folder).own["autoscaling"]["mean_replicas"]
+    assert up < 8
+    found, [point] = break_down(folder), load_study(folder).points
+    known = [share for share in point.timeline["kv_usage"] if share is not None]
+    assert found.kv.mean_used / found.kv.num_usable == pytest.approx(mean(known), 1e-4)
+    start, end = load_steps(folder).span
+    idle = found.time.overall.parts["idle"] * up * (end - start)
+    assert point.breakdown["idle_s"] == pytest.approx(idle)
 
 
 def test_lookahead_is_that_of_the_longest_draft(saved: Callable[..., Path]) -> None:

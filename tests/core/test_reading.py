@@ -17,7 +17,7 @@ from specsim.core import reading
 from specsim.core.columns import opened_parquet, parquet_table
 from specsim.core.errors import ConfigError
 from specsim.core.reading import parse_yaml
-from specsim.core.settings import Settings, load_mapping, overridden, validated
+from specsim.core.settings import Settings, load_mapping, nearest, overridden, validated
 
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
     f"{name}: &{name} [{','.join(['*' + before] * 9)}]\n"
@@ -212,3 +212,18 @@ def test_every_problem_has_a_line() -> None:
         "a.yaml: inner.x = 'one': should be an integer, in digits alone",
         "a.yaml: 'y' is missing",
     ]
+
+
+def test_of_a_file_of_another_kind_a_few_unknown_fields_are_said() -> None:
+    data = {"inner": {"x": 1}, "y": 2, **{f"far_{n}": n for n in range(30)}}
+    with pytest.raises(ConfigError) as caught, validated("a.json", ConfigError):
+        Outer.model_validate(data)
+    *said, last = str(caught.value).splitlines()
+    assert said == [f"a.json: unknown field 'far_{n}'; choose from inner, y" for n in range(4)]
+    assert last == "a.json: and 26 more unknown fields: is this a file of another kind?"
+
+
+def test_long_lists_of_names_are_cut() -> None:
+    known = [f"name{n:03d}" for n in range(100)]
+    assert nearest("name012!", known) == "did you mean 'name012'?"
+    assert nearest("!", known) == f"choose from {', '.join(known[:40])} and 60 more"

@@ -591,6 +591,10 @@ def test_of_models_without_a_profile_it_is_said_how_one_is_made(gpu: str) -> Non
 def test_a_gpu_is_no_profile() -> None:
     with pytest.raises(ProfileError, match="profile 'h100': is a GPU; name a profile of it, such "):
         load_profile("h100")
+    with pytest.raises(ProfileError, match=r"'nope' in profiles/; a name is GPU/MODEL; specsim li"):
+        load_profile("nope")
+    with pytest.raises(ProfileError, match=r"'l40s/none' in profiles/; choose from (l40s/\S+ ?)+$"):
+        load_profile("l40s/none")
 
 
 def test_heads_that_vllm_cannot_spread() -> None:

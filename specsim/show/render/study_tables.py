@@ -317,7 +317,8 @@ def _money(amount: float | None) -> str:
 def split_table(found: "Split", title: str) -> Table:
     """Return the ways to use the GPUs, the best of each load first."""
     columns = [
-        "", "rate/s", "GPUs", "req/s", "SLO", "TTFT ms", "p99", "TPOT ms", "p99", "transfer ms", "",
+        "", "rate/s", "GPUs", "req/s", "SLO", "mean TTFT ms", "p99", "mean TPOT ms", "p99",
+        "transfer ms", "",
     ]  # fmt: skip
     has_policies = any(row.policy is not None for row in found.rows)
     rows = [_cells(row) for row in found.rows]

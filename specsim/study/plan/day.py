@@ -177,7 +177,7 @@ def _of_table(path: Path) -> tuple[list[float], list[float]]:
     if found.keys() != _COLUMNS.keys():
         raise ConfigError(
             f"--daily {path}: needs the columns hour (from 0, or as 06:30) and rate (requests/s); "
-            f"found: {', '.join(file.columns)}"
+            f"found: {', '.join(file.columns) or 'no row'}"
         )
     rows = list(file.objects("row") if file.container == "json" else file.rows())
     hours = [_hour(row, found["hour"]) for row in rows]
