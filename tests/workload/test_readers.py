@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import data_folder, needs
 
@@ -110,6 +112,11 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
     "columns-lines": (
         '{"arrival_time_ms": 500, "prompt_len": 5, "output_len": 2}\n'
         '{"arrival_time_ms": 1500, "prompt_len": 7, "output_len": 3}\n',
+        [0.0, 1.0], [5, 7], [2, 3], 0,
+    ),
+    "columns-list": (  # as pandas writes to_json(orient="records")
+        '[{"arrival_time": 1.5, "prompt_len": 7, "output_len": 3},\n'
+        '{"arrival_time": 0.5, "prompt_len": 5, "output_len": 2}]',
         [0.0, 1.0], [5, 7], [2, 3], 0,
     ),
     "columns-clock": (
@@ -268,7 +275,15 @@ BAD = {
         VIDUR + b"nan,5,5\n",
         r"line 2: arrived_at = 'nan' is not a finite number",
     ),
-    "short row": (VIDUR + b"1,5\n", "no value for 'num_decode"),
+    "NaN for a time": (
+        b"arrival_time,prompt_len,output_len\nnan,5,5\n",
+        "line 2: arrival_time = 'nan' is neither seconds nor a time",
+    ),
+    "no time of Azure's": (
+        b"TIMESTAMP,ContextTokens,GeneratedTokens\n,1,2\n", "line 2: TIMESTAMP = '' is not a time"),
+    "short row": (
+        VIDUR + b"1,5\n", r"no value for 'num_decode_tokens' \(found: arrived_at, num_prefill"),
+    "long row": (VIDUR + b"1,1,000,5\n", "line 2: more values than the 3 columns; quote what"),
     "truncated line": (
         b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "outp',
         "line 2: not JSON.*cut off",
@@ -335,6 +350,24 @@ def test_bad_files_are_one_line_that_names_the_place(tmp_path: Path, name: str) 
         read_trace(path)
     assert "bad.trace" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["arrived_at", "arrival_time"])
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+@pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
+def test_times_of_parquet_are_seconds_in_any_unit(
+    tmp_path: Path, name: str, unit: str, zone: str | None
+) -> None:
+    per_second = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
+    odd = 1 if unit == "ns" else 0  # which no datetime can hold
+    times = [1763971203 * per_second + odd, 1763971200 * per_second]
+    columns = {
+        name: pa.array(times, pa.timestamp(unit, zone)), "prompt_len": [7, 5], "output_len": [3, 2]
+    }  # fmt: skip
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    trace = read_trace(tmp_path / "t.parquet")
+    assert trace.arrived_at == pytest.approx([0.0, 3.0])
+    assert trace.prompt_lens.tolist() == [5, 7]
 
 
 def test_another_ending_is_refused_and_nothing_written(tmp_path: Path) -> None:

@@ -71,9 +71,9 @@ class Row:
         """Return a field; a TraceError unless it is there."""
         value = self.values.get(field)
         if value is None:
+            found = [str(name) for name, value in self.values.items() if value is not None]
             raise TraceError(
-                f"{self.place}: no value for '{field}' (found: "
-                f"{', '.join(map(str, self.values)) or 'nothing'})"
+                f"{self.place}: no value for '{field}' (found: {', '.join(found) or 'nothing'})"
             )
         return value
 
@@ -204,7 +204,7 @@ class TraceFile:
 
     def _parquet_rows(self) -> Iterator[Row]:
         table = parquet_table(self.path, TraceError)
-        columns = [column.to_pylist() for column in table.columns]
+        columns = [_values(column) for column in table.columns]
         for number, values in enumerate(zip(*columns, strict=True)):
             row = dict(zip(table.column_names, values, strict=True))
             yield Row(f"{self.path}, row {number}", row)
@@ -212,8 +212,13 @@ class TraceFile:
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
         reader = csv.DictReader(lines(stream), restval=None, delimiter=self._delimiter)
         for values in reader:
-            values.pop(None, None)
-            yield Row(f"{self.path}, line {reader.line_num}", values)
+            place = f"{self.path}, line {reader.line_num}"
+            if any(values.pop(None, ())):
+                raise TraceError(
+                    f"{place}: more values than the {len(values)} columns; quote what holds a "
+                    f"{self._delimiter!r}, or remove the row"
+                )
+            yield Row(place, values)
 
     @property
     def _delimiter(self) -> str:
@@ -232,6 +237,18 @@ class TraceFile:
                     f"{place}: {error}; the line may have been cut off: correct or remove it"
                 ) from error
             yield _object(place, values)
+
+
+_TIMES = ("timestamp", "duration")
+_SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+def _values(column: Any) -> list[Any]:
+    """Return the values of a column of Parquet; times as seconds, those with a date since 1970."""
+    if not str(column.type).startswith(_TIMES):
+        return column.to_pylist()  # type: ignore[no-any-return]
+    seconds = _SECONDS[column.type.unit]
+    return [n if n is None else n * seconds for n in column.cast("int64").to_pylist()]
 
 
 def _object(place: str, values: Any) -> Row:

@@ -36,14 +36,16 @@ def _seconds(row: Row) -> float:
     zone = _ZONE.search(text)
     try:
         # datetime64 keeps all seven digits, datetime would not; it does not know zones.
-        clock = np.datetime64(text[: zone.start()] if zone else text, "ns")
+        clock: Any = np.datetime64(text[: zone.start()] if zone else text, "ns")
         offset = datetime.fromisoformat(
             f"2000-01-01T00:00:00{zone[0] if zone else 'Z'}"
         ).utcoffset()
     except ValueError:
+        clock, offset = np.datetime64("NaT"), None
+    if np.isnat(clock):  # as of no text
         raise TraceError(
             f"{row.place}: TIMESTAMP = {text!r} is not a time such as 2023-11-16 18:17:03.9799600"
-        ) from None
+        )
     shift = offset.total_seconds() if offset else 0.0
     return float((clock - _EPOCH) / np.timedelta64(1, "ns")) * 1e-9 - shift
 

@@ -3,7 +3,9 @@
 import gzip
 import json
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -173,7 +175,7 @@ _LATER = 1e11  # no number of seconds since 1970, so one of milliseconds, or of 
 
 @final
 class NamedColumns(Reader):
-    """CSV or JSON lines with columns such as ``arrival_time, prompt_len, output_len``.
+    """CSV, Parquet or JSON with columns such as ``arrival_time, prompt_len, output_len``.
 
     Names are looked at by their words: ``n_in``, ``promptTokens``, ``tokens_completion`` and
     ``created_at`` do as well. Lengths in tokens, arrivals in seconds, in the unit that the name
@@ -184,10 +186,10 @@ class NamedColumns(Reader):
     """
 
     kind: Literal["columns"] = "columns"
-    containers = ("csv", "jsonl")
+    containers = ("csv", "jsonl", "json", "parquet")
 
     def matches(self, file: TraceFile) -> bool:
-        if file.container not in self.containers:
+        if file.container == "json" and not isinstance(file.document, list):
             return False
         found = _recognised(file)
         return all(found[what] or _bytes_of(file, what) for what in _SIDES)
@@ -196,7 +198,7 @@ class NamedColumns(Reader):
         found = _recognised(file)
         for what in _SIDES:
             if not found[what]:
-                raise _not_tokens(next(file.rows()), _bytes_of(file, what)[0], what)
+                raise _not_tokens(next(_rows(file)), _bytes_of(file, what)[0], what)
         for what, names in found.items():
             if len(names) > 1:
                 raise TraceError(
@@ -205,7 +207,7 @@ class NamedColumns(Reader):
                 )
         taken = {what: names[0] for what, names in found.items() if names}
         builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
+        for row in _rows(file):
             arrived_at = _seconds(row, taken["arrival"]) if "arrival" in taken else None
             lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
             builder.add(*lens, arrived_at)
@@ -214,6 +216,10 @@ class NamedColumns(Reader):
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
         builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
         return builder.build()
+
+
+def _rows(file: TraceFile) -> Iterator[Row]:
+    return file.objects("request") if file.container == "json" else file.rows()
 
 
 _SAID = {"prompt_len": "prompt length", "output_len": "output length", "arrival": "arrival"}
@@ -270,7 +276,9 @@ def _seconds(row: Row, name: str) -> float:
     text = row.get(name)
     unit = next((_SECONDS[word] for word in _words(name) if word in _SECONDS), None)
     try:
-        return float(text) * (unit or _unit(float(text)))
+        seconds = float(text) * (unit or _unit(float(text)))
+        if isfinite(seconds):
+            return seconds
     except (TypeError, ValueError, OverflowError):
         pass
     try:
