@@ -84,6 +84,8 @@ def synth(
         )
     with spinner(f"writing {out.name}"):
         trace = config.build(seed)
+        if not len(trace):
+            raise ConfigError("trace synth: no request arrives; raise rate or duration")
         write_trace(trace, out)
     typer.echo(f"{out}: {len(trace):,} requests")
 

@@ -317,6 +317,7 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
         ({"FILE": "empty.jsonl"}, "empty.jsonl: is empty"),
         ({"FILE": "nowhere.jsonl"}, "nowhere.jsonl: cannot be read"),
         ({"FILE": "few.jsonl"}, "few.jsonl: 2 requests are too few"),
+        ({"FILE": "never.jsonl"}, "never.jsonl: no draft token was ever accepted"),
         ({"--kind": "beto"}, "no kind 'beto' to fit; did you mean 'beta'?"),
         ({"--json": "tokens.jsonl/fit.json"}, "cannot be written"),
     ],
@@ -326,6 +327,8 @@ def test_acceptance_fit_on_bad_input(
 ) -> None:
     write_tokens(tmp_path / "tokens.jsonl")
     write_tokens(tmp_path / "few.jsonl", 2)
+    never = '{"prompt_len": 3, "output_len": 2, "accepted_lens_eagle": [0, 0]}\n'
+    (tmp_path / "never.jsonl").write_text(4 * never)
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "none.jsonl").write_text('{"prompt_len": 3, "output_len": 2}\n')
     given = {"FILE": "tokens.jsonl", "--proposer": "eagle", "--k": 3, **options}
@@ -473,6 +476,8 @@ def test_bad_input_is_one_line_exit_code_2_and_nothing_written(
           "dataset:name=gsm8k", "--num-requests", "3"), ".parquet, .jsonl"),
         (("trace", "synth", "w.parquet", "--arrivals", "poisson:rate=0", "--lengths",
           "dataset:name=gsm8k", "--num-requests", "3"), "greater than 0"),
+        (("trace", "synth", "w.parquet", "--arrivals", "poisson:rate=0.01", "--lengths",
+          "dataset:name=gsm8k", "--duration", "0.01"), "no request arrives"),
         (("parity", "nowhere.json"), "cannot be read"),
         (("list", "policy"), "did you mean 'policies'"),
     ],

@@ -185,6 +185,11 @@ def _decoded_halves(records: Records, draft_len: int, split_seed: int) -> tuple[
             "measure on the other; at least 4 are needed"
         )
     longest = max(map(max, records.tables))
+    if not longest:
+        raise TraceError(
+            f"{records.file}: no draft token was ever accepted, so there is nothing to fit; write "
+            "acceptance: {kind: bernoulli, alpha: 0}"
+        )
     if draft_len > longest:
         raise TraceError(
             f"{records.file}: k = {draft_len}, but no recorded draft survived longer than "
