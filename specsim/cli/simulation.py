@@ -240,8 +240,12 @@ def sweep(
         return
     place = _backend(workers, backend, ray_address)
     folder = SweepFolder.create(out or Path("results") / config.stem, plan, resume=resume)
-    with progress("points", plan.num_points) as on_progress:
-        records = run_sweep(folder, place, on_progress)
+    try:
+        with progress("points", plan.num_points) as on_progress:
+            records = run_sweep(folder, place, on_progress)
+    except KeyboardInterrupt:
+        warn([f"stopped; --resume --out {folder.path} goes on with what is left"])
+        raise
     show(*sweep_tables(records, config.name))
     warn(plan.notes)
     failed = [record for record in records if record["error"]]

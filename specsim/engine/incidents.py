@@ -100,8 +100,10 @@ def check_incidents(
     by_replica: dict[tuple[str | None, int], list[Failure | Slowdown]] = {}
     for number, incident in enumerate(incidents):
         if incident.pool not in sizes:
-            known = "leave it out, for there are no pools" if None in sizes else "prefill or decode"
-            raise ValueError(f"incidents.{number}.pool = {incident.pool}: {known}")
+            say = "leave it out, for there are no pools"
+            if None not in sizes:
+                say = "say which pool the replica is in, prefill or decode"
+            raise ValueError(f"incidents.{number}.pool = {incident.pool}: {say}")
         replicas = sizes[incident.pool]
         if incident.replica >= replicas:
             raise ValueError(

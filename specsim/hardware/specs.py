@@ -174,6 +174,8 @@ def _named_model(name: str) -> ModelShape:
     config = load_mapping(_NAMED, ProfileError, is_shared=True).get(name)
     if config is None:
         hint = nearest(known_model(name) or key_of(name), model_names())
+        if hint.startswith("choose"):
+            hint = "give its config.json; specsim list names those that are known"
         raise ProfileError(f"no model '{name}' is known by name; {hint}")
     whole = {"torch_dtype": "bfloat16", "_name_or_path": config["name"], **config}
     fields = HuggingFaceConfig(whole, name).fields()

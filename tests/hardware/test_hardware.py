@@ -597,6 +597,11 @@ def test_a_gpu_is_no_profile() -> None:
         load_profile("l40s/none")
 
 
+def test_a_model_that_is_not_known_by_name_has_a_file() -> None:
+    with pytest.raises(ProfileError, match=r"'nope' is known by name; give its config\.json; spec"):
+        load_model("nope")
+
+
 def test_heads_that_vllm_cannot_spread() -> None:
     phi = load_model("llama-3.1-8b").model_copy(
         update={"num_attention_heads": 40, "num_key_value_heads": 10}

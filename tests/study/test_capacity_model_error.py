@@ -76,6 +76,8 @@ def test_of_what_nobody_has_measured_nothing_is_said(cli: Run, tmp_path: Path) -
     config = tiny_config(policy="off")
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
     options = ("--replications", 2, "--num-requests", 60, "--workers", 1, "--out", "done")
-    code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:2000,tpot:50", *options)
+    policies = ("--policies", "off", "static:k=1")
+    code, _, err = cli("capacity", "e.yaml", "--slo", "ttft:2000,tpot:50", *options, *policies)
     assert code == 0
-    assert "how far such step times are off, nobody has measured" in err
+    both = "h100 off, h100 static:k=1: how far such step times are off, nobody has measured"
+    assert err.count(both) == err.count("nobody has measured") == 1

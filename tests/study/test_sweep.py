@@ -187,6 +187,20 @@ def test_all_problems_are_told_before_the_first_point_is_run(cli: Run, tmp_path:
     assert not (tmp_path / "done").exists()
 
 
+def test_ctrl_c_says_how_to_go_on(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "stopped.py").write_text(
+        "from typing import Literal\nfrom specsim.api import Policy\n\n\n"
+        "class Stopped(Policy):\n    kind: Literal['stopped'] = 'stopped'\n\n"
+        "    def draft_lens(self, batch, memory):\n        raise KeyboardInterrupt\n"
+    )
+    path = sweep_file(tmp_path, [{"policy": ["off", "stopped:Stopped"]}])
+    code, _, err = cli("sweep", path, "--workers", 1, "--out", "done")
+    assert (code, err) == (
+        130, "warning: stopped; --resume --out done goes on with what is left\n"
+    )  # fmt: skip
+    assert len(SweepFolder.open(tmp_path / "done").numbers()) == 1
+
+
 def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
     cli: Run, tmp_path: Path
 ) -> None:

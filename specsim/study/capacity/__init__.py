@@ -263,13 +263,13 @@ def hardware_notes(
 
 def model_notes(found: list[Found]) -> list[str]:
     """Return what each answer would be with step times as far off as on measured servers."""
-    notes = []
+    notes, unknown = [], []
     for each in found:
         if each.rate is None:
             continue
         between = each.model_interval
         if between is None:
-            notes.append(f"{each.name}: how far such step times are off, nobody has measured")
+            unknown.append(each.name)
             continue
         own = each.interval
         sampled = "" if own is None else f"{own.low:.3g} to {own.high:.3g} requests/s by sampling, "
@@ -277,6 +277,8 @@ def model_notes(found: list[Found]) -> list[str]:
             f"{each.name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with step times as far "
             "off as on four in five servers measured"
         )
+    if unknown:
+        notes.append(f"{', '.join(unknown)}: how far such step times are off, nobody has measured")
     return notes
 
 
