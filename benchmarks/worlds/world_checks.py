@@ -94,9 +94,10 @@ def _check_deliveries(summary: Summary) -> None:
 def _last_stage_ends(steps: NDArray[Any], share: float) -> NDArray[np.float64]:
     """Return when each step can have left the last stage at the earliest, in seconds."""
     ends, free_at = [], 0.0
-    for started_at, target_time in zip(steps["started_at"], steps["target_time"], strict=True):
-        before = (1 - share) * target_time
-        free_at = max(free_at, started_at + before) + share * target_time
+    for step in steps:
+        before = (1 - share) * step["target_time"]
+        free_at = max(free_at, step["started_at"] + before) + share * step["target_time"]
+        free_at += step["draft_time"]
         ends.append(free_at)
     return np.array(ends)
 

@@ -175,14 +175,17 @@ def _set_apart(config: dict[str, Any], unit: float) -> None:
 
 
 def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
-    """Divide most models without a drafter over stages, where that is simulated."""
+    """Divide most models over stages, where that is simulated."""
     engine = config["engine"]
     rng = Random(f"stages {json.dumps(config)}")
     others = {
-        *("speculative_config", "scheduler", "data_parallel_size", "kv_offload", "kv_groups"),
+        *("scheduler", "data_parallel_size", "kv_offload", "kv_groups"),
         *("lora_config", "vllm_version", "pools"),
     }
-    is_async = engine.get("async_scheduling") is not False
+    spec = engine.get("speculative_config", {"method": MODELS[0]})
+    is_late = spec["method"] in (*MODELS, "dflash", "dspark") and spec["method"] != "medusa"
+    is_late = is_late and not {"own_gpus", "enable_adaptive_verification"} & {*spec}
+    is_async = engine.get("async_scheduling") is not False and is_late
     if is_async and not others & {*config, *engine} and rng.random() < 0.7:
         profile["stage_shares"] = rng.choice([[0.5, 0.5], [0.3, 0.3, 0.4], [0.25] * 4])
 

@@ -336,7 +336,9 @@ class EngineConfig(Settings):
         if (self.pipeline_parallel_size or 1) == 1:
             return
         others = {
-            "speculation": proposer is not None,
+            "drafts that wait for the host": proposer is not None and not proposer.supports_async,
+            "a drafter on GPUs of its own": proposer is not None and proposer.apart is not None,
+            "adaptive verification": proposer is not None and proposer.enable_adaptive_verification,
             "scheduler prefill_first": self.scheduler == "prefill_first",
             "async_scheduling false": not is_async,
             "data_parallel_size": (self.data_parallel_size or 1) > 1,

@@ -363,7 +363,8 @@ def _overhead(table: Table) -> bool:
 def _pass_stages(table: Table) -> None:
     """Let the step go through the pipeline: each stage begins when it and the one before end.
 
-    The first one needs the tokens that the last one has sampled for the sequences of the step.
+    The first one needs the tokens that the last one has sampled for the sequences of the step, and
+    their drafts, which are made there (vLLM 0.32.0 ``v1/worker/gpu/pp_utils.py``).
     """
     state = table.state[0]
     step = table.steps[state.current]
@@ -376,6 +377,8 @@ def _pass_stages(table: Table) -> None:
         stage = table.stages[number]
         step.ended_at = max(step.ended_at, stage.free_at) + stage.share * step.target_time
         stage.free_at = step.ended_at
+    step.ended_at += step.draft_time
+    table.stages[len(table.stages) - 1].free_at = step.ended_at
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
         if not entry.is_partial:

@@ -11,6 +11,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.hardware.config_parts import OTHER
+from specsim.hardware.model_fields import DTYPE_BYTES
 from specsim.profile.composer import Composer
 from specsim.profile.from_roofline import BLOCK_METHODS, MadeProfile, lasting, load_drafter
 from specsim.profile.kernel_tables import (
@@ -139,15 +140,19 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
     found: dict[str, Any] = {"ngram": {"token_us": 20}, "suffix": {"token_us": 20}}
     for method, name in options.drafts.items():
         shape = load_drafter(method, name, target)
-        # A layer like the target's, whose experts the same ranks share, or each rank's own.
-        alone = (
-            {} if shape.num_experts else {"data_parallel_size": 1, "enable_expert_parallel": False}
-        )
+        alone: dict[str, Any] = {"pipeline_parallel_size": 1}
+        if not shape.num_experts:  # else it is a layer whose experts the same ranks share
+            alone |= {"data_parallel_size": 1, "enable_expert_parallel": False}
         dtype = options.dtype if shape.num_experts else "bfloat16"
         kernels = {key: kernel for key, kernel in options.kernels.items() if key != "sampling"}
         own = {"model": name, "dtype": dtype, "kernels": kernels}  # a draft is not sampled
         plain = TableOptions(**{**vars(options), **own, **alone})
         drafter = Composer(shape, plain, tables)
+        weight_bytes = drafter.weight_bytes
+        if options.pipeline_parallel_size > 1 and not shape.has_own_embedding:
+            # The target's is on the first stage, and the last one drafts.
+            embedding = target.vocab_size * target.hidden_size * DTYPE_BYTES["bfloat16"]
+            weight_bytes += embedding / options.tensor_parallel_size
         is_planned = kernels.get("drafts") == "flashinfer"
         found[method] = {
             "basis": "pass",
@@ -157,7 +162,7 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
                 "samples_drafts": method in BLOCK_METHODS,
                 **({"fixed_us": _PLANNED_PASS_US} if is_planned else {}),
             },
-            "weights_gib": round(drafter.weight_bytes / GIB, 3),
+            "weights_gib": round(weight_bytes / GIB, 3),
             "kv_bytes_per_token": drafter.kv_bytes_per_token,
         }
     return found

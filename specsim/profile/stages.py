@@ -32,10 +32,10 @@ def stage_layers(shape: ModelShape, options: TableOptions) -> list[int]:
             f"--pp {stages}: the layers of '{options.model}' are not alike, and how they are "
             "divided over stages is not simulated; leave it out"
         )
-    if shape.state_layers or shape.o_groups or options.data_parallel_size > 1 or options.drafts:
+    if shape.state_layers or shape.o_groups or options.data_parallel_size > 1:
         raise ProfileError(
-            f"--pp {stages}: with layers that keep a state, with --dp or with --draft is not "
-            "simulated; leave it out"
+            f"--pp {stages}: with layers that keep a state or with --dp is not simulated; leave it "
+            "out"
         )
     if layers < stages:
         raise ProfileError(f"--pp {stages}: '{options.model}' has {layers} layers; take fewer")

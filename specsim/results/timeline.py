@@ -208,7 +208,9 @@ def _waited_for(steps: StepsTable, first_stage: float) -> NDArray[np.float64]:
     asynchronous scheduling before it, as far as the step before has left the GPU, which is that of
     the first stage.
     """
-    gpu_done = steps["started_at"] + first_stage * steps["target_time"] + steps["draft_time"]
+    gpu_done = steps["started_at"] + first_stage * steps["target_time"]
+    if first_stage == 1:  # else the last stage drafts
+        gpu_done += steps["draft_time"]
     ready = steps["scheduled_at"].copy()
     np.maximum(ready[1:], gpu_done[:-1], out=ready[1:])
     before = np.maximum(steps["started_at"] - ready, 0.0)

@@ -183,12 +183,16 @@ def _span(track: tuple[int, int], name: str, start: int, end: int, **args: Any) 
 def _stage_spans(steps: StepsTable, shares: list[float]) -> NDArray[np.int64]:
     """Return when each step of a replica enters each stage and leaves it, nanoseconds.
 
-    One after the other: a step waits for the one before it where that takes longer in a stage. Of
-    shape (stages, 2, steps).
+    One after the other: a step waits for the one before it where that takes longer in a stage. The
+    last one drafts, too. Of shape (stages, 2, steps).
     """
+    drafted = steps["started_at"] + steps["target_time"] + steps["draft_time"]
     ends = [
-        _nanoseconds(steps["started_at"] + share * steps["target_time"])
-        for share in (0.0, *np.cumsum(shares[:-1]), 1.0)
+        *(
+            _nanoseconds(steps["started_at"] + share * steps["target_time"])
+            for share in (0.0, *np.cumsum(shares[:-1]))
+        ),
+        _nanoseconds(drafted),
     ]
     comes, spans = np.array(ends[0]), []
     for taken in np.diff(ends, axis=0):
@@ -205,9 +209,10 @@ def _step_events(
     if not len(steps):
         return
     scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
-    stages = spans.tolist()
-    verified = stages[-1][1]
-    drafted = _nanoseconds(steps["started_at"] + steps["target_time"] + steps["draft_time"])
+    verified = steps["started_at"] + steps["target_time"]
+    drafting = np.array(_nanoseconds(verified + steps["draft_time"])) - _nanoseconds(verified)
+    drafts = spans[-1, 1] - drafting
+    stages, last = spans.tolist(), len(spans) - 1
     args = {name: steps[name].tolist() for name in _STEP_ARGS}
     prefill, batched = steps["prefill_tokens"], steps["batched_tokens"]
     kinds = np.select([prefill == 0, prefill == batched], ["decode", "prefill"], "mixed").tolist()
@@ -216,9 +221,10 @@ def _step_events(
         values = {name: column[row] for name, column in args.items()}
         yield _span((pid, _STEPS_TRACK), kinds[row], start, until[row], **values)
         for stage, (enters, leaves) in enumerate(stages):
-            yield _span((pid, _GPU_TRACK + stage), "target", enters[row], leaves[row])
-        if drafted[row] > verified[row]:
-            yield _span((pid, _GPU_TRACK), "draft", verified[row], drafted[row])
+            end = leaves[row] if stage < last else int(drafts[row])
+            yield _span((pid, _GPU_TRACK + stage), "target", enters[row], end)
+        if drafting[row]:
+            yield _span((pid, _GPU_TRACK + last), "draft", int(drafts[row]), stages[-1][1][row])
         if preemptions[row]:
             yield {
                 "ph": "i", "s": "t", "pid": pid, "tid": _STEPS_TRACK, "name": "preemption",

@@ -13,6 +13,7 @@ from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
 
 Start = Callable[..., Run]
+DRAFTS = {"ngram": {"token_us": 1}, "eagle3": {"basis": "pass", "step_ms": 3.0}}
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def run(constant_step: Callable[..., str]) -> Start:
                 "num_gpu_blocks": 5000, "max_model_len": 1024, "max_num_seqs": 8,
                 "enable_prefix_caching": False, **fields.pop("engine", {}),
             },
-            profile=constant_step(delta_ms=12, drafts={"ngram": {"token_us": 1}}, **shares),
+            profile=constant_step(delta_ms=12, drafts=DRAFTS, **shares),
             **fields,
         )  # fmt: skip
         requests = [
@@ -59,6 +60,20 @@ def test_many_small_batches_fill_all_stages(run: Start, stages: int) -> None:
     assert filled == pytest.approx((rounds + (stages - 1) / stages) * 0.012)
 
 
+@pytest.mark.parametrize("stages", [2, 3])
+def test_the_last_stage_drafts_and_the_first_one_waits_for_drafts(run: Start, stages: int) -> None:
+    """Passes of 12 ms and drafts of 3 ms, all rejected: of one batch, and of one for each stage."""
+    speculation = {"method": "eagle3", "num_speculative_tokens": 1}
+    drafts: dict[str, Any] = {"policy": "static", "acceptance": {"kind": "bernoulli", "alpha": 0.0}}
+    rounds, count = 100, 8 * stages
+    engine: dict[str, Any] = {"speculative_config": speculation}
+    one = lasted(run(stages, 1, rounds, engine=engine, **drafts))
+    assert one == pytest.approx(rounds * 0.015, abs=0.003)
+    engine |= {"max_num_seqs": count, "max_num_batched_tokens": 64, "max_num_scheduled_tokens": 16}
+    filled = lasted(run(stages, count, rounds, engine=engine, **drafts))
+    assert filled == pytest.approx(rounds * (0.012 + stages * 0.003), rel=0.02)
+
+
 def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:
     """All decode in one step, as vLLM schedules them, so that two stages are no faster than one."""
     assert lasted(run(2, 8)) == pytest.approx(lasted(run(1, 8)))
@@ -70,7 +85,7 @@ def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:
         (
             {"engine": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
              "policy": "static", "acceptance": {"kind": "bernoulli", "alpha": 0.5}},
-            "speculation",
+            "stages with drafts that wait for the host are not simulated",
         ),
         ({"engine": {"async_scheduling": False}}, "async_scheduling false"),
         ({"engine": {"scheduler": "prefill_first"}}, "prefill_first"),

@@ -20,7 +20,7 @@ SCENARIOS = [
     for folder in FOLDERS
     for path in sorted(folder.glob("*.scenario.json"))
     # It knows no connectors, states, stages or several MTP modules.
-    if not path.name.startswith(("loads-", "states-", "pipeline-", "modules-"))
+    if not path.name.startswith(("loads-", "states-", "pipeline-", "stages-", "modules-"))
 ]
 
 

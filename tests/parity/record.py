@@ -41,6 +41,7 @@ from to_record import (
     random_parallel_scenario,
     random_pipeline_scenario,
     random_scenario,
+    random_stages_scenario,
     random_states_scenario,
     random_stops_scenario,
 )
@@ -582,6 +583,7 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
         "states": random_states_scenario,
         "parallel": random_parallel_scenario,
         "modules": random_modules_scenario,
+        "stages": random_stages_scenario,
     }
     if kind in with_layers:
         scenario = with_layers[kind](seed, needs_of)

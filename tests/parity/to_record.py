@@ -107,12 +107,7 @@ def random_modules_scenario(
     k = draw.choice([2, 2, 3, 3, 4, 5, 8])
     scheduled = draw.random() < 0.2
     spec = {"method": "mtp", "k": k, "num_nextn_predict_layers": draw.choice([2, 3, 3, 7])}
-    scenario = _drafting("modules", seed, needs_of, spec, 0, scheduled=scheduled)
-    if scenario["engine"]["block_size"] < k:  # which vLLM refuses
-        scenario["engine"]["enable_prefix_caching"] = False
-        for row in scenario["requests"]:
-            row.pop("prompt_token_ids", None)
-    return scenario
+    return _drafting("modules", seed, needs_of, spec, 0, scheduled=scheduled)
 
 
 def _drafting(
@@ -136,6 +131,10 @@ def _drafting(
     engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], least)
     if engine["long_prefill_token_threshold"]:
         engine["long_prefill_token_threshold"] = max(8, k + 1)
+    if spec.get("num_nextn_predict_layers", 1) > 1 and engine["block_size"] < k:
+        engine["enable_prefix_caching"] = False  # vLLM refuses both
+        for row in scenario["requests"]:
+            row.pop("prompt_token_ids", None)
     return scenario | {"name": f"{kind}-{seed}", "kind": kind, "drafts": {"mode": "full"}}
 
 
@@ -154,6 +153,26 @@ def random_pipeline_scenario(seed: int) -> dict[str, Any]:
     others = {"spec": None, "async_scheduling": True}
     scenario["engine"] |= {"pipeline_parallel_size": stages, **others}
     return scenario | {"name": f"pipeline-{seed}", "kind": "pipeline"}
+
+
+def random_stages_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same in a pipeline of stages, with a drafter behind the last one."""
+    draw = random.Random(f"stages {seed}")
+    k = draw.choice([2, 3, 3, 5, 8])
+    methods = ["draft_model", "draft_model", "eagle", "eagle", "dflash", "dspark", "mtp"]
+    method = draw.choice(methods)
+    spec: dict[str, Any] = {"method": method, "k": k}
+    if method == "mtp":
+        spec["num_nextn_predict_layers"] = draw.choice([1, 1, 2, 3])
+    elif method in ("dflash", "dspark") or draw.random() < 0.2:
+        spec["parallel_drafting"] = True
+    scheduled = draw.random() < 0.25
+    scenario = _drafting("stages", 3 * seed + 1, needs_of, spec, k, scheduled=scheduled)
+    stages = {"pipeline_parallel_size": draw.choice([2, 2, 3, 4]), "async_scheduling": True}
+    scenario["engine"] |= stages
+    return scenario | {"name": f"stages-{seed}"}
 
 
 def random_loads_scenario(seed: int) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -121,26 +122,37 @@ def test_no_more_request_tracks_than_requests_at_once(cli: Run, saved: Save) -> 
     assert sum(name.startswith("requests") for name in threads) == at_once < 30
 
 
+@pytest.mark.parametrize("policy", ["off", "static:k=2"])
 def test_a_pipeline_has_a_track_for_each_stage(
-    cli: Run, saved: Save, constant_step: Callable[..., str]
+    cli: Run, saved: Save, constant_step: Callable[..., str], policy: str
 ) -> None:
-    """Steps of different length wait for each other at the second one."""
-    shares = [0.4, 0.6]
-    profile = constant_step(delta_ms=4.0, gamma_us=100.0, stage_shares=shares)
+    """Steps of different length wait for each other at the second one, which drafts, too."""
+    shares, drafts = [0.4, 0.6], {"eagle3": {"basis": "pass", "step_ms": 0.5}}
+    profile = constant_step(delta_ms=4.0, gamma_us=100.0, stage_shares=shares, drafts=drafts)
     engine = {"num_gpu_blocks": 400, "max_model_len": 512}
-    folder = saved(engine=engine, policy="off", acceptance=None, profile=profile)
+    if policy != "off":
+        engine["speculative_config"] = {"method": "eagle3", "num_speculative_tokens": 2}
+    folder = saved(engine=engine, policy=policy, profile=profile)
     steps = pq.read_table(folder / "steps.parquet").to_pylist()
     events = trace(cli, folder)
     assert list(named(events, "thread").values())[1:3] == ["GPU, stage 1", "GPU, stage 2"]
-    passes = [spans(events)[1, tid] for tid in (2, 3)]
+    tracks = [spans(events)[1, tid] for tid in (2, 3)]
+    passes = [[each for each in own if each["name"] == "target"] for own in tracks]
     for share, own in zip(shares, passes, strict=True):
         times = [share * step["target_time"] * 1e6 for step in steps]
         assert [each["dur"] for each in own] == pytest.approx(times, abs=2e-3)
+    drafting = [each["dur"] for each in tracks[1] if each["name"] == "draft"]
+    made = [step["draft_time"] * 1e6 for step in steps if step["draft_time"]]
+    assert drafting == pytest.approx(made, abs=2e-3)
+    assert bool(made) is (policy != "off")
+    for own in tracks:
         ends = [each["ts"] + each["dur"] for each in own]
         assert all(end <= later["ts"] + 1e-4 for end, later in zip(ends, own[1:], strict=False))
-    ended = [step["ended_at"] * 1e6 for step in steps if step["num_requests"]]
-    assert [e for e, step in zip(ends, steps, strict=True) if step["num_requests"]] == (
-        pytest.approx(ended, abs=2e-3)
+    ends = [each["ts"] + each["dur"] for each in passes[1]]
+    ended = [(step["ended_at"] - step["draft_time"]) * 1e6 for step in steps]
+    has_request = [step["num_requests"] > 0 for step in steps]
+    assert list(compress(ends, has_request)) == (
+        pytest.approx(list(compress(ended, has_request)), abs=2e-3)
     )
     assert any(two["ts"] > one["ts"] + one["dur"] + 1 for one, two in zip(*passes, strict=True))
 

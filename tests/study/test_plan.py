@@ -373,19 +373,29 @@ def test_where_eight_bits_cannot_be_composed_the_cache_is_counted_in_sixteen() -
 
 
 @needs_tables
-def test_a_pipeline_is_planned_without_drafters(tmp_path: Path) -> None:
+def test_a_pipeline_is_planned_with_the_drafters_that_its_last_stage_can_have(
+    tmp_path: Path,
+) -> None:
     question = asked("meta-llama/Llama-3.1-70B-Instruct -tp 2 -pp 4", gpus="l40s")
     found = offered(question, ("off", "static:k=3"))
-    (option,) = found.options
-    assert (option.name, option.hardware.gpus_per_replica) == ("l40s-tp2-pp4 off", 8)
-    assert question.notes[0].startswith("--pipeline-parallel-size: no drafter is simulated")
-    own = found_of(option, question, 30.0, (29.0, 31.0), 1000.0)
-    plan = Plan(question, [], {option.name: option}, searched={option.name: own})
-    assert plan_lines(plan)[1].endswith("No speculation: none was tried.")
-    save_plan(plan, tmp_path)
+    options = {option.name: option for option in found.options}
+    assert [*options] == ["l40s-tp2-pp4 off", "l40s-tp2-pp4 static:k=3"]
+    assert not question.notes
+    assert [why.partition(":")[0] for why in found.left_out] == ["ngram", "suffix"]
+    drafting = options["l40s-tp2-pp4 static:k=3"]
+    assert drafting.hardware.gpus_per_replica == 8
+    profile, head = drafting.hardware.profile, load_model("eagle3-llama-3.1-70b")
+    embedding = 128256 * 8192 * 2  # which the first stage has
+    weights = profile.drafts["eagle3"].weights_gib * GIB * 2  # of two GPUs
+    assert weights == pytest.approx(embedding + head.weight_bytes, rel=1e-3)
+    own = found_of(drafting, question, 30.0, (29.0, 31.0), 1000.0)
+    save_plan(
+        Plan(question, [], {drafting.name: drafting}, searched={drafting.name: own}), tmp_path
+    )
     script = (tmp_path / "serve.sh").read_text("utf-8")
     assert "on 8 L40S" in script
-    assert "-pp 4 --tensor-parallel-size 2\n" in script
+    assert "-pp 4 --tensor-parallel-size 2" in script
+    assert '"method": "eagle3"' in script
 
 
 @needs_tables

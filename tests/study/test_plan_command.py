@@ -212,7 +212,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --max-num-batched-tokens 1.5K", "should be a whole number"),
         ("vllm serve m -pp 0", "--pipeline-parallel-size 0: must be at least 1"),
         ("vllm serve m -pp 2 -dp 2", "-pipeline-parallel-size 2: stages with data-parallel ranks"),
-        ("vllm serve m -pp 2 -sc.method ngram", "-pipeline-parallel-size 2: drafters with stages"),
+        ("vllm serve m -pp 2 -sc.method ngram", "-pipeline-parallel-size 2: method 'ngram', which"),
         ("vllm serve m-bnb-4bit", "weights in bnb"),
         ("vllm serve m-4bit", "weights in 4bit"),
         ("vllm serve m-4bits", "weights in 4bits"),

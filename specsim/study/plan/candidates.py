@@ -191,8 +191,6 @@ def _add(
     _, no_mtp = own_drafter(question.command.model)
     known = [method for method in _METHODS if method in hardware.profile.drafts]
     known = [method for method in known if method != "mtp" or no_mtp is None]
-    if question.command.stages > 1:  # with which no drafter is simulated
-        known = []
     methods = [given.get("method")] if given else _usable(question, known, found)
     made: list[tuple[str, str | None]] = [("off", None)] if "off" in policies else []
     for method in methods:
@@ -222,14 +220,19 @@ def _add(
 def _usable(question: Question, known: list[str], found: Offered) -> list[str]:
     """Return the drafters that the server has, as it is asked for; why the others are not tried."""
     is_sglang = question.command.program == "sglang"
-    is_async = question.command.engine.get("async_scheduling")
+    is_async, has_stages = (
+        question.command.engine.get("async_scheduling"),
+        question.command.stages > 1,
+    )
     usable = []
     for method in known:
         why = None
         if is_sglang and method not in SGLANG_METHODS:
             why = f"{method}: SGLang does not draft so"
-        elif is_async and not PROPOSERS.find(method).supports_async:
+        elif (is_async or has_stages) and not PROPOSERS.find(method).supports_async:
             why = f"{method}: vLLM does not combine it with --async-scheduling"
+            if has_stages:
+                why = f"{method}: is not simulated with --pipeline-parallel-size"
         if why is None:
             usable.append(method)
         elif why not in found.left_out:

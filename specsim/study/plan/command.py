@@ -14,6 +14,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
+from specsim.proposers import PROPOSERS
 from specsim.study.plan.drafts import (
     FLAGS,
     sglang_drafts,
@@ -266,10 +267,11 @@ class _Reader:
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
-        if stages > 1 and speculation is not None:
+        method = speculation["method"] if speculation else None
+        if stages > 1 and method and not PROPOSERS.find(method).supports_async:
             raise ConfigError(
-                f"{self._source}: --pipeline-parallel-size {stages}: drafters with stages are not "
-                "simulated; leave out either"
+                f"{self._source}: --pipeline-parallel-size {stages}: method '{method}', which vLLM "
+                "does not schedule asynchronously, is not simulated with stages; leave out either"
             )
         if stages > 1 and (ranks > 1 or self._program == "sglang"):
             beside = "data-parallel ranks" if ranks > 1 else "SGLang's scheduler"

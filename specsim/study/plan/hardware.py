@@ -136,7 +136,7 @@ def measured_alike(profile: Profile) -> str:
 def _composed(model: str, gpu: str, dtype: str, split: _Split, share: float) -> Profile:
     """Return a profile of kernel tables, where they are installed, as those shipped are."""
     options = TableOptions(
-        *(model, gpu, {} if split.stages > 1 else _heads(model)),
+        *(model, gpu, _heads(model)),
         tensor_parallel_size=split.size,
         pipeline_parallel_size=split.stages,
         data_parallel_size=split.ranks,

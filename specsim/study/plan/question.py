@@ -113,14 +113,12 @@ class Question:
             "data-parallel ranks: of 15 measured loads of such servers TPOT was 24 % off in the "
             "median, TTFT 17 % (experiments/silicon)"
         )
-        not_drafted = "--pipeline-parallel-size: no drafter is simulated with stages, nor tried"
         of_both = "data-parallel ranks" if self.ranks > 1 else "stages"
         not_apart = f"--pools: {of_both} are not simulated with prefill and decode apart"
         not_scaled = "--daily: data-parallel ranks are not simulated autoscaled; no day.yaml"
         return [
             *([left_out] if self.command.ranks > self.ranks else []),
             *([as_measured] if self.ranks > 1 else []),
-            *([not_drafted] if self.command.stages > 1 else []),
             *([not_apart] if self.ranks * self.command.stages > 1 and self.pools else []),
             *([not_scaled] if self.ranks > 1 and self.day else []),
             *self.command.notes,
