@@ -15,7 +15,7 @@ from simpy import Environment, Event
 from simpy.events import NORMAL, URGENT
 
 from specsim.core.blame import held_to
-from specsim.core.errors import CapacityError
+from specsim.core.errors import CapacityError, InvariantError
 from specsim.core.request import Request
 from specsim.engine.answers import place_of
 from specsim.engine.incidents import Failure, Replicas, Slowdown
@@ -38,7 +38,13 @@ class EventClock(Environment):
         return len(self._queue)
 
     def happens(self, event: Event, instant: float, *, first: bool = False) -> Event:
-        """Let an event happen at an instant, before the end of any step then if it is `first`."""
+        """Let an event happen at an instant, before the end of any step then if it is `first`.
+
+        Raises:
+            InvariantError: Time has passed it.
+        """
+        if instant < self._now:
+            raise InvariantError(f"something is to happen at {instant}, and it is {self._now}")
         event._ok = True
         event._value = None
         heappush(self._queue, (instant, URGENT if first else NORMAL, next(self._eid), event))

@@ -224,7 +224,7 @@ def _come(table: Table) -> int:
             wait_for_others(table, step.target_time, step.overhead_time)
         elif verb != WAITS or is_to_tell(table):
             return verb
-    return DONE
+    return WAITS if is_to_tell(table) else DONE  # ends at which it had more to do
 
 
 @inner

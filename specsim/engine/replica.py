@@ -209,10 +209,9 @@ class Replica:
 
     def answer(self, verb: int) -> None:
         """Do what its loop has come back for, as a rank in lock-step."""
-        if verb == WAITS:
-            self._has_waited()
-        else:
+        if verb != WAITS:
             self._do(verb)
+        self._has_waited()
 
     def _do(self, verb: int) -> None:
         if not self._handlers[verb]() and verb < VERBS:
