@@ -1,5 +1,6 @@
 """A headless Chromium for tests, and what they ask of a page."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,7 +144,8 @@ class Page:
         return found
 
     def problems(self) -> list[str]:
-        """Return what stands in the console, and what the page has loaded."""
+        """Return what stands in the console, what was loaded, and JavaScript's words for nothing."""
         logged = [str(entry["message"]) for entry in self.driver.get_log("browser")]
         loaded: list[str] = self.js("performance.getEntriesByType('resource').map(e => e.name)")
-        return [*logged, *loaded]
+        read: str = self.js("document.body.innerText")
+        return [*logged, *loaded, *re.findall(r"\b(?:null|undefined|NaN)\b", read)]

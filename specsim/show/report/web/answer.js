@@ -262,7 +262,7 @@ function planAnswer() {
 /** Of a plan: what would be rented if one thing were otherwise. */
 function whatIfCard() {
   const rows = DATA.plan?.what_ifs ?? [];
-  if (rows.length < 2) return null;
+  if (rows.length < 2) return "";
   const others = rows.filter(({ change }) => change === "other").length;
   const finding = others
     ? `${others} of ${rows.length - 1} change the hardware or the speculation.`
