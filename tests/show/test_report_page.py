@@ -11,7 +11,7 @@ import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
 
 from specsim.show.report import load_study, write_page
-from specsim.show.study import Study, find_measure, gain, group, ranked, restricted
+from specsim.show.study import Axis, Study, find_measure, gain, group, ranked, restricted
 
 pytestmark = [
     pytest.mark.extras,
@@ -283,3 +283,21 @@ def test_the_page_of_a_single_case_has_its_numbers(study: Study, tmp_path: Path)
         answer = page.js("document.getElementById('answer').textContent")
     assert "Output throughput" in answer
     assert "undecided whether it keeps up" in answer  # few requests
+
+
+def test_the_answer_says_of_which_of_the_other_axes_values_it_is(
+    study: Study, tmp_path: Path
+) -> None:
+    blocks = Axis("other", "block_size", "", "engine.block_size", ["16", "32", "64"])
+    points = [
+        replace(each, places=(*each.places, place)) for each in study.points for place in (1, 2)
+    ]
+    write_page(replace(study, axes=[*study.axes, blocks], points=points), tmp_path / "three.html")
+    with browser(width=360, height=780) as driver:
+        page = Page(driver, tmp_path / "three.html")
+        answer = "document.querySelector('#answer .asked').textContent"
+        # Of 16 no run has come to anything.
+        assert page.js(answer).startswith("With block_size 32; the filters choose others.")
+        page.driver.find_element("css selector", "#filters .fold").click()
+        page.choose("[data-filter=block_size]", 2)
+        assert page.js(answer).startswith("With block_size 64; the filters choose others.")

@@ -122,6 +122,12 @@ def test_a_sweep_writes_its_points_and_one_table(cli: Run, tmp_path: Path) -> No
     assert len(SweepFolder.open(tmp_path / "done").numbers()) == 4
 
 
+@pytest.mark.parametrize("others", [[], ["static:k=2"]])
+def test_an_unquoted_off_is_a_policy_and_not_false(tmp_path: Path, others: list[str]) -> None:
+    sweep = Sweep.load(sweep_file(tmp_path, [{"policy": [False, *others]}]))
+    assert next(iter(sweep.points())).labels == {"policy": "off"}
+
+
 def test_all_combinations_meet_the_same_requests(cli: Run, tmp_path: Path) -> None:
     cli("sweep", sweep_file(tmp_path, AXES[:1], replications=2), "--workers", 1, "--out", "done")
     table = pq.read_table(tmp_path / "done" / "points.parquet")

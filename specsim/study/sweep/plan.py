@@ -206,7 +206,8 @@ def _values(field: str, given: object) -> list[Any]:
     for place, value in enumerate(given):
         if value in given[:place]:
             raise ValueError(f"{field} = {value!r} is given twice; leave it out once")
-    if all(isinstance(value, bool) for value in given):
+    is_policy = field.rpartition(".")[2] == "policy"
+    if not is_policy and all(isinstance(value, bool) for value in given):
         return given
     # An unquoted off is the boolean False in YAML 1.1.
     return ["off" if value is False else value for value in given]

@@ -231,9 +231,16 @@ function mainNumbers(each) {
   return make("p", {}, `${capital(texts.join(", "))}; ${end}.`);
 }
 
+/** Of what else was varied, the values that the page shows: on a phone they are folded away. */
+function sliceText() {
+  const chosen = OTHERS.map(({ title, labels }, index) => labels.length > 1 && `${title} ${labels[state.slices[index]]}`);
+  const known = chosen.filter(Boolean);
+  return known.length ? `With ${known.join(", ")}; the filters choose others.` : "";
+}
+
 function studyAnswer() {
   const slo = Object.keys(DATA.slo).length ? `SLO: ${limitsText()}.` : "";
-  const notes = [slo, basisText(), priceDate()].filter(Boolean);
+  const notes = [sliceText(), slo, basisText(), priceDate()].filter(Boolean);
   const asked = make("p", { class: "asked" }, notes.join(" "));
   const hardware = shown("hardware").filter((h) => shown("load").some((l) => best(h, l)));
   const loads = shown("load").filter((l) => hardware.some((h) => best(h, l)));

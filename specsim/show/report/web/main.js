@@ -33,7 +33,7 @@ function readAddress() {
   }
   state.luck = DATA.replications.find((each) => String(each) === asked.get("replication")) ?? null;
   const slices = numbers("slices");
-  state.slices = OTHERS.map((axis, index) => (slices[index] in axis.labels ? slices[index] : 0));
+  state.slices = state.slices.map((first, index) => (slices[index] in OTHERS[index].labels ? slices[index] : first));
   if (METRIC.has(asked.get("metric"))) state.metric = asked.get("metric");
   state.isLog = asked.get("scale") !== "linear";
   const [h, l] = numbers("at");

@@ -9,7 +9,7 @@ const METRIC = new Map(DATA.metrics.map((metric, index) => [metric.name, { ...me
 const state = {
   shown: { hardware: shownAll(HARDWARE), policy: shownAll(POLICY), load: shownAll(LOAD) },
   luck: null, // one replication, or all
-  slices: OTHERS.map(() => 0),
+  slices: firstSlices(),
   // Of a capacity, what is missed first; the limit is drawn beside it.
   metric:
     DATA.capacity?.results.map(({ binds }) => atLimit(binds)).find((name) => METRIC.has(name)) ??
@@ -20,6 +20,16 @@ const state = {
 
 let cells = []; // that the filters let through, by hardware, load and policy
 let closer = []; // at the load and hardware of the closer look, of all replications
+
+/** Places on the other axes of the first runs that came to something. */
+function firstSlices() {
+  let slice = Math.min(...DATA.cells.map((each) => each.slice));
+  return OTHERS.reduceRight((places, { labels: { length } }) => {
+    const place = slice % length || 0; // of no run at all, 0
+    slice = Math.floor(slice / length);
+    return [place, ...places];
+  }, []);
+}
 
 function shownAll(axis) {
   return new Set(range(axis.labels.length));
