@@ -144,7 +144,7 @@ class Page:
         return found
 
     def problems(self) -> list[str]:
-        """Return what stands in the console, what was loaded, and JavaScript's words for nothing."""
+        """Return what the console says, what was loaded, and JavaScript's words for nothing."""
         logged = [str(entry["message"]) for entry in self.driver.get_log("browser")]
         loaded: list[str] = self.js("performance.getEntriesByType('resource').map(e => e.name)")
         read: str = self.js("document.body.innerText")
