@@ -26,10 +26,6 @@ class ArrayFile:
         self._file: IO[bytes] | None = None
         self._size = 0
 
-    @property
-    def is_used(self) -> bool:
-        return self._file is not None
-
     def append(self, rows: NDArray[Any]) -> int:
         """Write an array; return where it begins, bytes. A ConfigError if that fails."""
         start = self._size
@@ -106,7 +102,7 @@ class StepLog:
 
     @property
     def is_on_disk(self) -> bool:
-        return self._file.is_used
+        return self._num_in_file > 0
 
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
         """Append a copy of `STEP_FIELDS` of a replica's steps; a ConfigError if that fails."""

@@ -147,6 +147,9 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
     duration = float(requests["ended_at"].max()) - start
     input_tokens = int(requests["prompt_len"].sum())
     output_tokens = int(requests["output_len"].sum())
+    # Several replicas deliver in the same second.
+    _, places = np.unique(tables.seconds["second"], return_inverse=True)
+    per_second = np.bincount(places, weights=tables.seconds["tokens"])
     return {
         "duration": duration,
         "completed": len(requests),
@@ -157,7 +160,7 @@ def throughput_metrics(tables: RunTables, slo: Slo | None) -> dict[str, float | 
         "request_goodput": None if slo is None else int(keeps_limits(tables, slo).sum()) / duration,
         "output_throughput": output_tokens / duration,
         "total_token_throughput": (input_tokens + output_tokens) / duration,
-        "max_output_tokens_per_s": _max_tokens_per_second(tables.seconds),
+        "max_output_tokens_per_s": float(per_second.max()),
         "max_concurrent_requests": most_at_once(requests["arrived_at"], requests["ended_at"]),
     }
 
@@ -249,12 +252,6 @@ def _turn_row(requests: dict[str, Any]) -> dict[str, float]:
         "hit_share": float(requests["cached_len"].sum() / requests["prompt_len"].sum()),
         **{f"{name}_{kind}_ms": found[kind][name] for kind in found for name in ("mean", "p99")},
     }
-
-
-def _max_tokens_per_second(seconds: NDArray[np.void]) -> float:
-    # Several replicas deliver in the same second.
-    _, places = np.unique(seconds["second"], return_inverse=True)
-    return float(np.bincount(places, weights=seconds["tokens"]).max())
 
 
 def most_at_once(starts: Seconds, ends: Seconds) -> int:

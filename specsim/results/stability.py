@@ -304,11 +304,6 @@ def warm_up_len(series: Floats) -> int:
     return int(np.argmin(errors[: count // 2 + 1])) * _BATCH
 
 
-def arrival_order(requests: Requests) -> NDArray[np.int64]:
-    """Return the places of the requests by rising arrival."""
-    return np.argsort(requests["arrived_at"], kind="stable")
-
-
 def warm_up_of(requests: Requests) -> int:
     """Return how many requests, in the order of arrival, belong to the warm-up of a run."""
     arrived_at = np.sort(requests["arrived_at"])

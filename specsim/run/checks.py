@@ -119,9 +119,10 @@ def check_size(experiment: "Experiment") -> None:
     if requests <= _MOST_REQUESTS and replicas <= _MOST_REPLICAS and tokens <= _MOST_TOKENS:
         return
     what = f"{requests:,.10g} requests of {tokens:,.3g} tokens in all on {replicas:,} replicas"
+    gib = (requests * _REQUEST_BYTES + replicas * _REPLICA_BYTES) / 2**30
     raise ConfigError(
         f"{what} would take about {as_time(estimated_seconds(experiment))} and "
-        f"{_estimated_gib(experiment):,.3g} GiB of memory; make them fewer, or go on with "
+        f"{gib:,.3g} GiB of memory; make them fewer, or go on with "
         "`specsim --large` before the command"
     )
 
@@ -137,11 +138,6 @@ def estimated_seconds(experiment: "Experiment") -> float:
     seconds = workload.expected_requests * _REQUEST_SECONDS
     seconds += experiment.num_engines * _REPLICA_SECONDS
     return seconds + workload.expected_tokens * _TOKEN_SECONDS
-
-
-def _estimated_gib(experiment: "Experiment") -> float:
-    requests = experiment.workload.expected_requests * _REQUEST_BYTES
-    return (requests + experiment.num_engines * _REPLICA_BYTES) / 2**30
 
 
 def as_time(seconds: float) -> str:

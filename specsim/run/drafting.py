@@ -57,6 +57,8 @@ class Drafting:
     survival_lens: NDArray[np.uint8]
     """Accepted length of a draft of each drafter, by output position, end to end."""
     _drafters: list[tuple[Acceptance, Luck]]
+    _proposer: Proposer  # this and the next only if anything is ever drafted
+    _acceptance: Acceptance
     _verifies_tokens = False
     _draft_luck: DraftLuck | None = None
     _candidate_luck: CandidateLuck | None = None
@@ -73,10 +75,9 @@ class Drafting:
             with_keys=deployment.engine.enable_prefix_caching,
             lookahead_len=deployment.setup.limits["hash_lookahead_len"],
         )
-        proposer, acceptance, policy = deployment.proposer, experiment.acceptance, deployment.policy
-        if proposer is None or acceptance is None:
+        if not self._drafters:
             return
-        model, luck = self._drafters[0]
+        (model, luck), policy = self._drafters[0], deployment.policy
         self._verifies_tokens = model.verifies_tokens
         if self._verifies_tokens:
             _check_tokens(requests, f"acceptance '{model.kind}'")
@@ -87,7 +88,7 @@ class Drafting:
         if isinstance(policy, KnowsModel):
             self._model = ModelView(
                 model.known_rates(requests, luck, deployment.max_draft_len),
-                known_share(acceptance.confidence_concentration, model.state_share),
+                known_share(self._acceptance.confidence_concentration, model.state_share),
             )
         knows_confidences = deployment.knows_confidences
         if isinstance(policy, DraftsTrees):
@@ -102,12 +103,12 @@ class Drafting:
     ) -> None:
         self._experiment, self._deployment, self._requests = experiment, deployment, requests
         self.survival_lens = np.zeros(0, dtype=np.uint8)
-        proposer, acceptance = deployment.proposer, experiment.acceptance
         self._drafters = []
-        if proposer is not None and acceptance is not None:
+        if deployment.proposer is not None and experiment.acceptance is not None:
+            self._proposer, self._acceptance = deployment.proposer, experiment.acceptance
             self._drafters = [
-                (model_of(acceptance, key), self._luck("acceptance", key))
-                for key in proposer.cost_keys
+                (model_of(self._acceptance, key), self._luck("acceptance", key))
+                for key in self._proposer.cost_keys
             ]
 
     def _luck(self, *names: str) -> Luck:
@@ -129,10 +130,8 @@ class Drafting:
         return found
 
     def _offered(self, requests: Sequence[Request]) -> Any:
-        proposer = self._deployment.proposer
-        assert proposer is not None
-        luck = self._luck("proposer", proposer.own_name)
-        return proposer.start(requests, luck, self._deployment.max_draft_len)
+        luck = self._luck("proposer", self._proposer.own_name)
+        return self._proposer.start(requests, luck, self._deployment.max_draft_len)
 
     def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
         token_lucks = self._token_lucks(tables)
@@ -164,11 +163,8 @@ class Drafting:
     def _confidences_of(
         self, requests: Sequence[Request], own: Floats, scores: Floats, state_share: float
     ) -> Confidences:
-        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
-        assert proposer is not None
-        assert acceptance is not None
-        luck = self._luck("confidence", proposer.own_name)
-        share = known_share(acceptance.confidence_concentration, state_share)
+        luck = self._luck("confidence", self._proposer.own_name)
+        share = known_share(self._acceptance.confidence_concentration, state_share)
         return DraftLuck.confidence_tables(requests, own, scores, luck, share, self._max_path_len)
 
     def _tree_luck(self, tables: list[bytes], num_candidates: int) -> CandidateLuck:
@@ -185,8 +181,7 @@ class Drafting:
         token_lucks: TokenLucks,
         num_candidates: int,
     ) -> RankTables:
-        assert self._experiment.acceptance is not None
-        factors = self._experiment.acceptance.rank_factors
+        factors = self._acceptance.rank_factors
         own, scores, state_share = token_lucks(requests, tables)
         ranks = drawn_ranks(own, scores, factors)
         places = np.minimum(np.arange(len(ranks)), len(scores) - 1)
@@ -238,42 +233,38 @@ class Drafting:
     @property
     def offers(self) -> NDArray[np.uint8] | None:
         """What the proposer comes up with at every output position, if that is in a table."""
-        proposer, memory = self._deployment.proposer, self._proposer_memory
-        if memory is None or not offers_by_table(proposer):
+        memory = self._proposer_memory
+        if memory is None or not offers_by_table(self._proposer):
             return None
         return np.frombuffer(b"".join(memory), dtype=np.uint8)
 
     def _source(self, survival_lens: NDArray[np.uint8]) -> DraftSource | None:
         """Return who drafts for one replica; replicas share no tree."""
-        proposer, acceptance = self._deployment.proposer, self._experiment.acceptance
-        if proposer is None or acceptance is None:
+        if not self._drafters:
             return None
-        starts = self.facts.starts
+        starts, parts = self.facts.starts, self._proposer.parts
         if isinstance(self._deployment.policy, DraftsTrees):
             assert self._candidate_luck is not None
             return TreeDrafts(self._candidate_luck)
         if not self._verifies_tokens:
             return TableDrafts(survival_lens, starts, self._draft_luck)
-        first, *others = [self._lookup(part, acceptance, survival_lens) for part in proposer.parts]
+        first, *others = [self._lookup(part, survival_lens) for part in parts]
         assert first is not None
         if not others:
             return first
-        model_len = proposer.parts[1].num_speculative_tokens
         return HybridDrafts(
             first,
             others[0],
-            model_len=min(model_len, self._deployment.max_draft_len),
+            model_len=min(parts[1].num_speculative_tokens, self._deployment.max_draft_len),
             model_fates=self.survival_lens[self.facts.num_outputs :],
             fates=survival_lens,
             starts=starts,
         )
 
-    def _lookup(
-        self, part: Proposer, acceptance: Acceptance, survival_lens: NDArray[np.uint8]
-    ) -> LookupDrafts | None:
+    def _lookup(self, part: Proposer, survival_lens: NDArray[np.uint8]) -> LookupDrafts | None:
         """Return the lookup of one part of a proposer; None if that is a model."""
         lookup = part.make_lookup()
-        if lookup is None or not acceptance.of_drafter(part.cost_keys[0]).verifies_tokens:
+        if lookup is None or not self._acceptance.of_drafter(part.cost_keys[0]).verifies_tokens:
             return None
         draft_len = min(part.num_speculative_tokens, self._deployment.max_draft_len)
         return LookupDrafts(lookup, draft_len, self._requests, survival_lens, self.facts.starts)

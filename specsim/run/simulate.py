@@ -18,7 +18,7 @@ from specsim.run.cells import Kept, run_cells, why_whole
 from specsim.run.checks import check_size
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.whole import PoolServers, PoolSystem, Servers, Whole
+from specsim.run.whole import PoolServers, PoolSystem, Whole
 from specsim.workload.trace import TraceRequests
 
 
@@ -71,7 +71,6 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         raise ConfigError(
             "workload: no request arrives; raise its rate or its duration, or give num_requests"
         )
-    servers = Servers(experiment, deployment, pools)
     for server in (deployment, pools.prefill) if pools else (deployment,):
         _check_requests(requests, server)
     kept = Kept(keeps_steps, keeps_deliveries, check)
@@ -81,7 +80,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         )
         return Run(experiment, deployment, requests, *found)
     requests = list(requests)
-    whole = Whole(servers, requests, kept, on_progress)
+    whole = Whole(experiment, deployment, pools, requests, kept, on_progress)
     whole.run()
     beside = (whole.scalings, whole.offload, whole.pools)
     return Run(experiment, deployment, requests, whole.records, whole.deliveries, *beside)

@@ -235,7 +235,7 @@ class Summary:
             found.append(
                 "OVERLOADED: the queue kept growing, for work arrived "
                 f"{self.balance.offered:,.2f} times as fast as it was done when most requests were "
-                f"there{self._while_down}"
+                f"there{', incidents included' if self.run.experiment.incidents else ''}"
             )
         profiles = [self.run.deployment.profile]
         experiment, pools = self.run.experiment, self.run.pools
@@ -257,10 +257,6 @@ class Summary:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
-
-    @property
-    def _while_down(self) -> str:
-        return ", incidents included" if self.run.experiment.incidents else ""
 
     def _late_incidents(self) -> list[str]:
         end = float(self.tables.requests["ended_at"].max())

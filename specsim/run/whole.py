@@ -18,7 +18,6 @@ from specsim.engine.clients import Clients
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
 from specsim.engine.config import check_padding
 from specsim.engine.fleet import Fleet, Scaling
-from specsim.engine.front import Front
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep
 from specsim.engine.offload import Offload
@@ -123,6 +122,13 @@ def prefill_requests(requests: list[Request]) -> list[Request]:
         )
         for request in requests
     ]
+
+
+def lock_step(experiment: Experiment, deployment: Deployment) -> LockStep | None:
+    """Return what data-parallel ranks wait for each other in; None if they do not."""
+    if not deployment.is_lock_step:
+        return None
+    return LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
 
 
 def _offload(server: Deployment, clock: EventClock, num_requests: int) -> Offload | None:
@@ -252,65 +258,54 @@ class PoolSystem:
 _MANY = 64  # replicas, beyond which each gets smaller buffers, since all are in memory at once
 
 
-@dataclass(frozen=True)
-class Servers:
-    """Everything that serves, resolved against its hardware."""
-
-    experiment: Experiment
-    deployment: Deployment  # what answers: all replicas, or those of the decode pool
-    pools: PoolServers | None
-
-    def front(self, num_requests: int) -> Front:
-        if self.pools is not None:
-            return self.pools.prefill.front(self.pools.config.prefill.slots, num_requests)
-        return self.deployment.front(self.experiment.num_engines, num_requests)
-
-
 class Whole:
-    """A run on one clock; it can be run once."""
+    """A run on one clock; it can be run once.
+
+    Args:
+        deployment: What answers: all replicas, or those of the decode pool.
+    """
 
     def __init__(
         self,
-        servers: Servers,
+        experiment: Experiment,
+        deployment: Deployment,
+        pools: PoolServers | None,
         requests: list[Request],
         kept: Kept,
         on_progress: Callable[[int], None] | None,
     ) -> None:
-        self._experiment, self._deployment = servers.experiment, servers.deployment
+        self._experiment, self._deployment = experiment, deployment
         self._requests, self._check = requests, kept.check
-        self._arrivals = servers.experiment.workload.arrivals
-        self._front = servers.front(len(requests))
-        self._drafting = Drafting(servers.experiment.serving, servers.deployment, requests)
+        self._arrivals = experiment.workload.arrivals
+        first, slots = deployment, experiment.num_engines
+        if pools is not None:
+            first, slots = pools.prefill, pools.config.prefill.slots
+        front = first.front(slots, len(requests))
+        self._drafting = Drafting(experiment.serving, deployment, requests)
         self.records = records_of_run(
-            servers.experiment.num_engines,
-            servers.deployment.max_draft_len,
+            experiment.num_engines,
+            deployment.max_draft_len,
             keeps_steps=kept.steps,
-            delays=self._front.delays,
+            delays=front.delays,
         )
         lens = self._drafting.facts.rows["output_len"]
         self.deliveries = Deliveries.room_for(lens) if kept.deliveries else None
         self._ends = Ends(len(requests), on_progress)
         self._clock = EventClock()
-        self._clients = Clients(self._clock, requests, self._front)
+        self._clients = Clients(self._clock, requests, front)
         is_closed = isinstance(self._arrivals, ClosedLoop)
         self._clients_wait = is_closed or self._clients.has_sessions
         self._think_times = self._drawn_think_times()
-        self._group = self._lock_step()
-        self.offload = _offload(servers.deployment, self._clock, len(requests))
+        self._group = lock_step(experiment, deployment)
+        self.offload = _offload(deployment, self._clock, len(requests))
         self._keeps_up = self._clients_wait or self.offload is not None
         self.pools: PoolSystem | None = None
-        if servers.pools is not None:
-            parts = (servers.pools, servers.experiment, requests, self._clock, self.records)
+        if pools is not None:
+            parts = (pools, experiment, requests, self._clock, self.records)
             self.pools = PoolSystem(*parts, check=kept.check)
             self.offload = self.pools.offload
         self.scalings: dict[str | None, Scaling] = {}
         """What each autoscaler has made of the run, when that is over; by pool."""
-
-    def _lock_step(self) -> LockStep | None:
-        if not self._deployment.is_lock_step:
-            return None
-        dummy_len = 1 + self._experiment.num_speculative_tokens
-        return LockStep(self._deployment.costs, dummy_len)
 
     def run(self) -> None:
         """Let everything happen; a CapacityError if requests wait for a replica in vain."""

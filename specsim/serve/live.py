@@ -26,7 +26,6 @@ from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.engine.cluster import Cluster, EventClock, schedule_incidents
-from specsim.engine.lock_step import LockStep
 from specsim.engine.replica import Replica
 from specsim.engine.table import FINISHED
 from specsim.engine.view import StepView
@@ -34,6 +33,7 @@ from specsim.reality.clock import Alarm
 from specsim.results.records import ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
+from specsim.run.whole import lock_step
 from specsim.serve.live_drafting import LiveDrafting
 from specsim.serve.texts import Filler
 from specsim.workload.lengths import drawn
@@ -237,9 +237,7 @@ class Live:
         self._is_sending = self._is_broken = False
         self._origin = self._sent_at = 0.0
         self._clock = _WallClock()
-        self._group = None
-        if deployment.is_lock_step:
-            self._group = LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
+        self._group = lock_step(experiment, deployment)
         self._cluster = _UpToNow(
             self._clock,
             self.drafting.requests,
@@ -256,14 +254,8 @@ class Live:
         drafting = self.drafting
         records = _NoRecords(self.deployment.max_draft_len, replica=number)
         wiring = drafting.wiring(records, observers=[Deliverer(self, number)])
-        parts = (
-            self.deployment.setup,
-            self.deployment.costs,
-            drafting.start(number),
-            wiring,
-            start,
-        )
-        replica = Replica(*parts, group=self._group)
+        setup, costs = self.deployment.setup, self.deployment.costs
+        replica = Replica(setup, costs, drafting.start(number), wiring, start, group=self._group)
         self.replicas[number] = replica
         return replica
 

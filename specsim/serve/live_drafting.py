@@ -60,11 +60,10 @@ class LiveDrafting(Drafting):
         rows["key_at"] = 1 + np.arange(size) * num_keys
         self.facts = Facts(rows, _untouched(1 + size * num_keys, np.int64), starts)
         self._offers: NDArray[np.uint8] | None = None
-        proposer = deployment.proposer
-        if proposer is not None and self._drafters:
-            if offers_by_table(proposer) and self._offered([_FREE]) is not None:
+        if self._drafters:
+            if offers_by_table(self._proposer) and self._offered([_FREE]) is not None:
                 self._offers = _untouched(size * (longest + 1), np.uint8)
-            if deployment.policy.uses_confidences and proposer.has_confidence:
+            if deployment.policy.uses_confidences and self._proposer.has_confidence:
                 width = longest + deployment.max_draft_len
                 self._token_luck = self._sampled_lucks()
                 self._draft_luck = DraftLuck()

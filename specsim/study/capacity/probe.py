@@ -13,7 +13,7 @@ from specsim.profile import Profile
 from specsim.profile.model_error import UsualStep
 from specsim.results.metrics import Slo, latency, limited, most_at_once
 from specsim.results.records import PoolTables
-from specsim.results.stability import Balance, arrival_order, together, warm_up_of
+from specsim.results.stability import Balance, together, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.run.summary import Beyond, summarized
@@ -184,7 +184,8 @@ def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]
     """
     count = len(requests)
     first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)
-    return requests[arrival_order(requests)[first : count - count // _DRAINING]]
+    in_order = np.argsort(requests["arrived_at"], kind="stable")
+    return requests[in_order[first : count - count // _DRAINING]]
 
 
 def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
