@@ -39,10 +39,8 @@ EXAMPLES = dict(line.split(": ", 1) for line in _LINES)
 """What stands at the end of the help of each command: the rest of the line."""
 
 
-def _example(command: str) -> str | None:
-    """Return a line to type; None of a command that has none yet."""
-    rest = EXAMPLES.get(command)
-    return None if rest is None else f"Example: specsim {command} {rest}"
+def _example(command: str) -> str:
+    return f"Example: specsim {command} {EXAMPLES[command]}"
 
 
 _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {

@@ -12,7 +12,16 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
-from specsim.cli.options import need, output_file, show, spinner, warn, write_json
+from specsim.cli.options import (
+    PriceTable,
+    check_plot,
+    need,
+    output_file,
+    show,
+    spinner,
+    warn,
+    write_json,
+)
 from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, SpecsimError
 
@@ -156,17 +165,14 @@ def breakdown(
     for path, option in ((json_out, "--json"), (plot, "--plot")):
         if path is not None:
             _check_keeps_results(path, f"{option} {path}:")
-    if plot is not None:
-        need("vl_convert", "--plot")
-        from specsim.show.charts import check_suffix
-        from specsim.show.charts.run_plots import plot_breakdown
-
-        check_suffix(plot)
+    check_plot(plot)
     with spinner("reading the results"), _read_from(results):
         found = break_down(results)
     with spinner("writing"), output_file(json_out) as json_file:
         write_json(json_file, found.to_dict())
         if plot is not None:
+            from specsim.show.charts.run_plots import plot_breakdown
+
             plot_breakdown(found, plot, str(results))
     show(*breakdown_tables(found, str(results)))
     for pool, engine in found.engines.items():
@@ -251,14 +257,6 @@ Results = Annotated[
     typer.Argument(
         metavar="DIR",
         help="Folder of a sweep (finished or not), a comparison, a run or a capacity plan.",
-        show_default=False,
-    ),
-]
-
-PriceTable = Annotated[
-    Path | None,
-    typer.Option(
-        help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples.",
         show_default=False,
     ),
 ]

@@ -27,6 +27,13 @@ Overrides = Annotated[
 Seed = Annotated[int | None, typer.Option(help="Replace the seed.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results.", show_default=False)]
 Workers = Annotated[int, typer.Option(min=1, help="Processes; the results do not depend on them.")]
+PriceTable = Annotated[
+    Path | None,
+    typer.Option(
+        help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples.",
+        show_default=False,
+    ),
+]
 ALL_CORES = os.cpu_count() or 1
 
 
@@ -97,6 +104,15 @@ def need(library: str, source: str, extra: str = "plots") -> None:
     """Raise a ConfigError, which says what to install, if a command or option lacks its library."""
     if find_spec(library) is None:
         raise ConfigError(f"{source}: {_how_to_install(library, extra)}")
+
+
+def check_plot(path: Path | None) -> None:
+    """Raise a ConfigError if a picture is asked for (``--plot``) that cannot be drawn."""
+    if path is not None:
+        need("vl_convert", "--plot")
+        from specsim.show.charts import check_suffix
+
+        check_suffix(path)
 
 
 def can_draw(picture: str) -> bool:

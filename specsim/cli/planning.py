@@ -11,6 +11,7 @@ from typer import Argument, Option
 from specsim.cli.options import (
     ALL_CORES,
     Out,
+    PriceTable,
     Workers,
     output_file,
     profile_text,
@@ -55,9 +56,7 @@ def plan(
         None,
         help="bernoulli:alpha=0.7, or a file of `acceptance fit`, in place of the nearest preset.",
     ),
-    prices: Path | None = Option(
-        None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."
-    ),
+    prices: PriceTable = None,
     redundancy: str = Option(
         "n", metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1."
     ),

@@ -11,7 +11,7 @@ from typer import Argument, Option
 from specsim.cli.options import (
     ALL_CORES,
     Workers,
-    need,
+    check_plot,
     output_file,
     profile_text,
     refuse,
@@ -176,11 +176,7 @@ def show_profile(
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
     from specsim.show.render.profile_tables import Overview, comparison_table, overview_tables
 
-    if plot is not None:
-        need("vl_convert", "--plot")
-        from specsim.show.charts import check_suffix
-
-        check_suffix(plot)
+    check_plot(plot)
     overview, comparison = Overview.of(load_profile(profile)), None
     tables = overview_tables(overview, profile)
     if steps is not None:

@@ -10,7 +10,16 @@ from typing import Any, Literal
 import typer
 from typer import Argument, Option
 
-from specsim.cli.options import Config, Overrides, Seed, load_experiment, need, spinner, warn
+from specsim.cli.options import (
+    Config,
+    Overrides,
+    PriceTable,
+    Seed,
+    load_experiment,
+    need,
+    spinner,
+    warn,
+)
 
 
 def serve(
@@ -46,25 +55,16 @@ def serve(
     clock; answers are filler of the right length. /metrics has vLLM's names. Answers that may end
     by themselves have the lengths of the workload. Ctrl-C or SIGTERM ends it.
     """
+    asked = dict(locals())
     need("aiohttp", "serve", extra="serve")
     from specsim.serve import ServeOptions
     from specsim.serve import serve as run
 
     options = ServeOptions(
-        host=host,
-        port=port,
-        speed=speed,
+        **{name: value for name, value in asked.items() if hasattr(ServeOptions, name)},
         is_each=ports == "each",
         model=served_model_name,
-        tokenizer=tokenizer,
-        api_key=api_key,
-        log=log,
-        max_requests=max_requests,
-        max_connections=max_connections,
         max_body=max_body_mib << 20,
-        request_timeout=request_timeout,
-        fault_rate=fault_rate,
-        grace=grace,
     )
     experiment = load_experiment(config, overrides, seed)
     if cut := run(experiment, options, typer.echo):
@@ -83,9 +83,7 @@ def ui(
         metavar="METRIC:MS,...",
         help="Limits in ms: ttft:500,tpot:40; or each at a percentile: ttft:p90<800,tpot:p95<50.",
     ),
-    prices: Path | None = Option(
-        None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."
-    ),
+    prices: PriceTable = None,
     port: int = Option(8437, min=0, max=65535, help="0 for any that is free."),
     no_browser: bool = Option(False, "--no-browser", help="Print the address, and open nothing."),
 ) -> None:

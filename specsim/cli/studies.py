@@ -14,6 +14,7 @@ from specsim.cli.options import (
     Config,
     Out,
     Overrides,
+    PriceTable,
     Seed,
     Workers,
     can_draw,
@@ -65,9 +66,7 @@ def capacity(
     qps: float | None = Option(
         None, help="Requests/s of the whole service, to count replicas for."
     ),
-    prices: Path | None = Option(
-        None, help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples."
-    ),
+    prices: PriceTable = None,
     tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,
     seed: Seed = None,
