@@ -92,7 +92,9 @@ def told_cells(study: Study, measures: Sequence[Measure], stride: int | None = 1
             **_statistics(cells, place, measures, study.baseline),
             **_ranking(cells, place, measures, ranks),
             **({} if stride is None else _details(cell, stride)),
-            **_machines(cell),
+            "gpus": _short(cell[0].gpus, 4),
+            "hour": cell[0].cost,
+            "fleet": cell[0].fleet_kind,
         }
         for place, cell in sorted(cells.items())
     ]
@@ -142,11 +144,6 @@ def _ranking(
 def _is_tied(mine: Cell, other: Cell, measure: Measure) -> bool:
     lead = gain(mine, other, measure) if len(mine) > 1 else None
     return lead is not None and lead.low is not None and lead.low <= 1 <= (lead.high or 0)
-
-
-def _machines(cell: Cell) -> _Told:
-    point = cell[0]
-    return {"gpus": _short(point.gpus, 4), "hour": point.cost, "fleet": point.fleet_kind}
 
 
 def _details(cell: Cell, stride: int) -> _Told:

@@ -165,6 +165,11 @@ class Measure(NamedTuple):
     is_low_better: bool = True
 
 
+def titled(shown: Measure | Axis) -> str:
+    """Return its title, with its unit if it has one."""
+    return f"{shown.title}, {shown.unit}" if shown.unit else shown.title
+
+
 COST = "cost_per_mtok"
 _SHARES = [*(f"p{percent}" for percent in range(1, 100)), "p99.9"]
 """Percentiles that limits may be held at; a capacity plan has those of its own limits."""

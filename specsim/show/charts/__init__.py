@@ -172,6 +172,16 @@ def table(rows: Rows) -> Spec:
     return {"data": {"values": rows}}
 
 
+def line_panels(rows: Rows, labels: list[str], title: str, draw: Callable[[Spec], Spec]) -> Spec:
+    """Return a panel for each value of ``panel``, with a line for each of ``label``."""
+    place = {"x": quantity("x"), "y": quantity("y"), "color": colour_of("label", labels)}
+    lines = draw({**place, "order": {"field": "i", "type": "quantitative"}})
+    names = list(dict.fromkeys(row["panel"] for row in rows))
+    spec = {**lines, "width": 330, "height": 210}
+    chart = panels("panel", names, 2, spec, x="independent", y="independent")
+    return {"title": title, **table(rows), **chart}
+
+
 def distribution(values: NDArray[np.float64], **more: Any) -> Rows:
     """Return the shares ``y`` of some samples that are at most ``x``; nan are left out."""
     known = np.sort(values[np.isfinite(values)])

@@ -17,6 +17,7 @@ from specsim.show.charts import (
     colour_of,
     distribution,
     keep,
+    line_panels,
     mark,
     panels,
     quantity,
@@ -161,17 +162,13 @@ def plot_validation(simulations: dict[str, Validation], path: Path, title: str) 
         for label, values in rates.items()
         for i, (row, rate) in enumerate(zip(measured, values, strict=True))
     ]
-    x, y = quantity("x"), quantity("y")
-    order = {"field": "i", "type": "quantitative"}
-    place = {"x": x, "y": y, "color": colour_of("label", list(runs)), "order": order}
-    layers = [
-        mark("line", place, keep("datum.label == 'measured'"), strokeWidth=3, opacity=0.5),
-        mark("line", place, keep("datum.label != 'measured'"), strokeWidth=1.2),
-    ]
-    spec = {"layer": layers, "width": 330, "height": 210}
-    names = list(dict.fromkeys(row["panel"] for row in rows))
-    chart = panels("panel", names, 2, spec, x="independent", y="independent")
-    save({"title": title, **table(rows), **chart}, path)
+
+    def draw(place: Spec) -> Spec:
+        real = mark("line", place, keep("datum.label == 'measured'"), strokeWidth=3, opacity=0.5)
+        ours = mark("line", place, keep("datum.label != 'measured'"), strokeWidth=1.2)
+        return {"layer": [real, ours]}
+
+    save(line_panels(rows, list(runs), title, draw), path)
 
 
 _PREDICTED = {

@@ -17,8 +17,8 @@ from specsim.show.charts import (
     category,
     colour_of,
     distribution,
+    line_panels,
     mark,
-    panels,
     quantity,
     save,
     table,
@@ -42,18 +42,10 @@ def plot_runs(folders: dict[str, Path], path: Path, title: str) -> None:
         times = (series["start"] + series["end"]) / 2
         counts = series["num_running"] + series["num_waiting"]
         rows += _series(times, counts, label=label, panel=_IN_SYSTEM)
-    save(line_panels(rows, list(folders), title), path)
-
-
-def line_panels(rows: Rows, labels: list[str], title: str) -> Spec:
-    """Return a panel for each value of ``panel``, with a line for each of ``label``."""
-    place = {"x": quantity("x"), "y": quantity("y"), "color": colour_of("label", labels)}
-    line = mark("line", {**place, "order": {"field": "i", "type": "quantitative"}}, strokeWidth=1.4)
-    names = list(dict.fromkeys(row["panel"] for row in rows))
-    spec = panels(
-        "panel", names, 2, {**line, "width": 330, "height": 210}, x="independent", y="independent"
+    chart = line_panels(
+        rows, list(folders), title, lambda place: mark("line", place, strokeWidth=1.4)
     )
-    return {"title": title, **table(rows), **spec}
+    save(chart, path)
 
 
 def _series(x: Any, y: Any, **more: Any) -> Rows:

@@ -17,7 +17,7 @@ from specsim.show.charts import (
     panels,
     quantity,
 )
-from specsim.show.study import SYMBOLS, Axis, Study, Style, styles
+from specsim.show.study import SYMBOLS, Axis, Study, Style, styles, titled
 
 TOLD: Spec = {"tooltip": {"field": "text"}}
 """What a mark says when it is pointed at."""
@@ -101,7 +101,6 @@ class Sketch:
     def load(self) -> Spec:
         """Return the encoding of load, as a number where it is one."""
         axis = self.axis(2)
-        title = f"{axis.title}, {axis.unit}" if axis.unit else axis.title
         if not axis.numbers:
             return self.load_column()
         is_log = min(axis.numbers) > 0 and max(axis.numbers) / min(axis.numbers) >= 8
@@ -117,7 +116,7 @@ class Sketch:
             ticks["tickCount"] = 8
         if is_log:
             del scale["zero"]
-        return quantity("load", title, log=is_log, scale=scale, axis=ticks)
+        return quantity("load", titled(axis), log=is_log, scale=scale, axis=ticks)
 
     def points(self, encoding: Spec) -> list[Spec]:
         """Return markers: open where the queue kept growing, with a dot where that is undecided."""
@@ -135,8 +134,7 @@ class Sketch:
     def load_column(self) -> Spec:
         """Return the encoding of load as one of those that were run."""
         axis = self.axis(2)
-        title = f"{axis.title}, {axis.unit}" if axis.unit else axis.title
-        return category("load_name", title, sort=axis.labels, axis={"labelAngle": 0})
+        return category("load_name", titled(axis), sort=axis.labels, axis={"labelAngle": 0})
 
     def limit_lines(
         self, channel: str, rows: list[Spec] | None = None, *, label_at: str = "right"

@@ -7,7 +7,7 @@ from typing import Any
 from specsim.show.cell_statistics import known_measures, told_cells
 from specsim.show.charts import Rows, Spec, of_study, print_colour, save
 from specsim.show.charts.sketch import DrawnMeasure, Sketch
-from specsim.show.study import COST, Measure, Study
+from specsim.show.study import COST, Measure, Study, titled
 from specsim.study.capacity.findings import lower_front
 
 _OWN_LOADS = "each was tried at loads of its own"
@@ -34,37 +34,31 @@ class _Plots:
         here = f"{load.labels[self.place[1]]} {load.unit}".strip()
         return f"{hardware.labels[self.place[0]]}, {here}"
 
-    def shown(self, measure: Measure, **more: Any) -> DrawnMeasure:
-        title = f"{measure.title}, {measure.unit}" if measure.unit else measure.title
-        found = {
-            "index": self.measures.index(measure),
-            "title": title,
-            "unit": measure.unit,
-            "is_low_better": measure.is_low_better,
-            "limit": self.study.slo.get(measure.name.partition("_")[2]),
-            "scale": "log" if measure.unit == "ms" else "linear",
-        }
-        return DrawnMeasure(**found | more)
+    def shown(self, measure: Measure) -> DrawnMeasure:
+        return DrawnMeasure(
+            self.measures.index(measure),
+            titled(measure),
+            measure.unit,
+            measure.is_low_better,
+            limit=self.study.slo.get(measure.name.partition("_")[2]),
+            scale="log" if measure.unit == "ms" else "linear",
+        )
 
-    def draw(self, spec: Spec, cells: Rows, title: str, **datasets: Rows) -> Spec:
+    def draw(self, spec: Spec, cells: Rows, title: str = "", **datasets: Rows) -> Spec:
         """Return a chart with its rows, and a title above it."""
         data = {"data": {"name": "cells"}, "datasets": {"cells": cells, **datasets}}
         return {**spec, **data, **({"title": title} if title else {})}
 
     def over_load(self) -> Spec:
-        return self.draw(of_study.over_load(self.sketch, self.shown(self.measure)), self.cells, "")
+        return self.draw(of_study.over_load(self.sketch, self.shown(self.measure)), self.cells)
 
     def speed_up(self) -> Spec:
-        title = f"Speed-up over no speculation, {self.measure.title}"
-        return self.draw(
-            of_study.speed_up(self.sketch, self.shown(self.measure)), self.cells, title
-        )
+        spec = of_study.speed_up(self.sketch, self.shown(self.measure))
+        return self.draw(spec, self.cells, f"Speed-up over no speculation, {self.measure.title}")
 
     def crossover(self) -> Spec:
-        title = f"Best policy by {self.measure.title}"
-        return self.draw(
-            of_study.crossover(self.sketch, self.shown(self.measure)), self.cells, title
-        )
+        spec = of_study.crossover(self.sketch, self.shown(self.measure))
+        return self.draw(spec, self.cells, f"Best policy by {self.measure.title}")
 
     @property
     def _latency(self) -> Measure:
@@ -87,7 +81,7 @@ class _Plots:
         front = [{**cell, "front": True} for cell in best]
         rows = [*(cell for cell in priced if cell not in best), *front]
         shown = self.shown(self._latency)
-        return self.draw(of_study.cost(self.sketch, shown, cost), rows, "", front=front)
+        return self.draw(of_study.cost(self.sketch, shown, cost), rows, front=front)
 
     def cdf(self) -> Spec:
         return self.draw(of_study.cdf(self.sketch), self.closer, self.closer_title)

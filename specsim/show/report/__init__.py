@@ -102,7 +102,7 @@ def page_data(study: Study) -> dict[str, Any]:
         "cells": all_cells(study, measures),
         "num_ended": len(study.finished),
         "seeds": sorted({point.seed for point in points}),
-        "hashes": _hashes(points),
+        "hashes": [*map(list, {each.config_hash: [*each.places] for each in points}.items())],
         "failed": [
             _told(point, "number", "places", "replication", "error") for point in study.failed
         ],
@@ -148,9 +148,3 @@ def _unit(study: Study, measure: Measure) -> str:
         return measure.unit
     target = study.capacity and study.capacity["target_rate"]
     return f"{study.currency} {measure.unit}{f' at {target:g} requests/s' if target else ''}"
-
-
-def _hashes(points: Sequence[Point]) -> list[list[Any]]:
-    """Return the hash of each configuration, and where on the axes it stands."""
-    found = {point.config_hash: list(point.places) for point in points}
-    return [[name, places] for name, places in found.items()]

@@ -52,19 +52,28 @@ def load_study(folder: Path) -> Study:
 def _load_run(folder: Path) -> Study:
     run = ResultsFolder(folder)
     own = _of_this_version(folder / "summary.json", run.summary)
-    axes = single_axes(run.config)
+    points = [_point(run, 0, (0, 0, 0), 0, run.summary, run.config)]
+    study = _of_one_server("run", [run.config], points, run.summary.get("model_id"))
+    return replace(study, warnings=[str(text) for text in own.get("warnings", [])])
+
+
+def _of_one_server(
+    kind: str, configs: list[dict[str, Any]], points: list[Point], model_id: Any
+) -> Study:
+    """Return runs at one load, which differ in their policy alone."""
+    first = configs[0]
+    axes = single_axes(first)
     return Study(
-        kind="run",
-        title=title_of(run.config, axes[HARDWARE].labels, run.summary.get("model_id")),
+        kind=kind,
+        title=title_of(first, axes[HARDWARE].labels, model_id),
         axes=[axes[role] for role in (HARDWARE, POLICY, LOAD)],
-        slo=slo_of(run.config),
-        points=[_point(run, 0, (0, 0, 0), 0, run.summary, run.config)],
-        num_expected=1,
-        draft_lens=[draft_len(run.config)],
-        profiles=[str(run.config.get("profile"))],
-        config=as_yaml(run.config),
-        version=own["specsim_version"],
-        warnings=[str(text) for text in own.get("warnings", [])],
+        slo=slo_of(first),
+        points=points,
+        num_expected=len(points),
+        draft_lens=[draft_len(config) for config in configs],
+        profiles=[str(first.get("profile"))],
+        config=as_yaml(first),
+        version=__version__,
     )
 
 
@@ -92,21 +101,11 @@ def _load_comparison(folder: Path) -> Study:
             points.append(_point(source, *where, summary, own.config))
     if not points:
         raise ConfigError(f"{path}: compares no policies; {remedy}")
-    axes = single_axes(configs[0])
+    study = _of_one_server("comparison", configs, points, model_id)
+    hardware, _, load = study.axes
     policy = axis_of(POLICY, "policy", list(comparison), [""] * len(comparison))
-    return Study(
-        kind="comparison",
-        title=title_of(configs[0], axes[HARDWARE].labels, model_id),
-        slo=slo_of(configs[0]),
-        axes=[axes[HARDWARE], policy, axes[LOAD]],
-        points=points,
-        num_expected=len(points),
-        draft_lens=[draft_len(config) for config in configs],
-        profiles=[str(configs[0].get("profile"))],
-        config=as_yaml({name: value for name, value in configs[0].items() if name != "policy"}),
-        version=__version__,
-        warnings=list(warnings),
-    )
+    common = as_yaml({name: value for name, value in configs[0].items() if name != "policy"})
+    return replace(study, axes=[hardware, policy, load], config=common, warnings=list(warnings))
 
 
 def _of_this_version(path: Path, summary: object) -> dict[str, Any]:
