@@ -15,7 +15,8 @@ from specsim.core.runner import Runner
 from specsim.study.capacity import Prices, parse_slo
 from specsim.study.capacity.probe import LoadProbe, measure
 from specsim.study.capacity.search import Asked
-from specsim.study.plan import Question, make_plan
+from specsim.study.plan import Question
+from specsim.study.plan import plan as make_plan
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.command import read_command
 from specsim.study.plan.question import find_traffic

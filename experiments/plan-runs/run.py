@@ -17,7 +17,8 @@ from specsim.run.summary import summarized
 from specsim.study.capacity import Found, refined, searched
 from specsim.study.capacity.probe import LoadProbe, measure
 from specsim.study.capacity.search import Asked
-from specsim.study.plan import Option, Plan, Question, make_plan, question_of
+from specsim.study.plan import Option, Plan, Question, question_of
+from specsim.study.plan import plan as make_plan
 from specsim.study.plan.candidates import goal_of, offered
 from specsim.study.plan.files import save_plan
 

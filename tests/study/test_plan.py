@@ -37,7 +37,8 @@ from specsim.study.capacity import Contender, Found, parse_slo, searched
 from specsim.study.capacity.probe import LoadProbe
 from specsim.study.capacity.search import Answer, Asked, Bracket, refine
 from specsim.study.loads import Loads
-from specsim.study.plan import Option, Plan, Question, make_plan, question_of
+from specsim.study.plan import Option, Plan, Question, question_of
+from specsim.study.plan import plan as make_plan
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.candidates import goal_of, later_policies, offered, with_replicas
 from specsim.study.plan.command import read_command

@@ -3,7 +3,8 @@
 import pytest
 
 from specsim.study.capacity import capacity
-from specsim.study.plan import make_plan, question_of
+from specsim.study.plan import plan as make_plan
+from specsim.study.plan import question_of
 from specsim.study.plan.candidates import with_replicas
 from specsim.study.tune import tune
 

@@ -22,7 +22,7 @@ from specsim.profile import Profile, load_profile, shipped_to_the_limits
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
 from specsim.run.deployment import drafter_profile, gpus_of
-from specsim.run.experiment import Experiment, PoolsConfig
+from specsim.run.experiment import Experiment
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
 _PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
@@ -65,6 +65,11 @@ class Goal:
         if self.target_rate is None:
             return None
         return math.ceil(self.target_rate / capacity) + self.spare_replicas
+
+    def replicas_between(self, low: float, high: float) -> tuple[int, int] | None:
+        """Return the fewest and most of them, by the ends of an interval of the capacity."""
+        fewest, most = self.replicas_for(high), self.replicas_for(low)
+        return None if fewest is None or most is None else (fewest, most)
 
     def looked_at(self, capacity: float) -> list[float]:
         """Return the loads below a capacity at which latency and cost are looked at."""
@@ -282,7 +287,10 @@ def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
                 "--gpus: the profiles of the pools say which GPUs they have; leave it out, or set "
                 "pools.prefill.profile and pools.decode.profile"
             )
-        return [_unit(experiment.pools, load_profile(experiment.of_pool("prefill").profile), base)]
+        first = load_profile(experiment.of_pool("prefill").profile)
+        pools = experiment.pools.prefill.replicas, experiment.pools.decode.replicas
+        label = f"{pools[0]}p {first.gpu} + {pools[1]}d {base.gpu}"
+        return [Hardware(label, base, ((first, pools[0]), (base, pools[1])))]
     if not names:
         return [Hardware(base.gpu, base)]
     for name in names:
@@ -345,12 +353,6 @@ def _weights_gib(profile: Profile) -> float:
     if profile.weights_gib is not None:
         return profile.weights_gib
     return load_model(profile.model).weight_bytes / profile.tensor_parallel_size / GIB
-
-
-def _unit(pools: PoolsConfig, prefill: Profile, decode: Profile) -> Hardware:
-    parts = ((prefill, pools.prefill.replicas), (decode, pools.decode.replicas))
-    label = f"{parts[0][1]}p {prefill.gpu} + {parts[1][1]}d {decode.gpu}"
-    return Hardware(label, decode, parts)
 
 
 def _roofline(gpu: str, base: Profile, experiment: Experiment) -> Profile:

@@ -175,10 +175,8 @@ class Found:
     @property
     def replicas_interval(self) -> tuple[int, int] | None:
         """Fewest and most replicas for the target rate, by the interval of the rate."""
-        if self.interval is None:
-            return None
-        fewest, most = map(self.goal.replicas_for, (self.interval.high, self.interval.low))
-        return None if fewest is None or most is None else (fewest, most)
+        between = self.interval
+        return None if between is None else self.goal.replicas_between(between.low, between.high)
 
     @cached_property
     def time_spread(self) -> float | None:

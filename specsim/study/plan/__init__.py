@@ -12,6 +12,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Contender, Found, refined, searched
+from specsim.study.capacity.choices import metric_name, percentile
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.advice import option_words
 from specsim.study.plan.answer import SHORT, Plan
@@ -26,7 +27,7 @@ from specsim.study.plan.candidates import (
 from specsim.study.plan.question import Question, question_of
 from specsim.study.plan.what_if import MOVED
 
-__all__ = ["Option", "Plan", "Question", "make_plan", "plan", "question_of"]
+__all__ = ["Option", "Plan", "Question", "plan", "question_of"]
 
 _OTHER_K = 1.3  # as `SHORT`, also of another draft length than the first that is tried
 _MORE_PREFILL, _MORE_DECODE = ((2, 1), (3, 1)), ((1, 2), (1, 3))  # servers of both pools
@@ -34,43 +35,33 @@ _TOLERANCE, _REPLICATIONS, REQUESTS, LONGEST = 0.04, 5, 4000, 32_000
 
 
 def plan(
+    question: Question | None = None,
     *,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
     on_stage: Callable[[str], None] | None = None,
     **asked: Any,
 ) -> Plan:
-    """Return which GPUs, and how many, serve what is asked (see `question_of`) at least cost."""
-    question = question_of(**asked)
-    return make_plan(question, workers=workers, on_progress=on_progress, on_stage=on_stage)
-
-
-def make_plan(
-    question: Question,
-    *,
-    workers: int = 1,
-    on_progress: Callable[[int], None] | None = None,
-    on_stage: Callable[[str], None] | None = None,
-) -> Plan:
-    """Find the least cost at which the target rate is served within its limits.
+    """Return which GPUs, and how many, serve what is asked (see `question_of`) at least cost.
 
     A SpecsimError if the question names what there is not, or nothing serves within the limits.
     After Ctrl-C the answer is what is known by then; before anything is, a KeyboardInterrupt.
 
     Args:
+        question: In place of what is asked.
         on_stage: Told what is looked at next.
     """
-    plan = None
+    question, found = question or question_of(**asked), None
     try:
         with Runner(LocalProcesses(workers), on_progress) as runner:
             for known in _plans(question, runner, on_stage or (lambda text: None)):
-                plan = known
+                found = known
     except KeyboardInterrupt:
-        if plan is None:
+        if found is None:
             raise
-        return replace(plan, is_interrupted=True)
-    assert plan is not None
-    return plan
+        return replace(found, is_interrupted=True)
+    assert found is not None
+    return found
 
 
 def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> Iterator[Plan]:
@@ -155,7 +146,7 @@ def _nearest(plan: Plan) -> str:
     )
     kept = plan.question.limit_shares
     reached = " and ".join(
-        f"{own.removesuffix('_ms').upper()} p{100 * kept.get(own, plan.question.attainment):g} "
+        f"{metric_name(own)} {percentile(kept.get(own, plan.question.attainment))} "
         f"{probe.reached_ms[own]:.3g} ms (limit {ms:g})"
         for own, ms in limits.items()
     )

@@ -228,7 +228,7 @@ def choice_of(
         lowest = found.probes[0]
         why = f"{lowest.attainment:.0%} within the limits even at {lowest.load:.3g} requests/s"
         return Choice(**head, state="impossible", why=why)
-    between = found.interval if is_searched else None
+    between, by_model = found.interval if is_searched else None, found.model_interval
     beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
     promises = beyond.promises if beyond is not None and has_own else {}
     return Choice(
@@ -241,8 +241,8 @@ def choice_of(
         cost_per_million_tokens=found.cost_at_target,
         capacity=found.rate,
         capacity_interval=None if between is None else (between.low, between.high),
-        capacity_by_model=found.model_interval,
-        servers_by_model=_servers_between(found),
+        capacity_by_model=by_model,
+        servers_by_model=by_model and found.goal.replicas_between(*by_model),
         beyond=None if beyond is None else (beyond.load, beyond.attainment),
         binds=found.binds,
         beyond_kept={name: 1.0 - each.missed for name, each in promises.items()},
@@ -251,13 +251,6 @@ def choice_of(
         mean_latency_ms=probe.latencies_ms["mean_e2el_ms"],
         against_none=over,
     )
-
-
-def _servers_between(found: Found) -> tuple[int, int] | None:
-    if found.model_interval is None:
-        return None
-    low, high = map(found.goal.replicas_for, found.model_interval)
-    return None if low is None or high is None else (high, low)
 
 
 def against(none: Found, found: Found, *, is_searched: bool) -> AgainstNone | None:
