@@ -43,8 +43,11 @@ _MOST_HOLDING = 4096
 _BLACKWELL = re.compile("B[23]00")  # of data centers: compute capability 10
 
 
-def gpus_of(engines: Iterable[tuple[Profile, int]]) -> Counter[str]:
-    """Return how many GPUs of which kind some engines have, so many of each profile."""
+def gpus_of(engines: Iterable[tuple[Profile, Any]]) -> Counter[str]:
+    """Return how many GPUs of which kind some engines have, so many of each profile.
+
+    A number of engines may be a fraction: where they are scaled, it is a mean.
+    """
     found: Counter[str] = Counter()
     for profile, number in engines:
         found[profile.gpu] += profile.num_gpus * number

@@ -1,6 +1,5 @@
 """Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
-from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -144,16 +143,8 @@ def _with_fleet_priced(point: Point, profiles: Mapping[str, Profile], per_gpu: P
     """Return a point with its GPUs and what they cost, if all of its profiles are known."""
     if not point.fleet or not point.fleet.keys() <= profiles.keys():
         return point
-    gpus = gpus_in(point.fleet, profiles)
-    return replace(point, gpus=sum(gpus.values()), cost=per_gpu.per_hour(gpus))
-
-
-def gpus_in(fleet: Mapping[str, float], profiles: Mapping[str, Profile]) -> dict[str, float]:
-    """Return how many GPUs of which kind the engines of a fleet have; a fraction if scaled."""
-    found: defaultdict[str, float] = defaultdict(float)
-    for name, number in fleet.items():
-        found[profiles[name].gpu] += profiles[name].num_gpus * number
-    return dict(found)
+    gpus = gpus_of((profiles[name], number) for name, number in point.fleet.items())
+    return replace(point, gpus=gpus.total(), cost=per_gpu.per_hour(gpus))
 
 
 class Measure(NamedTuple):

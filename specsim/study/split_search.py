@@ -93,13 +93,9 @@ class Search:
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "pieces": self.pieces,
-            "too_small": self.too_small,
-            "worst_error": self.worst_error,
-            "left_out": self.left_out,
-            "predictions": [each.to_dict() for each in self.predictions],
-        }
+        names = ("pieces", "too_small", "worst_error", "left_out")
+        own = {name: getattr(self, name) for name in names}
+        return {**own, "predictions": [each.to_dict() for each in self.predictions]}
 
 
 def search_splits(  # noqa: PLR0913 - what is searched, and how far

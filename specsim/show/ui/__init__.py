@@ -35,11 +35,11 @@ from specsim.results.metrics import (
     latency_statistics,
     limited,
 )
+from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, step_times, summarized
 from specsim.show import filled, read_web
 from specsim.show.report.axes import fleet_of, title_of
-from specsim.show.study import gpus_in
 from specsim.study.capacity import Prices
 from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
@@ -180,7 +180,8 @@ class Playground:
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
         profile = self._profile(moved.profile)
-        gpus = self._gpus_of(moved, runs[0])
+        fleet = fleet_of(moved.to_dict(), flat_metrics(runs[0].data)).engines
+        gpus = gpus_of((self._profile(name), number) for name, number in fleet.items())
         cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
@@ -200,11 +201,6 @@ class Playground:
             "warnings": [*notes, *runs[0].warnings],
             "runs": outcomes,
         }
-
-    def _gpus_of(self, moved: Experiment, run: Summary) -> dict[str, float]:
-        """Return how many GPUs of which kind all replicas have, in the mean of the run."""
-        fleet = fleet_of(moved.to_dict(), flat_metrics(run.data)).engines
-        return gpus_in(fleet, {name: self._profile(name) for name in fleet})
 
     def _profile(self, name: str) -> Profile:
         if name not in self._profiles:

@@ -120,6 +120,9 @@ class _Stage:
         self.probes: dict[float, LoadProbe] = {}
         self.bracket = Bracket(None, None)
         self.interval: Interval | None = None
+        self.answer: Interval | None = None
+        """The same, as far as longer runs may still move it."""
+        self.has_settled = False
         self.goal = goal
 
     def search(self, start: float, tolerance: float, up: float, down: float) -> Steps:
@@ -136,6 +139,7 @@ class _Stage:
         low, high = self.bracket.sustained, self.bracket.exceeded
         if low is not None and high is not None:
             self.interval = interval_between(self.probes[low], self.probes[high])
+            self.answer = self.interval
 
     def confirm(self) -> Steps:
         """Try loads just below the estimate until one is sustained, and narrow the bracket by them.
@@ -185,10 +189,9 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
     may_grow = num_requests * _LONGER <= (goal.max_requests or 0)
     coarse = max(_COARSE, goal.tolerance) if may_grow else goal.tolerance
     yield from stage.search(start, coarse, _UP, _DOWN)
-    interval, is_settled = stage.interval, False
     if may_grow:
-        stage, interval, is_settled = yield from _lengthened(stage, goal, goal.max_requests or 0)
-    return (yield from _looked_below(stage, interval, is_settled, num_requests))
+        stage = yield from _lengthened(stage, goal.max_requests or 0)
+    return (yield from _looked_below(stage, num_requests))
 
 
 def refine(
@@ -204,14 +207,12 @@ def refine(
     before = _Stage(goal, num_requests // _LONGER)
     before.bracket = Bracket(near, None)
     longest = max(goal.max_requests or 0, num_requests)
-    stage, interval, is_settled = yield from _lengthened(before, goal, longest, is_enough)
-    return (yield from _looked_below(stage, interval, is_settled, goal.num_requests))
+    stage = yield from _lengthened(before, longest, is_enough)
+    return (yield from _looked_below(stage, goal.num_requests))
 
 
-def _looked_below(
-    stage: "_Stage", interval: Interval | None, is_settled: bool, num_requests: int
-) -> Search:
-    sustained, probes = stage.bracket.sustained, dict(stage.probes)
+def _looked_below(stage: _Stage, num_requests: int) -> Search:
+    sustained, probes, interval = stage.bracket.sustained, dict(stage.probes), stage.answer
     if interval is not None and sustained is not None:
         interval = interval.around(sustained)
     for load in stage.goal.looked_at(sustained) if sustained else ():
@@ -219,26 +220,22 @@ def _looked_below(
             is_near = sustained is not None and load > _NEAR * sustained
             probes[load] = yield Asked(load, stage.num_requests if is_near else num_requests)
     rising = [probes[load] for load in sorted(probes)]
-    return Answer(stage.bracket, interval, is_settled, stage.num_requests, rising)
+    return Answer(stage.bracket, interval, stage.has_settled, stage.num_requests, rising)
 
 
 def _lengthened(
-    first: _Stage,
-    goal: Goal,
-    max_requests: int,
-    is_enough: Callable[[Interval], bool] = lambda _: False,
-) -> Generator[Asked, LoadProbe, tuple[_Stage, Interval | None, bool]]:
-    stage, interval, is_settled = first, first.interval, False
-    while not is_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
+    stage: _Stage, max_requests: int, is_enough: Callable[[Interval], bool] = lambda _: False
+) -> Generator[Asked, LoadProbe, _Stage]:
+    first, goal = stage, stage.goal
+    while not stage.has_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
         before, is_first = stage.estimate, stage is first
         stage = _Stage(goal, stage.num_requests * _LONGER)
         start, step = before * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
         yield from stage.search(start, goal.tolerance, step, step)
-        interval = stage.interval
-        if interval is not None:
+        if stage.interval is not None:
             # What is left of an error that falls with the length of the runs.
-            interval = interval.moved_from(before, 1 / (_LONGER - 1))
-            is_settled = stage.is_long and is_enough(interval)
-            is_settled = is_settled or (not is_first and stage.is_settled(before))
+            stage.answer = stage.interval.moved_from(before, 1 / (_LONGER - 1))
+            is_known = stage.is_long and is_enough(stage.answer)
+            stage.has_settled = is_known or (not is_first and stage.is_settled(before))
     yield from stage.confirm()
-    return stage, interval, is_settled
+    return stage

@@ -78,7 +78,7 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
         later = [
             option
             for option in more
-            if drafters.get(option.hardware.label) == _drafter(option)
+            if drafters.get(option.hardware.label) == option.method
             and (option.hardware.label in worth or not option.needs_a_policy)
         ]
         tell(f"short runs of {len(later)} more draft lengths, on {', '.join(drafters)}")
@@ -168,8 +168,8 @@ def _drafters(plan: Plan, labels: set[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for name in plan.ranked(plan.options):
         option = plan.options[name]
-        if not option.is_off and option.hardware.label in labels:
-            chosen.setdefault(option.hardware.label, _drafter(option))
+        if option.method is not None and option.hardware.label in labels:
+            chosen.setdefault(option.hardware.label, option.method)
     return chosen
 
 
@@ -192,12 +192,6 @@ def _screened_apart(plan: Plan, runner: Runner) -> Plan:
         splits = _MORE_DECODE if resource == "decode_pool" else _MORE_PREFILL
         more += [option.in_pools(*split) for split in splits]
     return with_short_runs(plan, more, runner)
-
-
-def _drafter(option: Option) -> str:
-    proposer = option.experiment.engine.speculative_config
-    assert proposer is not None
-    return proposer.method
 
 
 def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:

@@ -173,8 +173,7 @@ def gpu_name(gpu: str) -> str:
 
 def drafter_words(option: Option) -> str | None:
     """Return ``EAGLE-3``; None without speculation."""
-    proposer = option.experiment.engine.speculative_config
-    return None if proposer is None else NAMES["proposers"].get(proposer.method, proposer.method)
+    return option.method and NAMES["proposers"].get(option.method, option.method)
 
 
 def speculation_words(option: Option) -> str:

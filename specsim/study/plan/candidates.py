@@ -55,6 +55,12 @@ class Option:
         return self.label == "off"
 
     @property
+    def method(self) -> str | None:
+        """Of its drafter; None without speculation."""
+        proposer = self.experiment.engine.speculative_config
+        return None if proposer is None else proposer.method
+
+    @property
     def missing(self) -> tuple[str, str] | None:
         """What stands for something that is not known, and what that is; None if all is."""
         if self.needs_a_policy:
@@ -151,8 +157,7 @@ def _unequal(options: list[Option]) -> list[str]:
     for option in options:
         profile = option.hardware.profile
         priced.setdefault(profile.gpu, set()).update(profile.drafts)
-    drafters = (option.experiment.engine.speculative_config for option in options)
-    tried = dict.fromkeys(each.method for each in drafters if each is not None)
+    tried = dict.fromkeys(option.method for option in options if option.method is not None)
     lacking = {gpu: [each for each in tried if each not in own] for gpu, own in priced.items()}
     return [
         f"{gpu}: {', '.join(names)} (its profile has no cost of drafting so)"

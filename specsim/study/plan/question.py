@@ -105,24 +105,21 @@ class Question:
     @property
     def notes(self) -> list[str]:
         """Which flags have no effect here, or another than on a server."""
-        left_out = (
+        ranks, stages = self.ranks, self.command.stages
+        parts = "data-parallel ranks" if ranks > 1 else "stages"
+        said = {
             "--data-parallel-size: left out, for how many replicas is the answer; its ranks share "
-            "experts under vLLM only, where the model has any"
-        )
-        as_measured = (
+            "experts under vLLM only, where the model has any": self.command.ranks > ranks,
             "data-parallel ranks: of 15 measured loads of such servers TPOT was 24 % off in the "
-            "median, TTFT 17 % (experiments/silicon)"
-        )
-        of_both = "data-parallel ranks" if self.ranks > 1 else "stages"
-        not_apart = f"--pools: {of_both} are not simulated with prefill and decode apart"
-        not_scaled = "--daily: data-parallel ranks are not simulated autoscaled; no day.yaml"
-        return [
-            *([left_out] if self.command.ranks > self.ranks else []),
-            *([as_measured] if self.ranks > 1 else []),
-            *([not_apart] if self.ranks * self.command.stages > 1 and self.pools else []),
-            *([not_scaled] if self.ranks > 1 and self.day else []),
-            *self.command.notes,
-        ]
+            "median, TTFT 17 % (experiments/silicon)": ranks > 1,
+            f"--pools: {parts} are not simulated with prefill and decode apart": (
+                self.pools and ranks * stages > 1
+            ),
+            "--daily: data-parallel ranks are not simulated autoscaled; no day.yaml": (
+                ranks > 1 and self.day is not None
+            ),
+        }
+        return [*(text for text, holds in said.items() if holds), *self.command.notes]
 
     @property
     def shares_as_options(self) -> str:
