@@ -5,7 +5,7 @@ from math import ceil
 
 from specsim.results.stability import KEEPS_UP
 from specsim.run.summary import Beyond
-from specsim.study.capacity import Found
+from specsim.study.capacity import Found, Prices
 from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Bracket
 from specsim.study.plan import Option, Plan, Question, question_of
@@ -33,7 +33,8 @@ def run_at(load: float, latency: float, shift: float, missed: float, held: int =
 def found_of(
     option: Option, question: Question, rate: float, interval: tuple[float, float], latency: float
 ) -> Found:
-    goal = replace(goal_of(question), shares=(1.0,))
+    prices = Prices(per_gpu_hour=dict.fromkeys(option.hardware.gpus, 2.0))
+    goal = replace(goal_of(question), shares=(1.0,), prices=prices)
     at = question.rate / ceil(question.rate / rate)
     loads = sorted({at, rate, rate * 1.02})
     probes = [
@@ -46,7 +47,7 @@ def found_of(
     probes = [LoadProbe(probe.runs) for probe in probes]
     between = Interval(rate, *interval)
     answer = Answer(Bracket(rate, rate * 1.02), between, True, 4000, probes)
-    return Found(option.hardware, option.label, answer, 2.0, goal)
+    return Found(option.hardware, option.label, answer, goal)
 
 
 def plan_of(

@@ -13,16 +13,8 @@ from time import process_time
 
 from settings import POLICIES, SLO, WORKLOADS, experiment
 
-from specsim.api import Experiment, parse_policies
-from specsim.study.capacity import (
-    Choices,
-    Found,
-    Goal,
-    Prices,
-    find_capacity,
-    find_hardware,
-    parse_slo,
-)
+from specsim.api import parse_policies
+from specsim.study.capacity import Found, Goal, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, interval_between, measure
 from specsim.study.capacity.search import largest_sustained
 from specsim.study.loads import Loads
@@ -42,30 +34,25 @@ LONG, LONG_RUNS, OTHER_SEEDS = 50_000, 4, 1000
 FIELDS = ("workload", "policy", "answer", "low", "high", "requests", "settled", "binds", "resource")
 
 
-def choices(base: Experiment, policy: str) -> Choices:
-    """Return the one server of a setting."""
-    policies = {policy: parse_policies([policy])[policy]}
-    return Choices(find_hardware(base, []), policies, Prices.load(None))
-
-
 def by_default(workload: str, policy: str) -> Found:
     """Return what the command finds."""
     base = experiment(workload)
-    [found] = find_capacity(base, DEFAULT, choices(base, policy)).found
+    chosen = {policy: parse_policies([policy])[policy]}
+    [found] = find_capacity(base, DEFAULT, find_hardware(base, []), chosen).found
     return found
 
 
 def by_long_runs(workload: str, policy: str, start: float) -> Interval:
     """Return the capacity by runs of 50,000 requests with other seeds, wherever it is found."""
     base = experiment(workload, OTHER_SEEDS)
-    chosen = choices(base, policy)
-    loads, profile = Loads(base, LONG_RUNS), chosen.hardware[0].profile
+    loads, [hardware] = Loads(base, LONG_RUNS), find_hardware(base, [])
+    chosen = parse_policies([policy])[policy]
     probes: dict[float, LoadProbe] = {}
     search = largest_sustained(start, DEFAULT.tolerance, up=1.02, down=1.02)
     load = next(search)
     while True:
-        trials = loads.trials(chosen.policies[policy], load, LONG)
-        tasks = [Task(load, each, profile, DEFAULT) for each in trials]
+        trials = loads.trials(chosen, load, LONG)
+        tasks = [Task(load, each, hardware.profile, DEFAULT) for each in trials]
         probes[load] = LoadProbe(tuple(map(measure, tasks)))
         try:
             load = search.send(probes[load].is_sustained)

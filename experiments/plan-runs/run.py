@@ -112,7 +112,7 @@ def pooled(question: Question) -> tuple[Option, Found, Plan | None]:
     """Return one split by short runs: a whole plan with pools takes minutes."""
     option = offered(question, ("off",)).options[0].in_pools(*SPLIT)
     with Runner(LocalProcesses(1)) as runner:
-        [found] = searched([option.contender(goal_of(question))], runner, question.prices)
+        [found] = searched([option.contender(goal_of(question))], runner)
     return option, found, None
 
 
@@ -125,9 +125,7 @@ def narrowed(question: Question, option: Option, found: Found) -> float:
         goal_of(question), tolerance=STEP, replications=5, max_requests=200_000, shares=()
     )
     with Runner(LocalProcesses(1)) as runner:
-        [again] = refined(
-            [option.contender(goal)], [found], runner, question.prices, lambda *_: False
-        )
+        [again] = refined([option.contender(goal)], [found], runner, lambda *_: False)
     return again.rate or 0.0
 
 

@@ -120,7 +120,8 @@ def capacity(
     for line in capacity_verdict(found):
         typer.echo(line)
     source = "examples of list prices, replace them by --prices" if prices is None else prices
-    typer.echo(f"prices{f' of {found.prices.date}' if found.prices.date else ''}: {source}")
+    date = found.goal.prices.date
+    typer.echo(f"prices{f' of {date}' if date else ''}: {source}")
     warn(found.notes)
     if out is not None:
         typer.echo(f"results: {out} (capacity.json, capacity.parquet)")

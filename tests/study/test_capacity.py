@@ -25,15 +25,7 @@ from specsim.results.stability import Balance
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Beyond, Summary
-from specsim.study.capacity import (
-    Choices,
-    Goal,
-    Prices,
-    capacity,
-    find_capacity,
-    find_hardware,
-    parse_slo,
-)
+from specsim.study.capacity import Goal, Prices, capacity, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.document import TriedLoad
 from specsim.study.capacity.findings import Ranked, best, pareto_front
 from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
@@ -123,8 +115,8 @@ def test_of_one_request_at_a_time_it_is_what_theory_says(
 ) -> None:
     experiment = single_server(constant_step(delta_ms=100.0), 10_000)
     goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 10_000, None)
-    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
-    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    hardware = find_hardware(experiment, [])
+    [found] = find_capacity(experiment, goal, hardware, {"off": Off()}, workers=2).found
     assert found.rate == pytest.approx(m_d_1_capacity(limit_ms / 1e3, 0.1, attainment), rel=0.02)
 
 
@@ -134,8 +126,8 @@ def test_without_tight_limits_it_is_the_rate_at_which_the_backlog_begins_to_grow
 ) -> None:
     experiment = single_server(constant_step(delta_ms=100.0), 10_000)
     goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 10_000, None)
-    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
-    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    hardware = find_hardware(experiment, [])
+    [found] = find_capacity(experiment, goal, hardware, {"off": Off()}, workers=2).found
     assert found.rate == pytest.approx(10.0, rel=0.02)  # one per service time
 
 
@@ -149,12 +141,8 @@ def small(policy: str = "off") -> Experiment:
 def test_it_is_where_a_dense_sweep_says() -> None:
     experiment, slo = small("static:k=2"), Slo(ttft_ms=60, tpot_ms=20)
     goal = Goal(slo, 0.95, 0.01, False, None, 2, 200, None)
-    choices = Choices(
-        find_hardware(experiment, []),
-        {"static:k=2": experiment.effective_policy},
-        Prices.load(None),
-    )
-    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    hardware, policies = find_hardware(experiment, []), {"static:k=2": experiment.effective_policy}
+    [found] = find_capacity(experiment, goal, hardware, policies, workers=2).found
     assert found.rate is not None
     attained = []
     for share in (0.8, 0.84, 0.88, 0.92, 0.96, 1.04, 1.08, 1.12, 1.16, 1.2):
@@ -399,8 +387,8 @@ def test_filling_up_is_not_taken_for_a_backlog() -> None:
     experiment = readme()
     goal = Goal(Slo(ttft_ms=500, tpot_ms=50), 0.99, 0.02, False, None, 3, 2000, 8192)
     policies = {"static:k=3": experiment.effective_policy}
-    choices = Choices(find_hardware(experiment, []), policies, Prices.load(None))
-    [found] = find_capacity(experiment, goal, choices, workers=2).found
+    hardware = find_hardware(experiment, [])
+    [found] = find_capacity(experiment, goal, hardware, policies, workers=2).found
     assert found.rate == pytest.approx(45.2, rel=0.04)
     assert (found.binds, found.resource) == ("ttft_ms", "max_num_seqs")
     assert found.interval is not None
@@ -410,8 +398,8 @@ def test_filling_up_is_not_taken_for_a_backlog() -> None:
 def test_the_number_of_processes_changes_nothing() -> None:
     experiment = small()
     goal = Goal(Slo(ttft_ms=100, tpot_ms=30), 0.9, 0.05, False, None, 2, 100, 400)
-    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
-    one, two = (find_capacity(experiment, goal, choices, workers=n).to_dict() for n in (1, 2))
+    given = experiment, goal, find_hardware(experiment, []), {"off": Off()}
+    one, two = (find_capacity(*given, workers=n).to_dict() for n in (1, 2))
     assert json.dumps(one) == json.dumps(two)
 
 
@@ -565,9 +553,9 @@ def test_failures_are_refused_before_anything_is_run() -> None:
     incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
     failing = Experiment.parse({**experiment.to_dict(), "replicas": 2, "incidents": incidents}, "x")
     goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.1, False, None, 1, 100, None)
-    choices = Choices(find_hardware(failing, []), {"off": Off()}, Prices.load(None))
+    hardware = find_hardware(failing, [])
     with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
-        find_capacity(failing, goal, choices)
+        find_capacity(failing, goal, hardware, {"off": Off()})
 
 
 def pooled(**pools: Any) -> Experiment:
@@ -591,13 +579,13 @@ POOLS = {
 def test_of_pools_the_unit_of_both_is_loaded(resource: str) -> None:
     experiment = pooled(**POOLS[resource])
     goal = Goal(Slo(ttft_ms=200), 0.9, 0.05, False, 100.0, 2, 200, None)
-    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
-    [found] = find_capacity(experiment, goal, choices).found
+    hardware = find_hardware(experiment, [])
+    [found] = find_capacity(experiment, goal, hardware, {"off": Off()}).found
     assert (found.binds, found.resource) == ("ttft_ms", resource)
     assert found.rate is not None
     assert found.replicas is not None
 
-    prices, decode = choices.prices.per_gpu_hour, "h200" if resource == "decode_pool" else "h100"
+    prices, decode = goal.prices.per_gpu_hour, "h200" if resource == "decode_pool" else "h100"
     assert found.hardware.label == f"1p h100 + 1d {decode}"
     assert found.hardware.gpus_per_replica == 2
     unit = prices["h100"] + prices[decode]
@@ -619,8 +607,8 @@ def test_the_tpot_of_pools_is_missed_by_the_decode_pool(constant_step: Callable[
     decode = {"profile": constant_step(delta_ms=5.0, gamma_us=500.0)}
     experiment = pooled(decode=decode, transfer={"latency_ms": 100})
     goal = Goal(Slo(ttft_ms=1e6, tpot_ms=7.0), 0.9, 0.2, False, None, 1, 200, None)
-    choices = Choices(find_hardware(experiment, []), {"off": Off()}, Prices.load(None))
-    [found] = find_capacity(experiment, goal, choices).found
+    hardware = find_hardware(experiment, [])
+    [found] = find_capacity(experiment, goal, hardware, {"off": Off()}).found
     assert (found.binds, found.resource) == ("tpot_ms", "decode_pool")
 
 

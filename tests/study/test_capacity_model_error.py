@@ -12,7 +12,7 @@ from specsim.profile import Profile, load_profile
 from specsim.profile.model_error import QUANTILE
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
-from specsim.study.capacity import Choices, Found, Goal, Hardware, Prices, find_capacity
+from specsim.study.capacity import Found, Goal, Hardware, find_capacity
 
 SLO = Slo(ttft_ms=60, tpot_ms=20)
 
@@ -37,10 +37,8 @@ def capacity_of(profile: Profile, slo: Slo) -> Found:
     config["workload"]["num_requests"] = 300
     experiment = Experiment.parse(config, "small")
     goal = Goal(slo, 0.95, 0.01, False, None, 2, 300, None)
-    choices = Choices(
-        [Hardware("given", profile)], {"off": experiment.effective_policy}, Prices.load(None)
-    )
-    [found] = find_capacity(experiment, goal, choices).found
+    hardware, policies = [Hardware("given", profile)], {"off": experiment.effective_policy}
+    [found] = find_capacity(experiment, goal, hardware, policies).found
     return found
 
 

@@ -21,7 +21,7 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render.run_tables import comparison_table
 from specsim.show.render.study_tables import tuning_tables, tuning_verdict
-from specsim.study.capacity import Capacity, Choices, Goal, Hardware, Prices, find_capacity
+from specsim.study.capacity import Capacity, Goal, Hardware, find_capacity
 from specsim.study.compare import compare
 from specsim.study.paired import speed_up
 from specsim.study.tune import tune
@@ -125,8 +125,7 @@ def fitted(tmp_path: Path) -> Callable[[int], str]:
 def capacity_of(given: Experiment, profile: str) -> Capacity:
     goal = Goal(Slo(ttft_ms=2000, tpot_ms=50), 0.95, 0.05, True, None, 2, 100, None)
     hardware = [Hardware("given", load_profile(profile))]
-    choices = Choices(hardware, {"off": given.effective_policy}, Prices.load(None))
-    return find_capacity(given, goal, choices)
+    return find_capacity(given, goal, hardware, {"off": given.effective_policy})
 
 
 def test_what_was_fitted_at_one_context_is_told_not_to_be_known_at_others(

@@ -1014,7 +1014,7 @@ def test_limits_that_nothing_keeps_are_said(monkeypatch: pytest.MonkeyPatch) -> 
     goal = goal_of(with_room)
     options = offered(with_room, ("off", "static:k=3")).options
     with Runner(LocalProcesses(1), None) as runner:
-        found = searched([o.contender(goal) for o in options], runner, with_room.prices)
+        found = searched([o.contender(goal) for o in options], runner)
     assert any(each.rate and each.rate >= 0.5 * float(said[2]) for each in found)
 
 
@@ -1281,7 +1281,7 @@ class _Interrupting:
 def test_nothing_to_search_for_is_found_at_once() -> None:
     # As where no drafter that was asked for fits hardware that is worth renting.
     with Runner(LocalProcesses(1)) as runner:
-        assert searched([], runner, asked().prices) == []
+        assert searched([], runner) == []
 
 
 @pytest.mark.usefixtures("no_tables")

@@ -207,7 +207,7 @@ def capacity_tables(capacity: "Capacity", name: str) -> list[Table]:
 
 
 def _sustained(capacity: "Capacity", name: str) -> Table:
-    goal, currency = capacity.goal, capacity.prices.currency
+    goal, currency = capacity.goal, capacity.goal.prices.currency
     columns = [
         "hardware", "policy", *(["clients"] if goal.is_closed else []), "requests/s",
         "95 % interval", "what binds", "within limits", "TTFT p99, ms", "TPOT p99, ms",
@@ -268,7 +268,7 @@ def _metric(name: str) -> str:
 
 def capacity_verdict(capacity: "Capacity") -> list[str]:
     """Return in words what is most and what is cheapest, where that is shown, and the margins."""
-    target, currency = capacity.goal.target_rate, capacity.prices.currency
+    target, currency = capacity.goal.target_rate, capacity.goal.prices.currency
     at = "at full load" if target is None else f"for {target:g} requests/s"
     unit = f"{currency} per million output tokens" if target is None else f"{currency} per hour"
     lines = [_leaders(f"most per {capacity.unit}", capacity.most, "requests/s")]
@@ -292,7 +292,7 @@ def _leaders(what: str, ranking: "Ranking", unit: str) -> str:
 
 
 def _front(capacity: "Capacity") -> Table:
-    currency = capacity.prices.currency
+    currency = capacity.goal.prices.currency
     target = capacity.goal.target_rate
     unit = f"{currency} / 1 M" if target is None else f"{currency} / 1 M at {target:g}/s"
     columns = [unit, "mean latency, ms", "hardware", "policy", "requests/s"]

@@ -18,7 +18,6 @@ from specsim.run.experiment import Experiment
 from specsim.run.summary import ROOFLINE
 from specsim.run.whole import PoolServers
 from specsim.study.capacity.choices import (
-    Choices,
     Goal,
     Hardware,
     Prices,
@@ -35,7 +34,7 @@ from specsim.study.loads import Loads, Trial, check_steady
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
-    "Capacity", "Choices", "Contender", "Found", "Goal", "Hardware", "Prices", "SloLimits",
+    "Capacity", "Contender", "Found", "Goal", "Hardware", "Prices", "SloLimits",
     "capacity", "find_capacity", "find_hardware", "hardware_notes", "model_notes", "parse_slo",
     "refined", "searched",
 ]  # fmt: skip
@@ -103,7 +102,7 @@ def capacity(  # noqa: PLR0913 - the options of a command
 ) -> Capacity:
     """Return the largest load within limits that each hardware sustains under each policy.
 
-    SloLimits, GPUs or profiles, and policies (in short form) are the experiment's where none are
+    Limits, GPUs or profiles, and policies (in short form) are the experiment's where none are
     given. A SpecsimError if the load cannot be varied, or a simulation cannot be run.
 
     Args:
@@ -119,17 +118,21 @@ def capacity(  # noqa: PLR0913 - the options of a command
     own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
     check_ranges(attainment, tolerance, qps)
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
-    lengths = replications, count, None if num_requests else max_requests
-    goal = Goal(own.slo, attainment, tolerance, is_closed, qps, *lengths, limit_shares=own.shares)
+    longest = None if num_requests else max_requests
     chosen = chosen_policies(policies, experiment.effective_policy)
-    choices = Choices(find_hardware(experiment, list(gpus)), chosen, Prices.load(prices))
-    return find_capacity(experiment, goal, choices, workers=workers, on_progress=on_progress)
+    hardware = find_hardware(experiment, list(gpus))
+    asked = own.slo, attainment, tolerance, is_closed, qps, replications, count, longest
+    goal = Goal(*asked, limit_shares=own.shares, prices=Prices.load(prices))
+    return find_capacity(
+        experiment, goal, hardware, chosen, workers=workers, on_progress=on_progress
+    )
 
 
 def find_capacity(
     experiment: Experiment,
     goal: Goal,
-    choices: Choices,
+    hardware: list[Hardware],
+    policies: dict[str, Policy],
     *,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
@@ -141,9 +144,9 @@ def find_capacity(
     """
     loads = Loads(_driven(experiment, goal), goal.replications)
     candidates = [
-        Contender(hardware.under(policy, experiment), label, policy, loads, goal)
-        for hardware in choices.hardware
-        for label, policy in choices.policies.items()
+        Contender(each.under(policy, experiment), label, policy, loads, goal)
+        for each in hardware
+        for label, policy in policies.items()
     ]
     for candidate in candidates:  # what cannot run is found before the first simulation
         try:
@@ -151,14 +154,14 @@ def find_capacity(
         except CapacityError as error:
             raise CapacityError(f"{candidate.hardware.label}: {error}") from error
     with Runner(LocalProcesses(workers), on_progress) as runner:
-        found = searched(candidates, runner, choices.prices)
-    notes = hardware_notes(found, choices.prices) + _doubts(found) + model_notes(found)
+        found = searched(candidates, runner)
+    notes = hardware_notes(found) + _doubts(found) + model_notes(found)
     if experiment.replicas > 1:
         notes.append(
             f"replicas = {experiment.replicas} of the experiment is not used: one replica is "
             "searched, and for --qps they are counted"
         )
-    return Capacity(experiment, goal, choices.prices, found, notes)
+    return Capacity(experiment, goal, found, notes)
 
 
 def _driven(experiment: Experiment, goal: Goal) -> Experiment:
@@ -186,21 +189,20 @@ def _driven(experiment: Experiment, goal: Goal) -> Experiment:
     return experiment.replace(replicas=1, workload=workload)
 
 
-def searched(candidates: list[Contender], runner: Runner, prices: Prices) -> list[Found]:
+def searched(candidates: list[Contender], runner: Runner) -> list[Found]:
     """Return what each of some contenders sustains, searched for side by side."""
     saturated: list[LoadProbe | None] = [None] * len(candidates)
     if candidates and not candidates[0].goal.is_closed:
         groups = runner.run(measure, [candidate.at_once() for candidate in candidates])
         saturated = [LoadProbe(tuple(group)) for group in groups]
     searches = [each.search(full) for each, full in zip(candidates, saturated, strict=True)]
-    return _found(candidates, searches, runner, prices)
+    return _found(candidates, searches, runner)
 
 
 def refined(
     candidates: list[Contender],
     known: list[Found],
     runner: Runner,
-    prices: Prices,
     is_enough: Callable[[Contender, Interval], bool],
 ) -> list[Found]:
     """Return what contenders sustain, beginning with what shorter runs have shown.
@@ -217,12 +219,10 @@ def refined(
         held = max(run.most_running for run in before.at_capacity.runs)
         count = max(goal.num_requests, FILLS * held)
         searches.append(refine(before.rate, goal, count, enough))
-    return _found(candidates, searches, runner, prices)
+    return _found(candidates, searches, runner)
 
 
-def _found(
-    candidates: list[Contender], searches: list[Search], runner: Runner, prices: Prices
-) -> list[Found]:
+def _found(candidates: list[Contender], searches: list[Search], runner: Runner) -> list[Found]:
     asked = {number: next(search) for number, search in enumerate(searches)}
     ended: dict[int, Found] = {}
     while asked:
@@ -233,20 +233,19 @@ def _found(
                 asked[number] = searches[number].send(LoadProbe(tuple(group)))
             except StopIteration as stop:
                 del asked[number]
-                own, answer = candidates[number], stop.value
-                price = prices.per_gpu_of(own.hardware.gpus)
-                ended[number] = Found(own.hardware, own.label, answer, price, own.goal)
+                own = candidates[number]
+                ended[number] = Found(own.hardware, own.label, stop.value, own.goal)
     return [ended[number] for number in range(len(candidates))]
 
 
 def hardware_notes(
-    found: list[Found], prices: Prices, words: Callable[[Found], str] = lambda each: each.name
+    found: list[Found], words: Callable[[Found], str] = lambda each: each.name
 ) -> list[str]:
     """Return what there is to know of step times and prices before believing the numbers."""
     hardware = {each.hardware.label: each.hardware for each in found}.values()
     guessed = [h.label for h in hardware if not h.is_measured]
     gpus = {gpu for each in found for gpu in each.hardware.gpus}
-    unpriced = sorted(gpus - set(prices.per_gpu_hour))
+    unpriced = sorted(gpus - set(found[0].goal.prices.per_gpu_hour))
     notes = []
     if guessed:
         notes.append(f"{', '.join(guessed)}: {ROOFLINE}")

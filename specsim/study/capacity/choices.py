@@ -29,6 +29,56 @@ _PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
 _EXAMPLES = Path(__file__).with_name("prices.yaml")
 
 
+class Prices(Settings):
+    """Prices of GPUs."""
+
+    date: str = ""
+    """When they held; not known of prices that were given by hand."""
+    source: str = "as given"
+    currency: str = Field(default="USD", min_length=1)
+    per_gpu_hour: dict[str, Annotated[float, Field(gt=0)]]
+    """By GPU, named as in ``profiles/<gpu>.yaml``."""
+
+    @field_validator("date", mode="before")
+    @classmethod
+    def _as_text(cls, date: Any) -> Any:
+        # Without quotes, 2026-11-21 is a date to YAML.
+        return date.isoformat() if isinstance(date, datetime.date) else date
+
+    @classmethod
+    def load(cls, path: Path | str | None) -> Self:
+        """Return prices such as ``h100:2.1,l40s:0.95``, those of a YAML file, or examples.
+
+        A ConfigError if they are wrong.
+        """
+        given = dict(_PRICE.findall(str(path or "")))
+        if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
+            with validated(f"--prices {path}", ConfigError):
+                prices = {gpu.lower(): price for gpu, price in given.items()}
+                return cls.model_validate({"per_gpu_hour": prices})
+        if path is not None and not Path(path).exists():
+            raise ConfigError(
+                f"--prices {path!s:.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
+                "as h100:2.1,l40s:0.95"
+            )
+        path = Path(path or _EXAMPLES)
+        with validated(str(path), ConfigError):
+            return cls.model_validate(load_mapping(path, ConfigError))
+
+    def per_hour(self, gpus: Mapping[str, float]) -> float | None:
+        """Return what so many GPUs of each kind cost per hour; None if one has no price."""
+        if not gpus.keys() <= self.per_gpu_hour.keys():
+            return None
+        return sum(self.per_gpu_hour[gpu] * number for gpu, number in gpus.items())
+
+    def per_gpu_of(self, gpus: Counter[str]) -> float | None:
+        """Return the mean price of some GPUs, per GPU and hour; None if one has no price."""
+        if not gpus.keys() <= self.per_gpu_hour.keys():
+            return None
+        prices = [self.per_gpu_hour[gpu] for gpu in gpus.elements()]
+        return prices[0] if len(set(prices)) == 1 else fmean(prices)  # a mean of equals may round
+
+
 @dataclass(frozen=True)
 class Goal:
     """What is asked for."""
@@ -56,6 +106,7 @@ class Goal:
 
     limit_shares: Mapping[str, float] = field(default_factory=dict)
     """Share that must keep a limit, by its name, such as ``ttft_ms``."""
+    prices: Prices = field(default_factory=lambda: Prices.load(None))
 
     def share_of(self, limit: str) -> float:
         return self.limit_shares.get(limit, self.attainment)
@@ -167,56 +218,6 @@ def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None
             raise ConfigError(f"{option} {value}: must be {rule}")
 
 
-class Prices(Settings):
-    """Prices of GPUs."""
-
-    date: str = ""
-    """When they held; not known of prices that were given by hand."""
-    source: str = "as given"
-    currency: str = Field(default="USD", min_length=1)
-    per_gpu_hour: dict[str, Annotated[float, Field(gt=0)]]
-    """By GPU, named as in ``profiles/<gpu>.yaml``."""
-
-    @field_validator("date", mode="before")
-    @classmethod
-    def _as_text(cls, date: Any) -> Any:
-        # Without quotes, 2026-11-21 is a date to YAML.
-        return date.isoformat() if isinstance(date, datetime.date) else date
-
-    @classmethod
-    def load(cls, path: Path | str | None) -> Self:
-        """Return prices such as ``h100:2.1,l40s:0.95``, those of a YAML file, or examples.
-
-        A ConfigError if they are wrong.
-        """
-        given = dict(_PRICE.findall(str(path or "")))
-        if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
-            with validated(f"--prices {path}", ConfigError):
-                prices = {gpu.lower(): price for gpu, price in given.items()}
-                return cls.model_validate({"per_gpu_hour": prices})
-        if path is not None and not Path(path).exists():
-            raise ConfigError(
-                f"--prices {path!s:.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
-                "as h100:2.1,l40s:0.95"
-            )
-        path = Path(path or _EXAMPLES)
-        with validated(str(path), ConfigError):
-            return cls.model_validate(load_mapping(path, ConfigError))
-
-    def per_hour(self, gpus: Mapping[str, float]) -> float | None:
-        """Return what so many GPUs of each kind cost per hour; None if one has no price."""
-        if not gpus.keys() <= self.per_gpu_hour.keys():
-            return None
-        return sum(self.per_gpu_hour[gpu] * number for gpu, number in gpus.items())
-
-    def per_gpu_of(self, gpus: Counter[str]) -> float | None:
-        """Return the mean price of some GPUs, per GPU and hour; None if one has no price."""
-        if not gpus.keys() <= self.per_gpu_hour.keys():
-            return None
-        prices = [self.per_gpu_hour[gpu] for gpu in gpus.elements()]
-        return prices[0] if len(set(prices)) == 1 else fmean(prices)  # a mean of equals may round
-
-
 @dataclass(frozen=True)
 class Hardware:
     """A GPU, or several that hold a model together, and what steps cost on it."""
@@ -258,15 +259,6 @@ class Hardware:
     def gpus_per_replica(self) -> int:
         """GPUs of one replica; of pools, of the whole unit."""
         return self.gpus.total()
-
-
-@dataclass(frozen=True)
-class Choices:
-    """What there is to choose from."""
-
-    hardware: list[Hardware]
-    policies: dict[str, Policy]  # by label
-    prices: Prices
 
 
 def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:

@@ -13,7 +13,7 @@ from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import BASES, step_times
-from specsim.study.capacity.choices import Goal, Hardware, Prices, percentile
+from specsim.study.capacity.choices import Goal, Hardware, percentile
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer
@@ -61,7 +61,6 @@ class Found:
     hardware: Hardware
     policy: str
     answer: Answer
-    price: float | None  # per GPU and hour; of pools of different GPUs, the mean
     goal: Goal
 
     def __post_init__(self) -> None:
@@ -77,6 +76,8 @@ class Found:
         """The 95 % interval of `rate`, requests per second; None where nothing says how sure."""
         self.replicas: int | None = None
         """Replicas for the target rate; None without one, or if no load is sustained."""
+        self.price = goal.prices.per_gpu_of(self.hardware.gpus)
+        """Per GPU and hour; of pools of different GPUs, the mean."""
         self.at_target: LoadProbe | None = None
         """The load of each of the replicas for the target rate; None if it was not tried."""
         if self.at_capacity is None or load is None:
@@ -282,7 +283,6 @@ class Capacity:
 
     experiment: Experiment
     goal: Goal
-    prices: Prices
     found: list[Found]
     notes: list[str] = field(default_factory=list)
     """What a user should know before believing the numbers."""
@@ -327,7 +327,7 @@ class Capacity:
             "limit_shares": dict(goal.limit_shares),
             "drive": "concurrency" if goal.is_closed else "rate",
             **{name: getattr(goal, name) for name in _TOLD},
-            "prices": self.prices.model_dump(),
+            "prices": goal.prices.model_dump(),
             "experiment": self.experiment.to_dict(),
             "results": [_result(found) for found in self.found],
             "pareto_front": self.front,

@@ -106,9 +106,7 @@ def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, 
             for name in plan.worth_moving
             if (option := plan.options[name].with_acceptance_moved(change)) is not None
         ]
-        found = searched(
-            [option.contender(goal) for option in options], runner, plan.question.prices
-        )
+        found = searched([option.contender(goal) for option in options], runner)
         moved[change] = {option.name: each for option, each in zip(options, found, strict=True)}
     return moved
 
@@ -120,7 +118,7 @@ def with_short_runs(plan: Plan, options: list[Option], runner: Runner) -> Plan:
         return plan
     goal = goal_of(plan.question)
     contenders = [option.contender(goal) for option in new.values()]
-    found = dict(zip(new, searched(contenders, runner, plan.question.prices), strict=True))
+    found = dict(zip(new, searched(contenders, runner), strict=True))
     return replace(plan, options=plan.options | new, screened=plan.screened | found)
 
 
@@ -206,7 +204,7 @@ def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
     )
     contenders = [plan.options[name].contender(goal) for name in chosen]
     known = [plan.screened[name] for name in chosen]
-    found = refined(contenders, known, runner, plan.question.prices, _is_pinned)
+    found = refined(contenders, known, runner, _is_pinned)
     return replace(plan, searched=dict(zip(chosen, found, strict=True)))
 
 

@@ -55,10 +55,10 @@ class Plan:
 
     @cached_property
     def capacity(self) -> Capacity:
-        found, prices = list(self.found.values()), self.question.prices
+        found = list(self.found.values())
         experiment = self.options[found[0].name].experiment
-        notes = hardware_notes(found, prices, lambda each: option_words(self.options[each.name]))
-        return Capacity(experiment, found[0].goal, prices, found, notes)
+        notes = hardware_notes(found, lambda each: option_words(self.options[each.name]))
+        return Capacity(experiment, found[0].goal, found, notes)
 
     def known(self, name: str) -> Found:
         """Return the best that is known of an option."""

@@ -269,6 +269,7 @@ def goal_of(question: Question) -> Goal:
         in_whole_replicas=True,
         spare_replicas=question.spare_servers,
         limit_shares=question.limit_shares,
+        prices=question.prices,
     )
 
 
