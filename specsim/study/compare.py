@@ -19,6 +19,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies import POLICIES, Policy, has_async_form
 from specsim.policies.off import Off
+from specsim.profile import load_profile
 from specsim.profile.model_error import TimeError
 from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment
@@ -232,6 +233,11 @@ def on_one_engine(
         for label, policy in policies.items()
         if not policy.needs_sync
     )
+    if len(load_profile(experiment.profile).stage_shares) > 1:
+        raise ConfigError(
+            f"{', '.join(needing)}: must see each step's outcome before the next, and stages of a "
+            "pipeline are simulated asynchronously; leave it out, or take a profile of one stage"
+        )
     engine = experiment.engine.model_copy(update={"async_scheduling": False})
     names = f"{' and '.join(needing)} need{'s' if len(needing) == 1 else ''} it"
     notes = [f"synchronous scheduling for all, because {names}"] if would_be_async else []

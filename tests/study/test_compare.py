@@ -212,6 +212,14 @@ def test_all_policies_that_need_synchronous_steps_are_named(
     assert result.notes == ["synchronous scheduling for all, because oracle and confidence need it"]
 
 
+def test_policies_that_a_pipeline_cannot_have_are_named(
+    tiny: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5])
+    with pytest.raises(ConfigError, match="oracle: must see each step's outcome before the next"):
+        compare(tiny(profile=profile), parse_policies(["goodput", "oracle"]), replications=1)
+
+
 def test_where_steps_are_synchronous_anyway_nothing_is_said(
     tiny: Callable[..., Experiment],
 ) -> None:

@@ -233,6 +233,12 @@ def _proposer(experiment: Experiment) -> Proposer:
 def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
     """Return the experiment with room for every k, and without a policy or schedule of its own."""
     fields = _proposer(experiment).model_dump(mode="json", exclude_none=True, warnings=False)
+    if len(load_profile(experiment.profile).stage_shares) > 1:
+        raise ConfigError(
+            f"profile {experiment.profile}: tune weighs against the oracle, and stages of a "
+            "pipeline cannot be simulated with it; take a profile of one stage, or `specsim "
+            "compare` with --policies off static:k=1 static:k=3"
+        )
     fields.pop("num_speculative_tokens_per_batch_size", None)
     if max_k is not None:
         fields["num_speculative_tokens"] = max_k
