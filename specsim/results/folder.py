@@ -322,7 +322,7 @@ class _StoredTable:
     def __init__(self, folder: Path, file: str, columns: Iterable[str]) -> None:
         self.path = folder / file
         if not self.path.is_file():
-            raise ConfigError(f"{folder}: holds no {file}; {_hint(folder, file)}")
+            raise ConfigError(f"{folder}: holds no {file}; {hint(folder, file)}")
         self._table = parquet_table(self.path, ConfigError, "run the experiment again")
         for name in (*columns, *_PROVENANCE):
             if name not in self:
@@ -376,7 +376,7 @@ class _StoredTable:
         return values[0]
 
 
-def _hint(folder: Path, file: str) -> str:
+def hint(folder: Path, file: str) -> str:
     """Return what to do, naming the folders below it that would do."""
     if not folder.is_dir():
         return f"there is no such folder; {_REMEDY}"

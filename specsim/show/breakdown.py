@@ -8,10 +8,10 @@ import numpy as np
 
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB, MemoryPlan
-from specsim.results.folder import ResultsFolder, StepsTable, check_same_run
+from specsim.results.folder import StepsTable
 from specsim.results.timeline import EnginesOfKind, TimeUse, engines_of, integrals, time_use
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment, config_hash
+from specsim.show.export import load_folder
 
 
 @dataclass(frozen=True)
@@ -103,11 +103,8 @@ def break_down(folder: Path) -> Breakdown:
 
     A SpecsimError if a file of it is missing, cut short, not ours, or of another run.
     """
-    results = ResultsFolder(folder)
-    experiment, steps = Experiment.load(folder / "config.yaml"), results.steps
-    written, ran = config_hash(results.config), results.own["config_hash"]
-    check_same_run(folder, "config.yaml and summary.json", written, ran)
-    deployment, prefill = Deployment.of(experiment), None
+    results, experiment = load_folder(folder)
+    deployment, steps, prefill = Deployment.of(experiment), results.steps, None
     own, *others = engines_of(results.own)
     if others:
         first = Deployment.of(experiment.of_pool("prefill"))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
-from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run
+from specsim.results.folder import ResultsFolder, RunTable, StepsTable, check_same_run, hint
 from specsim.results.prometheus import EngineMetrics, Family, page, per_position, request_samples
 from specsim.results.timeline import engines_of
 from specsim.run.deployment import Deployment
@@ -28,8 +28,7 @@ def load_folder(path: Path) -> tuple[ResultsFolder, Experiment]:
         raise ConfigError(f"{path}: is not a folder; give one that `specsim run --out` wrote")
     if not (path / "config.yaml").is_file():
         raise ConfigError(
-            f"{path}: holds no config.yaml, so it is not of one run; give a folder that `specsim "
-            "run --out` wrote, or one of the folders that `specsim compare --out` made"
+            f"{path}: holds no config.yaml, so it is not of one run; {hint(path, 'config.yaml')}"
         )
     run = ResultsFolder(path)
     experiment = Experiment.load(path / "config.yaml")

@@ -361,6 +361,8 @@ def test_the_folders_below_are_named(saved: Callable[..., Path]) -> None:
     folder = saved()
     with pytest.raises(ConfigError, match=f"give one of the folders in it: {folder.name}"):
         load_steps(folder.parent)
+    with pytest.raises(ConfigError, match=f"one run; give one of the folders in it: {folder.name}"):
+        break_down(folder.parent)
     with pytest.raises(ConfigError, match="there is no such folder"):
         load_steps(folder / "nowhere")
 

@@ -213,7 +213,7 @@ class TraceFile:
         reader = csv.DictReader(lines(stream), restval=None, delimiter=self._delimiter)
         for values in reader:
             place = f"{self.path}, line {reader.line_num}"
-            if any(values.pop(None, ())):
+            if any(values.pop(None, ())) and len(values) > 1:  # else it is no table
                 raise TraceError(
                     f"{place}: more values than the {len(values)} columns; quote what holds a "
                     f"{self._delimiter!r}, or remove the row"
