@@ -180,7 +180,7 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
     rng = Random(f"stages {json.dumps(config)}")
     others = {
         *("scheduler", "data_parallel_size", "kv_offload", "kv_groups"),
-        *("lora_config", "vllm_version", "pools"),
+        *("lora_config", "pools"),
     }
     spec = engine.get("speculative_config", {"method": MODELS[0]})
     is_late = spec["method"] in (*MODELS, "dflash", "dspark") and spec["method"] != "medusa"

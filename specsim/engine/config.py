@@ -345,7 +345,7 @@ class EngineConfig(Settings):
             "kv_offload": self.kv_offload is not None,
             "lora_config": self.lora_config is not None,
             "kv_groups": self.kv_groups is not None,
-            f"vllm_version {self.vllm_version}": self.vllm_version != DEFAULT_VERSION,
+            f"vllm_version {self.vllm_version}": self.vllm_version < DEFAULT_VERSION,
         }
         for name, is_given in others.items():
             if is_given:

@@ -89,7 +89,7 @@ def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:
         ),
         ({"engine": {"async_scheduling": False}}, "async_scheduling false"),
         ({"engine": {"scheduler": "prefill_first"}}, "prefill_first"),
-        ({"engine": {"vllm_version": "0.33"}}, "vllm_version 0.33"),
+        ({"engine": {"vllm_version": "0.31"}}, "vllm_version 0.31"),
         ({"engine": {"data_parallel_size": 2}}, "data_parallel_size"),
         ({"engine": {"pipeline_parallel_size": 4}}, "the profile was made with 2"),
     ],
