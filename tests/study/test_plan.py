@@ -1405,3 +1405,9 @@ def test_warnings_name_options_as_the_table_does(monkeypatch: pytest.MonkeyPatch
     assert warnings[-2:] == [
         "H100, no speculation: far", "H100, EAGLE-3, fixed draft length 3: far",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("head", ["eagle3-llama-3.1-8b", "dflash-qwen3-8b", "deepseek-v3-mtp"])
+def test_a_head_serves_nobody(head: str) -> None:
+    with pytest.raises(ConfigError, match=f"^model {head}: is a head, .* --speculative-config"):
+        model_of(head)

@@ -33,11 +33,16 @@ _OF_A_TUNE = re.compile(r"instruct|thinking|base|chat|it|hf|bf16|exp|preview|\d{
 def model_of(name: str) -> str:
     """Return the shape of a model in ``profiles/``, or the path of another one's config.json.
 
-    If there is none, a ConfigError with the nearest.
+    If there is none, a ConfigError with the nearest; and if it is a head, which serves nobody.
     """
-    if (config := _config_of(name)) is not None:
-        return _known_shape(config) or config
-    if (shape := known_model(name)) is not None:
+    config = _config_of(name)
+    shape = known_model(name) if config is None else _known_shape(config) or config
+    if shape is not None and load_model(shape).is_head:
+        raise ConfigError(
+            f"model {name}: is a head, which drafts for a target; name that, and the head in "
+            "--speculative-config"
+        )
+    if shape is not None:
         return shape
     if name.startswith((".", "/", "~")):
         raise ConfigError(
