@@ -60,7 +60,6 @@ def charge_drafts(table: Table) -> None:
         keep_up(table)
     if table.costs[HAS_DRAFTER] and step.drafter_batched_tokens:
         note_drafting(table, state.slowness * _draft_time(table, step.target_time / state.slowness))
-    state.last_draft_time = step.draft_time
     if table.limits[0].prefill_first:
         step.verified_draft_time = step.draft_time
 

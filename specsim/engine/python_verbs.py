@@ -168,7 +168,6 @@ class PythonVerbs:
             for drafter, load, draft_lens in loads
         )
         draft_time = note_drafting(self.ledger.records(), draft_time)
-        self.ledger.set(last_draft_time=draft_time)
         if self.ledger.table.limits["prefill_first"][0]:
             step.record["verified_draft_time"] = draft_time
 

@@ -51,11 +51,13 @@ def take_in(table: Table) -> bool:
 def schedule(table: Table) -> None:
     """Fill in the current step and count its tokens as computed; it is empty if nothing can run."""
     limits, state = table.limits[0], table.state[0]
+    # It verifies what the step as many steps before as there are stages has drafted.
+    drafting_time = table.steps[(state.current + 1) % limits.depth].draft_time
     table.steps[state.current] = table.blank_step[0]
     step = table.steps[state.current]
     step.index = state.num_steps
     step.scheduled_at = step.started_at = step.ended_at = state.now
-    step.verified_draft_time = state.last_draft_time
+    step.verified_draft_time = drafting_time
     step.tokens_left = limits.max_num_scheduled_tokens
     step.inputs_left = limits.max_num_batched_tokens
     step.piece_limit = _piece_limit(table) if limits.long_prefill_token_threshold else NEVER

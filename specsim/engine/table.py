@@ -297,7 +297,6 @@ class State(Protocol):
     pass_state: int  # `specsim.engine.order.FAR`, ...
     is_midway: int  # whether it goes on from where Python has done a verb
     gpu_free_at: float
-    last_draft_time: float
     slowness: float  # how many times as long everything takes
     num_loading: int  # rows in `loading`
     is_stuck: int  # whether the last step was empty, and nothing has happened since

@@ -1,19 +1,27 @@
 """Pipeline parallelism: stages that work on different steps, and sequences that wait for them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pytest
 from conftest import tiny_config
 
+from specsim.api import BatchView, Policy, StepOutcome
 from specsim.core.errors import SpecsimError
 from specsim.core.request import Request
+from specsim.policies import ServerView
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
 
 Start = Callable[..., Run]
 DRAFTS = {"ngram": {"token_us": 1}, "eagle3": {"basis": "pass", "step_ms": 3.0}}
+DRAFTS |= {
+    "draft_model": {
+        "basis": "pass",
+        "latency": {"kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": 3},
+    }
+}
 
 
 @pytest.fixture
@@ -72,6 +80,35 @@ def test_the_last_stage_drafts_and_the_first_one_waits_for_drafts(run: Start, st
     engine |= {"max_num_seqs": count, "max_num_batched_tokens": 64, "max_num_scheduled_tokens": 16}
     filled = lasted(run(stages, count, rounds, engine=engine, **drafts))
     assert filled == pytest.approx(rounds * (0.012 + stages * 0.003), rel=0.02)
+
+
+class Uneven(Policy[list[float]]):
+    """Draft as many tokens as the place of the step says; note what the drafts took."""
+
+    kind: Literal["uneven"] = "uneven"
+    observed: ClassVar[list[tuple[int, float]]] = []
+
+    def start(self, server: ServerView) -> list[float]:
+        self.observed.clear()
+        return []
+
+    def draft_lens(self, batch: BatchView, memory: list[float]) -> int:
+        memory.append(batch.now)
+        return 1 + len(memory) % 4
+
+    def observe(self, outcome: StepOutcome, memory: list[float]) -> None:
+        if outcome.draft_lens.any():
+            self.observed.append((int(outcome.draft_lens.max()), outcome.draft_time))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_a_policy_is_told_what_the_drafts_took_that_were_verified(run: Start, stages: int) -> None:
+    """Each token takes a pass of 3 ms; between two steps of a batch others are empty."""
+    engine = {"speculative_config": {"method": "draft_model", "num_speculative_tokens": 4}}
+    acceptance = {"kind": "bernoulli", "alpha": 0.4}
+    run(stages, 4, engine=engine, policy=Uneven(), acceptance=acceptance)
+    assert len(Uneven.observed) > 10
+    assert all(time == pytest.approx(k * 0.003) for k, time in Uneven.observed)
 
 
 def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:

@@ -148,8 +148,6 @@ class WallClockServer:
             return
         self._runner.draft(accepted_lens, step["asked_len"].tolist())
         step.record["draft_time"] = self._runner.draft_time
-        state: Any = self._replica.table.state
-        state["last_draft_time"] = self._runner.draft_time
 
     def _wait(self) -> None:
         replica, step = self._replica, self._replica.step
