@@ -172,8 +172,8 @@ class ScenarioResults(Settings):
     """Identity of the experiment without its seed."""
     config: dict[str, Any]
     """The resolved experiment, without its seed."""
-    inputs: dict[str, Input] | None = None
-    """What its runs read, by the field that names it; None in older baselines."""
+    inputs: dict[str, Input] = Field(default_factory=dict)
+    """What its runs read, by the field that names it."""
     seeds: list[int] = Field(min_length=1)
     metrics: dict[str, list[float]]
     """By name, one value per seed."""

@@ -189,10 +189,14 @@ def _check_names(before: set[str], after: set[str]) -> None:
 
 
 def _differences(
-    name: str, old: ScenarioResults, config: dict[str, Any], inputs: dict[str, Input] | None
+    name: str, old: ScenarioResults, config: dict[str, Any], inputs: dict[str, Input]
 ) -> list[str]:
     """Return what differs in the thing tested; raise if the scenario itself does."""
-    read = _both_read(old.inputs or {}, inputs or {})
+    read = {
+        field: (before, inputs[field])
+        for field, before in old.inputs.items()
+        if field in inputs and before.digest and inputs[field].digest
+    }
     before, after = flattened(_completed(old.config, config)), flattened(config)
     found = []
     for field in sorted(before.keys() | after.keys() | read.keys()):
@@ -214,14 +218,6 @@ def _differences(
         for text in found
         if not (is_another and text.startswith("policy.")) or text.startswith("policy.kind:")
     ]
-
-
-def _both_read(before: dict[str, Input], after: dict[str, Input]) -> dict[str, tuple[Input, Input]]:
-    return {
-        field: (before[field], after[field])
-        for field in before.keys() & after.keys()
-        if before[field].digest and after[field].digest
-    }
 
 
 def _completed(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:

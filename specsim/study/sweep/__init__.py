@@ -57,7 +57,7 @@ class SweepFolder:
     profiles: dict[str, str]
     """Digest of each profile that the points name, so that they cannot change in between."""
     inputs: dict[str, str | None]
-    """The same of everything else that they read; empty in folders of older versions."""
+    """The same of everything else that they read."""
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
