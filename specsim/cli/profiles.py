@@ -118,6 +118,7 @@ def _fit_steps(
 ) -> None:
     """Fit to measured steps of a model on a GPU, and so many of them."""
     from specsim.core.settings import as_yaml, nearest
+    from specsim.hardware.specs import load_gpu, load_model
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
     from specsim.show.render.profile_tables import study_tables
 
@@ -137,6 +138,9 @@ def _fit_steps(
     with output_file(out) as profile_file, output_file(json_out) as json_file:
         with spinner(f"fitting to {name}"):
             points, found = measured_steps(sources, *origin, **limits)
+            if out is not None:
+                load_model(found.model)
+                load_gpu(found.gpu)
             fitted = [fit_and_test(points, kind, seed, source, keeps_sum=is_run)]
             for each in (each for each in KINDS if each != kind):
                 with suppress(ProfileError):  # such as two regimes of decodes alone
@@ -150,6 +154,8 @@ def _fit_steps(
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
     typer.echo(as_yaml({"target": target}), nl=False)
+    if out is not None:
+        typer.echo(f"profile: {out}")
 
 
 @profile_app.command("show")

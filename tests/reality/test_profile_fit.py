@@ -192,6 +192,10 @@ def test_options_that_make_no_sense(tmp_path: Path, cli: Run) -> None:
     assert "did you mean 'linear'" in cli("profile", "fit", "steps.csv", "--kind", "liner")[2]
     assert "--model and --gpu" in cli("profile", "fit", "steps.csv", "--out", "p.yaml")[2]
     assert "cannot be read" in cli("profile", "fit", "nowhere.csv")[2]
+    for model, gpu, said in (("nope", "h100", "no model 'nope'"), ("qwen3-8b", "h10", "'h100'?")):
+        args = ("steps.csv", "--model", model, "--gpu", gpu, "--out", "p.yaml")
+        code, _, err = cli("profile", "fit", *args)
+        assert (code, said in err, (tmp_path / "p.yaml").exists()) == (2, True, False)
     (tmp_path / "empty").mkdir()
     assert "names no model" in cli("profile", "fit", "empty")[2]
 
