@@ -213,9 +213,10 @@ def _waited_for(steps: StepsTable, first_stage: float) -> NDArray[np.float64]:
         gpu_done += steps["draft_time"]
     ready = steps["scheduled_at"].copy()
     np.maximum(ready[1:], gpu_done[:-1], out=ready[1:])
+    if first_stage < 1:  # then it waits for tokens of the last stage, and other stages come after
+        begins = np.minimum(steps["started_at"], steps["scheduled_at"] + steps["overhead_time"])
+        return np.asarray(np.maximum(begins - ready, 0.0), dtype=np.float64)
     before = np.maximum(steps["started_at"] - ready, 0.0)
-    if first_stage < 1:  # what comes after it are other stages
-        return np.asarray(before, dtype=np.float64)
     after = np.maximum(steps.held_until - gpu_done, 0.0)
     return np.asarray(before + after, dtype=np.float64)
 

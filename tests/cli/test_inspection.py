@@ -258,13 +258,16 @@ def test_each_pool_has_blocks_of_its_own(saved: Callable[..., Path]) -> None:
 def test_each_stage_of_a_pipeline_has_its_share_of_the_time(
     constant_step: Callable[..., str], saved: Callable[..., Path]
 ) -> None:
-    profile = constant_step(delta_ms=4.0, stage_shares=[0.75, 0.25])
+    overhead = {"step_ms": 0.1}
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.75, 0.25], overhead=overhead)
     engine = {"num_gpu_blocks": 400, "max_model_len": 512}
     folder = saved(engine=engine, policy="off", acceptance=None, profile=profile)
     found, steps = break_down(folder).time, load_steps(folder)
     start, end = steps.span
     target = steps["target_time"].sum() / (2 * (end - start))
     assert found.overall.parts["target"] == pytest.approx(target)
+    most = steps["overhead_time"].sum() / (2 * (end - start))  # the rest is waiting for tokens
+    assert 0 < found.overall.parts["overhead"] <= most
     assert sum(row.share for row in found.rows) == pytest.approx(1)
     [point] = load_study(folder).points
     assert point.breakdown["target_s"] == pytest.approx(steps["target_time"].sum())
