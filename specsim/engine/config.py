@@ -340,7 +340,9 @@ class EngineConfig(Settings):
             "a drafter on GPUs of its own": proposer is not None and proposer.apart is not None,
             "adaptive verification": proposer is not None and proposer.enable_adaptive_verification,
             "scheduler prefill_first": self.scheduler == "prefill_first",
-            "async_scheduling false": not is_async,
+            "async_scheduling false": self.async_scheduling is False,
+            "a policy that sees each step's outcome before the next (async_scheduling: true lets "
+            "it do without, if it can)": not is_async,
             "data_parallel_size": (self.data_parallel_size or 1) > 1,
             "kv_offload": self.kv_offload is not None,
             "lora_config": self.lora_config is not None,

@@ -218,8 +218,13 @@ def on_one_engine(
 ) -> tuple[Experiment, list[str]]:
     """Return the experiment as all policies can run it, and what was changed for that.
 
-    That is without asynchronous scheduling if one of them needs to see each step's outcome.
+    That is without asynchronous scheduling if one of them needs to see each step's outcome. Stages
+    of a pipeline have no other: a ConfigError if one has no such form.
     """
+    has_stages = len(load_profile(experiment.profile).stage_shares) > 1
+    if has_stages and experiment.engine.async_scheduling is None:
+        late = experiment.engine.model_copy(update={"async_scheduling": True})
+        experiment = experiment.replace(engine=late)
     is_async = experiment.engine.async_scheduling
     needing = [
         label
@@ -233,7 +238,7 @@ def on_one_engine(
         for label, policy in policies.items()
         if not policy.needs_sync
     )
-    if len(load_profile(experiment.profile).stage_shares) > 1:
+    if has_stages:
         raise ConfigError(
             f"{', '.join(needing)}: must see each step's outcome before the next, and stages of a "
             "pipeline are simulated asynchronously; leave it out, or take a profile of one stage"

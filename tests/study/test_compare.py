@@ -215,9 +215,12 @@ def test_all_policies_that_need_synchronous_steps_are_named(
 def test_policies_that_a_pipeline_cannot_have_are_named(
     tiny: Callable[..., Experiment], constant_step: Callable[..., str]
 ) -> None:
-    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5])
+    drafts = {"eagle3": {"basis": "pass", "step_ms": 0.5}}
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5], drafts=drafts)
     with pytest.raises(ConfigError, match="oracle: must see each step's outcome before the next"):
         compare(tiny(profile=profile), parse_policies(["goodput", "oracle"]), replications=1)
+    found = compare(tiny(profile=profile), parse_policies(["off", "joint"]), replications=1)
+    assert not found.notes
 
 
 def test_where_steps_are_synchronous_anyway_nothing_is_said(
