@@ -302,11 +302,11 @@ class GpuTables:
                 raise ProfileError(
                     f"--table {key}={self.versions[key]}: {nearest(self.versions[key], there)}"
                 )
-            engines = ", ".join(sorted({file.parent.parent.name for file in others})) or "none"
+            engines = ", ".join(sorted({file.parent.parent.name for file in others}))
+            remedy = f"choose an engine that has one (--engine: {engines}) or " if engines else ""
             raise ProfileError(
-                f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine} "
-                f"(engines that have one: {engines}); choose one of those (--engine) or use "
-                "`specsim profile roofline`"
+                f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
+                "use `specsim profile roofline`"
             )
         path = files[-1]
         rows = parquet_table(path, ProfileError)
