@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -216,6 +217,9 @@ def export(
     span = _window(window)
     with _read_from(run):
         found, experiment = load_folder(run)
+        end = float(found.requests["ended_at"].max()) if window is not None else inf
+    if span[0] >= end:
+        raise ConfigError(f"--window {window}: the run ends at {end:.3f} s; begin before that")
     with spinner("writing"), _read_from(run), ExitStack() as files:
         new = {option: files.enter_context(new_file(path)) for option, path in paths.items()}
         if chrome_trace is not None:

@@ -318,6 +318,7 @@ class TestBadInput:
             (("--chrome-trace", "a", "--window", "2:1"), "the start first"),
             (("--chrome-trace", "a", "--window", "nan:1"), "the start first"),
             (("--chrome-trace", "a", "--window", "x"), "such as 10:60"),
+            (("--chrome-trace", "a", "--window", "999:1000"), "999:1000: the run ends at "),
             (("--chrome-trace", "a", "--prometheus", "./a"), "name the same file"),
             (("--vllm-bench", "summary.json"), "would replace summary.json"),
             (("--chrome-trace", "."), "is a folder"),
