@@ -25,7 +25,9 @@ def take_block(table: Table) -> int:
     number = table.blocks[NO_BLOCK].following
     block = table.blocks[number]
     unlink(table.blocks, number)
-    table.state[0].num_free -= 1
+    state = table.state[0]
+    state.num_free -= 1
+    state.blocks_used = max(state.blocks_used, number + 1)
     if block.key != NO_KEY:
         _forget(table, number)
         block.key = NO_KEY

@@ -56,7 +56,7 @@ class VisibleReplica:
 
     def published_keys(self) -> Ints:
         """Return the keys of what its prefix cache holds that others may share."""
-        keys: Ints = self._ledger.table.blocks["key"]
+        keys: Ints = self._ledger.table.blocks["key"][: self._ledger["blocks_used"]]
         return keys[keys < 0]
 
     def cached_len(self, prompt: PromptView, keys: Set[int] | None = None) -> int:

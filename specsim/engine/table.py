@@ -309,6 +309,7 @@ class State(Protocol):
     free_row: int  # first unused row; they are linked
     num_free_tables: int
     num_free: int
+    blocks_used: int  # the number behind the last block that was ever taken
     num_steps: int
     num_executed: int  # steps that had tokens
     prefills_from: int  # number of such a step, from 1, from which on prompts may be read again
