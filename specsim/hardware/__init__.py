@@ -1,6 +1,6 @@
 """Hardware: models and GPUs by their shapes and data sheets."""
 
-from specsim.hardware.kv_groups import KVLayers, KVLayout, kv_layout
+from specsim.hardware.kv_groups import KVLayers, kv_layout
 from specsim.hardware.model_fields import AttentionWidth
 from specsim.hardware.model_shape import ModelShape
 from specsim.hardware.specs import (
@@ -17,7 +17,7 @@ from specsim.hardware.specs import (
 )
 
 __all__ = [
-    "GIB", "AttentionWidth", "GpuSpec", "KVLayers", "KVLayout", "MemoryPlan", "ModelShape",
+    "GIB", "AttentionWidth", "GpuSpec", "KVLayers", "MemoryPlan", "ModelShape",
     "find_gpu", "find_model", "gpus_alike", "kv_layout", "load_gpu", "load_model", "model_names",
     "num_kv_blocks",
 ]  # fmt: skip

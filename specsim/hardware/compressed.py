@@ -11,9 +11,9 @@ References:
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from specsim.hardware.kv_groups import FULL, SLIDING, KVLayers
+from specsim.hardware.kv_groups import FULL, SLIDING, KVLayers, parts_of
 from specsim.hardware.model_fields import (
     INDEX_BYTES,
     RATIOS,
@@ -105,15 +105,9 @@ def kv_layers(
         found.insert(
             0, KVLayers(kind=FULL, layers=len(entries), bytes_per_token=each, block_size=_BLOCK_LEN)
         )
-    for layers in _parts(len(kinds), in_group):
-        window = KVLayers(
-            kind=SLIDING,
-            layers=layers,
-            window=shape.sliding_window,
-            bytes_per_token=own,
-            block_size=_WINDOW_BLOCK_LEN,
-        )
-        found.append(window)
+    windows = {"window": shape.sliding_window, "block_size": _WINDOW_BLOCK_LEN}
+    for layers in parts_of(len(kinds), in_group):
+        found.append(KVLayers(kind=SLIDING, layers=layers, bytes_per_token=own, **windows))
     return tuple(found)
 
 
@@ -137,8 +131,3 @@ def _group_len(counts: list[int], least: int) -> int:
         return max(counts)
     choices = range(max(counts), least - 1, -1)
     return min(choices, key=lambda length: sum(-count % length for count in counts))
-
-
-def _parts(layers: int, at_most: int) -> Iterator[int]:
-    parts = -(-layers // at_most)
-    return (len(range(part, layers, parts)) for part in range(parts))

@@ -130,12 +130,6 @@ class KVLayout:
         return gcd(*(group.block_size for group in self.groups))
 
     @property
-    def starts(self) -> list[int]:
-        """Places of the groups that vLLM has, without the further states of each."""
-        groups = self.groups
-        return [n for n, group in enumerate(groups) if n == 0 or group is not groups[n - 1]]
-
-    @property
     def is_hybrid(self) -> bool:
         return len(self.groups) > 1
 
@@ -190,12 +184,8 @@ def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
         )
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         return tuple(layers)
-    return tuple(
-        each
-        if each.kind == STATE
-        else KVLayers(kind=FULL, **each.model_dump(exclude={"kind", "window", "chunk"}))
-        for each in layers
-    )
+    of_span = {"kind", "window", "chunk"}
+    return tuple(KVLayers(kind=FULL, **each.model_dump(exclude=of_span)) for each in layers)
 
 
 def kv_layout(
@@ -238,9 +228,7 @@ def kv_layout(
     size = _layers_per_group(list(counts.values()))
     groups = []
     for bucket, (alike, count) in enumerate(counts.items()):
-        parts = -(-count // size)
-        for part in range(parts):
-            num_layers = len(range(part, count, parts))
+        for num_layers in parts_of(count, size):
             num_spare = states.num_spare if alike[0] == STATE else 0
             groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last, num_spare))
     return KVLayout(tuple(groups), size * widest * block_size)
@@ -271,6 +259,12 @@ def _packed(layers: Sequence[KVLayers]) -> KVLayout:
             for each, size in zip(layers, sizes, strict=True)
         ),
     )
+
+
+def parts_of(layers: int, at_most: int) -> list[int]:
+    """Return how many layers each of some groups has, as evenly as can be."""
+    parts = -(-layers // at_most)
+    return [len(range(part, layers, parts)) for part in range(parts)]
 
 
 def _layers_per_group(counts: list[int]) -> int:

@@ -123,6 +123,7 @@ class HuggingFaceConfig(LayerLists):
         self._check_modelled()
         names = ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size")
         counts = {name: self._count(name) for name in (*names, "max_position_embeddings")}
+        norms = self._data.get("qk_norm_type")
         return {
             **counts,
             **self._mlp(counts["hidden_size"]),
@@ -132,22 +133,17 @@ class HuggingFaceConfig(LayerLists):
             "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
             "has_gated_mlp": self._type not in _UNGATED,
             **self._attention(),
-            **self._global_widths(),
-            **self._latent_widths(),
-            **self._compressed_widths(),
+            **self._own_widths(),
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
             **self._fused_inputs(),
             **self._own_drafter(),
-            **self._norms(),
+            # per_head is as in other models.
+            "qk_norm_type": "per_layer" if norms == "per_layer" else None,
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
             "source": self._source + self._left_out(),
         }
-
-    def _norms(self) -> dict[str, Any]:
-        kind = self._data.get("qk_norm_type")  # per_head is as in other models
-        return {"qk_norm_type": kind} if kind == "per_layer" else {}
 
     def _fused_inputs(self) -> dict[str, Any]:
         """Return what DFlash's drafters have of the target: hidden states and both vocabularies."""
@@ -297,31 +293,20 @@ class HuggingFaceConfig(LayerLists):
             **({"mamba_ssm_dtype": dtype} if dtype not in (None, "auto") else {}),
         }
 
-    def _global_widths(self) -> dict[str, int]:
-        """Return the width of layers that attend to everything, where it is their own (Gemma 4)."""
-        if self._data.get("hybrid_layer_pattern"):  # MiMo-V2
-            of_all = self._count("num_key_value_heads")
-            return {"num_global_key_value_heads": of_all, "v_head_dim": self._count("v_head_dim")}
-        if "global_head_dim" not in self._data:
-            return {}
-        names = ["global_head_dim"]
-        if self._data.get("attention_k_eq_v"):
-            names.append("num_global_key_value_heads")
-        return {name: self._count(name) for name in names}
-
-    def _latent_widths(self) -> dict[str, int]:
-        """Return the widths of multi-head latent attention (DeepSeek)."""
-        if "kv_lora_rank" not in self._data:
-            return {}
-        names = ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim"]
-        return {name: self._count(name) for name in (*names, *self._given("q_lora_rank"))}
-
-    def _compressed_widths(self) -> dict[str, int]:
-        """Return those of compressed attention and hyper-connections (DeepSeek-V4)."""
-        if not self._data.get("o_groups"):
-            return {}
-        names = ("o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult")
-        return {name: self._count(name) for name in names}
+    def _own_widths(self) -> dict[str, int]:
+        """Return the widths that only some families have."""
+        data, found, names = self._data, dict[str, int](), list[str]()
+        if data.get("hybrid_layer_pattern"):  # of layers that attend to everything (MiMo-V2)
+            found["num_global_key_value_heads"] = self._count("num_key_value_heads")
+            names += ["v_head_dim"]
+        elif "global_head_dim" in data:  # of the same (Gemma 4)
+            names += ["global_head_dim"]
+            names += ["num_global_key_value_heads"] if data.get("attention_k_eq_v") else []
+        if "kv_lora_rank" in data:  # multi-head latent attention (DeepSeek)
+            names += ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim", *self._given("q_lora_rank")]
+        if data.get("o_groups"):  # compressed attention and hyper-connections (DeepSeek-V4)
+            names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult"]
+        return found | {name: self._count(name) for name in names}
 
     def _attention(self) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""

@@ -29,6 +29,8 @@ SPARSE: tuple[MlpType, ...] = ("sparse",)
 IndexerType = Literal["full", "shared", "none"]
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 INDEX_BYTES = 4  # of the scale of an index key, beside its numbers of 8 bits
+OF_EACH = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
+"""Fields that say something of each layer."""
 SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 KV_KINDS: dict[LayerType, Kind] = {
     **dict(zip(get_args(LayerType)[:3], KINDS[:3], strict=True)),
@@ -185,7 +187,7 @@ class ModelFields(Settings):
 
     @model_validator(mode="after")
     def _check_layer_types(self) -> Self:
-        for name in ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types"):
+        for name in OF_EACH:
             listed = getattr(self, name)
             if listed is not None and len(listed) != self.num_hidden_layers:
                 raise ValueError(

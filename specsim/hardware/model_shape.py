@@ -13,6 +13,7 @@ from specsim.hardware.model_fields import (
     DTYPE_BYTES,
     INDEX_BYTES,
     KV_KINDS,
+    OF_EACH,
     SPARSE,
     STATES,
     AttentionWidth,
@@ -63,22 +64,18 @@ class ModelShape(ModelFields):
         References:
             vLLM 0.32.0 ``models/llama.py LlamaAttention``.
         """
-        size, heads = tensor_parallel_size, self.num_attention_heads
-        if heads % size:
-            raise ValueError(
-                f"has {heads} attention heads, which cannot be split evenly; choose a divisor of "
-                "that"
-            )
-        if self.linear_num_value_heads % size:
-            raise ValueError(
-                f"has states of {self.linear_num_value_heads} heads, which cannot be split evenly; "
-                "choose a divisor of that"
-            )
-        if self.o_groups % size:
-            raise ValueError(
-                f"has an output projection of {self.o_groups} groups, which cannot be split "
-                "evenly; choose a divisor of that"
-            )
+        size = tensor_parallel_size
+        parts = {
+            "{} attention heads": self.num_attention_heads,
+            "states of {} heads": self.linear_num_value_heads,
+            "an output projection of {} groups": self.o_groups,
+        }
+        for what, count in parts.items():
+            if count % size:
+                raise ValueError(
+                    f"has {what.format(count)}, which cannot be split evenly; choose a divisor of "
+                    "that"
+                )
         for each in self.attention_widths:
             keys = each.num_key_value_heads
             if keys % size and size % keys:
@@ -109,8 +106,7 @@ class ModelShape(ModelFields):
         """
         if self.mtp_problem:
             raise ValueError(self.mtp_problem)
-        lists = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
-        last = {name: own[-1:] for name in lists if (own := getattr(self, name)) is not None}
+        last = {name: own[-1:] for name in OF_EACH if (own := getattr(self, name)) is not None}
         if self.indexer_types:
             last["indexer_types"] = ("full",)
         shared = {"has_own_embedding": False, "has_own_lm_head": False, "num_fused_inputs": 2}
@@ -291,7 +287,6 @@ class ModelShape(ModelFields):
 
     @property
     def attention_widths(self) -> Counter[AttentionWidth]:
-        """How many layers are how wide."""
         counts: Counter[AttentionWidth] = Counter()
         for (_, width), layers in self.attention_kinds.items():
             counts[width] += layers
@@ -304,7 +299,6 @@ class ModelShape(ModelFields):
 
     @property
     def expert_bytes(self) -> int:
-        """Memory of the experts' weights, bytes; 0 of a dense model."""
         matrices = 3 if self.has_gated_mlp else 2
         width = self.moe_latent_size or self.hidden_size
         each = matrices * width * self.moe_intermediate_size * self.bytes_per_weight
@@ -312,7 +306,6 @@ class ModelShape(ModelFields):
 
     @property
     def weight_bytes(self) -> int:
-        """Memory of the weights, bytes."""
         return self.num_parameters * self.bytes_per_weight
 
     @property

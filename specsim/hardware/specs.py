@@ -107,7 +107,6 @@ class MemoryPlan:
     block_size: int  # tokens of one, of the first kind of layers
 
     def num_blocks(self) -> int:
-        """Return how many KV blocks fit; see `num_kv_blocks`."""
         return num_kv_blocks(
             memory_bytes=self.usable_bytes,
             taken_bytes=self.weight_bytes + self.draft_weight_bytes + self.reserved_bytes,
