@@ -119,7 +119,7 @@ def needed_rate(target: Target, speed_up: float) -> float | None:
     found = profile(target)
     drafts = tuple(found.drafts[name] for name in ["draft_model" if target.draft else "ngram"])
     costs = StepCosts(found.target, drafts, found.overhead)
-    plain = costs.plain_time(StepLoad(256, 1, 1))
+    plain = StepCosts(found.target, (), found.overhead).step_time(StepLoad(256, 1, 1), 0)
     times = [costs.step_time(StepLoad(256, 1 + k, 1), k) for k in range(1, LONGEST + 1)]
     for percent in range(1, 100):
         rate = percent / 100

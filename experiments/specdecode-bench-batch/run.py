@@ -16,6 +16,7 @@ from matplotlib import pyplot as plt
 
 from specsim.api import Experiment, Profile, Request, Summary, load_profile, read_trace, simulate
 from specsim.core.step import StepLoad
+from specsim.profile.step_time import overhead_time
 
 HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data"))
@@ -50,7 +51,7 @@ def closed_form(profile: Profile, request: Request, count: int, k: int) -> float
     copy pays for its own draft tokens only; drafting comes before each verification, so neither
     the prefill nor the last step drafts for a step that never comes.
     """
-    record, overhead = request.recorded_lens["eagle"], profile.overhead.step_time(1)
+    record, overhead = request.recorded_lens["eagle"], overhead_time(profile.overhead.numbers, 1)
     eagle = profile.drafts["eagle3"].latency
     assert eagle is not None
     time = profile.target.forward_time(StepLoad(0, count * request.prompt_len)) + overhead

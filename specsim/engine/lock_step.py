@@ -190,12 +190,12 @@ class LockStep:
         self._costs = costs
         self._dummy = StepLoad(0, dummy_len, 1, 0, Pieces([dummy_len], [0]))
         # Then each rank's own loop says what its pass takes: a run takes a fifth of the time.
-        self._charges_alone = costs.compiled().target is not None and costs.waits_for_slowest
+        self._charges_alone = costs.compiled().target is not None and costs.target.waits_for_slowest
         self._ranks: list[Replica] = []
         self._group: Any = np.zeros(1, record_of(RanksState))
         group = self._group
         group["dummy_time"], group["dummy_tokens"] = costs.lock_step_time([self._dummy]), dummy_len
-        group["slowest_up_to"] = costs.slowest_up_to if self._charges_alone else -inf
+        group["slowest_up_to"] = costs.target.slowest_up_to if self._charges_alone else -inf
 
     def join(self, replica: Replica) -> Mapping[int, Handler]:
         """Take a replica in; return the verb for which it waits for the others."""

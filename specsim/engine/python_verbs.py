@@ -137,7 +137,7 @@ class PythonVerbs:
         if load.batched_tokens:
             # Under batch expansion a context is read several times: only the sums tell.
             is_read_once = step.record["context_tokens"] == step.record["own_context_tokens"]
-            if self._costs.uses_pieces and is_read_once:
+            if self._costs.target.uses_pieces and is_read_once:
                 load = load._replace(pieces=step.pieces())
             step.record["target_time"] = self._slowness * self._costs.target_time(load)
         if step.size:

@@ -17,7 +17,7 @@ from specsim.engine.table import ARRAY_TYPES, CHUNKED, NEVER, NO_KEY, NO_ROW, SL
 from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts
-from specsim.profile.step_time import COSTS
+from specsim.profile.step_time import NUM_COSTS
 from specsim.results.logs import Deliveries
 from specsim.results.records import ReplicaRecords
 
@@ -91,7 +91,7 @@ class Setup:
             "seen": no_view(most, longest_draft),
             "asking": Asking(),
             "lens_by_size": zeros("lens_by_size", most + 1),
-            "costs": zeros("costs", len(COSTS)),
+            "costs": zeros("costs", NUM_COSTS),
             "rows": zeros("rows", longest_draft + 1),
             "steps_out": zeros("steps_out", num_results),
             "requests_out": zeros("requests_out", num_results + most),
@@ -236,7 +236,7 @@ def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: W
         "has_offers": int(wiring.offers is not None),
         "leaves_out": int(speculation.leaves_out),
         "drafts_alike": int(setup.is_async and may_differ),
-        "charges_pieces": int(costs.uses_pieces and compiled.target is not None),
+        "charges_pieces": int(costs.target.uses_pieces and compiled.target is not None),
     }
     shared: dict[str, Any] = {
         "facts": wiring.facts.rows,

@@ -383,7 +383,7 @@ class Table(NamedTuple):
     """Draft length by the number of sequences of a step; empty where a policy in Python decides."""
     target: NDArray[np.float64]  # how long a forward pass takes (`specsim.latency.form`)
     drafter: NDArray[np.float64]
-    costs: NDArray[np.float64]  # what else a step costs (`specsim.profile.step_time.COSTS`)
+    costs: NDArray[np.float64]  # what else a step costs (`specsim.profile.step_time.NUM_COSTS`)
     rows: NDArray[np.int64]  # scratch: sequences that draft a first token, a second and so on
     steps_out: Rows[Step]
     requests_out: Rows[Any]

@@ -6,7 +6,6 @@ from specsim.profile.profile import (
     GPU_MEMORY_UTILIZATION,
     LayersOf,
     Profile,
-    ValidRange,
     default_layout,
     find_profile,
     kv_layers,
@@ -16,11 +15,10 @@ from specsim.profile.profile import (
     memory_plan,
     shipped_to_the_limits,
 )
-from specsim.profile.step_time import NO_BLOCK, BlockPass, priced, priced_plain, put_load
+from specsim.profile.step_time import NO_BLOCK, BlockPass
 
 __all__ = [
     "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "NO_BLOCK", "BlockPass", "DraftCost", "LayersOf",
-    "Overhead", "Profile", "StepCosts", "ValidRange", "default_layout", "find_profile", "kv_layers",
-    "layer_bytes", "least_block_size", "load_profile", "memory_plan", "priced", "priced_plain",
-    "put_load", "shipped_to_the_limits",
+    "Overhead", "Profile", "StepCosts", "default_layout", "find_profile", "kv_layers",
+    "layer_bytes", "least_block_size", "load_profile", "memory_plan", "shipped_to_the_limits",
 ]  # fmt: skip

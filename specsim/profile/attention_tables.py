@@ -10,11 +10,16 @@ from numpy.typing import NDArray
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.hardware import AttentionWidth, ModelShape
-from specsim.hardware.model_fields import SPANS, LayerType
-from specsim.profile.kernel_tables import GpuTables, MeasuredTable, Precision, Scales, TableOptions
+from specsim.hardware.model_fields import OF_EACH, SPANS, LayerType
+from specsim.profile.kernel_tables import (
+    GpuTables,
+    MeasuredTable,
+    Precision,
+    Scales,
+    TableOptions,
+    Values,
+)
 from specsim.profile.kernel_times import LAUNCH_US, HeadTimes, StateTimes, rising
-
-Values = NDArray[np.float64]
 
 _USUAL_HEAD_DIM = 128
 _MODULES = load_mapping(Path(__file__).with_name("modules.yaml"), ProfileError)
@@ -56,27 +61,23 @@ class AttentionTables:
         self._shape, self._options, self._tables = shape, options, tables
         self._matrices, self._note = matrices, note
         self._size = options.tensor_parallel_size
+        self._num_heads = shape.num_attention_heads // self._size  # of queries, on each GPU
         self._dtype = Precision.of(options.dtype).stored("attention")
         self._scales = Scales.of(options)
 
     def layers(self) -> Iterator[dict[str, Any]]:
         """Yield the fields of `specsim.latency.composed.AttentionLayers`, one of each kind."""
         for kind in _layer_kinds(self._shape):
-            keys = kind.width.per_gpu(self._size)
-            heads = self._shape.num_attention_heads // self._size
             if kind.width.topk:
-                yield from self._sparse(kind, heads)
+                yield from self._sparse(kind)
                 continue
             if self._shape.o_groups:
-                yield self._compressed(kind, heads)
+                yield self._compressed(kind)
                 continue
-            if kind.width.latent_dim:
-                decodes, kernel = self._module(kind, heads, "generation")
-                prompts, _ = self._module(kind, heads, "context")
-            else:
-                decodes, kernel = self._times_of(kind, heads, keys, "generation")
-                prompts, _ = self._times_of(kind, heads, keys, "context")
-            tile = _tile(kernel, heads // keys)
+            times_of = self._module if kind.width.latent_dim else self._times_of
+            decodes, kernel = times_of(kind, "generation")
+            prompts, _ = times_of(kind, "context")
+            tile = _tile(kernel, self._num_heads // kind.width.per_gpu(self._size))
             yield self._fields(
                 kind.num_layers, kind.window, tile, decodes.grid(), self._prompts_of(kind, prompts)
             )
@@ -111,15 +112,15 @@ class AttentionTables:
             },
         }
 
-    def _sparse(self, kind: "_LayerKind", heads: int) -> Iterator[dict[str, Any]]:
+    def _sparse(self, kind: "_LayerKind") -> Iterator[dict[str, Any]]:
         """Yield attention that reads the tokens which an indexer chooses, and the indexer's scan.
 
         They were measured together. Up to as many tokens as are chosen, all is attention; what a
         longer context adds is the scan. In a prompt attention then rises with its length and the
         scan with its square, by which both are told apart. Each query token has a tile of its own.
         """
-        decodes, _ = self._module(kind, heads, "generation")
-        prompts, _ = self._module(kind, heads, "context")
+        decodes, _ = self._module(kind, "generation")
+        prompts, _ = self._module(kind, "context")
         (contexts, sequences, grid), (lens, times) = decodes.grid(), prompts.prompts()
         topk, is_near = kind.width.topk, contexts <= kind.width.topk + 1  # and itself
         near = contexts[is_near], sequences, grid[is_near]
@@ -135,14 +136,14 @@ class AttentionTables:
             scan = far, sequences, rows
             yield self._fields(kind.num_layers, None, 1, scan, (ends, scanned[[0, -1]]))
 
-    def _compressed(self, kind: "_LayerKind", heads: int) -> dict[str, Any]:
+    def _compressed(self, kind: "_LayerKind") -> dict[str, Any]:
         """Return attention to a window, and to all entries of a compressed context.
 
         Layers that have none of those were not measured: they are taken to be as the others are
         within the window. Each query token has a tile of its own.
         """
-        decodes, _ = self._module(kind, heads, "generation")
-        prompts, _ = self._module(kind, heads, "context")
+        decodes, _ = self._module(kind, "generation")
+        prompts, _ = self._module(kind, "context")
         contexts, sequences, grid = decodes.grid()
         if kind.window:
             self._note(f"layers with a window only as {_ENTRIES} within it")
@@ -151,31 +152,26 @@ class AttentionTables:
         decoding = contexts, sequences, grid
         return self._fields(kind.num_layers, kind.window, 1, decoding, prompts.prompts())
 
-    def _times_of(
-        self, kind: "_LayerKind", heads: int, keys: int, phase: str
-    ) -> tuple[HeadTimes, str]:
-        """Return the times of attention in one phase, and the kernel."""
+    def _times_of(self, kind: "_LayerKind", phase: str) -> tuple[HeadTimes, str]:
         table = self._tables.table("attention", f"{phase}_attention_perf")
         if kind.window and "window_size" not in table.rows.column_names:
             raise ProfileError(
                 f"{table.source}: was measured without windows, and '{self._options.model}' has "
                 f"layers with one of {kind.window} tokens; use `specsim profile roofline`"
             )
+        is_carried = self._is_carried(kind)
         wanted = {
             "head_dim": kind.head_dim,
             "kv_cache_dtype": self._options.kv_dtype,
-            "window_size": kind.window or 0,
+            "window_size": 0 if is_carried else kind.window or 0,
         }
-        if is_carried := self._is_carried(kind):
-            wanted["window_size"] = 0
-        found, kernel = self._heads(
-            table, wanted, heads, keys, self._options.kernels.get("attention")
-        )
+        keys = kind.width.per_gpu(self._size)
+        found, kernel = self._heads(table, wanted, self._num_heads, keys)
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
-        if is_carried and phase == "generation":
-            what = "chunks" if kind.is_chunked else "a window"
-            self._note(f"{what} of {kind.window} tokens as attention to all of so many")
+            if is_carried:
+                what = "chunks" if kind.is_chunked else "a window"
+                self._note(f"{what} of {kind.window} tokens as attention to all of so many")
         return found, kernel
 
     def _is_carried(self, kind: "_LayerKind") -> bool:
@@ -203,7 +199,7 @@ class AttentionTables:
         beyond = at + per_token * (ends - span)
         return np.append(lens[within], ends), np.append(times[within], beyond)
 
-    def _module(self, kind: "_LayerKind", heads: int, phase: str) -> tuple[HeadTimes, str]:
+    def _module(self, kind: "_LayerKind", phase: str) -> tuple[HeadTimes, str]:
         """Return the times of attention that was measured as a whole in one phase, and the kernel.
 
         That is with all matrices of a layer's attention, which count by themselves. Decodes of
@@ -212,20 +208,19 @@ class AttentionTables:
         kernel alone. What TensorRT-LLM's take is 3 to 9 more than that kernel.
         """
         update = {
-            "num_attention_heads": heads,
+            "num_attention_heads": self._num_heads,
             "num_hidden_layers": 1,
             "num_experts": 0,
             "first_k_dense_replace": 0,
             "o_groups": self._shape.o_groups // self._size,
         }
-        lists = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_types")
         measured = _ENTRIES if self._shape.o_groups and not kind.width.kept else kind.type
-        of_one = {**update, **dict.fromkeys(lists), "layer_types": (measured,)}
+        of_one = {**update, **dict.fromkeys(OF_EACH), "layer_types": (measured,)}
         one = self._shape.model_copy(update=of_one)
         is_sparse = kind.width.topk > 0 or self._shape.o_groups > 0
         module = _module_of(self._shape, sparse=is_sparse, named=self._options.model)
         name = f"{module['table']}{_TABLES.get(measured, '')}_{phase}_module_perf"
-        kernel = None if is_sparse else self._latent_kernel(heads, phase)
+        kernel = None if is_sparse else self._latent_kernel(phase)
         if kernel and not self._tables.has(module["family"], name):
             return kernel
         table = self._tables.table(module["family"], name)
@@ -234,7 +229,7 @@ class AttentionTables:
             "gemm_type": self._dtype.matrices or "bfloat16",
         }
         named = self._options.kernels.get("attention")
-        found, kernel_name = self._latent(table, heads, phase, named, **own_names)
+        found, kernel_name = self._latent(table, phase, named, **own_names)
         batch, isl, step, latency = found
         if phase == "generation" and (fewest := int(batch.min())) > 1:
             self._note(f"attention of fewer sequences than {fewest} as of so many")
@@ -246,7 +241,7 @@ class AttentionTables:
             own = own - max(0.0, fewest - kernel[0].fewest)
         return HeadTimes(batch, isl + step, np.maximum(own, _LEAST_US)), kernel_name
 
-    def _latent_kernel(self, heads: int, phase: str) -> tuple[HeadTimes, str] | None:
+    def _latent_kernel(self, phase: str) -> tuple[HeadTimes, str] | None:
         """Return what latent attention takes of kernels that were measured one by one, if any were.
 
         By the engine's own, or SGLang's.
@@ -256,29 +251,26 @@ class AttentionTables:
         tables = next((each for each in of_engines if each.has("mla", name)), None)
         if tables is None:
             return None
-        found, kernel = self._latent(tables.table("mla", name), heads, phase, None)
+        found, kernel = self._latent(tables.table("mla", name), phase, None)
         batch, isl, step, latency = found
         return HeadTimes(batch, isl + step, latency + _LATENT_KERNELS * LAUNCH_US), kernel
 
     def _latent(
-        self, table: MeasuredTable, heads: int, phase: str, kernel: str | None, **wanted: str
+        self, table: MeasuredTable, phase: str, kernel: str | None, **wanted: str
     ) -> tuple[list[Values], str]:
         """Return batch, new and earlier tokens and time of latent attention, and the kernel."""
         same = {"kv_cache_dtype": self._options.kv_dtype, "mla_dtype": "bfloat16"}
         first = {"step": 0} if phase == "context" else {}
-        found = table.where("latent attention", **wanted, **same, num_heads=heads, **first)
+        found = table.where(
+            "latent attention", **wanted, **same, num_heads=self._num_heads, **first
+        )
         found, name = found.of_kernel(kernel)
         if phase == "generation":
             self._note(f"{table.source} ({name})")
         return found.columns("batch_size", "isl", "step"), name
 
     def _heads(
-        self,
-        table: MeasuredTable,
-        wanted: Mapping[str, Any],
-        heads: int,
-        keys: int,
-        kernel: str | None,
+        self, table: MeasuredTable, wanted: Mapping[str, Any], heads: int, keys: int
     ) -> tuple[HeadTimes, str]:
         """Return the times of a number of heads: measured, or as `_of_heads` says."""
         head_dim, measured = wanted["head_dim"], _measured_dim(table, wanted["head_dim"])
@@ -289,6 +281,7 @@ class AttentionTables:
                 f"heads of {head_dim} as {heads} of {measured}, with as many numbers per token"
             )
             wanted = {**wanted, "head_dim": measured}
+        kernel = self._options.kernels.get("attention")
         found, name = table.where("attention", **wanted).of_kernel(kernel)
         found = found._replace(source=f"{table.source}, {name}")
         return self._of_heads(found, heads, keys), name

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.core.settings import nearest
@@ -23,12 +22,11 @@ from specsim.profile.kernel_tables import (
     Precision,
     Scales,
     TableOptions,
+    Values,
 )
 from specsim.profile.kernel_times import LAUNCH_US, ExpertTimes, line_of, skewed, small_weights
 from specsim.profile.matrix_times import MatrixTimes
 from specsim.profile.stages import stage_layers
-
-Values = NDArray[np.float64]
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
@@ -171,11 +169,9 @@ class Composer:
         small = experts * self._dtype.bytes_per_weight / self._ranks
         small += mlps * self._precision.matrix_bytes("mlp")
         small += (rest - experts - mlps) * self._precision.matrix_bytes("attention")
-        if (
-            most := self._fullest_share
-        ) < 1:  # the first stage has the embedding, the last the head
+        if self._fullest_share < 1:  # the first stage has the embedding, the last the head
             plain = of_vocabulary * _MATRIX_BYTES
-        return float(plain + small * most) / self._size
+        return float(plain + small * self._fullest_share) / self._size
 
     @property
     def kv_bytes_per_token(self) -> float:
@@ -238,7 +234,7 @@ class Composer:
     def _small_kernels(self, tokens: Values) -> Values:
         shape, size = self._shape, self._size
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
-        total = np.zeros(len(tokens))
+        parts = []  # layers, kernels and numbers per token
         for each, count in shape.attention_widths.items():
             queries = shape.num_attention_heads // size * each.head_dim
             keys = shape.num_projected(each, size) * each.head_dim
@@ -249,12 +245,14 @@ class Composer:
                 numbers += 2 * (queries + keys) + 4 * keys
             if shape.qk_norm_type:
                 kernels, numbers = kernels + _NORM_KERNELS, numbers + 3 * (queries + keys)
-            per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
-            total += count * (kernels * LAUNCH_US + per_token * tokens)
+            parts.append((count, kernels, numbers))
         if shape.state_layers:  # a norm more, behind the state
             numbers = 8 * shape.hidden_size + 3 * width + 4 * shape.convolved // size
+            parts.append((shape.state_layers, _SMALL_KERNELS, numbers))
+        total = np.zeros(len(tokens))
+        for count, kernels, numbers in parts:
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
-            total += shape.state_layers * (_SMALL_KERNELS * LAUNCH_US + per_token * tokens)
+            total += count * (kernels * LAUNCH_US + per_token * tokens)
         return total
 
     def _quantizing(self, tokens: Values) -> Values:

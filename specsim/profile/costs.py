@@ -19,8 +19,8 @@ from specsim.latency import LATENCY, LatencyModel
 from specsim.latency.form import Form
 from specsim.profile.step_time import (
     BASES,
-    COSTS,
     NO_BLOCK,
+    NUM_COSTS,
     OVERLAPS,
     BlockPass,
     DraftLoad,
@@ -62,7 +62,7 @@ class DraftCost(Settings):
         return self.model_copy(update={"weights_gib": weights, "kv_bytes_per_token": kept})
 
     def numbers(self, block: BlockPass, overhead: Sequence[float] = (0.0, 0.0)) -> list[float]:
-        """Return all but its passes, without overlap: as `specsim.profile.step_time.COSTS`."""
+        """Return all but its passes, in the places of `specsim.profile.step_time`."""
         has_latency, basis = float(self.latency is not None), float(BASES.index(self.basis))
         host = (self.target_share, self.token_us * 1e-6, self.step_ms * 1e-3)
         own = (1.0, has_latency, basis, *host, self.request_us * 1e-6)
@@ -157,12 +157,8 @@ class Overhead(Settings):
 
     @property
     def numbers(self) -> list[float]:
-        """Per step and per sequence, seconds: the first of `specsim.profile.step_time.COSTS`."""
+        """Per step and per sequence, seconds: the first places of `specsim.profile.step_time`."""
         return [self.step_ms * 1e-3, self.request_us * 1e-6]
-
-    def step_time(self, num_requests: int) -> float:
-        """Return the overhead of a step of so many sequences, seconds."""
-        return overhead_time(self.numbers, num_requests)
 
 
 LORA_STEP, LORA_TOKEN, LORA_LOAD, LORA_READ = range(4)
@@ -219,16 +215,11 @@ class StepCosts:
     """Whether the drafter runs while the target does."""
     block: BlockPass = NO_BLOCK
 
-    @property
-    def uses_pieces(self) -> bool:
-        """Whether the forward pass has to be told what each sequence of the step processes."""
-        return self.target.uses_pieces
-
     @cached_property
     def numbers(self) -> list[float]:
-        """All but the forward passes, in the order of `specsim.profile.step_time.COSTS`."""
+        """All but the forward passes, in the places of `specsim.profile.step_time`."""
         if not self.drafts:
-            return [*self.overhead.numbers, *[0.0] * (len(COSTS) - 2)]
+            return [*self.overhead.numbers, *[0.0] * (NUM_COSTS - 2)]
         numbers = self.drafts[0].numbers(self.block, self.overhead.numbers)
         numbers[OVERLAPS] = float(self.overlaps)
         return numbers
@@ -256,16 +247,8 @@ class StepCosts:
         """Return the duration of the target's forward pass, seconds; 0 for an empty step."""
         return asked_time(self.target, load) if load.batched_tokens else 0.0
 
-    @property
-    def slowest_up_to(self) -> float:
-        return self.target.slowest_up_to
-
-    @property
-    def waits_for_slowest(self) -> bool:
-        return self.target.waits_for_slowest
-
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
-        if self.waits_for_slowest:  # each is looked at: a maximum would hide NaN
+        if self.target.waits_for_slowest:  # each is looked at: a maximum would hide NaN
             times = [asked_time(self.target, load) for load in loads]
             return self.time_of_ranks(times, [load.batched_tokens for load in loads])
         return _held_time(self.target, "lock_step_time", self.target.lock_step_time(loads))
@@ -286,7 +269,6 @@ class StepCosts:
         return self.drafts[drafter].draft_time(load, draft_lens, target_time, self.block)
 
     def overhead_time(self, num_requests: int) -> float:
-        """Return the engine's own time per step, seconds."""
         return overhead_time(self.numbers, num_requests) if num_requests else 0.0
 
     @property
@@ -297,10 +279,6 @@ class StepCosts:
         draft = self.drafts[0]
         is_one_pass = draft.latency is None or draft.basis != "pass" or self.block.passes > 0
         return not draft.token_us and is_one_pass
-
-    def plain_time(self, load: StepLoad) -> float:
-        """Return what a decode of this load takes where no drafter runs, seconds."""
-        return asked_time(self.target, load) + self.overhead_time(load.num_requests)
 
     def step_time(self, load: StepLoad, draft_lens: Drafts) -> float:
         """Return what a decode of this load takes that drafts so many tokens, seconds.

@@ -24,6 +24,8 @@ from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_gpu
 from specsim.profile.profile import GPU_MEMORY_UTILIZATION
 
+Values = NDArray[np.float64]
+
 
 class Dtype(NamedTuple):
     """How weights are stored."""
@@ -127,20 +129,20 @@ class Scales(NamedTuple):
         return cls(read[0] / read[1], compute[0] / compute[1])
 
 
-Values = NDArray[np.float64]
-
-_PACKAGE = "aiconfigurator_core"
-
-
 def tables_folder() -> Path:
     """Return the folder of the installed package; a ProfileError if it is not installed."""
-    found = find_spec(_PACKAGE)
-    if found is None or not found.submodule_search_locations:
+    if (folder := _package()) is None:
         raise ProfileError(
             "kernel tables: the package aiconfigurator-core is not installed; install "
             "'llm-specsim[tables]', or name a folder of that layout (--tables)"
         )
-    return Path(found.submodule_search_locations[0]) / "systems"
+    return folder / "systems"
+
+
+def _package() -> Path | None:
+    found = find_spec("aiconfigurator_core")
+    places = found.submodule_search_locations if found is not None else None
+    return Path(places[0]) if places else None
 
 
 @cache
@@ -149,15 +151,13 @@ def published_configs() -> dict[str, Path]:
 
     The name is what follows the organisation.
     """
-    found = find_spec(_PACKAGE)
-    if found is None or not found.submodule_search_locations:
-        return {}
-    folder = Path(found.submodule_search_locations[0]) / "model_configs"
-    files = [
-        path for path in sorted(folder.glob("*--*_config.json")) if "_hf_quant" not in path.name
-    ]
-    names = [path.name.removesuffix("_config.json").partition("--")[2] for path in files]
-    return {name.lower(): path for name, path in zip(names, files, strict=True)}
+    folder = _package()
+    files = sorted((folder / "model_configs").glob("*--*_config.json")) if folder else []
+    return {
+        path.name.removesuffix("_config.json").partition("--")[2].lower(): path
+        for path in files
+        if "_hf_quant" not in path.name
+    }
 
 
 class MeasuredTable(NamedTuple):
@@ -218,11 +218,7 @@ class MeasuredTable(NamedTuple):
         return self.where("kernel", kernel_source=name), name
 
 
-def table_key(family: str, name: str) -> str:
-    """Return what a table is called in ``--table``: its family, or its name if it shares that."""
-    return _KEYS.get(name, family)
-
-
+# What tables are called in ``--table``, if not by their family, which several share.
 _KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
 TABLE_KEYS = ["attention", "gemm", "linear_attention", "mla", "moe", "msa", "quantize"]
 TABLE_KEYS += ["sparse_attention", *_KEYS.values()]
@@ -286,18 +282,18 @@ class GpuTables:
 
     def _files(self, family: str, name: str) -> list[Path]:
         folder = self.folder / "data" / self.gpu / family
-        version = self.versions.get(table_key(family, name), f"{self.engine}/*")
+        version = self.versions.get(_KEYS.get(name, family), f"{self.engine}/*")
         files = folder.glob(f"{version}/{name}.parquet")
         return sorted(files, key=lambda file: _version(file.parent.name))
 
     def _read(self, family: str, name: str, known: str | None) -> MeasuredTable:
-        self.keys.add(table_key(family, name))
-        files = self._files(family, name)
-        if table_key(family, name) not in self.versions:
+        key, files = _KEYS.get(name, family), self._files(family, name)
+        self.keys.add(key)
+        if key not in self.versions:
             files = [each for each in files if known == _version_of(each)] or files
         if not files:
             others = sorted((self.folder / "data" / self.gpu / family).glob(f"*/*/{name}.parquet"))
-            if (key := table_key(family, name)) in self.versions:
+            if key in self.versions:
                 there = [_version_of(file) for file in others]
                 raise ProfileError(
                     f"--table {key}={self.versions[key]}: {nearest(self.versions[key], there)}"

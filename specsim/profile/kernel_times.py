@@ -8,14 +8,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.columns import grid_of
 from specsim.core.errors import ProfileError
 from specsim.hardware import ModelShape, load_gpu
-from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
-
-Values = NDArray[np.float64]
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions, Values
 
 _BESIDE_EXPERTS_US = 38.0
 """Of a layer's experts beside reading and computing, whatever their size: what Marlin takes for one
@@ -290,7 +287,6 @@ class StateTimes:
         return _SOME_CONTEXTS, sequences, np.stack([times, times])
 
     def prompts(self) -> tuple[Values, Values]:
-        """Return lengths of whole prompts, and what one of each takes."""
         return self._line("context", "seq_len")
 
     def _line(self, phase: str, axis: str) -> tuple[Values, Values]:

@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.columns import grid_of
 from specsim.core.errors import ProfileError
-from specsim.profile.kernel_tables import MeasuredTable
+from specsim.profile.kernel_tables import MeasuredTable, Values
 from specsim.profile.kernel_times import rising
-
-Values = NDArray[np.float64]
 
 _TILES = (128, 128), (128, 256)
 _MOST_IN_TILES = 4096  # tokens; of more, another tile is less than 3 %

@@ -119,17 +119,8 @@ class Profile(Settings):
             return data
         names = {name: data[name] for name in _SHARED if name in data}
         of_drafts = {name: value for name, value in names.items() if name != "model"}
-        shared = dict(data)
-        if "target" in data:
-            shared["target"] = _with_names(data["target"], names)
-        if isinstance(data.get("drafts"), dict):
-            shared["drafts"] = {
-                method: {**cost, "latency": _with_names(cost["latency"], of_drafts)}
-                if isinstance(cost, dict) and "latency" in cost
-                else cost
-                for method, cost in data["drafts"].items()
-            }
-        return shared
+        parts = {"target": names, "drafts": of_drafts}
+        return data | {part: _with_names(data[part], parts[part]) for part in parts if part in data}
 
     @property
     def num_gpus(self) -> int:
@@ -158,15 +149,17 @@ _ROUNDING = 1e-4
 _SHARED = ("model", "gpu", "tensor_parallel_size")
 
 
-def _with_names(latency: Any, names: dict[str, Any]) -> Any:
-    """Return a latency model's fields, with those names added that it has and does not give."""
-    if not isinstance(latency, dict) or not isinstance(latency.get("kind"), str):
-        return latency
+def _with_names(part: Any, names: dict[str, Any]) -> Any:
+    """Return a part, with those names added that latency models in it have and do not give."""
+    if not isinstance(part, dict):
+        return part
+    inside, kind = {key: _with_names(value, names) for key, value in part.items()}, part.get("kind")
+    if not isinstance(kind, str):
+        return inside
     try:
-        known = LATENCY.find(latency["kind"]).model_fields
+        known = LATENCY.find(kind).model_fields
     except ConfigError:
-        return latency  # explained where the model is parsed
-    inside = {key: _with_names(value, names) for key, value in latency.items()}
+        return part  # explained where the model is parsed
     return {**{name: value for name, value in names.items() if name in known}, **inside}
 
 

@@ -11,27 +11,13 @@ from specsim.core.compiled import Hook, inner, run
 from specsim.core.desk import Floats, Ints
 from specsim.latency.form import forward_time
 
-COSTS = (
-    "overhead_step",
-    "overhead_request",
-    "has_drafter",
-    "has_latency",
-    "basis",
-    "target_share",
-    "token",
-    "step",
-    "request",
-    "overlaps",
-    "block_len",
-    "reads_step",
-    "passes",
-)
-"""What a step costs besides its forward passes: seconds of `specsim.profile.Overhead`, then those
-of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter runs while
-the target does; and its `BlockPass`."""
 OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
-TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)  # their places
+TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)
 BLOCK_LEN, READS_STEP, PASSES = range(10, 13)
+NUM_COSTS = 13
+"""Places of what a step costs besides its forward passes: seconds of `specsim.profile.Overhead`,
+then those of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter
+runs while the target does; and its `BlockPass`."""
 BASES = ("pass", "draft", "heads")
 PASS, HEADS = 0.0, 2.0  # places in it
 
@@ -90,7 +76,7 @@ def draft_time(
     nothing about that case and charges nothing. Of a `BlockPass` there are as many in any case.
 
     Args:
-        costs: In the order of `COSTS`.
+        costs: By their places, as `OVERHEAD_STEP`.
         drafter: Its latency model, as `pass_time` takes it.
         rows: Sequences that draft a first token, a second and so on; of trees the tokens that the
             drafter reads for it, of which those of one sequence read its context once.
@@ -159,7 +145,7 @@ class Pricing(NamedTuple):
     drafter: Floats
     """Form of the drafter's."""
     costs: Floats
-    """What else a step costs, in the order of `COSTS`."""
+    """What else a step costs, by its places, as `OVERHEAD_STEP`."""
     load: Ints
     """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
     longest draft that it makes, and tokens of all that it makes."""
@@ -175,7 +161,7 @@ class Pricing(NamedTuple):
     ask: Hook
 
 
-PRICING_SIZES = {"costs": len(COSTS), "load": 6, "rows": 256, "asked": 4}
+PRICING_SIZES = {"costs": NUM_COSTS, "load": 6, "rows": 256, "asked": 4}
 """How many numbers fields of `Pricing` have, for a `Desk`."""
 
 

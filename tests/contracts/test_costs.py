@@ -13,6 +13,7 @@ from specsim.hardware import load_model
 from specsim.latency import LATENCY
 from specsim.latency.measured import Linear
 from specsim.profile import DraftCost, Overhead, StepCosts, load_profile
+from specsim.profile.step_time import overhead_time
 
 MODELS = [
     pytest.param(LATENCY.parse({"kind": name, **example}), id=name)
@@ -97,7 +98,7 @@ def test_first_profile_holds_the_published_fit() -> None:
     eagle = profile.drafts["eagle3"].draft_time(load, 5, target)
     assert eagle == pytest.approx(10_000 * 2.378e-9 + 100 * 0.841e-6 + 2.135e-3, rel=1e-3)
     assert profile.drafts["ngram"].draft_time(load, 5, target) == pytest.approx(0.005875 * target)
-    assert profile.overhead.step_time(20) == pytest.approx(1.207e-3, rel=1e-3)
+    assert overhead_time(profile.overhead.numbers, 20) == pytest.approx(1.207e-3, rel=1e-3)
 
 
 def test_batch_expansion_reads_the_context_once_per_batched_token() -> None:

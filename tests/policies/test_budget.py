@@ -151,7 +151,7 @@ def test_goodput_is_the_argmax_of_an_enumeration(profile: str, method: str) -> N
             verified = StepLoad(load.context_tokens, tokens, load.num_requests)
             target = step_costs.target.forward_time(verified)
             draft = step_costs.drafts[0].draft_time(verified, k, target)
-            return emitted / (target + draft + step_costs.overhead.step_time(load.num_requests))
+            return emitted / (target + draft + step_costs.overhead_time(load.num_requests))
 
         chosen = common_len(server, load, alpha, 1 << 40)
         assert rate(chosen) == pytest.approx(max(map(rate, range(9))), rel=1e-12)

@@ -66,8 +66,10 @@ def desk_of(values: np.ndarray, server: ServerView) -> Spending:
 def server_of(step_costs: StepCosts, *, is_quick: bool) -> ServerView:
     """Return a server of which loops know what steps take, or have to ask."""
     times = quick_step_times(step_costs) if is_quick else step_costs.step_times
-    plain = step_costs.plain_time
-    return ServerView(8, step_costs.step_time, times, plain_time=plain)
+    plain = replace(step_costs, drafts=())
+    return ServerView(
+        8, step_costs.step_time, times, plain_time=lambda load: plain.step_time(load, 0)
+    )
 
 
 COSTS = [

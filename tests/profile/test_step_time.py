@@ -135,7 +135,6 @@ class Given(LatencyModel):
 LOAD = StepLoad(1000, 8, 8)
 ASKED: dict[str, Callable[[StepCosts], object]] = {
     "target_time": lambda costs: costs.target_time(LOAD),
-    "plain_time": lambda costs: costs.plain_time(LOAD),
     "step_time": lambda costs: costs.step_time(LOAD, 2),
     "draft_time": lambda costs: costs.draft_time(LOAD, 2, 0.01),
     "lock_step_time": lambda costs: costs.lock_step_time([LOAD]),
@@ -167,4 +166,4 @@ def test_no_rank_hides_what_another_is_told() -> None:
 @pytest.mark.parametrize("time", [0, 0.0, 0.25, np.float32(0.25), np.array(0.25)])
 def test_any_duration_is_as_the_model_says(time: Any) -> None:
     costs = StepCosts(Given.model_construct(time=time), (), Overhead())
-    assert costs.target_time(LOAD) == costs.plain_time(LOAD) == costs.step_time(LOAD, 0) == time
+    assert costs.target_time(LOAD) == costs.step_time(LOAD, 0) == time

@@ -21,14 +21,14 @@ from specsim.core.step import StepLoad
 from specsim.latency.measured import Tabulated, TimeTable
 from specsim.profile import DraftCost
 from specsim.profile.costs import draft_load
-from specsim.profile.step_time import COSTS, draft_time
+from specsim.profile.step_time import HAS_DRAFTER, HAS_LATENCY, NUM_COSTS, draft_time
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.regression import robust_fit
 
 Seconds = NDArray[np.float64]
 
-_OF_PASSES = [float(name in ("has_drafter", "has_latency")) for name in COSTS]
+_OF_PASSES = [float(place in (HAS_DRAFTER, HAS_LATENCY)) for place in range(NUM_COSTS)]
 """Costs of a drafter that takes what its passes take."""
 
 
