@@ -6,14 +6,11 @@ from itertools import product
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-from specsim.core.columns import find_table, grid_of, read_columns
+from specsim.core.columns import Numbers, find_table, grid_of, read_columns
 from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping
 from specsim.core.step import Pieces
-
-Values = NDArray[np.float64]
 
 
 class Line:
@@ -26,7 +23,7 @@ class Line:
         points, values: Shape (n,). Points at least 0, in any order; of equal ones the mean counts.
     """
 
-    def __init__(self, points: Values, values: Values) -> None:
+    def __init__(self, points: Numbers, values: Numbers) -> None:
         xs, places = np.unique(points, return_inverse=True)
         ys = np.bincount(places, values) / np.bincount(places)
         self.last = int(xs[-1])
@@ -36,7 +33,6 @@ class Line:
         self._slope = rise / (self.last / 2) if self.last else 0.0
 
     def __call__(self, point: float) -> float:
-        """Return the value at a point of at least 0."""
         last = self.last
         if point >= last:
             return self._table[last] + (point - last) * self._slope
@@ -58,7 +54,7 @@ class Grid:
         values: One dimension per axis, no NaN.
     """
 
-    def __init__(self, axes: Sequence[Values], values: Values) -> None:
+    def __init__(self, axes: Sequence[Numbers], values: Numbers) -> None:
         self._axes = [axis.tolist() for axis in axes]
         self._axis_arrays = list(axes)
         self._values: list[float] = np.ascontiguousarray(values).ravel().tolist()
@@ -66,7 +62,6 @@ class Grid:
         self._strides: list[int] = strides.tolist()
 
     def __call__(self, *point: float) -> float:
-        """Return the value at a point, one coordinate per axis."""
         offset = 0
         cells: list[tuple[int, float]] = []  # stride and share of the upper neighbour
         for axis, array, stride, at in zip(
@@ -92,7 +87,7 @@ class Grid:
         return total
 
 
-def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) -> Values:
+def fill_along(values: Numbers, axis: int, points: Numbers, *, extrapolate: bool) -> Numbers:
     """Return a grid with those gaps, which are NaN, filled for which an axis has neighbours.
 
     Args:
@@ -100,7 +95,7 @@ def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) 
         extrapolate: Whether to go on beyond the outermost neighbours as well, with their slope.
     """
 
-    def fill(row: Values) -> Values:
+    def fill(row: Numbers) -> Numbers:
         known = np.flatnonzero(np.isfinite(row))
         if len(known) < 2 or len(known) == len(row):
             return row
@@ -114,7 +109,7 @@ def fill_along(values: Values, axis: int, points: Values, *, extrapolate: bool) 
                 inside[side] = np.maximum(0.0, row[end] + slope * (points[side] - points[end]))
         return inside
 
-    filled: Values = np.apply_along_axis(fill, axis, values)
+    filled: Numbers = np.apply_along_axis(fill, axis, values)
     return filled
 
 
@@ -198,12 +193,7 @@ def moe_grid(folder: Path) -> Grid | None:
     )  # fmt: skip
 
 
-def _complete(
-    axes: list[NDArray[np.float64]],
-    values: NDArray[np.float64],
-    order: Sequence[int],
-    complaint: str,
-) -> Grid:
+def _complete(axes: list[Numbers], values: Numbers, order: Sequence[int], complaint: str) -> Grid:
     """Fill the gaps of a grid, between neighbours before beyond them, and axis after axis."""
     for extrapolate in (False, True):
         for axis in order:
@@ -315,7 +305,7 @@ class Attention:
         return max(full - more, 0.1 * full)
 
 
-def _fill_senseless(axes: list[NDArray[np.float64]], values: NDArray[np.float64]) -> None:
+def _fill_senseless(axes: list[Numbers], values: Numbers) -> None:
     """Fill the cells of no chunk, or no decodes, of some length, which nobody measures."""
     no_chunk, no_decode = axes[0][0] == 0, axes[2][0] == 0
     if no_chunk and no_decode:
@@ -349,7 +339,7 @@ def _skew(folder: Path) -> tuple[_Shares, _Shares]:
 
 
 def _shares(
-    n: Values, kv_mean: Values, kv_big: Values, mean: Values, longest: Values, skewed: Values
+    n: Numbers, kv_mean: Numbers, kv_big: Numbers, mean: Numbers, longest: Numbers, skewed: Numbers
 ) -> _Shares:
     room, rise, above = (longest - mean) / mean, (skewed - mean) / mean, 1 - kv_mean / kv_big
     sizes, axis = np.unique(n), np.unique(np.round(above, 6))

@@ -18,6 +18,8 @@ from specsim.latency import LatencyModel
 from specsim.latency.form import COMPOSED, GROUP_LEN, HEAD_LEN, NO_WINDOW, Form, composed_time
 from specsim.latency.measured import check_rising, check_table
 
+Times = NDArray[np.float64]
+
 _ENTRY = np.dtype(
     [(name, "i8") for name in ("start", "scheduled_len", "draft_len", "verified_len")]
 )
@@ -37,7 +39,6 @@ class Curve(Settings):
         return self
 
     def times_at(self, places: Sequence[float]) -> list[float]:
-        """Return the times at some places, microseconds."""
         (start, end), (first, last) = self.at[-2:], self.times_us[-2:]
         beyond = np.maximum(np.array(places) - end, 0.0)
         times = np.interp(places, self.at, self.times_us) + beyond * (last - first) / (end - start)
@@ -261,9 +262,17 @@ class Composed(LatencyModel):
 
     def form(self) -> Form:
         """Return all tables, with the factors applied and the padding in the axis of tokens."""
-        tables = _TimeTables(HEAD_LEN + GROUP_LEN * len(self.attention))
-        matrices = tables.add(*self._padded_matrices())
-        head = tables.add(self.head.at, np.array(self.head.times_us) * 1e-6)
+        tables: list[float] = []
+        first = HEAD_LEN + GROUP_LEN * len(self.attention)
+
+        def add(columns: Sequence[float], times: Times, rows: Sequence[float] = (0,)) -> float:
+            """Return where a table begins that is added: its axes, and its times row by row."""
+            place = first + len(tables)
+            tables.extend([len(rows), len(columns), *rows, *columns, *times.ravel().tolist()])
+            return float(place)
+
+        matrices = add(*self._padded_matrices())
+        head = add(self.head.at, np.array(self.head.times_us) * 1e-6)
         groups: list[float] = []
         for layers in self.attention:
             count = layers.num_layers * 1e-6
@@ -271,24 +280,24 @@ class Composed(LatencyModel):
             decodes = np.array(layers.decode_us) * count * self.decode_factor
             window = NO_WINDOW if layers.window is None else float(layers.window)
             pair = layers.pair_us * count * self.prompt_factor * self.verify_factor
-            grid = tables.add(layers.sequences, decodes, layers.context_tokens)
+            grid = add(layers.sequences, decodes, layers.context_tokens)
             groups += [window, layers.tile, pair, decodes[0, 0], grid]
             # Attention to everything rises with the square of the prompt, within a window with it.
             power = 2 if layers.window is None else 1
             reaches = [float(tokens) ** power for tokens in layers.prompt.at]
             kept = _hull(reaches, prompts.tolist())
-            groups.append(tables.add([reaches[place] for place in kept], prompts[kept]))
+            groups.append(add([reaches[place] for place in kept], prompts[kept]))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
         start += [len(self.attention), self.prompts_at_least_us * 1e-6]
         start += [self.decodes_at_least_us * 1e-6, self.eager_at_least_us * 1e-6]
         start += [float(max(self._sizes, default=0))]
-        return np.array([*start, *groups, *tables.numbers], dtype=np.float64)
+        return np.array([*start, *groups, *tables], dtype=np.float64)
 
     @property
     def _sizes(self) -> tuple[int, ...]:
         return capture_sizes(USUAL_LARGEST) if self.capture_sizes is None else self.capture_sizes
 
-    def _padded_matrices(self) -> tuple[list[float], NDArray[np.float64]]:
+    def _padded_matrices(self) -> tuple[list[float], Times]:
         """Return batched tokens, and what the matrices take: a stair per size of CUDA graph."""
         axis = np.array(self.batched_tokens, dtype=float)
         read = np.array(self.read_us)
@@ -324,19 +333,3 @@ def _of_stairs(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
             yield size, below + 1
         yield size, size
         below = size
-
-
-class _TimeTables:
-    """Tables one after the other, as `specsim.latency.form` looks them up."""
-
-    def __init__(self, start: int) -> None:
-        self._start = start
-        self.numbers: list[float] = []
-
-    def add(
-        self, columns: Sequence[float], times: NDArray[np.float64], rows: Sequence[float] = (0,)
-    ) -> float:
-        """Return where the table begins that is added: its axes, and its times row by row."""
-        place = self._start + len(self.numbers)
-        self.numbers += [len(rows), len(columns), *rows, *columns, *times.ravel().tolist()]
-        return float(place)

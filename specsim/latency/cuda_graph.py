@@ -47,7 +47,6 @@ class CudaGraph(LatencyModel):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes that graphs were captured for, tokens."""
         if self.capture_sizes is None:
             return capture_sizes(default_largest(self.max_num_seqs))
         return self.capture_sizes

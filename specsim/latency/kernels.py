@@ -144,7 +144,6 @@ class Kernels(LatencyModel):
         return self.tensor_parallel_size * self.data_parallel_size
 
     def in_lock_step(self, data_parallel_size: int, *, expert_parallel: bool) -> Self:
-        """Return the kernels as those of ranks that share their experts."""
         ranks = {
             "data_parallel_size": data_parallel_size,
             "enable_expert_parallel": expert_parallel,

@@ -276,7 +276,6 @@ class DatastoreLookup(KnownTexts):
         _draft_tree(tiny, (low, high), 1, 1, 1)
 
     def draft(self, request: int, max_len: int) -> Draft:
-        """Return the most frequent continuation of the longest match, or a tree of several."""
         if max_len < 1:
             return NO_DRAFT
         text, known_len = self._texts[request].token_ids, self._known_lens[request]
@@ -297,5 +296,4 @@ class DatastoreLookup(KnownTexts):
 
     @property
     def memory_bytes(self) -> int:
-        """That of the corpus."""
         return self._corpus.nbytes

@@ -54,7 +54,6 @@ class NgramLookup(KnownTexts):
         find_ngram(np.zeros(1, dtype=np.int32), 1, 1, 1)  # compiled before anybody takes the time
 
     def draft(self, request: int, max_len: int) -> Draft:
-        """Return the tokens after the match, as far as they are known."""
         token_ids, known_len = self._texts[request].token_ids, self._known_lens[request]
         start = find_ngram(token_ids, known_len, self._shortest, self._longest)
         if start < 0 or max_len < 1:

@@ -307,7 +307,6 @@ class SssdLookup(KnownTexts):
         _fuse_chain(self._trees, 1)
 
     def start(self, request: int, text: Text) -> None:
-        """Index the prompt."""
         super().start(request, text)
         grams = _new_grams(self._input_len, len(text.token_ids))
         self._grams[request] = grams
@@ -322,7 +321,6 @@ class SssdLookup(KnownTexts):
         super().reveal(request, known_len)
 
     def draft(self, request: int, max_len: int) -> Draft:
-        """Return the fusion of all candidate trees."""
         known_len, trees = self._known_lens[request], self._trees
         if max_len < 1 or not known_len:
             return NO_DRAFT
@@ -347,13 +345,11 @@ class SssdLookup(KnownTexts):
         return Draft(tokens, parents if self._use_tree else None, probs, sum(probs), match_len)
 
     def end(self, request: int) -> None:
-        """Forget it."""
         self._grams_bytes -= self._grams.pop(request).nbytes
         super().end(request)
 
     @property
     def memory_bytes(self) -> int:
-        """Corpus, workspace, and the n-grams of the requests."""
         return self._fixed_bytes + self._grams_bytes
 
 

@@ -89,12 +89,10 @@ class SuffixTree:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that it holds."""
         return len(self._cursors)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of the arrays and cursors, bytes."""
         return sum(array.nbytes for array in self._arrays) + _CURSOR_BYTES * len(self._cursors)
 
     def _make_room(self, num_tokens: int) -> None:
@@ -143,17 +141,11 @@ class _Active:
 
 
 class SuffixLookup(Lookup):
-    """The token-level mode of `specsim.proposers.lookups.Suffix`.
+    """The token-level mode of `specsim.proposers.lookups.Suffix`, whose fields it is given.
 
     There is a local tree per request, of its prompt and answer, and one global tree of all answers,
     finished or not. Each match of the end of the text in one of them, of whatever length, yields a
     draft; the one of the largest expected accepted length is taken.
-
-    Args:
-        max_depth: Longest run that the trees know, match and draft together, in tokens.
-        max_spec_factor: Draft tokens per matched token.
-        min_token_prob: Estimated probability below which a draft ends.
-        max_cached_requests: Answers in the global tree, first in, first out; 0: none, -1: no limit.
 
     References:
         Oliaro et al. (2024), "SuffixDecoding: Extreme Speculative Decoding for Emerging AI
@@ -230,7 +222,6 @@ class SuffixLookup(Lookup):
         self._learn(active)
 
     def reveal(self, request: int, known_len: int) -> None:
-        """Append to both trees."""
         active = self.active[request]
         active.lens[1] = known_len
         self._learn(active)
@@ -272,5 +263,4 @@ class SuffixLookup(Lookup):
 
     @property
     def memory_bytes(self) -> int:
-        """All trees with their text."""
         return self.answers.memory_bytes + self._local_bytes

@@ -93,19 +93,12 @@ def _leave(tree: Arrays, node: int) -> None:
     hole = _slot(tree, nodes[node, PARENT], nodes[node, TOKEN])
     slot = hole
     while True:
-        slot += 1
-        if slot == size:
-            slot = 0
+        slot = (slot + 1) % size
         other = table[slot]
         if other == NONE:
             break
-        from_home = slot - _home(nodes[other, PARENT], nodes[other, TOKEN], size)
-        from_hole = slot - hole
-        if from_home < 0:
-            from_home += size
-        if from_hole < 0:
-            from_hole += size
-        if from_home >= from_hole:
+        home = _home(nodes[other, PARENT], nodes[other, TOKEN], size)
+        if (slot - home) % size >= (slot - hole) % size:
             table[hole] = other
             hole = slot
     table[hole] = NONE

@@ -128,7 +128,7 @@ def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
         of the shorter ones. Ten million tokens take about 25 s and 1.4 GiB.
     """
     lens = np.array([(text.prompt_len, text.output_len) for text in texts]).ravel()
-    pieces = _Pieces(np.repeat(np.arange(len(lens)), lens), np.repeat(lens.cumsum(), lens))
+    numbers, ends = np.repeat(np.arange(len(lens)), lens), np.repeat(lens.cumsum(), lens)
     joined = np.concatenate([text.token_ids for text in texts])
     grams, n = np.unique(joined, return_inverse=True)[1], 1
     overlaps = []
@@ -136,37 +136,32 @@ def measure_overlaps(texts: list[Text]) -> tuple[Overlap, ...]:
         while n < wanted:
             pairs = grams[:-n] * (grams.max(initial=0) + 1) + grams[n:]
             grams, n = np.unique(pairs, return_inverse=True)[1], 2 * n
-        overlaps.append(_overlap(grams, n, pieces))
+        overlaps.append(_overlap(grams, n, numbers, ends))
     return tuple(overlaps)
 
 
-@dataclass(frozen=True)
-class _Pieces:
-    """Where prompts and outputs lie when all texts stand end to end, by token."""
+def _overlap(grams: Ints, n: int, numbers: Ints, ends: Ints) -> Overlap:
+    """Return the overlap of one length.
 
-    numbers: Ints  # prompts have even numbers, and each its output the next one
-    ends: Ints
-
-    @property
-    def is_output(self) -> Mask:
-        mask: Mask = self.numbers % 2 == 1
-        return mask
-
-
-def _overlap(grams: Ints, n: int, pieces: _Pieces) -> Overlap:
-    """Return the overlap of one length; `grams` numbers the n-gram that begins at each token."""
-    starts = np.flatnonzero(np.arange(len(grams)) + n <= pieces.ends[: len(grams)])
-    requests = pieces.numbers // 2
-    is_output = pieces.is_output
+    Args:
+        grams: Number of the n-gram that begins at each token of all texts end to end.
+        numbers: Of the prompt or output that a token is of: an even one, and then the next.
+        ends: Where that ends.
+    """
+    starts = np.flatnonzero(np.arange(len(grams)) + n <= ends[: len(grams)])
+    requests, is_output = numbers // 2, numbers % 2 == 1
     in_output = starts[is_output[starts]]
     in_prompt = starts[~is_output[starts]]
     ids, owners = grams[in_output], requests[in_output]
     num_requests = int(requests[-1]) + 1
     owned = ids * num_requests + owners
+    stood_before = np.ones(len(owned), dtype=bool)
+    stood_before[np.unique(owned, return_index=True)[1]] = False
+    _, first, same = np.unique(ids, return_index=True, return_inverse=True)
     seen = {
         "own_prompt": np.isin(owned, grams[in_prompt] * num_requests + requests[in_prompt]),
-        "own_output": _stood_before(owned),
-        "earlier_outputs": _first_owner(ids, owners)[ids] < owners,
+        "own_output": stood_before,
+        "earlier_outputs": owners[first][same] < owners,
     }
     anywhere = np.logical_or.reduce(list(seen.values()))
     total = int(is_output.sum())
@@ -186,20 +181,6 @@ def _overlap(grams: Ints, n: int, pieces: _Pieces) -> Overlap:
         earlier_outputs=shares["earlier_outputs"],
         anywhere=share(anywhere),
     )
-
-
-def _stood_before(keys: Ints) -> Mask:
-    order = np.argsort(keys, kind="stable")
-    is_repeat = np.zeros(len(keys), dtype=bool)
-    is_repeat[order[1:]] = np.diff(keys[order]) == 0
-    return is_repeat
-
-
-def _first_owner(ids: Ints, owners: Ints) -> Ints:
-    """Return by id the first owner; both are in the order of the file."""
-    first = np.zeros(ids.max(initial=-1) + 1, dtype=np.int64)
-    first[ids[::-1]] = owners[::-1]  # of several values for one place the last one stays
-    return first
 
 
 DRAFTERS: tuple[tuple[str, dict[str, Any]], ...] = (

@@ -70,7 +70,6 @@ class DraftEval:
 
     @property
     def acceptance(self) -> float:
-        """Accepted share of the draft tokens."""
         total = self.total
         return total.accepted / max(1, total.drafted)
 
