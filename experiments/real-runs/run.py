@@ -48,7 +48,7 @@ def linear_forms(run: RunFolder, profile: Profile) -> dict[str, LatencyModel]:
     """Fit both linear models to the kernel tables alone, as `specsim profile fit` does."""
     seqs = int(run.engine_kwargs["max_num_seqs"])
     kernels, subject = kernels_of(kernel_folder(run.path), profile.model, profile.gpu, 1)
-    points = kernel_points(kernels, subject.limits(seqs, 2048))
+    points = kernel_points(kernels, subject.kv_tokens, seqs, 2048)
     return {kind: fit_model(points, kind, run.path.name) for kind in ("two_regime", "linear")}
 
 

@@ -54,7 +54,6 @@ class MadeUpEngine:
     """What a step of the grid costs, beside the same step in a run."""
     fails_at: int = 10**9
     num_served: int = 0
-    drafter_gib = 0.0
     drafter_kv_bytes = 1024.0
 
     @property
@@ -119,8 +118,8 @@ def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
     assert found.findings["in_situ"] == pytest.approx({"target": 1, "draft": 1}, abs=0.01)
     assert not found.failed
     assert not found.swaps
-    assert found.profile.provenance.status == "validated"
-    assert load_profile(str(folder / "profile.yaml")) == found.profile
+    assert found.parts[0].profile.provenance.status == "validated"
+    assert load_profile(str(folder / "profile.yaml")) == found.parts[0].profile
     meta = json.loads((folder / "meta.json").read_text())
     assert meta["complete"] is True
 
@@ -134,7 +133,7 @@ def test_runs_settle_the_level_of_costs(tmp_path: Path) -> None:
 
 
 def test_costs_are_the_true_ones(exact: tuple[Calibration, Path]) -> None:
-    profile = exact[0].profile
+    profile = exact[0].parts[0].profile
     assert profile.overhead.request_us == pytest.approx(50, rel=0.1)
     for point in PLAN.grid.points:
         mine, true = (
@@ -170,7 +169,7 @@ def test_it_is_drawn_and_told(exact: tuple[Calibration, Path], tmp_path: Path) -
 def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:
     slow = Host((1.25,), tells=False)
     found = calibrated(tmp_path / "out", MadeUpEngine((Host(), Host(), Host(), slow)))
-    assert found.profile.provenance.status == "candidate"
+    assert found.parts[0].profile.provenance.status == "candidate"
     assert len(found.failed) == len(found.results)
     assert all(each.statistic("latency", "mean").error < -0.1 for each in found.results)
     written = json.loads((tmp_path / "out" / "calibration.json").read_text())
@@ -183,7 +182,7 @@ def test_what_probes_say_of_the_machine_is_taken_into_account(tmp_path: Path) ->
     first, second = Host((0.5, 1.0)), Host((1.0, 1.8))
     engine = MadeUpEngine((*profiling, *([first] * 12), *([second] * 12)))
     found = calibrated(tmp_path / "out", engine, replace(PLAN, repetitions=2))
-    assert found.profile.overhead.request_us == pytest.approx(50, rel=0.1)
+    assert found.parts[0].profile.overhead.request_us == pytest.approx(50, rel=0.1)
     for each in found.results:
         faster, slower = each.slowness  # than the mean of all runs
         assert slower / faster == pytest.approx(1.4 / 0.75, rel=0.1)

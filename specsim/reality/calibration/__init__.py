@@ -90,7 +90,6 @@ class CaseResult:
 
     @property
     def mean_error(self) -> float:
-        """Mean size of the errors of all statistics."""
         return mean_error(self.statistics)
 
     @property
@@ -99,7 +98,6 @@ class CaseResult:
 
     @property
     def mean_spread(self) -> float:
-        """Mean spread of all statistics between the repetitions."""
         return float(np.mean([each.spread or 0.0 for each in self.statistics]))
 
     def to_dict(self) -> dict[str, Any]:
@@ -205,10 +203,6 @@ class Calibration:
     parts: list[Part] = field(default_factory=list)
     findings: dict[str, Any] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)  # measured but not judged, and why
-
-    @property
-    def profile(self) -> Profile:
-        return self.parts[0].profile
 
     @property
     def swaps(self) -> list[Swap]:
@@ -347,10 +341,12 @@ def _write_results(found: Calibration, subject: Subject, folder: Path, *, comple
     _write_json(folder / "calibration.json", {**found.to_dict(), **ending})
 
 
-def with_status(profile: Profile, *, is_validated: bool, stated_error: float) -> Profile:
-    """Return a profile that says whether it has kept what it promises."""
+def with_status(
+    profile: Profile, *, is_validated: bool, stated_error: float, **known: str
+) -> Profile:
+    """Return a profile that says whether it has kept what it promises, and what else is known."""
     update = {"status": "validated" if is_validated else "candidate", "stated_error": stated_error}
-    provenance = profile.provenance.model_copy(update=update)
+    provenance = profile.provenance.model_copy(update={**update, **known})
     return profile.model_copy(update={"provenance": provenance})
 
 

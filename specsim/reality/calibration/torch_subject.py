@@ -121,7 +121,6 @@ class TorchSubject:
         tell("simulating the same runs")
 
     def compare(self, part: str) -> Part:
-        """Simulate every case by all that was measured meanwhile."""
         profile = self._profile()
         results = [self._compared(case, profile) for case in self._cases]
         with new_file(self._folder / "grid.csv") as temporary:
@@ -205,10 +204,7 @@ class TorchSubject:
         measured, description = medians(self._rounds), self.engine.description
         costs = fit_costs(measured.scaled(*self._levels(measured)))
         loads = [point.load for point in measured.points]
-        memory = {
-            "weights_gib": self.engine.drafter_gib,
-            "kv_bytes_per_token": self.engine.drafter_kv_bytes,
-        }
+        memory = {"kv_bytes_per_token": self.engine.drafter_kv_bytes}
         profile = Profile.model_validate(
             {
                 "model": self.model,

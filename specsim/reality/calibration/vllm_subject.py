@@ -358,9 +358,7 @@ class VllmSubject:
         profile = fitted_profile(fit, points, origin, f"specsim calibrate: {names}")
         today = f"{datetime.now(UTC):%Y-%m-%d}"
         known = {"engine": f"vLLM {meta.get('vllm_version')}", "date": today}
-        provenance = profile.provenance.model_copy(update=known)
-        profile = profile.model_copy(update={"provenance": provenance})
-        return with_status(profile, is_validated=False, stated_error=self.stated_error)
+        return with_status(profile, is_validated=False, stated_error=self.stated_error, **known)
 
 
 def _replayed(
@@ -373,7 +371,7 @@ def _replayed(
             "give a --draft-model"
         )
     composed = compose(run, Replaced(profile=str(profile)))
-    validation, speed = replay(run, composed), run.host_speed
+    validation, speed = replay(run, composed), HostSpeed.of_run(folder)
     if speed is None or usual is None:
         return Replayed(folder.name, validation, validation, None)
     told = at_speed(composed.experiment, speed, usual, run.started_at)

@@ -218,7 +218,6 @@ class Observation:
 
     @property
     def lateness(self) -> NDArray[np.float64]:
-        """By how much the client sent each request too late, seconds."""
         return np.array([sent.lateness for sent in self.sent])
 
     def latencies(self) -> dict[str, NDArray[np.float64]]:

@@ -52,14 +52,14 @@ async def read_page(response: aiohttp.ClientResponse) -> str:
     return b"".join(parts).decode("utf-8", errors="replace")
 
 
-def one_line(error: object, limit: int = 200) -> str:
+def one_line(error: object) -> str:
     """Return what an error says, or its kind if it says nothing, as one line."""
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = error.os_error  # the rest is how aiohttp was called
         number = cause.errno or 0
         error = os.strerror(number) if number > 0 else cause.strerror or cause
     text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return text if len(text) <= 200 else f"{text[:197]}..."
 
 
 @dataclass(frozen=True)

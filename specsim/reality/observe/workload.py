@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from specsim.core.errors import ConfigError
-from specsim.core.request import UNRECORDED, PrefixIds, Request
+from specsim.core.request import UNRECORDED, Request
 from specsim.core.rng import generator
 from specsim.core.settings import Settings, load_mapping, overridden, validated
 from specsim.engine.config import EngineConfig
@@ -87,18 +87,17 @@ class Prompts:
             return recorded
         own = self._random(request.prompt_len, "prompt", str(request.index))
         if request.prefix_ids is not None:
-            shared = self._shared(request.prefix_ids)[: request.prompt_len]
+            size = request.prefix_ids.block_size
+            pieces = [
+                self._random(size, "piece", str(piece)) for piece in request.prefix_ids.hash_ids
+            ]
+            shared = np.concatenate([own[:0], *pieces])[: request.prompt_len]
             own[: len(shared)] = shared
         return own
 
     def warm_up(self, number: int, length: int) -> NDArray[np.int64]:
         """Return a prompt that no request has, shape (length,)."""
         return self._random(length, "warm-up", str(number))
-
-    def _shared(self, prefix: PrefixIds) -> NDArray[np.int64]:
-        size = prefix.block_size
-        pieces = [self._random(size, "piece", str(piece)) for piece in prefix.hash_ids]
-        return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
 
     def _random(self, length: int, *names: str) -> NDArray[np.int64]:
         return generator(self.seed, "observe", *names).integers(self.low, self.high, length)

@@ -68,8 +68,7 @@ class SpecScript(Settings):
 
     @property
     def proposer(self) -> Proposer:
-        usual = {"parallel_drafting": False, "num_nextn_predict_layers": 1}
-        own = {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
+        own = self.model_dump(exclude={"method", "k", "per_batch_size"}, exclude_defaults=True)
         return PROPOSERS.parse({"method": self.method, "num_speculative_tokens": self.k, **own})
 
 
@@ -263,11 +262,6 @@ class _ScriptedNgram(Proposer):
         return min(draft_len, 1 + int((v - self.p_zero) / (1 - self.p_zero) * draft_len))
 
 
-def _server(max_draft_len: int) -> ServerView:
-    """Return a server that says of every step that it takes no time."""
-    return ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
-
-
 def _speculation(scenario: Scenario) -> tuple[Policy, Proposer | None]:
     spec = scenario.engine.spec
     if spec is None:
@@ -302,9 +296,12 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     )
     luck = Luck(scenario.seed, _ACCEPTANCE)
     fates = _fates(scenario, requests, luck, max_draft_len)
+    server = ServerView(  # of which no step takes any time
+        max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens))
+    )
     speculation = Speculation(
         policy=policy,
-        memory=policy.start(_server(max_draft_len)),
+        memory=policy.start(server),
         max_draft_len=max_draft_len,
         source=TableDrafts(fates, facts.starts) if proposer else None,
         proposer=proposer,

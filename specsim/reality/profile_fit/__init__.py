@@ -13,6 +13,7 @@ from specsim.latency import LatencyModel
 from specsim.latency.measured import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import (
+    RESERVED_GIB,
     Origin,
     Points,
     kernel_folder,
@@ -199,7 +200,7 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
                 "context_tokens": max(1, int(points.context_tokens.max())),
                 "batched_tokens": int(points.batched_tokens.max()),
             },
-            "reserved_gib": origin.reserved_gib,
+            "reserved_gib": RESERVED_GIB,
         }
     )
 

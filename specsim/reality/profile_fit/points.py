@@ -35,7 +35,14 @@ _PASS = tuple(
 )
 """Of forward-pass metrics, the records of vLLM, SGLang and TensorRT-LLM behind NVIDIA's Dynamo
 (ai-dynamo/dynamo: components/src/dynamo/common/forward_pass_metrics.py)."""
+_GRID = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_SKEW = ("pc", "kp", "n", "kv_mean", "t_mean_us", "t_skew_us")
 _BLOCK = 16  # tokens
+_UTILIZATION = 0.9  # gpu_memory_utilization, vLLM's default until 0.19
+RESERVED_GIB = 1.15
+"""Of a GPU's memory, what is neither weights nor KV cache: measured once, with vLLM 0.19 and
+Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
+2,588 blocks of 2 MiB)."""
 _STEPS = "steps.jsonl"
 
 
@@ -73,15 +80,6 @@ class Points:
 
 
 @dataclass(frozen=True)
-class StepLimits:
-    """Which steps a server can run at all, tokens; none beyond them is worth a fit."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    kv_tokens: int  # what the KV cache holds
-
-
-@dataclass(frozen=True)
 class Origin:
     """Which model was measured on which GPUs, in the names of ``profiles/``."""
 
@@ -89,22 +87,21 @@ class Origin:
     gpu: str
     tensor_parallel_size: int = 1
     drafting: DraftingOfRuns | None = None  # of measured runs; None if none of them speculated
-    reserved_gib: float = 1.15
-    gpu_memory_utilization: float = 0.9
 
-    def limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> StepLimits:
-        """Return which steps a server of this model on this GPU can run.
+    @property
+    def kv_tokens(self) -> int:
+        """What the KV cache holds of a server of this model on this GPU.
 
         A SpecsimError if model or GPU is not known, or the model does not fit.
         """
         shape, gpu = load_model(self.model), load_gpu(self.gpu)
         size = self.tensor_parallel_size
         blocks = num_kv_blocks(
-            memory_bytes=gpu.memory_gib * GIB * self.gpu_memory_utilization,
-            taken_bytes=shape.weight_bytes / size + self.reserved_gib * GIB,
+            memory_bytes=gpu.memory_gib * GIB * _UTILIZATION,
+            taken_bytes=shape.weight_bytes / size + RESERVED_GIB * GIB,
             block_bytes=_BLOCK * shape.kv_bytes_per_token / size,
         )
-        return StepLimits(max_num_seqs, max_num_batched_tokens, blocks * _BLOCK)
+        return blocks * _BLOCK
 
 
 def measured_steps(
@@ -144,7 +141,8 @@ def measured_steps(
             "measured run"
         )
     kernels, origin = kernels_of(kernel_folder(sources[0]), model, gpu, tensor_parallel_size)
-    return kernel_points(kernels, origin.limits(max_num_seqs, max_num_batched_tokens)), origin
+    limits = (origin.kv_tokens, max_num_seqs, max_num_batched_tokens)
+    return kernel_points(kernels, *limits), origin
 
 
 def read_points(path: Path) -> Points:
@@ -300,38 +298,32 @@ def kernels_of(
     return kernels, Origin(model, gpu, tensor_parallel_size)
 
 
-def kernel_points(kernels: Kernels, limits: StepLimits) -> Points:
-    """Return a step for every measured point of the attention kernel within the limits.
+def kernel_points(
+    kernels: Kernels, kv_tokens: int, max_num_seqs: int, max_num_batched_tokens: int
+) -> Points:
+    """Return a step for every measured point of the attention kernel that a server can run.
 
     Skewed lengths are included; the other kernels are those of as many tokens and sequences.
     """
-    tables = [_grid_rows(kernels.folder)]
-    if (skew := find_table(kernels.folder, "skew")) is not None:
-        tables.append(_skew_rows(skew))
-    chunk, kv_prefill, decodes, kv_decode, skewed = np.concatenate(tables, axis=1)
+    grid = _columns(kernels.folder, "attention", _GRID)
+    tables = [np.array([*grid, np.ones(len(grid[0]))])]
+    if find_table(kernels.folder, "skew") is not None:  # points whose lengths differ
+        *skew, mean, skewed = _columns(kernels.folder, "skew", _SKEW)
+        tables.append(np.array([*skew, skewed / mean]))
+    columns = np.concatenate(tables, axis=1)
+    chunk, kv_prefill, decodes, kv_decode, _ = columns
     # A decode's own token is the last of its KV entries; before the step there was one fewer.
     context = kv_prefill + decodes * np.maximum(kv_decode - 1, 0)
     requests = decodes + (chunk > 0)
     batched = chunk + decodes
-    fits = context + batched <= limits.kv_tokens
-    fits &= (requests <= limits.max_num_seqs) & (batched <= limits.max_num_batched_tokens)
-    columns = (chunk, kv_prefill, decodes, kv_decode, skewed)
-    steps = zip(*(column[fits].tolist() for column in columns), strict=True)
-    seconds = [kernels.measured_time(*step) for step in steps]
+    fits = context + batched <= kv_tokens
+    fits &= (requests <= max_num_seqs) & (batched <= max_num_batched_tokens)
+    seconds = [kernels.measured_time(*step) for step in columns[:, fits].T.tolist()]
     return Points(context[fits], batched[fits], requests[fits], chunk[fits] > 0, np.array(seconds))
 
 
-def _grid_rows(folder: Path) -> NDArray[np.float64]:
-    path = find_table(folder, "attention")
+def _columns(folder: Path, table: str, names: Sequence[str]) -> list[NDArray[np.float64]]:
+    path = find_table(folder, table)
     assert path is not None
-    names = ["prefill_chunk", "kv_prefill", "n_decode", "kv_decode"]
     columns, _ = read_columns(path, names)
-    return np.array([*(columns[name] for name in names), np.ones(len(columns["n_decode"]))])
-
-
-def _skew_rows(path: Path) -> NDArray[np.float64]:
-    """Return the points whose lengths differ; their last row is time over that of the mean."""
-    names = ["pc", "kp", "n", "kv_mean", "t_mean_us", "t_skew_us"]
-    columns, _ = read_columns(path, names)
-    pc, kp, n, kv_mean, t_mean, t_skew = (columns[name] for name in names)
-    return np.array([pc, kp, n, kv_mean, t_skew / t_mean])
+    return [columns[name] for name in names]

@@ -1,7 +1,7 @@
 """What a fit to measured runs may change in a composed profile, and how far off runs then are."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import load_mapping
 from specsim.latency.composed import Composed
-from specsim.profile import DraftCost, Profile
+from specsim.profile import Profile
 from specsim.reality.validation.measured_run import MeasuredRun
 from specsim.reality.validation.prediction_errors import OF_TOKENS, measured_of, value_of
 from specsim.reality.validation.table_replay import Replayer
@@ -100,22 +100,19 @@ def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Paramet
             f"--start: its target is of kind '{profile.target.kind}', must be composed; make one "
             f"with `specsim profile build --model {profile.model} --gpu {profile.gpu} --out START`"
         )
-    return list(_parameters(profile, runs))
-
-
-def _parameters(profile: Profile, runs: Sequence[MeasuredRun]) -> Iterator[Parameter]:
     speculating = [run for run in runs if run.num_speculative_tokens]
-    assert isinstance(profile.target, Composed)
     has_experts = len(set(profile.target.read_us)) > 1
     untold = {"verify_factor": not speculating, "expert_factor": not has_experts}
-    for name, kind in _FACTORS.items():
-        if not untold.get(name):
-            yield _parameter(profile.target, ("target", name), kind, is_factor=True)
+    found = [
+        _parameter(profile.target, ("target", name), kind, is_factor=True)
+        for name, kind in _FACTORS.items()
+        if not untold.get(name)
+    ]
     for name, kind in _TIMES.items():
         if name != "fixed_us":
-            yield _parameter(profile.overhead, ("overhead", name), kind)
+            found.append(_parameter(profile.overhead, ("overhead", name), kind))
         elif len(speculating) < len(runs):
-            yield _parameter(profile.target, ("target", name), kind)
+            found.append(_parameter(profile.target, ("target", name), kind))
     for method, run in {run.method: run for run in speculating}.items():
         cost = profile.drafts.get(method)
         if cost is None:
@@ -123,15 +120,12 @@ def _parameters(profile: Profile, runs: Sequence[MeasuredRun]) -> Iterator[Param
                 f"{run.place}: method = '{method}', but --start has no cost of it (it has: "
                 f"{', '.join(profile.drafts) or 'none'}); build it with --draft {method}=MODEL"
             )
-        yield from _of_drafter(cost, method)
-
-
-def _of_drafter(cost: DraftCost, method: str) -> Iterator[Parameter]:
-    for name, kind in _OF_DRAFTS.items():
-        path = name.split(".")
-        part = cost if len(path) == 1 else cost.latency
-        if hasattr(part, path[-1]):
-            yield _parameter(part, ("drafts", method, *path), kind, may_be_far=True)
+        for name, kind in _OF_DRAFTS.items():
+            path = name.split(".")
+            part = cost if len(path) == 1 else cost.latency
+            if hasattr(part, path[-1]):
+                found.append(_parameter(part, ("drafts", method, *path), kind, may_be_far=True))
+    return found
 
 
 def _parameter(part: Any, path: tuple[str, ...], kind: _Kind, **options: bool) -> Parameter:

@@ -130,11 +130,9 @@ class TorchEngine:
             **self._recorded,
         }
 
-    drafter_gib = 0.0  # of the draft model's own weights: they are the target's
-
     @property
     def drafter_kv_bytes(self) -> float:
-        """Memory of the draft model's KV cache, bytes per token."""
+        """Memory of the draft model's KV cache, bytes per token; its weights are the target's."""
         shape = self.shape
         width = shape.num_key_value_heads * shape.head_dim * self._dtype.itemsize
         return float(2 * self._recipe.num_draft_layers * width)

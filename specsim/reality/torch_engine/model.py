@@ -173,17 +173,12 @@ class Llama:
         return tokens
 
     def _successors(self, batch: Batch) -> Tensor:
-        hidden = self._read(batch)
-        if not len(batch.logit_rows):
-            return batch.logit_rows
-        return self._head(hidden, batch).argmax(dim=-1)
+        return self.logits(batch).argmax(dim=-1)
 
     def logits(self, batch: Batch) -> Tensor:
         """Read a batch and return the logits that it asks for, shape (asked, vocabulary)."""
-        return self._head(self._read(batch), batch)
-
-    def _head(self, hidden: Tensor, batch: Batch) -> Tensor:
-        return functional.linear(_normed(hidden[batch.logit_rows]), self._weights.lm_head)
+        asked = self._read(batch)[batch.logit_rows]
+        return functional.linear(_normed(asked), self._weights.lm_head)
 
     def _read(self, batch: Batch) -> Tensor:
         """Run all layers; what is asked for or not, the KV cache gets it."""

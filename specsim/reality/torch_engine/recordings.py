@@ -54,7 +54,6 @@ class EventTimer(Timer):
         self._started.record(self._stream)
 
     def stop(self) -> float:
-        """Return the seconds since then, once all that was launched has ended."""
         self._stopped.record(self._stream)
         self._stopped.synchronize()
         return float(self._started.elapsed_time(self._stopped)) / 1e3

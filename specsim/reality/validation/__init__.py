@@ -74,7 +74,6 @@ class Validation:
 
     @property
     def mean_error(self) -> float:
-        """Mean of the errors' sizes over all statistics that are defined."""
         return mean_error(self.statistics)
 
     @property

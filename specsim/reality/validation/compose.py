@@ -20,16 +20,12 @@ from specsim.latency.kernels import Kernels, ZeroWrites
 from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
-from specsim.reality.profile_fit.points import Origin
+from specsim.reality.profile_fit.points import RESERVED_GIB, Origin
 from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
-_RESERVED_GIB = 1.15
-"""Of a GPU's memory, what is neither weights nor KV cache: measured once, with vLLM 0.19 and
-Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
-2,588 blocks of 2 MiB)."""
 _MEMORY_REACHED = 0.8  # share of its bandwidth that simple kernels reach
 _HARMLESS = {
     *("dtype", "enforce_eager", "seed", "disable_log_stats", "load_format", "skip_tokenizer_init"),
@@ -198,7 +194,7 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
                 },
                 "target": _with_graphs(run, kernels),
                 "valid_range": {"context_tokens": 10**9, "batched_tokens": 10**9},
-                "reserved_gib": _RESERVED_GIB,
+                "reserved_gib": RESERVED_GIB,
             }
         )
 

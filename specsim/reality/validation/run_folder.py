@@ -14,7 +14,6 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping
 from specsim.proposers import PROPOSERS
-from specsim.reality.host_speed import HostSpeed
 from specsim.workload.readers import Row, TraceFile
 
 Entries = Sequence[tuple[int, int, int]]
@@ -42,10 +41,6 @@ class RunFolder:
     """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
     num_failed: int  # requests of the first run that ended with an error, and so are left out
     started_at: float  # the first arrival of the first run, on the clock of its stamps, seconds
-
-    @property
-    def host_speed(self) -> HostSpeed | None:
-        return HostSpeed.of_run(self.path)
 
     @property
     def engine_kwargs(self) -> dict[str, Any]:

@@ -224,7 +224,10 @@ class Replayer(AbstractContextManager["Replayer"]):
         tasks = [row for key in keys for row in self._rows[key]]
         (found,) = runner.run(partial(simulate_row, profile), [tasks])
         draws = iter(found)
-        values = {key: _medians([next(draws) for _ in self._rows[key]]) for key in keys}
+        values = {}
+        for key in keys:
+            own = [next(draws) for _ in self._rows[key]]
+            values[key] = {name: median(each[name] for each in own) for name in own[0]}
         return [Prediction(run, values[key]) for run, key in zip(self.runs, self.keys, strict=True)]
 
 
@@ -293,10 +296,6 @@ def _without(before: RunTables, tables: RunTables) -> RunTables:
     totals = tables.totals.copy()
     totals["steps"] -= before.totals["steps"]
     return replace(tables, requests=tables.requests[len(before.requests) :], totals=totals)
-
-
-def _medians(draws: Sequence[dict[str, float]]) -> dict[str, float]:
-    return {name: median(each[name] for each in draws) for name in draws[0]}
 
 
 def in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:

@@ -26,7 +26,6 @@ _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.I)
 _UNIFORM = re.compile(r"uniform (\d+)\.\.(\d+)")
 _SHARED = re.compile(r"(\d+) shared prefix \+ (\d+) suffix")
-_MINOR = re.compile(r"v?0\.(\d+)")
 _KV_TOKENS = re.compile(r"(\d+) tokens")
 _FLAGS = {
     **dict.fromkeys(("on", "true", "yes", "1"), True),
@@ -36,8 +35,8 @@ _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
 _LOOKUP = ("match_probability", "mean_match_len")
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
-_FIRST_SIMULATED = 28  # minor version, whose rules are those of the engine
-_LAST_OF_ONE_TOKEN = 12  # pull request 30330
+_FIRST_SIMULATED = (0, 28)  # version whose rules are those of the engine
+_LAST_OF_ONE_TOKEN = (0, 12)  # pull request 30330
 _USUAL_SEQS = 256  # or more, of which the largest graph is as large
 _FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
 
@@ -293,9 +292,13 @@ class TableRow:
         """Return what the row says, or what its version did; None where that is not known."""
         if self.text("async_scheduling"):
             return self.flag("async_scheduling")
-        version = re.match(r"v?(\d+)\.(\d+)", self.text("engine_version"))
-        is_older = version and (int(version[1]), int(version[2])) < _FIRST_ASYNC
-        return False if is_older else None
+        version = self._version()
+        return False if version and version < _FIRST_ASYNC else None
+
+    def _version(self) -> tuple[int, int] | None:
+        """Return major and minor version of the engine."""
+        found = re.match(r"v?(\d+)\.(\d+)", self.text("engine_version"))
+        return (int(found[1]), int(found[2])) if found else None
 
     def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
         """Return the row's own acceptance by position; from its mean where it has no more."""
@@ -378,11 +381,10 @@ class TableRow:
 
         Up to 0.12 for decodes of one token, whatever the drafts.
         """
-        named, version = self.whole("max_cudagraph_capture_size"), self.text("engine_version")
-        minor = _MINOR.match(version)
-        if named or minor is None or int(minor[1]) >= _FIRST_SIMULATED:
+        named, version = self.whole("max_cudagraph_capture_size"), self._version()
+        if named or version is None or version >= _FIRST_SIMULATED:
             return named
-        decode_len = 1 if int(minor[1]) <= _LAST_OF_ONE_TOKEN else 1 + k
+        decode_len = 1 if version <= _LAST_OF_ONE_TOKEN else 1 + k
         return default_largest(self.whole("max_num_seqs") or _USUAL_SEQS, decode_len)
 
     def _lookup(self) -> dict[str, float]:

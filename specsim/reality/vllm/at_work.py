@@ -37,11 +37,6 @@ class Scheduled(NamedTuple):
     batched_len: Count
 
     @property
-    def known_len(self) -> int:
-        """Prompt and output that are known when the step is scheduled."""
-        return self.prompt_len + self.output_len - self.awaited_len
-
-    @property
     def in_prefill(self) -> bool:
         """Whether the step leaves something of what is to be read to a later one."""
         return self.context_len + self.batched_len < self.prompt_len + self.output_len
@@ -334,5 +329,4 @@ class AtWork:
 
 
 def _bytes_of(values: Any) -> Any:
-    """Return a view of an array's bytes."""
     return memoryview(values).cast("B")

@@ -193,7 +193,6 @@ class Controller:
             self._log.write()
 
     def close(self) -> None:
-        """Write what is left of the log."""
         if self._log is not None:
             self._log.close()
             self._log = None

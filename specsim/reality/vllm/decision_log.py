@@ -62,7 +62,6 @@ class DecisionLog:
             self.write()
 
     def ended(self, step: int, seconds: float, output_lens: Sequence[int]) -> None:
-        """Log what came of a step."""
         self._lines.append((_ended, (step, seconds, output_lens)))
         if len(self._lines) >= MOST:
             self.write()

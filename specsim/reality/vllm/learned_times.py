@@ -107,12 +107,10 @@ class LearnedTimes:
     def step_time(self, load: StepLoad, draft_len: int | list[int] | Ints) -> float:
         """Return the seconds of a step that then drafts so many tokens, at most, per sequence."""
         longest = draft_len if isinstance(draft_len, int) else int(np.max(draft_len))
-        start, per_token, per_context, drafting, per_draft = self.seconds.tolist()
-        time = start + per_token * load.batched_tokens + per_context * load.context_tokens
-        return max(float(time + drafting * (longest > 0) + per_draft * longest), _SHORTEST)
+        return float(self.step_times(load, load.batched_tokens, longest))
 
     def step_times(
-        self, load: StepLoad, batched_tokens: Ints, draft_len: int | list[int] | Ints
+        self, load: StepLoad, batched_tokens: int | Ints, draft_len: int | list[int] | Ints
     ) -> NDArray[np.float64]:
         """Return the same for many numbers of batched tokens, shape of those."""
         start, per_token, per_context, drafting, per_draft = self.seconds.tolist()
