@@ -17,7 +17,7 @@ from scipy.optimize import brentq
 
 from specsim.latency import LATENCY, LatencyModel
 from specsim.profile import Profile
-from specsim.reality.profile_fit import fit_model, kernel_folder, kernel_points, kernels_of
+from specsim.reality.profile_fit import fit_model, kernel_points, kernels_of
 from specsim.reality.validation import (
     Replaced,
     Replay,
@@ -47,7 +47,7 @@ def with_target(base: Replay, target: LatencyModel | dict[str, Any]) -> Replay:
 def linear_forms(run: RunFolder, profile: Profile) -> dict[str, LatencyModel]:
     """Fit both linear models to the kernel tables alone, as `specsim profile fit` does."""
     seqs = int(run.engine_kwargs["max_num_seqs"])
-    kernels, subject = kernels_of(kernel_folder(run.path), profile.model, profile.gpu, 1)
+    kernels, subject = kernels_of(run.path, profile.model, profile.gpu, 1)
     points = kernel_points(kernels, subject.kv_tokens, seqs, 2048)
     return {kind: fit_model(points, kind, run.path.name) for kind in ("two_regime", "linear")}
 

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from specsim.core.columns import first_line, read_columns
 from specsim.core.errors import ProfileError
 from specsim.engine.incidents import Slowdown
-from specsim.run.experiment import Experiment
 
 _WINDOW = 0.25  # seconds; one probe of two milliseconds says little by itself
 
@@ -74,7 +73,10 @@ class HostSpeed:
         return found
 
     def slowdowns(self, usual: float, start: float) -> tuple[Slowdown, ...]:
-        """Return the speed from `start` on, which is to be time 0, seconds; the last has no end."""
+        """Return the speed as incidents of an experiment of one replica; policies don't know.
+
+        From `start` on, which is to be time 0, seconds; the last has no end.
+        """
         count = max(1, int(np.ceil((self.at[-1] - start) / _WINDOW)))
         starts: Seconds = _WINDOW * np.arange(count, dtype=np.float64)
         found = self.slowness(starts + _WINDOW / 2 + start, usual)
@@ -92,13 +94,3 @@ def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
         np.abs(values[before] - wanted) <= np.abs(values[after] - wanted), before, after
     )
     return found
-
-
-def at_speed(experiment: Experiment, speed: HostSpeed, usual: float, start: float) -> Experiment:
-    """Return an experiment, of one replica, slowed down as a measured machine; policies don't know.
-
-    Args:
-        usual: What a probe took on the machine that the costs of the experiment are of, in seconds.
-        start: The experiment's time 0 on the clock of `speed`, in seconds.
-    """
-    return experiment.model_copy(update={"incidents": speed.slowdowns(usual, start)})

@@ -1,5 +1,6 @@
 """Calibration of an engine of our own: steps of a grid are timed, then whole runs are served."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -22,14 +23,13 @@ from specsim.reality.calibration import (
     write_profile,
 )
 from specsim.reality.calibration.torch_plan import Case, Served, TorchPlan, acceptance_rates
-from specsim.reality.host_speed import HostSpeed, at_speed
+from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit import DISTURBED
 from specsim.reality.profile_fit.grid import Costs, Medians, Sample, fit_costs, medians
 from specsim.reality.profile_fit.regression import robust_fit
 from specsim.reality.run_writer import StepRow, add_repetition
 from specsim.reality.validation import load_run
 from specsim.results.metrics import Requests
-from specsim.run.experiment import Experiment
 from specsim.run.summary import summarized
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class TorchSubject:
         plan, profile = self.plan, self._profile()
         self._cases = plan.cases(rates, self._accepted)
         lasts = plan.repetitions * sum(
-            _simulated(case, case.experiment, profile)["ended_at"].max() for case in self._cases
+            _simulated(case, profile)["ended_at"].max() for case in self._cases
         )
         tell(
             f"without speculation it serves {self._capacity:.1f} requests/s when it is never idle; "
@@ -239,10 +239,10 @@ class TorchSubject:
 
     def _compared(self, case: Case, profile: Profile) -> CaseResult:
         runs = load_run(self._folder / "runs" / case.name).runs
-        untold = [_simulated(case, case.experiment, profile)] * len(runs)
+        untold = [_simulated(case, profile)] * len(runs)
         speeds, usual = self._speeds.get(case.name, []), self._usual()
         told = [
-            _simulated(case, at_speed(case.experiment, speed, usual, 0.0), profile)
+            _simulated(case, profile, {"incidents": speed.slowdowns(usual, 0.0)})
             for speed in speeds
         ]
         slowness = [HostSpeed.usual([speed]) / usual for speed in speeds]
@@ -269,5 +269,6 @@ def _notes(hardware: dict[str, Any], measured: Medians, costs: Costs) -> str:
     )
 
 
-def _simulated(case: Case, experiment: Experiment, profile: Profile) -> Requests:
+def _simulated(case: Case, profile: Profile, update: Mapping[str, Any] | None = None) -> Requests:
+    experiment = case.experiment.model_copy(update=update)
     return summarized(experiment, requests=case.requests, profile=profile).tables.requests

@@ -24,7 +24,7 @@ from specsim.reality.calibration import (
     with_status,
     write_profile,
 )
-from specsim.reality.host_speed import HostSpeed, at_speed
+from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit import fit_and_test, fitted_profile, measured_steps
 from specsim.reality.run_writer import add_repetition
 from specsim.reality.validation import Replaced, Validation, compose, load_run, replay
@@ -374,7 +374,8 @@ def _replayed(
     validation, speed = replay(run, composed), HostSpeed.of_run(folder)
     if speed is None or usual is None:
         return Replayed(folder.name, validation, validation, None)
-    told = at_speed(composed.experiment, speed, usual, run.started_at)
+    slow = {"incidents": speed.slowdowns(usual, run.started_at)}
+    told = composed.experiment.model_copy(update=slow)
     slowness, at_its_speed = HostSpeed.usual([speed]) / usual, replace(composed, experiment=told)
     return Replayed(folder.name, validation, replay(run, at_its_speed), slowness)
 

@@ -16,7 +16,6 @@ from specsim.reality.profile_fit.points import (
     RESERVED_GIB,
     Origin,
     Points,
-    kernel_folder,
     kernel_points,
     kernels_of,
     measured_steps,
@@ -25,9 +24,8 @@ from specsim.reality.profile_fit.points import (
 from specsim.reality.profile_fit.regression import UNITS, are_collinear, robust_fit
 
 __all__ = [
-    "KINDS", "ModelFit", "Points", "ProfileErrors", "fit_and_test", "fit_model",
-    "fitted_profile", "kernel_folder", "kernel_points", "kernels_of", "measured_steps",
-    "read_points",
+    "KINDS", "ModelFit", "Points", "ProfileErrors", "fit_and_test", "fit_model", "fitted_profile",
+    "kernel_points", "kernels_of", "measured_steps", "read_points",
 ]  # fmt: skip
 
 KINDS = ("two_regime", "linear")

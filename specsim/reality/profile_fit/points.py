@@ -140,7 +140,7 @@ def measured_steps(
             f"{names}: has no {_STEPS}; of several sources each must be a table of steps or a "
             "measured run"
         )
-    kernels, origin = kernels_of(kernel_folder(sources[0]), model, gpu, tensor_parallel_size)
+    kernels, origin = kernels_of(sources[0], model, gpu, tensor_parallel_size)
     limits = (origin.kv_tokens, max_num_seqs, max_num_batched_tokens)
     return kernel_points(kernels, *limits), origin
 
@@ -257,19 +257,16 @@ def _speculation_of(table: Path) -> tuple[str, int]:
     return method, longest
 
 
-def kernel_folder(path: Path) -> Path:
-    """Return the folder of kernel tables that a path leads to: itself, or its ``profile``."""
-    return path / "profile" if (path / "profile").is_dir() else path
-
-
 def kernels_of(
     folder: Path, model: str | None, gpu: str | None, tensor_parallel_size: int
 ) -> tuple[Kernels, Origin]:
     """Return the kernels in a folder with ``dense.csv`` and ``attention.csv``, and their origin.
 
+    Or in a folder ``profile`` in it, as a measured run has one.
     Model and GPU are by default what ``meta.yaml`` says. A ProfileError if a table is missing or
     malformed, or model or GPU are not known.
     """
+    folder = folder / "profile" if (folder / "profile").is_dir() else folder
     meta_path = folder / "meta.yaml"
     meta = load_mapping(meta_path, ProfileError) if meta_path.exists() else {}
     if model is None:

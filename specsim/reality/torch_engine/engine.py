@@ -4,7 +4,7 @@ import logging
 import os
 import platform
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,7 +26,6 @@ from specsim.reality.torch_engine.model import (
     Llama,
     Recipe,
     check_shape,
-    draft_of,
     out_of_memory,
     random_weights,
 )
@@ -93,7 +92,8 @@ class TorchEngine:
         self._weights = weights = random_weights(shape, recipe, device, dtype)
         room = {"num_slots": limits.max_num_seqs, "slot_len": limits.slot_len}
         self.target = Llama(shape, weights, **room)
-        self.draft = Llama(shape, draft_of(weights, recipe.num_draft_layers), **room)
+        first = weights.layers[: recipe.num_draft_layers]
+        self.draft = Llama(shape, replace(weights, layers=first), **room)
         self._timing = Timing.of(device, shape, dtype)
         self._recorded = self.record(cuda_graphs(device)) if device.type == "cuda" else {}
 
@@ -139,7 +139,8 @@ class TorchEngine:
 
     def warm_up(self, max_batched_tokens: int) -> None:
         """Run a pass of every number of tokens; see `keep_kernels`."""
-        layer = draft_of(self._weights, 1)  # all have matrices of the same shapes
+        layers = self._weights.layers[:1]  # all have matrices of the same shapes
+        layer = replace(self._weights, layers=layers)
         model = Llama(self.shape, layer, num_slots=1, slot_len=max_batched_tokens)
         most_asked = self.limits.max_num_seqs * (self.limits.max_draft_len + 1)
         for num in range(1, max_batched_tokens + 1):

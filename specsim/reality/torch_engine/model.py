@@ -49,7 +49,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """A decoder-only transformer; its norms have no weights of their own."""
+    """A decoder-only transformer; its norms have no weights of their own.
+
+    The first layers are its draft model, with the same vocabulary matrices.
+    """
 
     embedding: Tensor  # shape (vocabulary, hidden)
     layers: tuple[Layer, ...]
@@ -102,11 +105,6 @@ def random_weights(
         layers = tuple(layer(number) for number in range(shape.num_hidden_layers))
         tied = shape.tie_word_embeddings
         return Weights(embedding, layers, embedding if tied else matrix(shape.vocab_size, hidden))
-
-
-def draft_of(weights: Weights, num_layers: int) -> Weights:
-    """Return the draft model: the first layers, and the same vocabulary matrices."""
-    return Weights(weights.embedding, weights.layers[:num_layers], weights.lm_head)
 
 
 def check_shape(shape: ModelShape) -> None:
