@@ -247,6 +247,9 @@ class Summary:
             for profile in profiles
             if step_times(profile) == "roofline"
         ]
+        if num_cut := self._num_cut():
+            longest = self.run.deployment.engine.max_model_len
+            found.append(f"{num_cut:,} answers are cut off at engine.max_model_len = {longest}")
         let_go = int(self.tables.totals["let_go"])
         if let_go and experiment.engine.scheduler != "prefill_first":
             found.append(
@@ -257,6 +260,15 @@ class Summary:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
+
+    def _num_cut(self) -> int:
+        """Return how many answers end before they are done, where no request may be longer."""
+        requests, longest = self.tables.requests, self.run.deployment.engine.max_model_len
+        assert longest is not None
+        if not (requests["prompt_len"] + requests["output_len"] == longest).any():
+            return 0
+        wanted = Columns.of(self.run.requests)
+        return int((wanted.prompt_lens + wanted.output_lens > longest).sum())
 
     def _late_incidents(self) -> list[str]:
         end = float(self.tables.requests["ended_at"].max())

@@ -282,3 +282,15 @@ def test_a_notebook_shows_the_experiment_of_a_run_and_not_pages_of_step_times(
     run = simulate(experiment)
     assert repr(run) == f"Run(experiment={experiment!r})"
     assert repr(Summary(run)).startswith(f"Summary(run={run!r}")
+
+
+@pytest.mark.parametrize("output_len", [1, 2, 3, 40])
+def test_answers_that_the_longest_request_cuts_off_are_said(
+    output_len: int, tiny: Callable[..., Experiment]
+) -> None:
+    lengths = {"kind": "constant", "prompt": 1022, "output": output_len}  # max_model_len is 1024
+    workload = {"arrivals": {"kind": "burst"}, "lengths": lengths, "num_requests": 3}
+    summary = Summary(simulate(tiny(workload=workload, policy="off", acceptance=None)))
+    assert summary.tables.requests["output_len"].tolist() == [min(output_len, 2)] * 3
+    said = [each for each in summary.warnings if "max_model_len" in each]
+    assert said == ["3 answers are cut off at engine.max_model_len = 1024"] * (output_len > 2)
