@@ -218,9 +218,20 @@ def on_one_engine(
 ) -> tuple[Experiment, list[str]]:
     """Return the experiment as all policies can run it, and what was changed for that.
 
-    That is without asynchronous scheduling if one of them needs to see each step's outcome. Stages
-    of a pipeline have no other: a ConfigError if one has no such form.
+    That is without vLLM's own schedule of k, which is one of them, and without asynchronous
+    scheduling if one of them needs to see each step's outcome. Stages of a pipeline have no other:
+    a ConfigError if one has no such form.
     """
+    notes, proposer = [], experiment.engine.speculative_config
+    own = proposer and proposer.num_speculative_tokens_per_batch_size
+    if proposer and own:
+        plain = proposer.model_copy(update={"num_speculative_tokens_per_batch_size": None})
+        engine = experiment.engine.model_copy(update={"speculative_config": plain})
+        experiment = experiment.replace(engine=engine)
+        ranges = str([list(each) for each in own]).replace(" ", "")
+        notes.append(
+            f"vLLM's schedule of k is left out; as a policy it is schedule:ranges={ranges}"
+        )
     has_stages = len(load_profile(experiment.profile).stage_shares) > 1
     if has_stages and experiment.engine.async_scheduling is None:
         late = experiment.engine.model_copy(update={"async_scheduling": True})
@@ -232,7 +243,7 @@ def on_one_engine(
         if policy.needs_sync and not (is_async and has_async_form(policy))
     ]
     if not needing:
-        return experiment, []
+        return experiment, notes
     would_be_async = any(
         experiment.replace(f"--policies {label}", policy=policy).is_async
         for label, policy in policies.items()
@@ -245,7 +256,8 @@ def on_one_engine(
         )
     engine = experiment.engine.model_copy(update={"async_scheduling": False})
     names = f"{' and '.join(needing)} need{'s' if len(needing) == 1 else ''} it"
-    notes = [f"synchronous scheduling for all, because {names}"] if would_be_async else []
+    if would_be_async:
+        notes.append(f"synchronous scheduling for all, because {names}")
     return experiment.replace(engine=engine), notes
 
 

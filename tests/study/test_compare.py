@@ -212,6 +212,23 @@ def test_all_policies_that_need_synchronous_steps_are_named(
     assert result.notes == ["synchronous scheduling for all, because oracle and confidence need it"]
 
 
+def test_the_schedule_that_tune_writes_is_compared_as_a_policy(
+    tiny: Callable[..., Experiment],
+) -> None:
+    ranges = [[1, 4, 3], [5, 64, 1]]
+    speculation = {"method": "eagle3", "num_speculative_tokens": 3}
+    engine = {"num_gpu_blocks": 400, "max_model_len": 1024, "max_num_seqs": 16}
+    own = {**speculation, "num_speculative_tokens_per_batch_size": ranges}
+    labels = ["static:k=3", "schedule:ranges=[[1,4,3],[5,64,1]]"]
+    experiment = tiny(engine={**engine, "speculative_config": own})
+    found = compare(experiment, parse_policies(labels), replications=1)
+    plain = tiny(engine={**engine, "speculative_config": speculation})
+    same = compare(plain, parse_policies(labels), replications=1)
+    assert found.notes == [f"vLLM's schedule of k is left out; as a policy it is {labels[1]}"]
+    times = [each.mean("mean_e2el_ms") for each in found.results]
+    assert times == [each.mean("mean_e2el_ms") for each in same.results]
+
+
 def test_policies_that_a_pipeline_cannot_have_are_named(
     tiny: Callable[..., Experiment], constant_step: Callable[..., str]
 ) -> None:
