@@ -41,7 +41,7 @@ def _seconds(row: Row) -> float:
             f"2000-01-01T00:00:00{zone[0] if zone else 'Z'}"
         ).utcoffset()
     except ValueError:
-        clock, offset = np.datetime64("NaT"), None
+        clock, offset = np.datetime64("NaT", "ns"), None
     if np.isnat(clock):  # as of no text
         raise TraceError(
             f"{row.place}: TIMESTAMP = {text!r} is not a time such as 2023-11-16 18:17:03.9799600"
