@@ -77,6 +77,25 @@ def schedule(table: Table) -> None:
                 state.is_backed_up = state.num_waiting > 0
     if limits.skips_drafts:
         find_use_of_drafts(table)
+    _count_tokens(table)
+    step.drafter_requests = step.num_requests
+    step.num_running = state.num_running
+    step.num_waiting = state.num_waiting + state.num_loading
+    step.free_blocks = state.num_free
+    if step.batched_tokens:
+        state.num_executed += 1
+        if step.has_chunk or step.admits_prefill:
+            state.prefills_from = state.num_executed + limits.prefill_interval
+    state.num_steps += 1
+    state.has_unflushed = 0
+    state.is_stuck = not (step.num_requests or step.preemptions or step.defers_decodes)
+
+
+@inner
+def _count_tokens(table: Table) -> None:
+    """Add up what the sequences of the step read; asynchronously, count output as in flight."""
+    limits, state = table.limits[0], table.state[0]
+    step = table.steps[state.current]
     context_tokens = batched_tokens = prefill_tokens = 0
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
@@ -84,24 +103,13 @@ def schedule(table: Table) -> None:
         batched_tokens += entry.scheduled_len
         prefill_tokens += entry.prefill_len
         if limits.depth > 1 and not entry.is_partial:
-            # Its output counts as in flight (vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``).
+            # vLLM 0.32.0 ``v1/core/sched/async_scheduler.py``
             sequence = table.sequences[entry.row]
             sequence.placeholder_len += 1 + entry.draft_len
             sequence.decodes_from = step.index + limits.decode_stagger
     step.own_context_tokens = step.context_tokens = step.drafter_context_tokens = context_tokens
     step.batched_tokens = step.drafter_batched_tokens = batched_tokens
     step.prefill_tokens = step.drafter_prefill_tokens = prefill_tokens
-    step.drafter_requests = step.num_requests
-    step.num_running = state.num_running
-    step.num_waiting = state.num_waiting + state.num_loading
-    step.free_blocks = state.num_free
-    if batched_tokens:
-        state.num_executed += 1
-        if step.has_chunk or step.admits_prefill:
-            state.prefills_from = state.num_executed + limits.prefill_interval
-    state.num_steps += 1
-    state.has_unflushed = 0
-    state.is_stuck = not (step.num_requests or step.preemptions or step.defers_decodes)
 
 
 @inner

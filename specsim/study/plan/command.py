@@ -267,18 +267,8 @@ class _Reader:
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
-        method = speculation["method"] if speculation else None
-        if stages > 1 and method and not PROPOSERS.find(method).supports_async:
-            raise ConfigError(
-                f"{self._source}: --pipeline-parallel-size {stages}: method '{method}', which vLLM "
-                "does not schedule asynchronously, is not simulated with stages; leave out either"
-            )
-        if stages > 1 and (ranks > 1 or self._program == "sglang"):
-            beside = "data-parallel ranks" if ranks > 1 else "SGLang's scheduler"
-            raise ConfigError(
-                f"{self._source}: --pipeline-parallel-size {stages}: stages with {beside} are not "
-                "simulated; leave it out"
-            )
+        if stages > 1:
+            self._check_stages(stages, ranks, speculation)
         if "gpu_memory_utilization" in engine and self._program == "sglang":
             notes.append("--mem-fraction-static: taken as vLLM's gpu_memory_utilization")
         notes += self._unused(set(engine))
@@ -296,6 +286,21 @@ class _Reader:
             has_small_cache=is_small,
             notes=notes,
         )
+
+    def _check_stages(self, stages: int, ranks: int, speculation: dict[str, Any] | None) -> None:
+        """Raise a ConfigError if a pipeline is beside what is not simulated with it."""
+        method = speculation["method"] if speculation else None
+        if method and not PROPOSERS.find(method).supports_async:
+            raise ConfigError(
+                f"{self._source}: --pipeline-parallel-size {stages}: method '{method}', which vLLM "
+                "does not schedule asynchronously, is not simulated with stages; leave out either"
+            )
+        if ranks > 1 or self._program == "sglang":
+            beside = "data-parallel ranks" if ranks > 1 else "SGLang's scheduler"
+            raise ConfigError(
+                f"{self._source}: --pipeline-parallel-size {stages}: stages with {beside} are not "
+                "simulated; leave it out"
+            )
 
     def _number(self, name: str) -> int:
         """Return how many parts of a server there are, and take the flag out."""
