@@ -37,7 +37,14 @@ def with_loops() -> list[str]:
         for room in (core, lookup, policies)
         for each in walk_packages(room.__path__, f"{room.__name__}.")
     ]
-    return list(dict.fromkeys([*ALWAYS, *filter(loops_of, names)]))
+
+    def has_loops(module: str) -> bool:
+        try:
+            return bool(loops_of(module))
+        except ModuleNotFoundError:  # what an extra brings that is not installed
+            return False
+
+    return list(dict.fromkeys([*ALWAYS, *filter(has_loops, names)]))
 
 
 def not_kept(modules: list[str]) -> list[str]:

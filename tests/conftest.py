@@ -37,7 +37,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS
         asked = [compile_first.__file__, *(() if is_whole else compile_first.ALWAYS)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        subprocess.run([sys.executable, *asked], env=environment, check=False)
+        subprocess.run([sys.executable, *asked], env=environment, check=True)
 
 
 def pytest_collection(session: pytest.Session) -> None:
