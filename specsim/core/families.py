@@ -28,12 +28,12 @@ from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
 import yaml
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, WithJsonSchema
-from pydantic_core import PydanticCustomError, core_schema
+from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from specsim.core.blame import fault, is_shipped_class
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.reading import parse_yaml
-from specsim.core.settings import Settings, nearest, validated
+from specsim.core.settings import Settings, as_flow, nearest, said_again, validated
 
 M = TypeVar("M", bound="Member")
 
@@ -167,12 +167,28 @@ class Family(Generic[M]):
         member = self.find(name)
         try:
             parsed = member.model_validate({**fields, self.tag: self.name_of(member)})
-        except (SpecsimError, ValidationError):
+        except ValidationError as error:
+            is_short = isinstance(value, str)
+            problems = error.errors(include_url=False)
+            again = [self._with_example(each, member, is_short=is_short) for each in problems]
+            raise ValidationError.from_exception_data(member.__name__, again) from error
+        except SpecsimError:
             raise
         except Exception as error:  # the user's own constructor or validator
             raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
         # Written back out, a class from elsewhere keeps the path under which it was found.
         return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
+
+    def _with_example(self, problem: Any, member: type[M], *, is_short: bool) -> InitErrorDetails:
+        """Return a problem of a member; of a field that is missing, with how one writes it."""
+        field = problem["loc"][0] if problem["loc"] else None
+        values = [example[field] for example in member.examples if field in example]
+        if problem["type"] != "missing" or len(problem["loc"]) > 1 or not values:
+            return said_again(problem)
+        text = as_flow(values[0])
+        if is_short:  # without blanks, as a shell takes it
+            text = f"{self.name_of(member)}:{field}={text.replace(', ', ',')}"
+        return said_again(problem, {"example": text if is_short else f"{field}: {text}"})
 
     def given(self, source: str, value: object) -> M:
         """Return the member that an option or field asks for, which a ConfigError names."""

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import yaml
 from pydantic import (
@@ -45,9 +45,7 @@ class Settings(BaseModel):
         try:
             check({name: value for name, value in data.items() if name in known})
         except ValidationError as problem:
-            for each in problem.errors(include_url=False):
-                kind = PydanticCustomError(cast("Any", each["type"]), cast("Any", each["msg"]))
-                found.append(InitErrorDetails(type=kind, loc=each["loc"], input=each["input"]))
+            found += [said_again(each) for each in problem.errors(include_url=False)]
         raise ValidationError.from_exception_data(cls.__name__, found)
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
@@ -75,6 +73,12 @@ def _unknown(keys: list[object], known: list[str]) -> Iterator[InitErrorDetails]
         text = "and {more} more unknown fields: is this a file of another kind?"
         kind = PydanticCustomError("unknown_fields", text, {"more": len(rest)})
         yield InitErrorDetails(type=kind, loc=(), input=rest)
+
+
+def said_again(problem: Any, context: dict[str, Any] | None = None) -> InitErrorDetails:
+    """Return a problem of a ValidationError for another one, with a context for `told_problems`."""
+    kind = PydanticCustomError(problem["type"], problem["msg"], context)
+    return InitErrorDetails(type=kind, loc=problem["loc"], input=problem["input"])
 
 
 def nearest(name: str, known: list[str]) -> str:
@@ -146,7 +150,8 @@ def _told(problem: Any) -> str:
     field = ".".join(str(part) for part in problem["loc"])
     kind, given = problem["type"], problem["input"]
     if kind == "missing":
-        return f"'{field}' is missing"
+        example = problem.get("ctx", {}).get("example")
+        return f"'{field}' is missing" + (f", such as {example}" if example else "")
     if kind in ("family", "unknown_field", "unknown_fields", "value_error"):
         return f"{field + ': ' if field else ''}{problem['msg'].removeprefix('Value error, ')}"
     if kind in ("model_type", "dict_type"):
@@ -197,6 +202,12 @@ def as_yaml(fields: Mapping[str, Any], **style: Any) -> str:
     """Return fields as YAML, in their order."""
     text: str = yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True, **style)
     return text
+
+
+def as_flow(value: Any) -> str:
+    """Return a value as YAML of one line, as it may stand behind a field's name."""
+    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+    return text.removesuffix("...\n").strip()  # which ends a number or a text
 
 
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:

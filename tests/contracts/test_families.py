@@ -84,6 +84,32 @@ def test_a_proposer_says_which_fields_vllm_does_not_know(name: str) -> None:
     assert member.own_fields() == set(member.model_fields) - KNOWN_TO_VLLM
 
 
+@pytest.mark.parametrize(("family", "name", "example"), CASES)
+def test_a_missing_field_is_told_with_how_one_writes_it(
+    family: Family[Any], name: str, example: dict[str, Any]
+) -> None:
+    if family is PROPOSERS:  # they work some fields out
+        return
+    whole = family.parse({family.tag: name, **example})
+    required = [field for field, info in type(whole).model_fields.items() if info.is_required()]
+    for form in ({family.tag: name}, name) if required else ():
+        with pytest.raises(ConfigError) as caught:
+            family.given("here", form)
+        told = str(caught.value).splitlines()
+        assert [line.partition("' is missing, such as ")[0] for line in told] == [
+            f"here: '{field}" for field in required
+        ]
+        shown = [line.partition(", such as ")[2] for line in told]
+        if form == name:
+            assert all(each.startswith(f"{name}:") for each in shown)
+            fields = ",".join(each.removeprefix(f"{name}:") for each in shown)
+            assert family.parse(f"{name}:{fields}")
+        else:
+            given = [yaml.safe_load(each) for each in shown]
+            assert [list(each) for each in given] == [[field] for field in required]
+            assert family.parse({family.tag: name} | {k: v for g in given for k, v in g.items()})
+
+
 def test_unknown_names_answer_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="did you mean 'static'"):
         POLICIES.parse("statik")

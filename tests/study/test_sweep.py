@@ -17,7 +17,8 @@ import yaml
 from conftest import ROOT, Run, tiny_config
 
 from specsim.core.errors import ConfigError
-from specsim.study.sweep import Sweep, SweepFolder
+from specsim.policies import POLICIES
+from specsim.study.sweep import Sweep, SweepFolder, labels
 
 
 def sweep_file(folder: Path, axes: Any, base: Any = None, **rest: Any) -> Path:
@@ -99,6 +100,16 @@ def test_labels_are_short_and_different(tmp_path: Path) -> None:
     points = list(Sweep.load(sweep_file(tmp_path, axes)).points())
     assert [point.labels["policy"] for point in points[::2]] == ["off", "static:k=2", "goodput"]
     assert points[1].labels["engine.speculative_config"] == "eagle3:num_speculative_tokens=4"
+
+
+def test_labels_of_policies_can_be_typed() -> None:
+    """Lists and mappings included, ``schedule:ranges=[[1,8,3],[9,32,1]]``."""
+    for name, member in POLICIES.members.items():
+        for example in member.examples:
+            value = {"kind": name, **example}
+            (label,) = labels([value])
+            assert POLICIES.parse(label) == POLICIES.parse(value)
+            assert ", " not in label
 
 
 def test_a_sweep_writes_its_points_and_one_table(cli: Run, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Table
@@ -10,7 +9,7 @@ from rich.table import Table
 from specsim.acceptance import ACCEPTANCE
 from specsim.autoscaling import AUTOSCALING
 from specsim.core.families import Family
-from specsim.core.settings import Settings
+from specsim.core.settings import Settings, as_flow
 from specsim.latency import LATENCY
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
@@ -39,7 +38,7 @@ def family_table(family: Family[Any]) -> Table:
             if field != family.tag
         )
         summary = (member.__doc__ or "").strip().splitlines()[0]
-        examples = (_flow({family.tag: name, **example}) for example in member.examples)
+        examples = (as_flow({family.tag: name, **example}) for example in member.examples)
         table.add_row(name, escape("\n".join([summary, *examples])), escape("\n".join(fields)))
     return table
 
@@ -52,11 +51,6 @@ def names_table(title: str, names: dict[str, str]) -> Table:
     for name, remark in names.items():
         table.add_row(name, escape(remark))
     return table
-
-
-def _flow(value: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=1000)
-    return text.strip()
 
 
 def _field(name: str, info: FieldInfo) -> str:

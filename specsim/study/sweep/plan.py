@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.settings import Settings, check_used, overridden, set_field, validated
+from specsim.core.settings import Settings, as_flow, check_used, overridden, set_field, validated
 from specsim.profile import Profile, load_profile
 from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
@@ -268,11 +268,18 @@ def labels(values: list[Any]) -> list[str]:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         kind = value.get("kind", value.get("method"))
-        fields = [f"{k}={_short(v)}" for k, v in value.items() if k not in ("kind", "method")]
+        fields = [f"{k}={_written(v)}" for k, v in value.items() if k not in ("kind", "method")]
         return f"{kind}:{','.join(fields)}" if kind and fields else str(kind or ",".join(fields))
+    return _written(value)
+
+
+def _written(value: Any) -> str:
+    """Return a value as one would type it behind ``field=``."""
+    if isinstance(value, dict | list):
+        return as_flow(value).replace(", ", ",")
     if isinstance(value, float):
         return f"{value:g}"
-    text = json.dumps(value) if isinstance(value, bool | list | None) else str(value)
+    text = json.dumps(value) if isinstance(value, bool | None) else str(value)
     return PurePath(text).stem if text.endswith((".yaml", ".yml", ".json")) else text
 
 
