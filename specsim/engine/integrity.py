@@ -55,7 +55,7 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     held = _blocks_of(table, [*running, *holding])
     _check_held(table, list(chain.from_iterable(held)))
     _check_loading(table, holding)
-    if state["num_steps"][0] % (1 + len(table.blocks) // _THOROUGH) == 0:
+    if (state["num_steps"][0] + 1) % (1 + len(table.blocks) // _THOROUGH) == 0:
         _check_free(table, held)
     if running:
         slack = 1 + int(table.limits["max_draft_len"][0]) if in_step else 0
@@ -103,18 +103,16 @@ def _check_loading(table: Table, holding: list[int]) -> None:
 def _check_held(table: Table, held: list[int]) -> None:
     """Raise unless the blocks in use and the free ones add up, and holders are counted right."""
     blocks = table.blocks
-    counts = np.bincount(np.array(held, dtype=np.int64), minlength=len(blocks))
-    ids, free = counts.nonzero()[0], int(table.state["num_free"][0])
-    used = len(ids)
+    ids, counts = np.unique(np.array(held, dtype=np.int64), return_counts=True)
+    used, free = len(ids), int(table.state["num_free"][0])
     if used + free + 1 != len(blocks):
         raise InvariantError(
             f"blocks used ({used}) + free ({free}) + null (1) != total ({len(blocks)})"
         )
     kept = np.where(blocks["key"][ids] != NO_KEY, blocks["holders"][ids], 1)
-    for place in (counts[ids] != kept).nonzero()[0]:
-        block = ids[place]
+    for place in (counts != kept).nonzero()[0]:
         raise InvariantError(
-            f"block {block}: {counts[block]} sequences hold it, kept is {kept[place]}"
+            f"block {ids[place]}: {counts[place]} sequences hold it, kept is {kept[place]}"
         )
 
 
