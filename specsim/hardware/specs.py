@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
@@ -136,6 +136,7 @@ def gpus_alike(name: str) -> list[str]:
     return [each for each in resource_names("profiles", "*.yaml") if each.startswith(f"{name}-")]
 
 
+Known = TypeVar("Known")
 _NAMED = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("model_aliases.yaml")
 
@@ -177,9 +178,8 @@ def _named_model(name: str) -> ModelShape:
             hint = "give its config.json; specsim list names those that are known"
         raise ProfileError(f"no model '{name}' is known by name; {hint}")
     whole = {"torch_dtype": "bfloat16", "_name_or_path": config["name"], **config}
-    fields = HuggingFaceConfig(whole, name).fields()
-    fields["source"] = f"https://huggingface.co/{config['name']}/blob/main/config.json"
-    return ModelShape.model_validate(fields)
+    source = f"https://huggingface.co/{config['name']}/blob/main/config.json"
+    return ModelShape.model_validate(HuggingFaceConfig(whole, source).fields())
 
 
 def key_of(name: str) -> str:
@@ -187,7 +187,7 @@ def key_of(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
-def of_longest(known: Mapping[str, str | None], key: str) -> str | None:
+def of_longest(known: Mapping[str, Known], key: str) -> Known | None:
     """Return what is known by the longest name that a key begins with, up to its end or a dash."""
     fitting = [name for name in known if key == name or key.startswith(f"{name}-")]
     return known[max(fitting, key=len)] if fitting else None

@@ -113,7 +113,7 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "name",
     [
-        "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+        "zai-org/GLM-4.7-Flash",
         "deepseek-ai/DeepSeek-V3.9",
         "microsoft/Phi-4-multimodal-instruct",
         "mistralai/Mistral-Large-3-675B-Instruct-2512",
@@ -131,6 +131,12 @@ def test_a_known_name_may_have_the_shape_of_a_measured_model_and_a_shorter_conte
     name = "meta-llama/Meta-Llama-3-8B-Instruct"
     assert context_of(name) == {"max_model_len": 8192}
     assert shape_note(name) == f"step times and drafters of llama-3.1-8b, whose shape {name} has"
+
+
+def test_a_known_name_may_have_a_longer_context_than_the_model_of_its_shape() -> None:
+    assert model_of("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8") == model_of("Qwen/Qwen3-30B-A3B")
+    assert context_of("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8") == {"max_model_len": 262_144}
+    assert context_of("Qwen/Qwen3-30B-A3B") == {}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_model
 from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_shape import ModelShape
-from specsim.hardware.specs import key_of, known_model, model_names
+from specsim.hardware.specs import key_of, known_model, model_names, of_longest
 from specsim.profile.kernel_tables import published_configs
 
 NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
@@ -72,8 +72,10 @@ def weights_of(name: str, named: str | None) -> str | None:
 
 def context_of(name: str) -> dict[str, Any]:
     """Return the engine's limit of a fine-tune; nothing of other models."""
-    found = _fine_tune(name)
-    return {"max_model_len": load_model(found[0]).max_position_embeddings} if found else {}
+    if (found := _fine_tune(name)) is not None:
+        return {"max_model_len": load_model(found[0]).max_position_embeddings}
+    longest = of_longest(NAMES["contexts"], key_of(name))
+    return {} if longest is None else {"max_model_len": longest}
 
 
 def own_drafter(name: str) -> tuple[int, str | None]:
