@@ -185,6 +185,7 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
         if target.exists() and not target.is_file():  # to replace /dev/null would break the machine
             kind = "is a folder" if target.is_dir() else "is no ordinary file"
             raise ConfigError(f"{path}: cannot be written: {kind}; name a file")
+        check_folder(path.parent)
         if not is_own:
             _check_file(path)
         made.extend(folder for folder in target.parents if not folder.exists())
@@ -210,6 +211,13 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
                 folder.rmdir()
 
 
+def check_folder(path: Path) -> None:
+    """Raise a ConfigError if a folder cannot be there, since it or one above it is a file."""
+    for place in (path, *path.parents):
+        if place.exists() and not place.is_dir():
+            raise ConfigError(f"{place}: is a file; name a folder")
+
+
 @contextmanager
 def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     """Give a temporary folder to fill; its files move into `path` only if the block succeeds.
@@ -227,6 +235,7 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     temporary: Path | None = None
     try:
+        check_folder(path)
         check_replaceable(path, replaced)  # before the work
         path.mkdir(parents=True, exist_ok=True)
         _clear(path, _UNFINISHED)

@@ -118,6 +118,22 @@ def test_no_output_takes_the_place_of_an_input_or_of_a_users_file(cli: Run, here
     assert cli(*roofline, "p.yaml", "--force")[0] == 0
 
 
+@pytest.mark.parametrize("out", ["notes", "notes/below", "notes/far/below"])
+def test_a_file_in_the_place_of_a_folder_is_told_with_a_remedy(
+    out: str, cli: Run, here: Path
+) -> None:
+    (here / "notes").write_text("mine")
+    for command in (
+        ("run", "e.yaml", "--out", out),
+        (*COMPARE, "--out", out),
+        ("gate", "--update", f"{out}/b.json", "e.yaml"),
+    ):
+        code, _, err = cli(*command)
+        assert code == 2
+        assert err.endswith("notes: is a file; name a folder\n")
+    assert content(here) == {"notes": b"mine", "e.yaml": (here / "e.yaml").read_bytes()}
+
+
 def test_a_trace_is_not_converted_into_itself(cli: Run, here: Path) -> None:
     trace = here / "a.jsonl"
     trace.write_text('{"prompt_len": 3, "output_len": 2}\n')

@@ -11,7 +11,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from specsim.core.atomic import new_file
+from specsim.core.atomic import check_folder, new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.request import Request
@@ -67,8 +67,7 @@ class SweepFolder:
         false.
         """
         plan = path / "sweep.yaml"
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"{path}: is a file; name a folder")
+        check_folder(path)
         if not plan.exists():
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")
