@@ -28,15 +28,17 @@ from specsim.policies import (
     row_of,
 )
 from specsim.profile import Profile, load_profile
+from specsim.run import simulate as _simulate
 from specsim.run.experiment import Experiment
-from specsim.run.simulate import Run, simulate
+from specsim.run.simulate import Run
 from specsim.run.summary import Summary
-from specsim.study.capacity import capacity
-from specsim.study.compare import compare, parse_policies
-from specsim.study.gate.verdict import gate
-from specsim.study.plan import plan
-from specsim.study.sweep import sweep
-from specsim.study.tune import tune
+from specsim.study import capacity as _capacity
+from specsim.study import compare as _compare
+from specsim.study import plan as _plan
+from specsim.study import sweep as _sweep
+from specsim.study import tune as _tune
+from specsim.study.gate import verdict as _verdict
+from specsim.study.in_python import in_python
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
@@ -47,3 +49,12 @@ __all__ = [
     "Trace", "Tree", "View", "capacity", "compare", "gate", "inner", "load_profile",
     "parse_policies", "plan", "read_trace", "row_of", "simulate", "sweep", "tune",
 ]  # fmt: skip
+
+capacity = in_python(_capacity.capacity)
+compare = in_python(_compare.compare)
+gate = in_python(_verdict.gate)
+parse_policies = in_python(_compare.parse_policies)
+plan = in_python(_plan.plan, _plan.question_of)
+simulate = in_python(_simulate.simulate)
+sweep = in_python(_sweep.sweep)
+tune = in_python(_tune.tune)

@@ -102,7 +102,7 @@ def capacity(
                 experiment,
                 slo=slo,
                 attainment=attainment,
-                gpus=[] if gpus is None else [name.strip() for name in gpus.split(",")],
+                gpus=() if gpus is None else gpus,
                 policies=policies,
                 is_closed=drive == "concurrency",
                 qps=qps,

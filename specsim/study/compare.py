@@ -144,15 +144,15 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
     return ratio.low <= 1.0 <= ratio.high
 
 
-def parse_policies(texts: list[str]) -> dict[str, Policy]:
+def parse_policies(policies: list[str]) -> dict[str, Policy]:
     """Return policies by short form, ``off`` first; a ConfigError if one is wrong."""
-    for text, count in Counter(texts).items():
+    for text, count in Counter(policies).items():
         if count > 1:
             raise ConfigError(f"--policies {text}: is given {count} times; leave one")
-    policies: dict[str, Policy] = {"off": Off()}
-    for text in texts:
-        policies[text] = POLICIES.given(f"--policies {text}", text)
-    return policies
+    found: dict[str, Policy] = {"off": Off()}
+    for text in policies:
+        found[text] = POLICIES.given(f"--policies {text}", text)
+    return found
 
 
 def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, Policy]:
@@ -169,8 +169,9 @@ def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, 
 def chosen_policies(policies: Sequence[str] | None, own: Policy) -> dict[str, Policy]:
     """Return the policies by label: those asked for, else the experiment's own."""
     if policies:
-        parsed = parse_policies(list(policies))
-        return {label: parsed[label] for label in policies}
+        labels_given = [policies] if isinstance(policies, str) else list(policies)
+        parsed = parse_policies(labels_given)
+        return {label: parsed[label] for label in labels_given}
     fields = own.model_dump(mode="json", exclude_defaults=True) | {"kind": own.kind}
     return dict(zip(labels([fields]), [own], strict=True))
 

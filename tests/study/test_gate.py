@@ -98,7 +98,7 @@ def test_scenarios_run_with_the_seeds_of_the_baseline(
     assert gate(tmp_path / "b.json", tmp_path / "b.json").is_passed  # results, compared as they are
     wrong: dict[str, Any]
     for wrong, words in (
-        ({"overrides": ["seed=17"]}, "--set: cannot be used with results"),
+        ({"overrides": ["seed=17"]}, "overrides: cannot be used with results"),
         ({"tolerances": {"nope": 0.1}}, "--tolerance nope=0.1: no metric 'nope'"),
         ({"tolerances": {"mean_e2el_ms": -1}}, "--tolerance mean_e2el_ms=-1: expected METRIC"),
     ):

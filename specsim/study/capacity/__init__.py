@@ -88,7 +88,7 @@ def capacity(  # noqa: PLR0913 - the options of a command
     *,
     slo: str | Slo | None = None,
     attainment: float = 0.99,
-    gpus: Sequence[str] = (),
+    gpus: str | Sequence[str] = (),
     policies: Sequence[str] | None = None,
     is_closed: bool = False,
     qps: float | None = None,
@@ -120,7 +120,8 @@ def capacity(  # noqa: PLR0913 - the options of a command
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
     longest = None if num_requests else max_requests
     chosen = chosen_policies(policies, experiment.effective_policy)
-    hardware = find_hardware(experiment, list(gpus))
+    names = gpus.split(",") if isinstance(gpus, str) else gpus
+    hardware = find_hardware(experiment, [name.strip() for name in names])
     asked = own.slo, attainment, tolerance, is_closed, qps, replications, count, longest
     goal = Goal(*asked, limit_shares=own.shares, prices=Prices.load(prices))
     return find_capacity(

@@ -122,9 +122,9 @@ def gate(
             overrides.
         tolerances: By metric, in place of the suite's own.
     """
+    given = parse_tolerances(f"{name}={share}" for name, share in (tolerances or {}).items())
     before = baseline if isinstance(baseline, GateResults) else GateResults.load(Path(baseline))
     path, set_fields = Path(suite), list(overrides)
-    given = parse_tolerances(f"{name}={share}" for name, share in (tolerances or {}).items())
     if path.suffix == ".json":
         if set_fields:
             raise ConfigError("--set: cannot be used with results; name a suite, YAML")

@@ -1,0 +1,51 @@
+"""Studies as functions of Python: their errors name arguments, as those of commands name options.
+
+A study says what is wrong once, in the words of the command line, ``--num-requests``; called as a
+function, it is ``num_requests`` that is to be changed.
+"""
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
+
+from specsim.core.errors import SpecsimError
+from specsim.run.checks import ALLOWS_LARGE
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OTHERS = {"--set": "overrides", "--tolerance": "tolerances", "--drive concurrency": "is_closed"}
+"""Arguments that are not called as their option is."""
+_WITHOUT_AN_ARGUMENT = {
+    "`specsim --large` before the command": f"{ALLOWS_LARGE}=1 in the environment"
+}
+_OPTION = re.compile(
+    "|".join(map(re.escape, _OTHERS | _WITHOUT_AN_ARGUMENT)) + r"|`[^`]*`|(?<![\w-])--[a-z][a-z-]*"
+)
+
+
+def in_python(
+    function: Callable[P, R], takes: Callable[..., object] | None = None
+) -> Callable[P, R]:
+    """Return a study whose errors name its arguments, or those of what `takes` them."""
+    known = signature(takes or function).parameters
+
+    def argument(option: re.Match[str]) -> str:
+        """Return what is said in the place of an option; commands of a shell stay."""
+        alike = option[0].removeprefix("--").replace("-", "_")
+        name = alike if alike in known else _OTHERS.get(option[0], "")
+        if name in known:
+            return f"{name}=True" if isinstance(known[name].default, bool) else name
+        return _WITHOUT_AN_ARGUMENT.get(option[0], option[0])
+
+    @wraps(function)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except SpecsimError as error:
+            error.args = (_OPTION.sub(argument, str(error)),)
+            raise
+
+    return told
