@@ -99,8 +99,8 @@ def test_scenarios_run_with_the_seeds_of_the_baseline(
     wrong: dict[str, Any]
     for wrong, words in (
         ({"overrides": ["seed=17"]}, "overrides: cannot be used with results"),
-        ({"tolerances": {"nope": 0.1}}, "--tolerance nope=0.1: no metric 'nope'"),
-        ({"tolerances": {"mean_e2el_ms": -1}}, "--tolerance mean_e2el_ms=-1: expected METRIC"),
+        ({"tolerances": {"nope": 0.1}}, "tolerances nope=0.1: no metric 'nope'"),
+        ({"tolerances": {"mean_e2el_ms": -1}}, "tolerances mean_e2el_ms=-1: expected METRIC"),
     ):
         with pytest.raises(ConfigError, match=words):
             gate(tmp_path / "b.json", tmp_path / "b.json", **wrong)
