@@ -289,6 +289,22 @@ def test_the_verdict_says_what_to_use(tuning: Tuning) -> None:
     assert ("does not beat" in text) == (not beaten)
 
 
+@pytest.mark.parametrize(
+    ("low", "mean", "high", "is_recommended"),
+    [(0.99, 1.02, 1.05, False), (1.0005, 1.001, 1.0015, False), (1.01, 1.02, 1.03, True)],
+)
+def test_a_schedule_must_gain_what_one_would_notice(
+    low: float, mean: float, high: float, is_recommended: bool, tuning: Tuning
+) -> None:
+    gain = replace(tuning.check.over_best_fixed, low=low, mean=mean, high=high)
+    check = replace(tuning.check, best_fixed=1, over_best_fixed=gain)
+    batches = replace(tuning.batches, ranges=((1, 1, 1), (2, 2, 0)))
+    found = replace(tuning, check=check, batches=batches)
+    given = {name for name in found.recommended or {} if name.endswith("per_batch_size")}
+    assert bool(given) == is_recommended
+    assert any("by 0.5 % beyond" in line for line in tuning_verdict(found)) != is_recommended
+
+
 def replay(**changes: Any) -> Loads:
     arrivals = {"kind": "trace", "path": "traces/chat.parquet", **changes}
     return Loads(Experiment.parse(tiny_config(workload={"arrivals": arrivals}), "replay"), 2)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise, product
 from math import log, nan
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -225,6 +225,10 @@ class LoadCheck:
 class Check:
     """The schedule against one fixed k for all loads."""
 
+    WORTH: ClassVar[float] = 1.005
+    """Least speed-up that a schedule must have over a k, which is simpler. Where drafts matter
+    little, as behind a prefill pool that is full, runs tell apart what nobody would notice."""
+
     loads: list[LoadCheck]
     best_fixed: int
     """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
@@ -247,8 +251,8 @@ class Check:
 
     @property
     def schedule_pays(self) -> bool:
-        """Whether the schedule is better than the best fixed k beyond doubt."""
-        return self.over_best_fixed.low is not None and self.over_best_fixed.low > 1
+        """Whether the schedule is better than the best fixed k, beyond doubt and not in name."""
+        return self.over_best_fixed.low is not None and self.over_best_fixed.low >= self.WORTH
 
 
 def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
