@@ -196,7 +196,7 @@ def _validate_tables(
                 plot_predictions(found, folder / "report.png", title)
     show(*prediction_tables(errors))
     for note, count in _counted(found).items():
-        typer.echo(f"note: {note} ({count} rows)")
+        typer.echo(f"note: {note} ({count:,} rows)")
     warn([f"left out: {run.place}: {run.missing[0]}" for run in skipped])
     if out is not None:
         typer.echo(f"results: {out} ({'report.json, report.png' if draws else 'report.json'})")

@@ -273,13 +273,13 @@ def parity(
             temporary.write_text(json.dumps(ours) + "\n")
     steps = len(ours["steps"])
     if theirs is None:
-        typer.echo(f"{parsed.name}: {steps} steps, not compared (no log given)")
+        typer.echo(f"{parsed.name}: {steps:,} steps, not compared (no log given)")
         return
     difference = compare_logs(ours, theirs)
     if difference is not None:
         typer.echo(f"{parsed.name}: DIFFERS at {difference}")
         raise typer.Exit(1)
-    typer.echo(f"{parsed.name}: all {steps} steps and {len(ours['requests'])} requests agree")
+    typer.echo(f"{parsed.name}: all {steps:,} steps and {len(ours['requests']):,} requests agree")
 
 
 acceptance_app = typer.Typer(help="Fit acceptance models to recorded data.", no_args_is_help=True)
@@ -327,9 +327,9 @@ def fit(
         if preset_file is not None:
             preset_file.write_text(as_yaml(done.to_preset(source), width=100), encoding="utf-8")
     rows = {kind: asdict(each.held_out) for kind, each in done.candidates.items()}
-    title = f"{file.name}, {proposer}, k = {k}: {done.num_fitted} requests fitted"
+    title = f"{file.name}, {proposer}, k = {k}: {done.num_fitted:,} requests fitted"
     show(distances_table({"the other half of the data": asdict(done.halves), **rows}, title))
     typer.echo(records.left_out)
     typer.echo(f"\nclosest: {done.best}")
-    typer.echo(f"{done.chosen_kind}, fitted to all {len(records.tables)} requests:\n")
+    typer.echo(f"{done.chosen_kind}, fitted to all {len(records.tables):,} requests:\n")
     typer.echo(as_yaml({"acceptance": fields(done.chosen)}), nl=False)

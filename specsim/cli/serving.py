@@ -68,7 +68,7 @@ def serve(
     )
     experiment = load_experiment(config, overrides, seed)
     if cut := run(experiment, options, typer.echo):
-        warn([f"{cut} requests were cut off after {grace:g} s"])
+        warn([f"{cut:,} requests were cut off after {grace:g} s"])
     typer.echo("serve: ended")
 
 

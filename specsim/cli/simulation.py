@@ -249,11 +249,11 @@ def sweep(
     show(*sweep_tables(records, config.name))
     warn(plan.notes)
     failed = [record for record in records if record["error"]]
-    typer.echo(f"results: {folder.path} ({len(records)} points, points.parquet)")
+    typer.echo(f"results: {folder.path} ({len(records):,} points, points.parquet)")
     if failed:
         first = ", ".join(f"{field} {label}" for field, label in failed[0]["labels"].items())
         typer.echo(
-            f"{len(failed)} of {len(records)} points failed; the first, {first}: "
+            f"{len(failed):,} of {len(records):,} points failed; the first, {first}: "
             f"{failed[0]['error']}",
             err=True,
         )

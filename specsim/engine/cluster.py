@@ -234,8 +234,8 @@ class Cluster:
         """
         if self._stranded:
             raise CapacityError(
-                f"incidents: every replica has failed for good and {len(self._stranded)} requests "
-                "are left unanswered; give a failure an 'until', or add replicas"
+                f"incidents: every replica has failed for good and {len(self._stranded):,} "
+                "requests are left unanswered; give a failure an 'until', or add replicas"
             )
 
     def finish(self) -> None:

@@ -61,7 +61,7 @@ class Ends:
     def check(self) -> None:
         left = len(self._has_ended) - self._num_ended
         if left:
-            raise InvariantError(f"{left} of {len(self._has_ended)} requests never ended")
+            raise InvariantError(f"{left:,} of {len(self._has_ended):,} requests never ended")
 
 
 FEWEST = 20_000

@@ -313,7 +313,7 @@ class TraceBuilder:
     def build(self) -> Trace:
         """Return the trace; a TraceError if it has no request, or only some have a column."""
         if not self._lens:
-            dropped = f"; {self._num_dropped} rows had no prompt or no output"
+            dropped = f"; {self._num_dropped:,} rows had no prompt or no output"
             raise TraceError(
                 f"{self._path}: no request in it{dropped if self._num_dropped else ''}; "
                 "a workload has at least one"
@@ -322,7 +322,7 @@ class TraceBuilder:
         for name, column in [*self._columns.items(), *self._recorded_lens.items()]:
             if len(column) != len(lens):
                 raise TraceError(
-                    f"{self._path}: only {len(column)} of {len(lens)} requests have "
+                    f"{self._path}: only {len(column):,} of {len(lens):,} requests have "
                     f"'{name}'; all of them must have it, or none"
                 )
         columns: dict[str, Any] = dict(self._columns)

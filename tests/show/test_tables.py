@@ -1,19 +1,25 @@
 """Tables: what all of them have in common, and what that of a run says of its KV entries."""
 
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import tiny_config
+from rich.console import Console
+from rich.table import Table
 
 from specsim.core.request import Request
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render import new_table
-from specsim.show.render.run_tables import run_table
+from specsim.show.render.run_tables import comparison_table, run_table, sweep_tables
 from specsim.show.report import load_study, page_data
+from specsim.study.compare import compare
+from specsim.study.sweep import sweep
 
 
 @pytest.mark.parametrize(("remark", "num_columns"), [("", 2), ("FAILED", 3)])
@@ -74,3 +80,28 @@ def test_of_neither_it_says_nothing(tmp_path: Path) -> None:
     summary = Summary(simulate(Experiment.parse(tiny_config(), "plain")))
     names = [*rows_of(summary), *page_of(summary, tmp_path / "run")]
     assert not [name for name in names if any(w in name for w in ("transfer", "hits", "prefilled"))]
+
+
+def test_commands_show_a_metric_alike(tmp_path: Path) -> None:
+    """A run, a comparison (as columns, and ranked) and a sweep of the same one."""
+    config = tiny_config(policy={"kind": "static", "k": 1})
+    summary = Summary(simulate(Experiment.parse(config, "run")))
+    own = rows_of(summary)
+    experiment = Experiment.parse(config, "compared")
+    policies = ["static:k=1", "static:k=2", "goodput", "ema_tiers"]
+    few = comparison_table(compare(experiment, policies[:1], replications=1), "few")
+    many = comparison_table(compare(experiment, policies, replications=1), "many")
+    path = tmp_path / "s.yaml"
+    path.write_text(yaml.safe_dump({"base": config, "axes": [{"policy": ["static:k=1"]}]}))
+    [swept] = sweep_tables(sweep(path, tmp_path / "swept"), "swept")
+    console = Console(width=250, file=StringIO(), record=True)
+    assert isinstance(few, Table)
+    columns = [list(column.cells) for column in few.columns]
+    by_name = dict(zip(columns[0], columns[2], strict=True))
+    assert by_name["output tokens/s"] == own["output tokens/s"]
+    console.print(many)
+    [line] = [line for line in console.export_text().splitlines() if "static:k=1" in line]
+    row = {str(column.header): next(iter(column.cells)) for column in swept.columns}
+    for metric in ("E2E latency mean, ms", "TTFT mean, ms", "TPOT mean, ms", "output tokens/s"):
+        assert row[metric] == by_name[metric]
+        assert row[metric] in line.split()

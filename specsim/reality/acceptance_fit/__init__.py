@@ -181,7 +181,7 @@ def fit_acceptance(
 def _decoded_halves(records: Records, draft_len: int, split_seed: int) -> tuple[Decoded, Decoded]:
     if len(records.tables) < 4:
         raise TraceError(
-            f"{records.file}: {len(records.tables)} requests are too few to fit to one half and "
+            f"{records.file}: {len(records.tables):,} requests are too few to fit to one half and "
             "measure on the other; at least 4 are needed"
         )
     longest = max(map(max, records.tables))

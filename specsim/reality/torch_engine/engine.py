@@ -175,7 +175,7 @@ class TorchEngine:
         drafting, synthetic = Drafting(experiment, deployment, requests), is_synthetic
         runner, timing = self._runner(), self._timing
         server = WallClockServer(runner, deployment, drafting, timing, is_synthetic=synthetic)
-        with out_of_memory(f"serving {len(requests)} requests", self.device):
+        with out_of_memory(f"serving {len(requests):,} requests", self.device):
             return server.serve(requests, self.prompt)
 
     def measure(self, points: Iterable[GridPoint]) -> Iterator[Sample]:

@@ -59,7 +59,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
     """Return a measured run as it can be simulated; a SpecsimError if too little is known."""
     notes: list[str] = []
     if run.num_failed:
-        notes.append(f"{run.num_failed} requests that ended with an error are left out")
+        notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
     if run.meta.get("complete") is False:
         notes.append("the recording was cut off (meta.json: complete is false)")
     speculation = speculative_config(run, notes)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.core.figures import figures
 from specsim.core.settings import load_mapping
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -102,5 +103,5 @@ class MeasuredRun:
     @property
     def load(self) -> str:
         if self.request_rate is not None:
-            return f"{self.request_rate:g} requests/s"
+            return f"{figures(self.request_rate, 6)} requests/s"
         return f"C = {self.concurrency}"

@@ -189,7 +189,7 @@ def select_rows(
         column = next(iter(wanted), "")
         known = list(dict.fromkeys(run.cells.get(column, "") for run in runs))
         raise ConfigError(
-            f"{option}: leaves none of {len(runs)} rows; {column} may be "
+            f"{option}: leaves none of {len(runs):,} rows; {column} may be "
             f"{', '.join(map(repr, known[:8]))}"
         )
     return kept
@@ -214,7 +214,7 @@ def with_lengths(runs: Sequence[MeasuredRun], path: Path) -> list[MeasuredRun]:
         lens = lengths.get(run.run_id)
         if lens is not None and len(lens) != run.num_prompts:
             raise ConfigError(
-                f"{path}: run '{run.run_id}' has {len(lens)} requests, but {run.place} says "
+                f"{path}: run '{run.run_id}' has {len(lens):,} requests, but {run.place} says "
                 f"num_prompts = {run.num_prompts}; correct one of them"
             )
     return [replace(run, lens=lengths.get(run.run_id)) for run in runs]

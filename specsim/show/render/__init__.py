@@ -1,10 +1,13 @@
 """Tables on the terminal, one module per subject, and what all of them have in common."""
 
 from collections.abc import Iterable
+from math import isnan
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.table import Table
+
+from specsim.core.figures import figures
 
 if TYPE_CHECKING:
     from specsim.study.paired import SpeedUp
@@ -48,6 +51,30 @@ def model_interval(value: "SpeedUp") -> str:
     if value.model_low is None or value.model_high is None:
         return "-"
     return f"{value.model_low:.3f} - {value.model_high:.3f}"
+
+
+_FORMS = {
+    "request_throughput": "{:,.3f}",
+    "request_goodput": "{:,.3f}",
+    "tokens_per_step": "{:.3f}",
+    "num_preemptions": "{:,.0f}",
+    "spec_decode_acceptance_rate": "{:.1f} %",
+}
+"""How tables show a metric, by its name in ``summary.json``."""
+
+
+def shown(metric: str, value: float | None) -> str:
+    """Return a metric as every table shows it; ``-`` without a value."""
+    if value is None or isnan(value):
+        return "-"
+    if metric == "output_throughput":  # of a GPU thousands, of a CPU a few
+        return figures(value, 3)
+    return milliseconds(value) if metric.endswith("_ms") else _FORMS[metric].format(value)
+
+
+def milliseconds(value: float) -> str:
+    """Return a time in milliseconds as every table shows it."""
+    return f"{value:,.2f}"
 
 
 def percent(share: float) -> str:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
+from specsim.core.figures import figures
 from specsim.reality.calibration import JUDGED, Calibration, CaseResult, judged
 from specsim.reality.validation import METRICS, STATISTICS, Validation
 from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, TableErrors
 from specsim.results.metrics import SHOWN, TITLES, latency_statistics
-from specsim.show.render import add_wide_rows, new_table, percent
+from specsim.show.render import add_wide_rows, milliseconds, new_table, percent, shown
 
 if TYPE_CHECKING:
     from specsim.reality.observe import Observation
@@ -64,8 +65,8 @@ def _cases(found: Calibration) -> Table:
             mean = each.statistic(metric, "mean")
             spread = "-" if mean.spread is None else f"{mean.spread:.1%}"
             row += [
-                f"{mean.measured * 1e3:,.1f}",
-                f"{mean.simulated * 1e3:,.1f}",
+                milliseconds(mean.measured * 1e3),
+                milliseconds(mean.simulated * 1e3),
                 f"{mean.error:+.1%}",
                 f"{each.mean_at_speed(metric).error:+.1%}",
                 spread,
@@ -142,8 +143,8 @@ def _validated(found: Validation, title: str) -> Table:
     for each in found.statistics:
         row = [
             f"{_NAMES[each.metric]} {each.name}, ms",
-            f"{each.measured * 1e3:,.1f}",
-            f"{each.simulated * 1e3:,.1f}",
+            milliseconds(each.measured * 1e3),
+            milliseconds(each.simulated * 1e3),
             f"{each.error:+.2%}",
         ]
         if was_repeated:
@@ -185,13 +186,13 @@ def observation_table(found: "Observation", title: str) -> Table:
     samples = {TITLES[name]: values for name, values in found.latencies().items()}
     for name, values in {**samples, "client late by": found.lateness}.items():
         known = latency_statistics(values)
-        cells = (f"{known[statistic]:,.2f}" if len(values) else "-" for statistic in SHOWN)
+        cells = (milliseconds(known[statistic]) if len(values) else "-" for statistic in SHOWN)
         table.add_row(name, *cells)
     rows = [
         ("requests sent", f"{len(found.sent):,} of {found.num_planned:,}"),
         ("answered", f"{len(found.answered):,}"),
         ("failed", f"{found.errors.total():,}"),
-        ("output tokens/s", f"{found.output_rate:,.1f}"),
+        ("output tokens/s", shown("output_throughput", found.output_rate)),
     ]
     speculation = found.speculation()
     if speculation:
@@ -270,8 +271,8 @@ def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
     """Return the tables of a fit: parameters, and errors of fitted and of held-out rows."""
     rows = [
         [
-            *(each.name, f"{each.start:.4g}", f"{each.value:.4g}"),
-            *(f"{each.low:.3g} - {each.high:.3g}", _remark(each)),
+            *(each.name, figures(each.start), figures(each.value)),
+            *(f"{figures(each.low, 3)} - {figures(each.high, 3)}", _remark(each)),
         ]
         for each in found.estimates
     ]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from math import fsum, isnan
+from math import fsum, nan
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -18,7 +18,15 @@ from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import STABILITY_MARKS, stability_in, together
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
-from specsim.show.render import add_wide_rows, interval, model_interval, new_table, percent
+from specsim.show.render import (
+    add_wide_rows,
+    interval,
+    milliseconds,
+    model_interval,
+    new_table,
+    percent,
+    shown,
+)
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown, EngineMemory
@@ -34,11 +42,11 @@ _SWEPT = {
 
 
 _SCALARS = (
-    ("requests/s", "request_throughput", "{:.3f}"),
-    ("output tokens/s", "output_throughput", "{:,.0f}"),
-    ("tokens per step", "tokens_per_step", "{:.3f}"),
-    ("preemptions", "num_preemptions", "{:,.0f}"),
-    ("draft acceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
+    ("requests/s", "request_throughput"),
+    ("output tokens/s", "output_throughput"),
+    ("tokens per step", "tokens_per_step"),
+    ("preemptions", "num_preemptions"),
+    ("draft acceptance", "spec_decode_acceptance_rate"),
 )
 _TITLE_MARKS = {
     "stable": "",
@@ -52,7 +60,7 @@ def run_table(summary: Summary, title: str) -> Table:
     data = summary.data
     mark = _TITLE_MARKS[summary.stability]
     rows = (
-        [name, *(f"{data[f'{statistic}_{kind}_ms']:,.2f}" for statistic in SHOWN)]
+        [name, *(milliseconds(data[f"{statistic}_{kind}_ms"]) for statistic in SHOWN)]
         for kind, name in TITLES.items()
     )
     table = new_table(title + mark, ["ms", *SHOWN], rows)
@@ -63,10 +71,13 @@ def run_table(summary: Summary, title: str) -> Table:
 def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     own = data["specsim"]
     known = {**own, **data}
-    rows = [(name, form.format(known[key])) for name, key, form in _SCALARS if key in known]
+    rows = [(name, shown(key, known[key])) for name, key in _SCALARS if key in known]
     if (goodput := data["request_goodput"]) is not None:
         share = f"{goodput / data['request_throughput']:.2%}"
-        rows[1:1] = ("goodput requests/s", f"{goodput:.3f}"), ("within the limits", share)
+        rows[1:1] = (
+            ("goodput requests/s", shown("request_goodput", goodput)),
+            ("within the limits", share),
+        )
     if own["num_requeues"]:
         rows.append(("re-queued by failures", f"{own['num_requeues']:,}"))
     if own["prefix_hit_tokens"]:
@@ -119,8 +130,10 @@ def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
 
 def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[str]:
     found = [record["metrics"] for record in records if record["error"] is None]
-    sums = [fsum(metrics[key] for metrics in found) for key in _SWEPT]
-    values = [f"{total / len(found):,.2f}" if found else "-" for total in sums]
+    means = {
+        key: fsum(each[key] for each in found) / len(found) if found else nan for key in _SWEPT
+    }
+    values = [shown(key, mean) for key, mean in means.items()]
     problem = "FAILED" if len(found) < len(records) else ""
     mark = STABILITY_MARKS[together(map(stability_in, found))] if found else ""
     return [*map(escape, labels.values()), *values, problem or mark]
@@ -198,16 +211,18 @@ def _policies_as_columns(results: list["PolicyResult"], title: str) -> Table:
     table = new_table(title, ["", *(result.label for result in results)])
     for kind, name in TITLES.items():
         for statistic in SHOWN:
-            values = (result.mean(f"{statistic}_{kind}_ms") for result in results)
-            table.add_row(f"{name} {statistic}, ms", *(f"{value:,.2f}" for value in values))
+            field = f"{statistic}_{kind}_ms"
+            table.add_row(f"{name} {statistic}, ms", *(_mean(result, field) for result in results))
         table.add_section()
-    for name, field, form in _SCALARS:
-        table.add_row(name, *(_mean(result, field, form) for result in results))
+    for name, field in _SCALARS:
+        table.add_row(name, *(_mean(result, field) for result in results))
     if gpus := _gpus(results):
         table.add_row("GPUs", *map(str, gpus))
         rates = [result.mean("output_throughput") for result in results]
         each = (rate / count for rate, count in zip(rates, gpus, strict=True))
-        table.add_row("output tokens/s per GPU", *(f"{rate:,.0f}" for rate in each))
+        table.add_row(
+            "output tokens/s per GPU", *(shown("output_throughput", rate) for rate in each)
+        )
     table.add_section()
     table.add_row("speed-up", *(f"{result.speed_up.mean:.3f}" for result in results))
     if results[0].speed_up.low is not None:
@@ -231,9 +246,8 @@ def _gpus(results: list["PolicyResult"]) -> list[int]:
     return [each["replicas"] * (target + gpus) for each, gpus in zip(own, drafters, strict=True)]
 
 
-def _mean(result: "PolicyResult", field: str, form: str) -> str:
-    value = result.mean(field)
-    return "-" if isnan(value) else form.format(value)
+def _mean(result: "PolicyResult", field: str) -> str:
+    return shown(field, result.mean(field))
 
 
 _MARK = ""  # the column that says OVERLOADED has no title
@@ -242,13 +256,13 @@ Cell = Callable[["Standing"], str]
 
 
 _COLUMNS = (
-    ("E2E\nmean, ms", "mean_e2el_ms", "{:,.1f}"),
-    ("TTFT\nmean, ms", "mean_ttft_ms", "{:,.1f}"),
-    ("TPOT\nmean, ms", "mean_tpot_ms", "{:,.2f}"),
-    ("E2E\np99, ms", "p99_e2el_ms", "{:,.1f}"),
-    ("tokens/s", "output_throughput", "{:,.0f}"),
-    ("tokens\nper step", "tokens_per_step", "{:.3f}"),
-    ("draft\nacceptance", "spec_decode_acceptance_rate", "{:.1f} %"),
+    ("E2E\nmean, ms", "mean_e2el_ms"),
+    ("TTFT\nmean, ms", "mean_ttft_ms"),
+    ("TPOT\nmean, ms", "mean_tpot_ms"),
+    ("E2E\np99, ms", "p99_e2el_ms"),
+    ("tokens/s", "output_throughput"),
+    ("tokens\nper step", "tokens_per_step"),
+    ("draft\nacceptance", "spec_decode_acceptance_rate"),
 )
 
 
@@ -265,7 +279,7 @@ class Scoreboard:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
         standings = self.comparison.standings
         names, ranking = _name_columns(standings), _ranking_columns(standings)
-        measured = {title: partial(_measured, name, form) for title, name, form in _COLUMNS}
+        measured = {title: partial(_measured, name) for title, name in _COLUMNS}
         whole = _ranked(standings, {**names, **ranking, **measured}, self.title)
         whole.caption = _caption(standings)
         unlimited = options.update(width=10_000)
@@ -335,8 +349,8 @@ def _caption(standings: list["Standing"]) -> str:
     return "; ".join(lines)
 
 
-def _measured(field: str, form: str, standing: "Standing") -> str:
-    return _mean(standing.result, field, form)
+def _measured(field: str, standing: "Standing") -> str:
+    return _mean(standing.result, field)
 
 
 def _speed_up(value: "SpeedUp") -> str:

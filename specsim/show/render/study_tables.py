@@ -7,8 +7,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from specsim.core.figures import figures
 from specsim.results.stability import STABILITY_MARKS
-from specsim.show.render import interval, model_interval, new_table
+from specsim.show.render import interval, milliseconds, model_interval, new_table, shown
 from specsim.study.capacity.choices import metric_name, promise_words
 from specsim.study.plan.words import asked, day_table, headline, table
 
@@ -76,7 +77,7 @@ def _crossover(crossover: "Crossover") -> tuple[str, ...]:
 
 def _load(value: float) -> str:
     """Return a load, which may be a hundredth of a request per second or thousands of clients."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:,.0f}"
+    return figures(value, 3)
 
 
 def _state(load: "LoadCheck") -> str:
@@ -227,19 +228,19 @@ def _sustained_row(found: "Found") -> list[str]:
     head = [escape(found.hardware.label), escape(found.policy)]
     if probe is None or rate is None:
         lowest = found.probes[0]
-        at = f"{lowest.attainment:.2%} at {lowest.load:.3g}"
+        at = f"{lowest.attainment:.2%} at {figures(lowest.load, 3)}"
         return [*head, *(["none"] if goal.is_closed else []), "none", "", "", at]
     tried, latencies, between = found.tried(probe), probe.latencies_ms, found.interval
     row = [
         *head,
-        *([f"{probe.load:.0f}"] if goal.is_closed else []),
-        f"{rate:.4g}",
-        "-" if between is None else f"{between.low:.4g} - {between.high:.4g}",
+        *([f"{probe.load:,.0f}"] if goal.is_closed else []),
+        figures(rate),
+        "-" if between is None else f"{figures(between.low)} - {figures(between.high)}",
         binding(found),
         f"{probe.attainment:.2%}",
-        f"{latencies['p99_ttft_ms']:,.1f}",
-        f"{latencies['p99_tpot_ms']:,.2f}",
-        f"{rate * probe.mean_output_len:,.0f}",
+        milliseconds(latencies["p99_ttft_ms"]),
+        milliseconds(latencies["p99_tpot_ms"]),
+        shown("output_throughput", rate * probe.mean_output_len),
         f"{tried.gpu_hours_per_million_tokens:.4f}",
         _money(tried.cost_per_million_tokens),
     ]
@@ -270,7 +271,7 @@ def _metric(name: str) -> str:
 def capacity_verdict(capacity: "Capacity") -> list[str]:
     """Return in words what is most and what is cheapest, where that is shown, and the margins."""
     target, currency = capacity.goal.target_rate, capacity.goal.prices.currency
-    at = "at full load" if target is None else f"for {target:g} requests/s"
+    at = "at full load" if target is None else f"for {figures(target, 6)} requests/s"
     unit = f"{currency} per million output tokens" if target is None else f"{currency} per hour"
     lines = [_leaders(f"most per {capacity.unit}", capacity.most, "requests/s")]
     lines.append(_leaders(f"cheapest {at}", capacity.cheapest, unit))
@@ -288,22 +289,22 @@ def _leaders(what: str, ranking: "Ranking", unit: str) -> str:
     if len(ranking.leaders) + len(ranking.others) < 2:
         return ""
     if len(names) == 1:
-        return f"{what}: {names[0]}, {ranking.leaders[0].value:.4g} {unit}"
+        return f"{what}: {names[0]}, {figures(ranking.leaders[0].value)} {unit}"
     return f"{what}: no difference shown between {', '.join(names[:-1])} and {names[-1]}"
 
 
 def _front(capacity: "Capacity") -> Table:
     currency = capacity.goal.prices.currency
     target = capacity.goal.target_rate
-    unit = f"{currency} / 1 M" if target is None else f"{currency} / 1 M at {target:g}/s"
+    unit = f"{currency} / 1 M" if target is None else f"{currency} / 1 M at {figures(target, 6)}/s"
     columns = [unit, "mean latency, ms", "hardware", "policy", "requests/s"]
     rows = (
         [
             _money(offer.compared_cost),
-            f"{offer.mean_e2el_ms:,.1f}",
+            milliseconds(offer.mean_e2el_ms),
             escape(offer.hardware),
             escape(offer.policy),
-            f"{offer.requests_per_second:.4g}",
+            figures(offer.requests_per_second),
         ]
         for offer in capacity.front
     )
@@ -330,21 +331,20 @@ def split_table(found: "Split", title: str) -> Table:
     return new_table(f"{title}: {found.gpus} GPUs, p prefill and d decode", columns, rows)
 
 
+_SPLIT_TIMES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_transfer_ms")
+
+
 def _cells(row: "SplitRow") -> list[str]:
     values = row.values
     attainment = values["slo_attainment"]
     notes = (STABILITY_MARKS[row.stability], "efficient" if row.is_efficient else "")
     return [
         row.label,
-        "-" if row.rate is None else f"{row.rate:g}",
+        "-" if row.rate is None else figures(row.rate, 6),
         str(row.gpus),
-        f"{values['request_throughput']:.2f}",
+        shown("request_throughput", values["request_throughput"]),
         "-" if attainment is None else f"{attainment:.1%}",
-        *(
-            f"{values[name]:,.1f}"
-            for name in ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
-        ),
-        "-" if values["mean_transfer_ms"] is None else f"{values['mean_transfer_ms']:,.1f}",
+        *(shown(name, values[name]) for name in _SPLIT_TIMES),
         ", ".join(filter(None, notes)),
     ]
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
+from specsim.core.figures import figures
 from specsim.show.render import new_table, percent
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def trace_table(description: "TraceDescription", title: str) -> Table:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.4g}"
+    return "-" if value is None else figures(value)
 
 
 def token_tables(description: "TokenDescription", title: str) -> list[Table]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.atomic import new_file
+from specsim.core.figures import figures
 from specsim.core.version import __version__
 from specsim.show import filled, read_web
 from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES, TAILS, all_cells, known_measures
@@ -147,4 +148,5 @@ def _unit(study: Study, measure: Measure) -> str:
     if measure.name != COST:
         return measure.unit
     target = study.capacity and study.capacity["target_rate"]
-    return f"{study.currency} {measure.unit}{f' at {target:g} requests/s' if target else ''}"
+    at = f" at {figures(target, 6)} requests/s" if target else ""
+    return f"{study.currency} {measure.unit}{at}"

@@ -220,7 +220,7 @@ def load_sweep(folder: Path) -> Study:
     records = list(found.records())
     if not records:
         raise ConfigError(
-            f"{folder}: none of its {sweep.num_points} points has ended yet; wait for the first, "
+            f"{folder}: none of its {sweep.num_points:,} points has ended yet; wait for the first, "
             "or run the sweep again with --resume"
         )
     varies_slo = any(field.startswith("slo") for axis in sweep.axes for field in axis)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from specsim.core.errors import CapacityError, ConfigError
+from specsim.core.figures import figures
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.policies import Policy
@@ -272,10 +273,12 @@ def model_notes(found: list[Found]) -> list[str]:
             unknown.append(each.name)
             continue
         own = each.interval
-        sampled = "" if own is None else f"{own.low:.3g} to {own.high:.3g} requests/s by sampling, "
+        by_luck = "" if own is None else f"{figures(own.low, 3)} to {figures(own.high, 3)}"
+        sampled = f"{by_luck} requests/s by sampling, " if by_luck else ""
+        ends = " to ".join(figures(end, 3) for end in between)
         notes.append(
-            f"{each.name}: {sampled}{between[0]:.3g} to {between[1]:.3g} with step times as far "
-            "off as on four in five servers measured"
+            f"{each.name}: {sampled}{ends} with step times as far off as on four in five servers "
+            "measured"
         )
     if unknown:
         notes.append(f"{', '.join(unknown)}: how far such step times are off, nobody has measured")

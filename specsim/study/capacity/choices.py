@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple, Self
 from pydantic import Field, field_validator
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
+from specsim.core.figures import figures
 from specsim.core.resources import find_resource
 from specsim.core.settings import Settings, load_mapping, nearest, validated
 from specsim.hardware import GIB, load_model
@@ -150,7 +151,7 @@ def promise_words(
     own = [(share, [name]) for name, share in limit_shares.items()]
     parts = [
         f"{100 * share:.4g} % of the requests within "
-        + " and ".join(f"{metric_name(name)} {slo[name]:g} ms" for name in names)
+        + " and ".join(f"{metric_name(name)} {figures(slo[name], 6)} ms" for name in names)
         for share, names in [*groups.items(), *own]
         if names
     ]

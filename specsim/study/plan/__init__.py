@@ -9,6 +9,7 @@ from math import ceil, inf
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.figures import figures
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Contender, Found, refined, searched
@@ -145,11 +146,11 @@ def _nearest(plan: Plan) -> str:
     kept = plan.question.limit_shares
     reached = " and ".join(
         f"{metric_name(own)} {percentile(kept.get(own, plan.question.attainment))} "
-        f"{probe.reached_ms[own]:.3g} ms (limit {ms:g})"
+        f"{figures(probe.reached_ms[own], 3)} ms (limit {figures(ms, 6)})"
         for own, ms in limits.items()
     )
     words = option_words(plan.options[name])
-    return f"nearest comes {words}: {reached} at {probe.load:.3g} requests/s"
+    return f"nearest comes {words}: {reached} at {figures(probe.load, 3)} requests/s"
 
 
 def _shown(plan: Plan) -> set[str]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from specsim.core.figures import figures
 from specsim.study.capacity import Found, Hardware
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
@@ -225,7 +226,8 @@ def choice_of(
     }
     if found.rate is None or found.replicas is None or probe is None:
         lowest = found.probes[0]
-        why = f"{lowest.attainment:.0%} within the limits even at {lowest.load:.3g} requests/s"
+        load = figures(lowest.load, 3)
+        why = f"{lowest.attainment:.0%} within the limits even at {load} requests/s"
         return Choice(**head, state="impossible", why=why)
     between, by_model = found.interval if is_searched else None, found.model_interval
     beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)

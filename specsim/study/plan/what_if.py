@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from specsim.core.figures import figures
 from specsim.profile.model_error import QUANTILE
 from specsim.study.capacity import Found
 from specsim.study.plan.advice import (
@@ -70,7 +71,7 @@ def what_ifs(plan: "Plan") -> list[WhatIf]:
 def _worlds(plan: "Plan", taken: str) -> list[_World]:
     rate = plan.question.rate
     found = [
-        _World("load", f"{rate * load:g} requests/s ({load - 1:+.0%})", load=load)
+        _World("load", f"{figures(rate * load, 6)} requests/s ({load - 1:+.0%})", load=load)
         for load in _LOADS
     ]
     spread = plan.known(taken).time_spread

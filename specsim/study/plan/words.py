@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from specsim.core.figures import figures
 from specsim.study.capacity.choices import metric_name, percentile, promise_words
 from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import (
@@ -58,7 +59,7 @@ def _on_speculation(advice: Advice, best: Choice) -> str:
         text = f"Speculation ({best.speculation}) {_effect(best)}"
         if advice.off_from is None:
             return f"{text}."
-        return f"{text}; above {advice.off_from:.3g} requests/s per server turn it off."
+        return f"{text}; above {figures(advice.off_from, 3)} requests/s per server turn it off."
     tried = [c for c in advice.choices if c.hardware == best.hardware and c.policy != "off"]
     known = [c for c in tried if c.against_none is not None]
     if not known:
@@ -93,7 +94,8 @@ def _cost_words(ratio: float) -> str:
 def title(advice: Advice) -> str:
     """Return what is asked for, without the limits."""
     most = "" if advice.day is None else "Up to "
-    return f"{most}{advice.requests_per_second:g} requests/s of {advice.traffic} to {advice.model}"
+    rate = figures(advice.requests_per_second, 6)
+    return f"{most}{rate} requests/s of {advice.traffic} to {advice.model}"
 
 
 def asked(advice: Advice) -> str:
@@ -136,11 +138,12 @@ def _day_row(fleet: DayFleet, fixed: float) -> list[str]:
 
 
 def _day_notes(day: DayAdvice) -> list[str]:
-    start = f"{day.start_up_seconds:g} s"
+    start = f"{figures(day.start_up_seconds, 6)} s"
+    lowest, highest = (figures(end(day.rates), 6) for end in (min, max))
     return [
-        f"The day has {day.requests:,.0f} requests, {min(day.rates):g} to {max(day.rates):g} per "
+        f"The day has {day.requests:,.0f} requests, {lowest} to {highest} per "
         f"second. By schedule servers start {start} before their hour. Autoscaled, Kubernetes' HPA "
-        f"keeps {day.requests_per_server:.0f} requests in each, which leaves room for "
+        f"keeps {day.requests_per_server:,.0f} requests in each, which leaves room for "
         f"{day.headroom:.2f} times the load while others start ({start}). Bursts are not in it."
     ]
 
@@ -183,8 +186,8 @@ def notes(advice: Advice) -> list[str]:
     if best is not None and best.capacity is not None and best.servers is not None:
         each = advice.requests_per_second / best.servers
         found.append(
-            f"One {_unit(best)} takes up to {best.capacity:.4g} requests/s within the limits"
-            f"{_between(best.capacity_interval)}; each gets {each:.4g}{_count(best)}."
+            f"One {_unit(best)} takes up to {figures(best.capacity)} requests/s within the limits"
+            f"{_between(best.capacity_interval)}; each gets {figures(each)}{_count(best)}."
         )
     if best is not None:
         found += _cliff(advice, best)
@@ -229,15 +232,20 @@ def _faster_for_little(advice: Advice) -> list[str]:
 
 def _on_api(advice: Advice, api: ApiAdvice) -> str:
     """Return what an API costs for the same load, and at which load it costs as much."""
-    prices, lens = [f"{each:g}" for each in api.per_million], [f"{n:,.0f}" for n in api.mean_lens]
+    prices = [figures(each, 6) for each in api.per_million]
+    lens = [f"{n:,.0f}" for n in api.mean_lens]
     own = advice.best and advice.best.cost_per_hour
     day = "" if api.cost_per_day is None else f", {api.cost_per_day:,.2f} a day"
     return (
         f"An API at {prices[0]} {advice.currency} per million prompt tokens and {prices[1]} per "
         f"million output tokens costs {api.cost_per_hour:,.2f} per hour{day}, with {lens[0]} and "
         f"{lens[1]} tokens per request, none of them cheaper for being cached"
-        + (f": {api.cost_per_hour / own:.2g} times what is rented" if own else "")
-        + (f", and as much as that at {api.same_cost_at:.3g} requests/s" if own else "")
+        + (f": {figures(api.cost_per_hour / own, 2)} times what is rented" if own else "")
+        + (
+            f", and as much as that at {figures(api.same_cost_at, 3)} requests/s"
+            if api.same_cost_at
+            else ""
+        )
         + "."
     )
 
@@ -289,13 +297,13 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
         kept = _kept(advice, best.beyond_kept)
         if kept and best.binds == BACKLOG:
             kept += _missed(best.binds)
-        kept = kept or f"{100 * share:.4g} % of the requests are within{_missed(best.binds)}"
-        said.append(f"Beyond: at {load:.4g} requests/s {kept}.")
+        kept = kept or f"{figures(100 * share)} % of the requests are within{_missed(best.binds)}"
+        said.append(f"Beyond: at {figures(load)} requests/s {kept}.")
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
         said.append(
-            f"Plan for at most {low:.4g} requests/s per {unit}: the lower end of the interval, a "
-            "risk of 2.5 % by sampling alone, without the errors of step times and acceptance."
+            f"Plan for at most {figures(low)} requests/s per {unit}: the lower end of the interval"
+            ", a risk of 2.5 % by sampling alone, without the errors of step times and acceptance."
         )
     if best.capacity_by_model is None:
         said.append("How far such step times are off, nobody has measured.")
@@ -316,7 +324,7 @@ def _kept(advice: Advice, shares: dict[str, float]) -> str:
     for promise, share in shares.items():
         names = [promise] if promise in own else [n for n in advice.slo if n not in own]
         kept = promise_words({name: advice.slo[name] for name in names}, share, {})
-        parts.append(f"{kept} ({100 * own.get(promise, advice.attainment):.4g} % must be)")
+        parts.append(f"{kept} ({figures(100 * own.get(promise, advice.attainment))} % must be)")
     return ", ".join(parts)
 
 
@@ -326,8 +334,8 @@ def _model_error(best: Choice, between: tuple[float, float]) -> str:
     if fewest != most:
         servers = f"{fewest:,} to {most:,} servers"
     return (
-        f"With step times as far off as on four in five servers measured: {between[0]:.4g} to "
-        f"{between[1]:.4g} requests/s per server, {servers}."
+        f"With step times as far off as on four in five servers measured: {figures(between[0])} to "
+        f"{figures(between[1])} requests/s per server, {servers}."
     )
 
 
@@ -347,7 +355,7 @@ def _count(best: Choice) -> str:
 
 
 def _between(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else f" (95 %: {ends[0]:.4g} to {ends[1]:.4g})"
+    return "" if ends is None else f" (95 %: {figures(ends[0])} to {figures(ends[1])})"
 
 
 def what_if_rows(advice: Advice) -> list[dict[str, Any]]:

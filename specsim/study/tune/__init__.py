@@ -99,8 +99,8 @@ class Tuning:
         last = self.batches.points[-1].batch_size
         if last < self.batches.max_num_seqs:
             found.append(
-                f"the KV cache holds about {last} requests of this workload; larger batches, up to "
-                f"max_num_seqs = {self.batches.max_num_seqs}, carry the last k"
+                f"the KV cache holds about {last:,} requests of this workload; larger batches, up "
+                f"to max_num_seqs = {self.batches.max_num_seqs}, carry the last k"
             )
         if self.batches.is_smoothed:
             found.append(

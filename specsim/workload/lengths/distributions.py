@@ -264,7 +264,7 @@ class TraceRows(Lengths):
         trace = read_trace(self.path)
         if count > len(trace):
             raise TraceError(
-                f"{self.path}: has {len(trace)} requests, {count} are asked for; lower "
+                f"{self.path}: has {len(trace):,} requests, {count:,} are asked for; lower "
                 "num_requests or draw with lengths of kind 'empirical'"
             )
         return trace.take(np.arange(count))

@@ -1,0 +1,32 @@
+"""Numbers in sentences: all whole digits, commas between thousands, never an exponent."""
+
+from random import Random
+
+import pytest
+
+from specsim.core.figures import figures
+from specsim.core.reading import number_in
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (10000, 6, "10,000"),
+        (12345.6, 4, "12,346"),
+        (999.6, 3, "1,000"),
+        (0.012345, 3, "0.0123"),
+        (1e7, 4, "10,000,000"),
+        (7.0, 4, "7"),
+    ],
+)
+def test_the_rule(value: float, digits: int, text: str) -> None:
+    assert figures(value, digits) == text
+
+
+def test_what_is_shown_is_near_and_can_be_read_again() -> None:
+    random = Random(5)
+    for _ in range(2000):
+        value, digits = 10 ** random.uniform(-3, 9), random.randint(2, 6)
+        text = figures(value, digits)
+        assert "e" not in text
+        assert number_in(text) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits))
