@@ -320,9 +320,9 @@ def fit(
     from specsim.show.render.trace_tables import distances_table
 
     with output_file(json_out) as json_file, output_file(preset) as preset_file:
-        with spinner(f"fitting to {file.name}"):
+        with progress(f"reading {file.name}", None) as told:
             records = load_records(file, proposer, max_output_len)
-            done = fit_acceptance(records, k, split_seed, kind)
+            done = fit_acceptance(records, k, split_seed, kind, told.stage)
         write_json(json_file, done.to_dict())
         if preset_file is not None:
             preset_file.write_text(as_yaml(done.to_preset(source), width=100), encoding="utf-8")

@@ -164,6 +164,7 @@ def tune(
                 replications=replications,
                 workers=workers,
                 on_progress=on_progress,
+                on_stage=on_progress.stage,
             )
         if folder is not None:
             tuning.save(folder)

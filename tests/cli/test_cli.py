@@ -170,7 +170,8 @@ def test_tune_prints_tables_and_fills_the_folder(
 ) -> None:
     args = ("--max-k", 1, "--replications", 2, "--workers", 1)
     code, out, err = cli("tune", experiment(engine=few_seqs()), *args, "--out", "tuned")
-    assert (code, err) == (0, "")
+    assert (code, len(err.splitlines())) == (0, 3)
+    assert all(line.endswith(" ...") for line in err.splitlines())  # what is looked at
     for word in ("best k", "load below which", "oracle", "own", "schedule:  {", "use:       {"):
         assert word in out
     assert {path.name for path in (tmp_path / "tuned").iterdir()} == {"tune.json", "plot.png"}
@@ -292,7 +293,10 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
     args = ("acceptance", "fit", "tokens.jsonl", "--proposer", "eagle", "--k", 3)
     preset = Path("profiles") / "acceptance" / "mine.yaml"
     code, out, err = cli(*args, "--json", "fit.json", "--preset", preset, "--source", "a test")
-    assert (code, err) == (0, "")
+    assert code == 0
+    assert [line.split()[:2] for line in err.splitlines()] == [
+        ["fitting", kind] for kind in acceptance_fit.FITS
+    ]
     for word in ("other half of the data", "beta_position", "layered", "0 requests of more than"):
         assert word in out
     found = json.loads((tmp_path / "fit.json").read_text())

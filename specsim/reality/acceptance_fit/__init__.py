@@ -1,5 +1,6 @@
 """Fitting acceptance models to one half of recorded requests, and measuring them on the other."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -146,12 +147,19 @@ def fields(model: Acceptance) -> dict[str, Any]:
 
 
 def fit_acceptance(
-    records: Records, draft_len: int, split_seed: int, chosen_kind: str | None = None
+    records: Records,
+    draft_len: int,
+    split_seed: int,
+    chosen_kind: str | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> AcceptanceFit:
     """Fit all models and choose the best, or a given kind.
 
     A ConfigError if there is no such kind, or it cannot be fitted. A TraceError if the records are
     too few or too short, or drafts in them are shorter than `draft_len`.
+
+    Args:
+        on_stage: Told which model is fitted next.
     """
     if chosen_kind not in (None, *FITS):
         raise ConfigError(
@@ -161,6 +169,8 @@ def fit_acceptance(
     twin = Twin(held_out, POSITIONS, "measure")
     candidates = {}
     for kind, fit in FITS.items():
+        if on_stage is not None:
+            on_stage(f"fitting {kind} to {len(fitted.output_lens):,} requests")
         model = fit(fitted)
         candidates[kind] = Candidate(model, Distances.between(twin.decode(model), held_out))
     best = min(candidates, key=lambda kind: candidates[kind].held_out.total)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.figures import figures
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.proposers import Proposer
@@ -179,6 +180,7 @@ def tune(
     replications: int = 5,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
+    on_stage: Callable[[str], None] | None = None,
 ) -> Tuning:
     """Find the best k per batch size and the crossover load per k, and check what that gains.
 
@@ -190,17 +192,21 @@ def tune(
             i``.
         max_k: Largest k to try, tokens; by default ``num_speculative_tokens``.
         replications: At least 2, for intervals.
+        on_stage: Told what is looked at next.
     """
     if replications < 2:
         raise ConfigError(
             f"replications = {replications} must be at least 2: one says nothing about spread"
         )
     tunable = _tunable(experiment, max_k)
-    loads = Loads(tunable, replications)
+    loads, tell = Loads(tunable, replications), on_stage or (lambda text: None)
     with Trials(workers, on_progress) as trials:
+        tell(f"every k up to {tunable.max_draft_len} at each batch size")
         batches = tune_batches(loads, trials)
         series = LoadSeries.of(loads, batches)
+        tell(f"loads up to {figures(series.capacity, 3)} {loads.unit}, at which each k pays")
         crossovers, curves = find_crossovers(series, trials)
+        tell("the schedule against every k and the oracle")
         check = check_schedule(series, batches, trials)
     return Tuning(
         experiment=experiment,
