@@ -335,6 +335,8 @@ def _learn(desk: Joining) -> int:
     """Note what came of what was stated, and what the step took."""
     num, drafted = desk.state[0].num_rows, 0
     desk.state[0].steps_since_new += 1
+    desk.lives[0].decoded += desk.trade.outcome[0]
+    desk.lives[0].emitted += desk.trade.outcome[1]
     learn_prices(desk.trade)
     note_step(desk.trade)
     for row in range(num):

@@ -91,7 +91,7 @@ def happened(log: dict[str, Any]) -> Counter[str]:
     )
 
 
-@pytest.mark.parametrize("part", range(10))
+@pytest.mark.parametrize("part", range(6))
 def test_every_field_of_every_step_agrees(part: int) -> None:
     found, seen = differing(range(100 * part, 100 * part + 100))
     assert not found, "\n".join(found)
@@ -110,7 +110,7 @@ def test_prefill_first_agrees(part: int) -> None:
     assert seen["drafts"] > seen["accepted"] > 200, seen
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(3))
 def test_engines_with_groups_agree(part: int) -> None:
     found, seen = differing(range(100 * part, 100 * part + 100), has_groups=True)
     assert not found, "\n".join(found)
@@ -138,7 +138,7 @@ def test_uncompiled_loops_do_what_vllm_did() -> None:
     assert in_python("recorded") == f"compared {count}\n"
 
 
-STEPS = 60  # of a recording, by which nearly all that it has to show has happened
+STEPS = 30  # of a recording, by which nearly all that it has to show has happened
 
 
 class Enough(Exception):  # noqa: N818

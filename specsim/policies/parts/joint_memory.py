@@ -63,7 +63,7 @@ class JointState(Protocol):
 
 
 class Lives(Protocol):
-    """For how many steps a prompt that was read is of use."""
+    """For how many steps and tokens a prompt that was read is of use."""
 
     step: float
     age: float  # steps since the requests of the last step began, added up,
@@ -72,11 +72,14 @@ class Lives(Protocol):
     reading: float  # and seconds that the drafter would have read their prompts
     ended: float  # requests, fading,
     lived: float  # and the steps in which they decoded
+    decoded: float  # sequences of all steps, fading,
+    emitted: float  # and the tokens that they emitted
 
 
 def no_lives() -> NDArray[Any]:
     """Return the prior."""
-    return row_of(Lives, ended=PRIOR_REQUESTS, lived=PRIOR_REQUESTS * STEADY)
+    lived = PRIOR_REQUESTS * STEADY
+    return row_of(Lives, ended=PRIOR_REQUESTS, lived=lived, decoded=lived, emitted=lived)
 
 
 class Joining(NamedTuple):

@@ -1,8 +1,8 @@
 """Upkeep: whether the drafter of `joint` is worth having, and whom it serves.
 
-What it takes to read a prompt, and for how many steps that is of use, are means over requests,
+What it takes to read a prompt, and for how many tokens that is of use, are means over requests,
 fading: of those admitted, and of those that have ended, with a prior. Prompts come in bursts; what
-reading them costs is borne by all steps that gain from it.
+reading them costs is borne by all tokens that gain from it.
 """
 
 from specsim.core.compiled import inner
@@ -180,7 +180,7 @@ def life_of(lives: Lives) -> float:
 
 @inner
 def share_of(lives: Lives, size: int, begun: float, num: int) -> float:
-    """Return what a step of so many decoding sequences bears of reading prompts, seconds.
+    """Return what a step of so many tokens, one per sequence, bears of reading prompts, seconds.
 
     Its sequences, decoding or not, began in steps that add up to `begun`.
     """
@@ -191,7 +191,10 @@ def share_of(lives: Lives, size: int, begun: float, num: int) -> float:
     lives.running, lives.age = size, age
     if not lives.admitted:
         return 0.0
-    share: float = num * lives.reading / lives.admitted / life_of(lives)
+    tokens = life_of(lives) * lives.emitted / lives.decoded
+    share: float = num * lives.reading / lives.admitted / tokens
+    lives.decoded *= _KEPT
+    lives.emitted *= _KEPT
     lives.admitted *= _KEPT
     lives.reading *= _KEPT
     lives.lived *= _KEPT
