@@ -1,6 +1,6 @@
 """Commands ``profile build``, ``profile fit``, ``profile show`` and ``profile roofline``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -17,6 +17,7 @@ from specsim.cli.options import (
     refuse,
     show,
     spinner,
+    warn,
     write_json,
 )
 from specsim.core.errors import ConfigError, ProfileError
@@ -254,6 +255,13 @@ def _make(
     typer.echo(text if out is None else f"profile: {out}", nl=out is not None)
 
 
+def _warn_of_heads(drafts: Mapping[str, str], model: str) -> None:
+    from specsim.profile.from_roofline import doubt_of_head
+
+    doubts = (doubt_of_head(*drafter, model) for drafter in drafts.items())
+    warn([doubt for doubt in doubts if doubt is not None])
+
+
 @profile_app.command()
 def build(
     model: MadeModel,
@@ -325,6 +333,7 @@ def build(
         reserved_gib=reserved_gib,
     )
     _make(lambda: TableProfile.of(options), built_table, context, out, default_flow_style=None)
+    _warn_of_heads(options.drafts, options.model)
 
 
 @profile_app.command()
@@ -364,3 +373,4 @@ def roofline(
         reserved_gib=reserved_gib,
     )
     _make(lambda: RooflineProfile.of(options), roofline_table, context, out)
+    _warn_of_heads(options.drafts, options.model)

@@ -225,6 +225,20 @@ def _runs_of_words(name: str) -> set[str]:
     return {"".join(words[start:end]) for end in ends for start in range(end)}
 
 
+def models_in(name: str) -> set[str]:
+    """Return the models that a name or the path of a config.json speaks of; heads are none.
+
+    The longest alone of those that fit: ``EAGLE3-Qwen3-8B`` speaks of ``qwen3-8b``.
+    """
+    path = Path(name)
+    label = path.parent.name if path.name == "config.json" else name.removesuffix(".json")
+    called = _runs_of_words(key_of(label))
+    fitting = {each for each in model_names() if _plain(each) in called} | {known_model(label)}
+    found = {each for each in fitting if each is not None and not load_model(each).is_head}
+    longest = max(map(len, found), default=0)
+    return {each for each in found if len(each) == longest or each == known_model(label)}
+
+
 def find_gpu(names: list[str], source: str) -> str:
     """Return the name in ``profiles/`` of a GPU, given what somebody else calls it.
 

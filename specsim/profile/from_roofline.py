@@ -9,6 +9,7 @@ from typing import Any, Self
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.hardware.specs import models_in
 from specsim.latency.roofline import Roofline
 from specsim.profile.profile import GPU_MEMORY_UTILIZATION, Profile, default_layout, memory_plan
 
@@ -156,6 +157,18 @@ def load_drafter(method: str, name: str, target: ModelShape) -> ModelShape:
             f"'{target.name}' have {target.hidden_size}; name a head that was made for it"
         )
     return shape
+
+
+def doubt_of_head(method: str, name: str, model: str) -> str | None:
+    """Return a warning if a head, by its name, was made for another model than the target."""
+    meant, targets = models_in(name), models_in(model)
+    if method not in _HEADS or not meant or not targets or meant & targets:
+        return None
+    made_for = " or ".join(sorted(meant))
+    return (
+        f"--draft {method}={name}: by its name this head was made for {made_for}, and the target "
+        f"is {model}, which would accept few of its drafts; the step times hold"
+    )
 
 
 def is_own_mtp(method: str, shape: ModelShape) -> bool:

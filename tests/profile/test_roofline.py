@@ -4,10 +4,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Run
 
 from specsim.core.errors import ProfileError
 from specsim.core.step import StepLoad
 from specsim.hardware import load_gpu, load_model
+from specsim.hardware.specs import model_names, models_in
 from specsim.latency.roofline import (
     Operator,
     Roofline,
@@ -16,6 +18,7 @@ from specsim.latency.roofline import (
     matrix_operators,
 )
 from specsim.profile import load_profile
+from specsim.profile.from_roofline import doubt_of_head
 
 H, H_MLP = 4096, 11008  # Llama-2-7B
 IDEAL: dict[str, Any] = {"compute_efficiency": 1, "memory_efficiency": 1}
@@ -178,3 +181,47 @@ def test_distance_from_the_measured_profile(
     off = [model.forward_time(load) / measured.forward_time(load) - 1 for load in loads]
     assert min(off) == pytest.approx(low, abs=0.01), what
     assert max(off) == pytest.approx(high, abs=0.01), what
+
+
+HEADS = [name for name in model_names() if load_model(name).is_head]
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_head_belongs_to_the_model_of_its_name_alone(head: str) -> None:
+    """A model of the same width takes any head; the names tell."""
+    method = "eagle3"
+    own = next(each for each in model_names() if each in head and each in models_in(head))
+    assert doubt_of_head(method, head, own) is None
+    assert doubt_of_head("draft_model", head, "bloom-560m") is None
+    others = [name for name in model_names() if name not in head and not load_model(name).is_head]
+    for other in others:
+        doubt = doubt_of_head(method, head, other)
+        assert doubt is not None
+        assert own in doubt
+        assert other in doubt
+
+
+@pytest.mark.parametrize(
+    ("head", "target", "is_doubted"),
+    [
+        ("heads/Qwen3-8B_eagle3/config.json", "llama-3.1-8b", True),
+        ("heads/Qwen3-8B_eagle3/config.json", "models/Qwen3-8B/config.json", False),
+        (
+            "heads/Qwen3-8B_eagle3/config.json",
+            "models/deepseek-r1-0528-qwen3-8b/config.json",
+            False,
+        ),
+        ("heads/mine/config.json", "llama-3.1-8b", False),  # nothing tells
+        ("eagle3-qwen3-8b", "models/mine/config.json", False),
+    ],
+)
+def test_folders_tell_too(head: str, target: str, is_doubted: bool) -> None:
+    assert (doubt_of_head("eagle3", head, target) is not None) == is_doubted
+
+
+def test_building_with_a_head_of_another_model_warns(cli: Run) -> None:
+    args = ("profile", "roofline", "--model", "llama-3.1-8b", "--gpu", "h100", "--out", "p.yaml")
+    code, _, err = cli(*args, "--draft", "eagle3=eagle3-qwen3-8b")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("warning: --draft eagle3=eagle3-qwen3-8b: by its name")
+    assert cli(*args, "--draft", "eagle3=eagle3-llama-3.1-8b")[2] == ""
