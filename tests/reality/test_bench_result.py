@@ -12,6 +12,7 @@ from conftest import Run
 from specsim.cli.options import profile_text
 from specsim.core.errors import ConfigError
 from specsim.reality.validation import MeasuredRun, predict, read_table
+from specsim.reality.validation.table_replay import compose_row
 
 RESULT: dict[str, Any] = {
     "date": "20260101-120000",
@@ -74,6 +75,8 @@ def test_a_closed_loop_without_drafts(tmp_path: Path) -> None:
 def test_drafts_are_known_but_for_the_method(tmp_path: Path) -> None:
     run = read(tmp_path, **DRAFTS)
     assert "method is empty: say what drafts 3 tokens" in run.missing[0]
+    with pytest.raises(ConfigError, match=r"eagle3 \(--set COLUMN=VALUE fills empty cells\); or"):
+        compose_row(run)
     run = read(tmp_path, {"method": "eagle3", "gpu": "H100"}, **DRAFTS)
     assert run.missing == ()
     assert (run.method, run.num_speculative_tokens) == ("eagle3", 3)

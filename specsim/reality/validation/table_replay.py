@@ -87,7 +87,9 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     SpecsimError if the row lacks something, or an option of the engine is out of range.
     """
     if run.missing:
-        raise ConfigError(f"{run.place}: {run.missing[0]}; or leave it out (--skip-incomplete)")
+        gap = run.missing[0]
+        fill = " (--set COLUMN=VALUE fills empty cells)" if " empty" in gap else ""
+        raise ConfigError(f"{run.place}: {gap}{fill}; or leave it out (--skip-incomplete)")
     engine, k = dict(run.engine), run.num_speculative_tokens
     if run.method:
         config: dict[str, Any] = {"method": run.method, "num_speculative_tokens": max(k, 1)}

@@ -196,7 +196,7 @@ def observation_table(found: "Observation", title: str) -> Table:
     ]
     speculation = found.speculation()
     if speculation:
-        rows.append(("draft acceptance", f"{speculation['acceptance_rate']:.1%}"))
+        rows.append(("draft acceptance", percent(speculation["acceptance_rate"])))
         rows.append(("tokens per draft", f"{speculation['acceptance_length']:.3f}"))
     add_wide_rows(table, rows)
     return table

@@ -7,6 +7,7 @@ from typing import Any
 
 from specsim.core.atomic import MARK
 from specsim.core.errors import ConfigError
+from specsim.core.figures import figures
 from specsim.core.settings import as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
@@ -194,7 +195,7 @@ def _load_capacity(folder: Path) -> Study:
         axes=[
             axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
             replace(choices, title="Speculation") if words else choices,
-            axis_of(LOAD, _LOAD_FIELDS[plan.drive], [f"{load:.4g}" for load in loads], loads),
+            axis_of(LOAD, _LOAD_FIELDS[plan.drive], [figures(load) for load in loads], loads),
         ],
         points=points,
         num_expected=len(points),
