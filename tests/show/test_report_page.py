@@ -301,3 +301,22 @@ def test_the_answer_says_of_which_of_the_other_axes_values_it_is(
         page.driver.find_element("css selector", "#filters .fold").click()
         page.choose("[data-filter=block_size]", 2)
         assert page.js(answer).startswith("With block_size 64; the filters choose others.")
+
+
+def test_of_a_load_where_nobody_surely_keeps_up_the_answer_says_so(
+    study: Study, tmp_path: Path
+) -> None:
+    last = max(each.places[2] for each in study.finished)
+    assert last
+    points = [
+        replace(each, metrics={**each.metrics, "overloaded": 0.0, "undecided": float(is_last)})
+        for each in study.finished
+        for is_last in [each.places[2] == last]
+    ]
+    write_page(replace(study, points=points), tmp_path / "undecided.html")
+    with browser(width=1440, height=900) as driver:
+        page = Page(driver, tmp_path / "undecided.html")
+        answer = page.js("document.getElementById('answer').textContent")
+    load = study.axes[2].labels[last]
+    assert f"keeps up at every load but {load}" in answer
+    assert "where that is undecided" in answer

@@ -129,6 +129,12 @@ function breakingPoint(h) {
   const places = shown("load").filter((l) => best(h, l));
   const broken = places.filter((l) => best(h, l).state === "overloaded");
   if (broken.length) return `no policy keeps up from ${loadText(broken[0])} on`;
+  const isStable = (l) => cells.some((each) => each.h === h && each.l === l && each.state === "stable");
+  const unsure = places.filter((l) => !isStable(l));
+  if (unsure.length === places.length) return "undecided whether any policy keeps up";
+  if (unsure.length) {
+    return `some policy keeps up at every load but ${listed(unsure.map(loadText))}, where that is undecided`;
+  }
   return `some policy keeps up at every load, up to ${loadText(places[places.length - 1])}`;
 }
 
