@@ -826,7 +826,21 @@ def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> No
     said = headline(advice)
     assert said.startswith("Rent 3 H100: 3 servers of 1 GPU, 6.00 USD per hour. Speculation (EAGLE")
     assert "take 1.06 times as long (95 %: 1.06 to 1.06)" in said
-    assert "25% less cost on the same GPU" in said
+    assert "25% less cost on the same servers" in said
+
+
+@pytest.mark.parametrize(("cost", "is_told"), [(7.0, True), (9.0, False)])
+def test_where_no_speculation_is_cheaper_on_other_servers_is_said(
+    cost: float, is_told: bool
+) -> None:
+    """What speculation saves on the servers taken, where none costs 8, is not what it saves."""
+    advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
+    off = next(each for each in advice.tried if each.policy == "off")
+    larger = off.model_copy(update={"hardware": "h100-tp2", "cost_per_hour": cost})
+    said = notes(advice.model_copy(update={"tried": [*advice.tried, larger]}))
+    text = "Without speculation servers of h100-tp2 are the cheapest: 7.00 USD per hour."
+    assert (text in said) == is_told
+    assert not any(each.startswith("Without speculation servers") for each in notes(advice))
 
 
 def test_every_gpu_that_was_asked_for_is_in_the_table() -> None:

@@ -1,5 +1,6 @@
 """Words: what console and page say of a plan's answer."""
 
+from math import inf
 from typing import Any
 
 from specsim.core.figures import figures
@@ -72,7 +73,7 @@ def _effect(choice: Choice) -> str:
     """Return "makes answers 1.5 times as fast (95 %: 1.41 to 1.57) at the same cost"."""
     found = choice.against_none
     if found is None:
-        return "is what keeps the limits: without it no load does, on the same GPU"
+        return "is what keeps the limits: without it no load does, on the same servers"
     about = "" if found.is_searched else "about "
     ratio, low, high = found.times_as_fast, found.low or 0.0, found.high or 0.0
     fast = f"makes answers {about}{ratio:.2f} times as fast"
@@ -88,7 +89,7 @@ def _effect(choice: Choice) -> str:
 def _cost_words(ratio: float) -> str:
     if ratio == 1:
         return "the same cost"
-    return f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'} cost on the same GPU"
+    return f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'} cost on the same servers"
 
 
 def title(advice: Advice) -> str:
@@ -195,6 +196,7 @@ def notes(advice: Advice) -> list[str]:
         found.append(
             f"One {_unit(best)} carries all, and none is in reserve (--redundancy n+1 adds one)."
         )
+    found += _none_elsewhere(advice)
     found += _faster_for_little(advice)
     if advice.not_shown_cheaper_than:
         found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
@@ -205,6 +207,27 @@ def notes(advice: Advice) -> list[str]:
         found.append("Estimated: by two short runs of each load, which may be 15 % off.")
     found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
+
+
+def _none_elsewhere(advice: Advice) -> list[str]:
+    """Return where no speculation is cheaper than on the servers of the table, which it is beside.
+
+    Without drafts a model may want larger servers, or smaller ones.
+    """
+    if advice.best is None or advice.best.policy == "off":
+        return []
+    beside = [each.cost_per_hour for each in advice.choices if each.policy == "off"]
+    tried = [each for each in advice.tried if each.policy == "off" and each.cost_per_hour]
+    none = min(tried, key=lambda each: each.cost_per_hour or inf, default=None)
+    if none is None or none.cost_per_hour is None:
+        return []
+    if none.cost_per_hour >= min((cost for cost in beside if cost), default=inf):
+        return []
+    about = "" if none.is_searched else "about "
+    return [
+        f"Without speculation servers of {none.hardware} are the cheapest: {about}"
+        f"{none.cost_per_hour:,.2f} {advice.currency} per hour."
+    ]
 
 
 def _faster_for_little(advice: Advice) -> list[str]:
