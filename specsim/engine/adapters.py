@@ -6,7 +6,7 @@ LRUCacheWorkerLoRAManager``, ``lora/model_manager.py LRUCacheLoRAModelManager``.
 
 from specsim.core.compiled import inner
 from specsim.engine.table import NO_ROW, Table
-from specsim.engine.waiting import next_candidate, next_waiting
+from specsim.engine.waiting import first_settled, pass_over
 from specsim.profile.costs import LORA_LOAD, LORA_READ, LORA_STEP, LORA_TOKEN
 
 
@@ -34,12 +34,13 @@ def first_served(table: Table, passed: int) -> int:
     That is by its adapter; those before it keep their places. NO_ROW if there is none.
     """
     step = table.steps[table.state[0].current]
-    row = next_candidate(table, passed)
+    row = first_settled(table, passed)
     while row != NO_ROW and step.num_adapters >= table.limits[0].max_loras:
         adapter = table.facts[table.sequences[row].request].adapter
         if not adapter or table.adapters[adapter].scheduled_in == step.index:
             break
-        row = next_waiting(table, row)
+        pass_over(table, row)
+        row = first_settled(table, row)
     return row
 
 

@@ -143,7 +143,6 @@ class EngineConfig(Settings):
         others = {
             "scheduler prefill_first": self.scheduler == "prefill_first",
             "data_parallel_size": (self.data_parallel_size or 1) > 1,
-            "lora_config": self.lora_config is not None,
         }
         if (self.prefill_schedule_interval or 1) > 1 and any(others.values()):
             found = next(name for name, is_given in others.items() if is_given)
@@ -264,9 +263,8 @@ class EngineConfig(Settings):
             "drops_last_hit": drops and not looks_ahead,
             "hash_lookahead_len": looks_ahead * (1 + reread_len),  # as far as such a drafter reads
             "reread_len": reread_len,
-            "drops_in_last": rules.drops_in_last
-            and proposer is not None
-            and proposer.drops_in_last_group,
+            "drops_in_last": rules.drops_where_drafted
+            or (rules.drops_in_last and proposer is not None and proposer.drops_in_last_group),
             "publishes_outputs": rules.publishes_outputs and proposer is not None,
             "skips_drafts": skips,
         }

@@ -38,6 +38,7 @@ class Limits(Protocol):
     looks_to_end: int
     leaves_state_early: int
     lone_runs_whole: int
+    returns_first: int
     keeps_dropped: int
     leaves_past_gaps: int
     pads_after_hits: int

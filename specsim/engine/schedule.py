@@ -17,7 +17,7 @@ from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
 from specsim.engine.tiers import stored_prefix
-from specsim.engine.waiting import begin, close_gaps, enqueue, first_settled, leave_queue
+from specsim.engine.waiting import begin, close_gaps, enqueue, first_settled, leave_queue, pass_over
 
 
 @inner
@@ -74,7 +74,7 @@ def schedule(table: Table) -> None:
             if state.num_waiting or state.num_loading:
                 _schedule_waiting(table)
             if not step.defers_prefills:
-                state.is_backed_up = state.num_waiting > 0
+                state.is_backed_up = state.num_waiting > state.num_passed_over
     if limits.skips_drafts:
         find_use_of_drafts(table)
     _count_tokens(table)
@@ -235,6 +235,7 @@ def _schedule_waiting(table: Table) -> None:
             scheduled_len = piece_len
         piece_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
         if limits.passes_over_short and scheduled_len > 0 and piece_len <= 0:
+            pass_over(table, row)
             passed = row
             continue
         scheduled_len = piece_len

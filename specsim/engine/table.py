@@ -87,6 +87,7 @@ class Sequence(Protocol):
     in_flight_len: int  # its tokens in steps that have been scheduled and have not come back
     next_row: int  # in the queue
     previous_row: int
+    is_passed_over: int  # whether admission has passed over it since it began to wait
     drafter: int  # which of several drafters serves it
     is_undrafted: int
     """Whether the drafter has left its prompt out, so that it is never drafted for."""
@@ -304,6 +305,7 @@ class State(Protocol):
     num_running: int
     most_run: int  # of those, how many a step may hold, first come first
     num_waiting: int
+    num_passed_over: int  # of those
     queue_head: int
     queue_tail: int
     free_row: int  # first unused row; they are linked
@@ -313,7 +315,9 @@ class State(Protocol):
     num_steps: int
     num_executed: int  # steps that had tokens
     prefills_from: int  # number of such a step, from 1, from which on prompts may be read again
-    is_backed_up: int  # whether somebody still waited after the last step that might read prompts
+    is_backed_up: (
+        int  # whether somebody waited for room after the last step that might read prompts
+    )
     adapter_uses: int  # counts uses of LoRA adapters, to know which was used first
     num_active: int  # LoRA adapters on the GPU
     num_held: int  # and in host memory

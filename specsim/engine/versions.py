@@ -28,8 +28,13 @@ class Rules(NamedTuple):
     newest of them there is none missing."""
     lone_runs_whole: bool
     """The long-prefill threshold does not hold for a request that is alone in the engine."""
+    returns_first: bool
+    """Who is preempted waits before all others; before, behind those that admission has passed over
+    for their LoRA adapters."""
     drops_in_last: bool
     """With MTP, only KV cache groups with layers like the last drop the last block of a hit."""
+    drops_where_drafted: bool
+    """With EAGLE, too, only those with layers like the drafter's do, which are the last."""
     looks_to_end: bool
     """Of several KV cache groups, those that drop their last block look for it up to the end of
     what is known; before, up to one token less."""
@@ -69,15 +74,16 @@ class Rules(NamedTuple):
     token (``config/speculative.py needs_eagle_block_drop, max_num_new_slots_for_drafting``)."""
 
 
-NO_LIMITS = ("keeps_few_prefixes", "hashes_look_ahead", "keeps_blocks_apart")
+NO_LIMITS = ("keeps_few_prefixes", "drops_where_drafted", "hashes_look_ahead", "keeps_blocks_apart")
 """Rules that decide what other limits are."""
 
 _0_28 = Rules(*[False] * len(Rules._fields))
 _0_29 = _0_28._replace(pads_with_sample=True, keeps_few_prefixes=True)
 _0_30 = _0_29._replace(pads_after_hits=True, keeps_dropped=True, leaves_past_gaps=True)
-_0_31 = _0_30._replace(lone_runs_whole=True, drops_in_last=True)
+_0_31 = _0_30._replace(lone_runs_whole=True, returns_first=True, drops_in_last=True)
 _0_32 = _0_31._replace(looks_to_end=True, leaves_state_early=True, claims_states=True)
 _0_33 = _0_32._replace(
+    drops_where_drafted=True,
     hashes_look_ahead=True,
     passes_on=True,
     publishes_outputs=True,

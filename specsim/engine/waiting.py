@@ -47,8 +47,16 @@ def first_settled(table: Table, passed: int) -> int:
     """
     row = next_candidate(table, passed)
     while row != NO_ROW and table.sequences[row].in_flight_len:
+        pass_over(table, row)
         row = next_waiting(table, row)
     return row
+
+
+@inner
+def pass_over(table: Table, row: int) -> None:
+    """Count a row as one that does not wait for room, until it runs (vLLM: `deferred_waiting`)."""
+    table.state[0].num_passed_over += not table.sequences[row].is_passed_over
+    table.sequences[row].is_passed_over = 1
 
 
 @inner
@@ -59,8 +67,12 @@ def enqueue(table: Table, row: int) -> None:
 
 @inner
 def put_back(table: Table, row: int) -> None:
-    """Put a preempted sequence before all others, unless priorities decide."""
-    _stand(table, row, NO_ROW, table.state[0].queue_head)
+    """Put a preempted sequence before others (`Rules.returns_first`), unless priorities decide."""
+    previous, following = NO_ROW, table.state[0].queue_head
+    if not (table.limits[0].returns_first or table.limits[0].by_priority):
+        while following != NO_ROW and table.sequences[following].is_passed_over:
+            previous, following = following, table.sequences[following].next_row
+    _stand(table, row, previous, following)
 
 
 @inner
@@ -86,11 +98,12 @@ def _stand(table: Table, row: int, previous: int, following: int) -> None:
 @inner
 def leave_queue(table: Table, row: int) -> None:
     """Remove a sequence, wherever it stands."""
-    state = table.state[0]
+    state, sequence = table.state[0], table.sequences[row]
+    state.num_passed_over -= sequence.is_passed_over
+    sequence.is_passed_over = 0
     if table.limits[0].by_priority:
         _remove(table, row)
         return
-    sequence = table.sequences[row]
     if sequence.previous_row == NO_ROW:
         state.queue_head = sequence.next_row
     else:

@@ -25,7 +25,7 @@ from specsim.engine.versions import RULES, minor_version
 from specsim.reality.parity import Scenario, compare_logs, load_log, load_scenario, run_scenario
 
 HERE = Path(__file__).parent
-KINDS = ("random", "groups", "stops", "states", "loras")
+KINDS = ("random", "groups", "stops", "states", "loras", "aborts", "mixed")
 FIRST_SEED = 1_000  # those below are our own
 SCHEDULER = "vllm/v1/core"
 

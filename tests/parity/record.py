@@ -11,9 +11,9 @@ The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for 
 second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
 stop token, and ``states-SEED``, with layers that keep a state (``loras``: with requests for LoRA
 adapters; ``parallel``: with drafters of one pass, since 0.32; ``cadence``: with steps that read no
-prompts, in 0.33); the last writes the log of one
-scenario, or of all that lie in a folder. The scripted randomness, the virtual clock and the format
-of the log are those of ``specsim parity``.
+prompts, in 0.33; ``aborts``: with clients that go away; ``mixed``: with all of it at once); the
+last writes the log of one scenario, or of all that lie in a folder. The scripted randomness, the
+virtual clock and the format of the log are those of ``specsim parity``.
 """
 
 import atexit
@@ -26,6 +26,7 @@ import tempfile
 import zlib
 from collections import deque
 from dataclasses import fields
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,13 @@ from typing import Any
 import torch
 import vllm
 from to_record import (
+    RETENTION,
     Needs,
+    random_aborts_scenario,
     random_cadence_scenario,
     random_groups_scenario,
     random_loras_scenario,
+    random_mixed_scenario,
     random_modules_scenario,
     random_parallel_scenario,
     random_pipeline_scenario,
@@ -74,7 +78,7 @@ from vllm.v1.kv_cache_interface import (
     SlidingWindowSpec,
 )
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 try:  # 0.33
@@ -92,9 +96,9 @@ LACKING = {
 }
 """What schedulers before 0.31 do not know, as it is where it is not used."""
 
+VERSION: Any = tuple(map(int, vllm.__version__.split(".")[:2]))
 HEADS = ("eagle", "mtp", "dflash", "dspark")
 MODULES = "num_nextn_predict_layers"
-RETENTION = "prefix_cache_retention_interval"
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4
 MOST_STEPS = 10_000
@@ -219,6 +223,8 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     limits = {name: engine[name] for name in same if name not in LACKING}
     if engine.get("prefill_schedule_interval"):
         limits["prefill_schedule_interval"] = engine["prefill_schedule_interval"]
+    if engine.get("max_num_scheduled_tokens"):
+        limits["max_num_scheduled_tokens"] = engine["max_num_scheduled_tokens"]
     if engine["max_num_active_seqs"] and "max_num_active_seqs" not in LACKING:
         limits["max_num_active_seqs"] = engine["max_num_active_seqs"]
     size = engine["block_size"]
@@ -226,7 +232,8 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     kinds = [run["kind"] for run in engine.get("kv_groups") or ()]
     if "state" in kinds and engine["enable_prefix_caching"]:
         cache.mamba_cache_mode = "align"
-    spec = engine["spec"]
+    spec, stages = engine["spec"], engine.get("pipeline_parallel_size", 1)
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
     config = VllmConfig(
         model_config=target,
         scheduler_config=SchedulerConfig(is_encoder_decoder=False, **limits),
@@ -241,8 +248,12 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         setattr(config.speculative_config.draft_model_config.hf_config, MODULES, spec[MODULES])
     if spec and spec.get("parallel_drafting"):
         config.speculative_config.parallel_drafting = True
+    if spec and spec.get("disable_lookahead_block_hashes"):
+        config.speculative_config.disable_lookahead_block_hashes = True
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
-    config.parallel_config.pipeline_parallel_size = engine.get("pipeline_parallel_size", 1)
+    config.parallel_config.pipeline_parallel_size = stages
+    if stages > 1:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # as it is but on a CPU
     drops = spec is not None and spec["method"] in HEADS
     # What VllmConfig decides by the model's config.json, which here is another's.
     config.scheduler_config.disable_hybrid_kv_cache_manager = (
@@ -279,7 +290,12 @@ def has_windows(specs: list[KVCacheSpec]) -> bool:
 
 def make_scheduler(engine: dict[str, Any]) -> Scheduler:
     config = vllm_config(engine)
-    groups = get_kv_cache_groups(config, layer_specs(engine))
+    layers = layer_specs(engine)
+    groups = get_kv_cache_groups(config, layers)
+    if VERSION >= (0, 33) and config.speculative_config:  # as its planning does
+        for group in groups:
+            drafts = config.speculative_config.use_eagle_block_drop()
+            group.is_eagle_group = drafts and next(reversed(layers)) in group.layer_names
     kv_config = KVCacheConfig(
         num_blocks=engine["num_blocks"],
         kv_cache_tensors=[],
@@ -299,8 +315,6 @@ def make_scheduler(engine: dict[str, Any]) -> Scheduler:
         hash_block_size=hash_block_size,
         log_stats=True,
     )
-    if engine.get("pipeline_parallel_size", 1) > 1:
-        scheduler.use_v2_model_runner = True  # as it is but on a CPU
     if hasattr(scheduler, "can_skip_drafts"):  # likewise, 0.33
         scheduler.can_skip_drafts = scheduler.num_lookahead_tokens > 0
     return scheduler
@@ -338,10 +352,25 @@ class Driver:
             }
 
     def add_arrivals(self) -> None:
+        self.add_new()
+        self.abort()
+
+    def abort(self) -> None:
+        """Finish what clients have gone from, as the core does before a step and after it."""
+        gone = [
+            row for row in self.rows[: self.next_row] if row.get("abort_ns", math.inf) <= self.clock
+        ]
+        for row in sorted(gone, key=lambda row: row["abort_ns"]):
+            self.scheduler.finish_requests(row["id"], RequestStatus.FINISHED_ABORTED)
+
+    def add_new(self) -> None:
         while self.next_row < len(self.rows):
             row, number = self.rows[self.next_row], self.next_row
             if row["arrival_ns"] > self.clock:
                 return
+            if row.get("abort_ns", math.inf) <= self.clock:
+                self.next_row += 1  # before the core has heard of it
+                continue
             prompt = row.get("prompt_token_ids") or [
                 token(self.seed, PROMPT, number, position) for position in range(row["prompt_len"])
             ]
@@ -448,6 +477,7 @@ class Driver:
         return rows, accepted
 
     def update(self, output: Any, step: dict[str, Any]) -> None:
+        self.abort()
         names = [row[0] for row in step["sched"]]
         tokens, accepted = self.sampled(step)
         known = {name: self.requests[name].num_output_tokens for name in names}
@@ -555,7 +585,7 @@ class Driver:
             "scenario": self.scenario["name"],
             "vllm_version": vllm.__version__,
             **({"derived": {"kv_groups": self.groups()}} if self.engine.get("kv_groups") else {}),
-            "requests": list(self.ended.values()),
+            "requests": [row for row in self.ended.values() if "finish_ns" in row],
             "steps": self.steps,
         }
 
@@ -584,6 +614,8 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
         "parallel": random_parallel_scenario,
         "modules": random_modules_scenario,
         "stages": random_stages_scenario,
+        "aborts": random_aborts_scenario,
+        "mixed": partial(random_mixed_scenario, version=VERSION),
     }
     if kind in with_layers:
         scenario = with_layers[kind](seed, needs_of)

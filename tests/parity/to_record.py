@@ -4,6 +4,8 @@ import random
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+RETENTION = "prefix_cache_retention_interval"
+
 
 class Needs(NamedTuple):
     """What vLLM says of the KV cache groups of an engine."""
@@ -175,6 +177,134 @@ def random_stages_scenario(
     return scenario | {"name": f"stages-{seed}"}
 
 
+def random_mixed_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs], version: tuple[int, int]
+) -> dict[str, Any]:
+    """What the others draw, together, and limits that none of them draws."""
+    scenario, draw = random_scenario(seed), random.Random(f"mixed {seed}")
+    engine = scenario["engine"]
+    has_stages = version >= (0, 32) and draw.random() < 0.3
+    if has_stages:
+        engine["pipeline_parallel_size"] = draw.choice([2, 2, 3, 4])
+    engine["async_scheduling"] = has_stages or draw.random() < 0.5
+    engine["spec"] = _mixed_spec(draw, engine, version)
+    if draw.random() < 0.4:
+        engine["max_model_len"] = draw.choice([9, 12, 20, 33])
+    scenario["drafts"] = {"mode": "full"}
+    if engine["spec"] and engine["spec"]["method"] == "ngram" and draw.random() < 0.8:
+        scenario["drafts"] = {"mode": "ngram", "p_zero": draw.choice([0.1, 0.4, 0.8])}
+    _with_limits(engine, draw)
+    scenario = _with_mixed_layers(scenario, draw, needs_of)
+    engine = scenario["engine"]
+    if version >= (0, 33) and draw.random() < 0.25:
+        engine["prefill_schedule_interval"] = draw.choice([2, 3, 5])
+    if draw.random() < 0.3:
+        engine["max_loras"] = draw.choice([1, 1, 2, 3])
+    for row in scenario["requests"]:
+        if draw.random() < 0.3:
+            row["max_tokens"] += draw.choice([0, 1, 2, 5])
+            row["stop_after"] = draw.randint(1, row["max_tokens"])
+        if "max_loras" in engine:
+            row["lora"] = draw.choice([0, 1, 2, 3, 4])
+    engine["vllm_version"] = ".".join(map(str, version))
+    return scenario | {"name": f"mixed-{seed}", "kind": "mixed"}
+
+
+def _with_mixed_layers(
+    scenario: dict[str, Any], draw: random.Random, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """Draw layers, blocks and requests."""
+    engine = scenario["engine"]
+    layers = draw.choice([[], [], random_layers(draw), _layers_with_state(draw)])
+    if engine["spec"] and engine["spec"]["method"] in ("dflash", "dspark"):
+        layers = [run for run in layers if run["kind"] != "chunked_local_attention"]
+    if layers:
+        scenario = _with_layers(scenario, layers, draw, needs_of)
+        engine = scenario["engine"]
+    else:
+        fewest = -(-engine["max_model_len"] // engine["block_size"]) + 2
+        more = int(fewest * draw.choice([0, 0, 0.2, 0.6, 1, 3]))
+        engine["num_blocks"] = fewest + more + draw.randint(0, 3)
+        scenario["requests"] = random_requests(draw, engine)
+    _widen(engine, draw)
+    if "kv_groups" in engine:
+        engine["num_blocks"] = max(engine["num_blocks"], 1 + needs_of(engine).num_blocks)
+    return scenario
+
+
+def _mixed_spec(
+    draw: random.Random, engine: dict[str, Any], version: tuple[int, int]
+) -> dict[str, Any] | None:
+    methods = [None, "draft_model", "draft_model", "eagle", "eagle", "mtp"]
+    methods += [] if engine["async_scheduling"] else ["ngram"]
+    methods += ["dflash", "dspark"] if version >= (0, 32) else []
+    method, k = draw.choice(methods), draw.choice([1, 2, 3, 5, 8, 12])
+    if method is None:
+        return None
+    spec: dict[str, Any] = {"method": method, "k": k}
+    if draw.random() < 0.25:
+        some = max(0, k - 1)
+        spec["per_batch_size"] = draw.choice(
+            [
+                [[1, 2, k], [3, 5, some], [7, 9, 0]],
+                [[1, 1, some], [2, 3, k]],
+                [[1, 1, 0], [2, 6, k]],
+            ]
+        )
+    if method in ("dflash", "dspark"):
+        spec["parallel_drafting"] = True
+    elif method == "mtp":
+        spec["num_nextn_predict_layers"] = draw.choice([1, 1, 2, 3])
+    elif method in ("draft_model", "eagle") and version >= (0, 32) and draw.random() < 0.15:
+        spec["parallel_drafting"] = True
+    if version >= (0, 33) and method in ("eagle", "mtp") and draw.random() < 0.3:
+        spec["disable_lookahead_block_hashes"] = True
+    return spec
+
+
+def _with_limits(engine: dict[str, Any], draw: random.Random) -> None:
+    """Draw limits that leave less than others do."""
+    if draw.random() < 0.3:
+        engine["watermark"] = draw.choice([0.1, 0.3])
+    if engine["enable_chunked_prefill"]:
+        engine["long_prefill_token_threshold"] = draw.choice([0, 0, 0, 2, 5, 9, 20])
+        adapts = engine["long_prefill_token_threshold"] > 0 and draw.random() < 0.4
+        engine["long_prefill_token_threshold_adaptive"] = adapts
+
+
+def _widen(engine: dict[str, Any], draw: random.Random) -> None:
+    """Let a step have room for what vLLM wants in one, and often for no more."""
+    spec, k = engine["spec"], (engine["spec"] or {"k": 0})["k"]
+    threshold = engine["long_prefill_token_threshold"]
+    if threshold:  # it has to let padded admissions pass
+        threshold = max(threshold, k + 1)
+        is_known = threshold <= engine["max_model_len"]
+        engine["long_prefill_token_threshold"] = threshold if is_known else 0
+    whole = 0 if engine["enable_chunked_prefill"] else engine["max_model_len"]
+    least = max(2 * k + 3, whole + k, engine["max_num_seqs"])
+    engine["max_num_batched_tokens"] = max(
+        least, draw.choice([least, engine["max_num_batched_tokens"]])
+    )
+    if draw.random() < 0.3:
+        room = engine["max_num_batched_tokens"]
+        engine["max_num_scheduled_tokens"] = draw.randint(min(room, max(k + 1, whole)), room)
+    if spec and spec.get("num_nextn_predict_layers", 1) > 1 and engine["block_size"] < k:
+        engine |= {"enable_prefix_caching": False, RETENTION: 0}  # vLLM refuses both
+
+
+def random_aborts_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with clients that go away, a third of them from engines with windows."""
+    scenario = random_groups_scenario(seed, needs_of) if seed % 3 == 0 else random_scenario(seed)
+    draw = random.Random(f"aborts {seed}")
+    for row in scenario["requests"]:
+        if draw.random() < 0.4:
+            stay_ns = draw.choice([1e5, 1e7, 1e8]) * draw.random()
+            row["abort_ns"] = row["arrival_ns"] + 1 + int(stay_ns)
+    return scenario | {"name": f"aborts-{seed}", "kind": "aborts"}
+
+
 def random_loads_scenario(seed: int) -> dict[str, Any]:
     """The same with prompts of which another engine has some, and blocks that are kept at the end.
 
@@ -208,13 +338,17 @@ def random_states_scenario(
     """The same with layers that keep a state, and a third of them windows beside."""
     scenario, draw = random_scenario(seed), random.Random(f"states {seed}")
     scenario |= {"name": f"states-{seed}", "kind": "random states"}
+    return _with_layers(scenario, _layers_with_state(draw), draw, needs_of)
+
+
+def _layers_with_state(draw: random.Random) -> list[dict[str, Any]]:
     usual = draw.choice([1, 2, 4])
     layers = [{"kind": "state", "layers": draw.choice([1, 2, 3]) * usual}]
     layers.append({"kind": "full_attention", "layers": usual})
     if draw.random() < 0.35:
         window = draw.choice([2, 5, 8, 17, 33])
         layers.append({"kind": "sliding_window", "window": window, "layers": usual})
-    return _with_layers(scenario, layers, draw, needs_of)
+    return layers
 
 
 def _with_layers(
@@ -236,6 +370,7 @@ def _with_layers(
     spec = engine["spec"]
     if spec and spec["method"] == "eagle" and draw.random() < 0.4:
         spec["method"] = "mtp"
+        spec.pop("parallel_drafting", None)
     if spec and spec["method"] != "ngram" and draw.random() < 0.6:
         mine = draw.choice(layers[has_states:])  # drafters keep no state
         layers.append(dict(mine, layers=draw.choice([1, 1, 2])))
@@ -253,7 +388,7 @@ def _with_layers(
     needs = needs_of(engine)
     common = needs.common_block_size
     kept = draw.choice([0, 0, 0, None, common, 2 * common, 4 * common])
-    engine["prefix_cache_retention_interval"] = kept if needs.has_windows else 0
+    engine[RETENTION] = kept if needs.has_windows else 0
     fewest = 1 + needs.num_blocks
     engine["num_blocks"] = int(fewest * draw.choice([1, 1, 1.2, 1.6, 2, 4])) + draw.randint(0, 3)
     requests = [row for _ in range(draw.choice([1, 2, 3])) for row in random_requests(draw, engine)]

@@ -33,7 +33,7 @@ from specsim.engine.lora_config import LoraConfig
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, NO_ROW, REQUEST
+from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, LOAD_FAILED, NO_ROW, REQUEST
 from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
 from specsim.latency import LatencyModel
@@ -54,6 +54,7 @@ __all__ = [
 ]  # fmt: skip
 
 
+_WITHDRAWAL = 1 + max(REQUEST, LOAD_ENDED, LOAD_FAILED, BLOCKS_READ)
 _ACCEPTANCE, _DRAFTS, _OUTPUT_TOKENS, _PROMPT_TOKENS = 1, 2, 3, 4  # streams of the recordings
 
 
@@ -65,6 +66,7 @@ class SpecScript(Settings):
     per_batch_size: tuple[tuple[int, int, int], ...] | None = None
     parallel_drafting: bool = False
     num_nextn_predict_layers: int = 1
+    disable_lookahead_block_hashes: bool = False
 
     @property
     def proposer(self) -> Proposer:
@@ -79,6 +81,7 @@ class EngineScript(Settings):
     num_blocks: int
     max_model_len: int
     max_num_batched_tokens: int
+    max_num_scheduled_tokens: int | None = None
     max_num_seqs: int
     max_num_active_seqs: int | None = None
     enable_chunked_prefill: bool = True
@@ -143,6 +146,8 @@ class RequestScript(Settings):
     max_tokens: int = Field(gt=0, le=2**31)
     stop_after: int | None = Field(default=None, gt=0, le=2**31)
     """Output tokens after which the model says a stop token, if that is before `max_tokens`."""
+    abort_ns: int | None = Field(default=None, ge=0, le=2**62)
+    """When its client goes away."""
     priority: int = 0
     alpha: float | None = None
     prompt_token_ids: tuple[int, ...] | None = None
@@ -269,7 +274,7 @@ def _speculation(scenario: Scenario) -> tuple[Policy, Proposer | None]:
     sizes = spec.per_batch_size
     policy = Static() if sizes is None else Schedule(ranges=sizes)
     # Loads come through a KV connector; see `EngineConfig.behind_connector`.
-    is_legacy = scenario.loads is not None
+    is_legacy = scenario.loads is not None or spec.disable_lookahead_block_hashes
     return policy, spec.proposer.model_copy(update={"disable_lookahead_block_hashes": is_legacy})
 
 
@@ -340,6 +345,11 @@ class _Outside:
             (row.arrival_ns, REQUEST, request, NO_ROW, row.external_len)
             for request, row in enumerate(scenario.requests)
         ]
+        self._events += [
+            (row.abort_ns, _WITHDRAWAL, request, NO_ROW, 0)
+            for request, row in enumerate(scenario.requests)
+            if row.abort_ns is not None
+        ]
         heapify(self._events)
 
     def connected(self, setup: Setup) -> Setup:
@@ -374,6 +384,8 @@ class _Outside:
             at, kind, request, row, external_len = heappop(self._events)
             if kind == REQUEST:
                 replica.submit(request, at, external_len)
+            elif kind == _WITHDRAWAL:
+                replica.withdraw(request)
             else:
                 replica.tell(kind, request, row, at)
 
