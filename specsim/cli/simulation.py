@@ -192,7 +192,7 @@ def compare(
     show(comparison_table(comparison, config.name))
     warn(comparison.warnings)
     if out is not None:
-        files = "plot.png, and a folder per policy" if draws else "a folder per policy"
+        files = f"comparison.json, {'plot.png, ' if draws else ''}a folder per policy"
         typer.echo(f"results: {out} ({files})")
 
 

@@ -59,7 +59,7 @@ def test_results_and_the_page_do_without_pictures(
     code, out, err = cli("compare", experiment, *args)
     assert code == 0
     assert "plot.png is left out: vl_convert is not installed here" in err
-    assert "results: cmp (a folder per policy)" in out
+    assert "results: cmp (comparison.json, a folder per policy)" in out
     assert {path.name for path in Path("cmp").iterdir()} == {"comparison.json", "off", "static-k=1"}
     assert cli("breakdown", run_folder)[0] == 0
     assert cli("report", "cmp")[0] == 0
