@@ -155,7 +155,7 @@ def _told(problem: Any) -> str:
     if kind in ("family", "unknown_field", "unknown_fields", "value_error"):
         return f"{field + ': ' if field else ''}{problem['msg'].removeprefix('Value error, ')}"
     if kind in ("model_type", "dict_type"):
-        return f"{field} = {short(given)}: should be a mapping of fields"
+        return f"{field} = {short(given)}: should be a mapping of fields".removeprefix(" = ")
     if kind == "int_parsing":
         return f"{field} = {short(given)}: should be an integer, in digits alone"
     return f"{field} = {short(given)}: {problem['msg'].removeprefix('Input ').lower()}"

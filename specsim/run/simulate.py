@@ -71,6 +71,7 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
         raise ConfigError(
             "workload: no request arrives; raise its rate or its duration, or give num_requests"
         )
+    _check_numbers(requests)
     for server in (deployment, pools.prefill) if pools else (deployment,):
         _check_requests(requests, server)
     kept = Kept(keeps_steps, keeps_deliveries, check)
@@ -84,6 +85,20 @@ def simulate(  # noqa: PLR0913 - only the experiment need be given
     whole.run()
     beside = (whole.scalings, whole.offload, whole.pools)
     return Run(experiment, deployment, requests, whole.records, whole.deliveries, *beside)
+
+
+def _check_numbers(requests: Sequence[Request]) -> None:
+    """Raise a ConfigError of the first request, given by a program, whose numbers are none."""
+    columns = Columns.of(requests)
+    for name, wrong, rule in (
+        ("prompt_len", columns.prompt_lens < 1, "at least 1"),
+        ("output_len", columns.output_lens < 1, "at least 1"),
+        ("arrived_at", ~np.isfinite(columns.arrived_at), "a number of seconds"),
+    ):
+        if wrong.any():
+            place = int(np.flatnonzero(wrong)[0])
+            value = getattr(requests[place], name)
+            raise ConfigError(f"requests: request {place}: {name} = {value} must be {rule}")
 
 
 def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None:

@@ -1,6 +1,7 @@
 """The configuration: nothing is lost, nothing unknown is accepted, errors say what to do."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from strategies import engines, workloads
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
+from specsim.core.request import Request
 from specsim.core.settings import load_mapping, overridden
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, config_hash
@@ -294,3 +296,24 @@ def test_answers_that_the_longest_request_cuts_off_are_said(
     assert summary.tables.requests["output_len"].tolist() == [min(output_len, 2)] * 3
     said = [each for each in summary.warnings if "max_model_len" in each]
     assert said == ["3 answers are cut off at engine.max_model_len = 1024"] * (output_len > 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"prompt_len": 0}, "request 1: prompt_len = 0 must be at least 1"),
+        ({"output_len": -1}, "request 1: output_len = -1 must be at least 1"),
+        ({"arrived_at": float("nan")}, "request 1: arrived_at = nan must be a number of seconds"),
+        ({"arrived_at": float("inf")}, "request 1: arrived_at = inf must be a number of seconds"),
+    ],
+)
+def test_requests_of_a_program_are_checked(wrong: dict[str, Any], words: str) -> None:
+    """They ended as a contradiction of the simulator's, or as one token that nobody asked for."""
+    good = Request(index=0, prompt_len=5, output_len=2)
+    with pytest.raises(ConfigError, match=f"requests: {words}"):
+        simulate(Experiment.parse(tiny_config(), "tiny"), requests=[good, replace(good, **wrong)])
+
+
+def test_what_is_no_experiment_is_told_without_a_field() -> None:
+    with pytest.raises(ConfigError, match=r"^here: \[1\]: should be a mapping of fields$"):
+        Experiment.parse([1], "here")  # type: ignore[arg-type]
