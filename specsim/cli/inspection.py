@@ -324,6 +324,11 @@ def plot(
     by --where) the latency distributions, the timeline and where the time went.
     """
     need("vl_convert", "plot")
+    if out is not None and (suffix := out.suffix.lower().lstrip(".")) in ("svg", "png", "pdf"):
+        raise ConfigError(
+            f"--out {out}: is the name of a picture, and several are drawn; name a folder, and "
+            f"--format {suffix}"
+        )
     from specsim.show.charts.study_plots import plot_study
     from specsim.show.study import find_measure, restricted
 

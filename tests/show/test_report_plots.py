@@ -49,6 +49,9 @@ def test_plots_can_be_of_some_runs_only(folder: Path, cli: Run) -> None:
     assert code == 0
     assert "over-load: not drawn: all runs have the same load" in output
     assert Path("part/cdf.png").read_bytes()[:4] == b"\x89PNG"
+    code, _, error = cli("plot", folder, "--out", "mine.png")
+    assert code == 2
+    assert "--out mine.png: is the name of a picture, and several are drawn" in error
     code, _, error = cli("plot", folder, "--metric", "p99_ttft")
     assert (code, "did you mean 'p99_ttft_ms'" in error) == (2, True)
     code, _, error = cli("plot", folder, "--where", "policy")
