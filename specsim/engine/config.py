@@ -30,7 +30,7 @@ from specsim.proposers import PROPOSERS, Proposer
 Count = Annotated[int, Field(gt=0, le=2**31)]
 Sequences = Annotated[int, Field(gt=0, le=1 << 20)]
 _MOST_GROUPS = 256  # that keys of blocks can tell apart
-_BLOCKS_SINCE = "0.32"  # vLLM has them longer, by rules that were not compared
+_STAGES_SINCE = "0.31"  # from which on vLLM's second model runner has all drafters in them
 
 
 class EngineConfig(Settings):
@@ -220,11 +220,6 @@ class EngineConfig(Settings):
     @model_validator(mode="after")
     def _check_at_once(self) -> Self:
         proposer = self.speculative_config
-        if proposer and proposer.has_own_pass and self.vllm_version < _BLOCKS_SINCE:
-            raise ValueError(
-                f"speculative_config.method = {proposer.method}: simulated as vLLM has it since "
-                f"{_BLOCKS_SINCE}; set vllm_version to that at least, or another method"
-            )
         if proposer and proposer.drafts_at_once and self.scheduler == "prefill_first":
             raise ValueError(
                 "speculative_config: vLLM's V0 has no parallel drafting; leave out scheduler, or "
@@ -345,7 +340,7 @@ class EngineConfig(Settings):
             "kv_offload": self.kv_offload is not None,
             "lora_config": self.lora_config is not None,
             "kv_groups": self.kv_groups is not None,
-            f"vllm_version {self.vllm_version}": self.vllm_version < DEFAULT_VERSION,
+            f"vllm_version {self.vllm_version}": self.vllm_version < _STAGES_SINCE,
         }
         for name, is_given in others.items():
             if is_given:

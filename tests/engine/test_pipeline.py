@@ -126,7 +126,7 @@ def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:
         ),
         ({"engine": {"async_scheduling": False}}, "async_scheduling false"),
         ({"engine": {"scheduler": "prefill_first"}}, "prefill_first"),
-        ({"engine": {"vllm_version": "0.31"}}, "vllm_version 0.31"),
+        ({"engine": {"vllm_version": "0.30"}}, "vllm_version 0.30"),
         ({"engine": {"data_parallel_size": 2}}, "data_parallel_size"),
         ({"engine": {"pipeline_parallel_size": 4}}, "the profile was made with 2"),
     ],

@@ -183,7 +183,7 @@ def random_mixed_scenario(
     """What the others draw, together, and limits that none of them draws."""
     scenario, draw = random_scenario(seed), random.Random(f"mixed {seed}")
     engine = scenario["engine"]
-    has_stages = version >= (0, 32) and draw.random() < 0.3
+    has_stages = version >= (0, 31) and draw.random() < 0.3
     if has_stages:
         engine["pipeline_parallel_size"] = draw.choice([2, 2, 3, 4])
     engine["async_scheduling"] = has_stages or draw.random() < 0.5
@@ -237,7 +237,7 @@ def _mixed_spec(
 ) -> dict[str, Any] | None:
     methods = [None, "draft_model", "draft_model", "eagle", "eagle", "mtp"]
     methods += [] if engine["async_scheduling"] else ["ngram"]
-    methods += ["dflash", "dspark"] if version >= (0, 32) else []
+    methods += ["dflash", "dspark"]
     method, k = draw.choice(methods), draw.choice([1, 2, 3, 5, 8, 12])
     if method is None:
         return None
@@ -255,7 +255,7 @@ def _mixed_spec(
         spec["parallel_drafting"] = True
     elif method == "mtp":
         spec["num_nextn_predict_layers"] = draw.choice([1, 1, 2, 3])
-    elif method in ("draft_model", "eagle") and version >= (0, 32) and draw.random() < 0.15:
+    elif method in ("draft_model", "eagle") and draw.random() < 0.15:
         spec["parallel_drafting"] = True
     if version >= (0, 33) and method in ("eagle", "mtp") and draw.random() < 0.3:
         spec["disable_lookahead_block_hashes"] = True

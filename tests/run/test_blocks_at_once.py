@@ -48,7 +48,7 @@ def test_one_pass_is_paid_for_whatever_k(
 
 @pytest.mark.parametrize(
     ("method", "version", "slots", "drops"),
-    [("dflash", "0.32", 5, 1), ("dflash", "0.33", 0, 0),
+    [("dflash", "0.28", 5, 1), ("dflash", "0.32", 5, 1), ("dflash", "0.33", 0, 0),
      ("dspark", "0.32", 4, 1), ("dspark", "0.33", 0, 0)],
 )  # fmt: skip
 def test_versions_take_blocks_differently(
@@ -83,8 +83,7 @@ def test_acceptance_by_position_is_what_was_stated(
 
 @pytest.mark.parametrize(
     ("engine", "policy", "told"),
-    [({**spec("dflash", 4), "vllm_version": "0.31"}, None, "simulated as vLLM has it since 0.32"),
-     ({**spec("dspark", 4), "scheduler": "prefill_first"}, None, "V0 has no parallel drafting"),
+    [({**spec("dspark", 4), "scheduler": "prefill_first"}, None, "V0 has no parallel drafting"),
      (spec("eagle3", 4, parallel_drafting=True), "eagle2_tree", "eagle3' cannot at once"),
      (spec("dflash", 4), {"kind": "static_tree", "widths": [2]}, "trees, which method 'dflash'"),
      (spec("draft_model", 4, parallel_drafting=True, own_gpus={"overlaps": True}), None,
