@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from conftest import tiny_config
+from conftest import Run, tiny_config
 from rich.console import Console
 from rich.table import Table
 
@@ -105,3 +105,15 @@ def test_commands_show_a_metric_alike(tmp_path: Path) -> None:
     for metric in ("E2E latency mean, ms", "TTFT mean, ms", "TPOT mean, ms", "output tokens/s"):
         assert row[metric] == by_name[metric]
         assert row[metric] in line.split()
+
+
+def test_a_note_on_a_trace_does_not_widen_its_table(tmp_path: Path, cli: Run) -> None:
+    extra = [f"a_column_of_mine_{number}" for number in range(8)]
+    row = ",".join(["7", "3", *map(str, range(8))])
+    (tmp_path / "t.csv").write_text(
+        "\n".join([",".join(["prompt_len", "output_len", *extra]), *[row] * 5])
+    )
+    code, out, _ = cli("trace", "describe", "t.csv")
+    assert code == 0
+    assert max(map(len, out.splitlines())) < 120
+    assert extra[-1] in out

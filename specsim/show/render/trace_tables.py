@@ -27,9 +27,10 @@ def trace_table(description: "TraceDescription", title: str) -> Table:
         "burstiness (1 = Poisson, less = burstier)": _number(description.burstiness),
         "reused prefix, share of prompt tokens": _number(description.reused_prefix_share),
         "recorded acceptance": escape(", ".join(description.recorded_acceptance) or "-"),
-        "note": escape(description.note or "-"),
     }
     table = new_table(title, ["", "value"], rows.items())
+    if description.note:  # a sentence, which would make the column of numbers as wide
+        table.caption, table.caption_justify = escape(description.note), "left"
     for name, lens in (("prompt", description.prompt), ("output", description.output)):
         table.add_section()
         table.add_row(f"{name} tokens in all", f"{lens.total:,}")
