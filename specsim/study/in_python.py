@@ -29,8 +29,12 @@ _OPTION = re.compile(
 def in_python(
     function: Callable[P, R], takes: Callable[..., object] | None = None
 ) -> Callable[P, R]:
-    """Return a study whose errors name its arguments, or those of what `takes` them."""
-    known = signature(takes or function).parameters
+    """Return a study whose errors name its arguments, also those that it leaves to `takes`."""
+    whole = signature(function)
+    if takes is not None:
+        own = [p for p in whole.parameters.values() if p.kind != p.VAR_KEYWORD]
+        whole = whole.replace(parameters=[*own, *signature(takes).parameters.values()])
+    known = whole.parameters
 
     def argument(option: re.Match[str]) -> str:
         """Return what is said in the place of an option; commands of a shell stay."""
@@ -42,10 +46,14 @@ def in_python(
 
     @wraps(function)
     def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        if takes is not None and (unknown := kwargs.keys() - known):
+            text = f"{function.__name__}() got an unexpected keyword argument '{min(unknown)}'"
+            raise TypeError(text)
         try:
             return function(*args, **kwargs)
         except SpecsimError as error:
             error.args = (_OPTION.sub(argument, str(error)),)
             raise
 
+    told.__signature__ = whole  # type: ignore[attr-defined]
     return told

@@ -1,6 +1,7 @@
 """Studies called from Python: what is wrong is said of arguments, not of options of a command."""
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,12 @@ def test_an_error_names_the_argument(
         ERRORS[words]()
     assert words in str(caught.value)
     assert "--" not in str(caught.value)
+
+
+def test_plan_shows_all_that_it_takes() -> None:
+    assert {"vllm", "qps", "workers", "on_stage"} <= signature(plan).parameters.keys()
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gpu'"):
+        plan(vllm=SERVER, gpu="h100")
 
 
 def test_what_is_meant_for_a_shell_stays() -> None:
