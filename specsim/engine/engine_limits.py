@@ -35,6 +35,7 @@ class Limits(Protocol):
     publishes_outputs: int
     keeps_below_junction: int
     claims_states: int
+    reserves_together: int
     looks_to_end: int
     leaves_state_early: int
     lone_runs_whole: int

@@ -93,11 +93,15 @@ def _reserved_blocks(table: Table) -> int:
 def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
     """Return how many blocks a sequence lacks for its known tokens and the first drafts."""
     sequence = table.sequences[row]
-    length = min(sequence.known_len, table.limits[0].max_model_len) + draft_len
+    limits = table.limits[0]
+    length, apart_len = min(sequence.known_len, limits.max_model_len), draft_len
+    if limits.reserves_together:
+        length, apart_len = length + draft_len, 0
     remaining = 0
-    for number in range(table.limits[0].num_groups):
+    for number in range(limits.num_groups):
+        size = table.groups[number].block_size
         held = table.holdings[sequence.tables_at + number].num_blocks
-        remaining += max(0, _blocks_for(length, table.groups[number].block_size) - held)
+        remaining += max(0, _blocks_for(length, size) - held) + _blocks_for(apart_len, size)
     return remaining
 
 

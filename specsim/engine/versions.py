@@ -35,6 +35,9 @@ class Rules(NamedTuple):
     """With MTP, only KV cache groups with layers like the last drop the last block of a hit."""
     drops_where_drafted: bool
     """With EAGLE, too, only those with layers like the drafter's do, which are the last."""
+    reserves_together: bool
+    """What a load leaves to another prompt, whose blocks have to suffice for its first drafts, too,
+    is counted for both as one; before, in blocks of their own."""
     looks_to_end: bool
     """Of several KV cache groups, those that drop their last block look for it up to the end of
     what is known; before, up to one token less."""
@@ -81,7 +84,9 @@ _0_28 = Rules(*[False] * len(Rules._fields))
 _0_29 = _0_28._replace(pads_with_sample=True, keeps_few_prefixes=True)
 _0_30 = _0_29._replace(pads_after_hits=True, keeps_dropped=True, leaves_past_gaps=True)
 _0_31 = _0_30._replace(lone_runs_whole=True, returns_first=True, drops_in_last=True)
-_0_32 = _0_31._replace(looks_to_end=True, leaves_state_early=True, claims_states=True)
+_0_32 = _0_31._replace(
+    reserves_together=True, looks_to_end=True, leaves_state_early=True, claims_states=True
+)
 _0_33 = _0_32._replace(
     drops_where_drafted=True,
     hashes_look_ahead=True,

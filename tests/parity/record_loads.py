@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import record
-from record import DoesNotEndError, Driver
+from record import LACKING, DoesNotEndError, Driver
 from to_record import random_loads_scenario
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -164,6 +164,7 @@ def main() -> None:
     target, *seeds = sys.argv[1:]
     for seed in range(*map(int, seeds)):
         scenario = random_loads_scenario(seed)
+        scenario["engine"] |= LACKING
         path = Path(target) / f"{scenario['name']}.scenario.json"
         try:
             log = LoadsDriver(scenario).log()
