@@ -19,8 +19,10 @@ SCENARIOS = [
     path
     for folder in FOLDERS
     for path in sorted(folder.glob("*.scenario.json"))
-    # It knows no connectors, states, stages or several MTP modules.
-    if not path.name.startswith(("loads-", "states-", "pipeline-", "stages-", "modules-"))
+    # It knows no connectors, states, stages, several MTP modules or clients that go away.
+    if not path.name.startswith(
+        ("loads-", "states-", "pipeline-", "stages-", "modules-", "aborts-")
+    )
 ]
 
 
