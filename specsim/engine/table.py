@@ -315,9 +315,8 @@ class State(Protocol):
     num_steps: int
     num_executed: int  # steps that had tokens
     prefills_from: int  # number of such a step, from 1, from which on prompts may be read again
-    is_backed_up: (
-        int  # whether somebody waited for room after the last step that might read prompts
-    )
+    is_backed_up: int
+    """Whether somebody waited for room after the last step that might read prompts."""
     adapter_uses: int  # counts uses of LoRA adapters, to know which was used first
     num_active: int  # LoRA adapters on the GPU
     num_held: int  # and in host memory
