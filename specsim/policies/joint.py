@@ -29,6 +29,7 @@ from specsim.policies.parts.exchange import (
     best_of,
     note_step,
     rate_of,
+    saved_by,
     set_prices,
     spend_before,
     spend_on_drafts,
@@ -97,11 +98,11 @@ def _for_all(desk: Joining) -> int:
     if state.is_closed:
         state.promise = (_hoped_for(desk, longest, rate) - plain) / worth
     _weigh(desk, False, longest, rate)
-    for_all = for_served = (values[best_of(values, 0, longest)] - plain) / worth
+    for_all = for_served = saved_by(trade, best_of(values, 0, longest), rate)
     served = _num_served(desk)
     if served < num:
         _weigh(desk, True, longest, rate)
-        for_served = (values[best_of(values, 0, longest)] - plain) / worth
+        for_served = saved_by(trade, best_of(values, 0, longest), rate)
     begun = 0.0
     for row in range(desk.state[0].num_rows):
         begun += desk.begun[desk.requests[row]]
