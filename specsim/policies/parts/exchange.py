@@ -288,7 +288,8 @@ def saved_by(desk: Trade, place: int, rate: float) -> float:
     """
     tokens, value = desk.emitted[place], desk.values[place]
     time = (tokens - value) / rate if rate else tokens / value
-    return 1.0 - time * desk.decodes[2] / (tokens * desk.times[0].next_plain)
+    saved: float = 1.0 - time * desk.decodes[2] / (tokens * desk.times[0].next_plain)
+    return saved
 
 
 @inner
