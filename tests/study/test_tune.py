@@ -382,3 +382,22 @@ def test_a_load_is_not_looked_for_while_replicas_fail() -> None:
     incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
     with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):
         Loads(Experiment.parse(tiny_config(replicas=2, incidents=incidents), "failing"), 1)
+
+
+def test_a_load_that_a_full_prefill_pool_keeps_every_k_from_is_not_counted() -> None:
+    engine = {**tiny_config()["engine"]}
+    engine["speculative_config"] = {"method": "eagle3", "num_speculative_tokens": 1}
+    pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1},
+             "transfer": {"bandwidth_gb_s": 50, "latency_ms": 1}}  # fmt: skip
+    workload = {
+        "arrivals": {"kind": "poisson", "rate": 8.0},
+        "lengths": {"kind": "constant", "prompt": 900, "output": 12},
+        "num_requests": 60,
+    }
+    config = tiny_config(workload=workload, engine=engine, pools=pools)
+    check = tune(Experiment.parse(config, "pools"), max_k=1, replications=2).check
+    overloaded = [load for load in check.loads if {*load.stabilities} == {"overloaded"}]
+    assert [load.is_saturated for load in overloaded] == [True]
+    kept = [load for load in check.loads if not load.is_saturated]
+    means = [np.mean([[m.e2e_latency for m in g] for g in load.fixed], axis=1) for load in kept]
+    assert check.best_fixed == int(np.log(means).mean(axis=0).argmin())

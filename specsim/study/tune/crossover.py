@@ -205,7 +205,7 @@ class LoadCheck:
     @property
     def stabilities(self) -> list[Stability]:
         """Of every k, whether the server kept up with what arrived."""
-        return [together(m.stability for m in group) for group in self.fixed]
+        return [_stability(group) for group in self.fixed]
 
     def that_are(self, stability: Stability) -> list[int]:
         return [k for k, found in enumerate(self.stabilities) if found == stability]
@@ -259,8 +259,6 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
     """Simulate a schedule against every fixed k and the oracle."""
     schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
-    # A load that nothing sustains would outweigh all others.
-    sustained = [name for name, load in named.items() if load <= series.capacity]
 
     def measure(policies: dict[Any, Policy], *, synchronous: bool) -> _Measured:
         trials_of = partial(series.loads.trials, synchronous=synchronous)
@@ -279,6 +277,13 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
         return means
 
     own = measure({**{k: fixed_policy(k) for k in ks}, "schedule": schedule}, synchronous=False)
+    # A load that nothing sustains would outweigh all others; with pools it may be the prompts'.
+    sustained = [
+        name
+        for name, load in named.items()
+        if load <= series.capacity
+        and any(_stability(own[name, k]) != "overloaded" for k in ks)
+    ] or [min(named, key=lambda name: named[name])]
     best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
     policies = {"fixed": fixed_policy(best), "schedule": schedule, "oracle": OracleGoodput()}
     same = measure(policies, synchronous=True)
@@ -287,7 +292,7 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
             LoadCheck(
                 name,
                 load,
-                load > series.capacity,
+                name not in sustained,
                 [own[name, k] for k in ks],
                 own[name, "schedule"],
                 {label: same[name, label] for label in policies},
@@ -309,6 +314,10 @@ def _named_loads(series: LoadSeries) -> dict[str, float]:
     }
     apart = {name: load for name, load in others.items() if not 1 / _NEAR < load / own < _NEAR}
     return {"own": own, **apart}
+
+
+def _stability(group: list[Measurement]) -> Stability:
+    return together(m.stability for m in group)
 
 
 def _logs(groups: list[list[Measurement]]) -> NDArray[np.float64]:
