@@ -185,7 +185,7 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
         if target.exists() and not target.is_file():  # to replace /dev/null would break the machine
             kind = "is a folder" if target.is_dir() else "is no ordinary file"
             raise ConfigError(f"{path}: cannot be written: {kind}; name a file")
-        check_folder(path.parent)
+        check_folder(path.parent, file=path)
         if not is_own:
             _check_file(path)
         made.extend(folder for folder in target.parents if not folder.exists())
@@ -211,11 +211,15 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def check_folder(path: Path) -> None:
-    """Raise a ConfigError if a folder cannot be there, since it or one above it is a file."""
+def check_folder(path: Path, *, file: Path | None = None) -> None:
+    """Raise a ConfigError if a folder, of a file, cannot be there: it or one above it is a file."""
     for place in (path, *path.parents):
         if place.exists() and not place.is_dir():
-            raise ConfigError(f"{place}: is a file; name a folder")
+            if file is None and place == path:
+                raise ConfigError(f"{path}: is a file; name a folder")
+            raise ConfigError(
+                f"{file or path}: cannot be written: {place} is a file; name another folder"
+            )
 
 
 @contextmanager

@@ -191,7 +191,7 @@ def test_each_limit_is_judged_at_its_own_percentile() -> None:
     loose = Playground(limited.replace(slo=slo), limit_shares=shares).answer(Moved())
     assert (strict["is_met"], loose["is_met"]) == (False, True)
     assert loose["promise"] == (
-        f"99 % of the requests within TTFT 100000 ms, 50 % of the requests within "
+        f"99 % of the requests within TTFT 100,000 ms, 50 % of the requests within "
         f"TPOT {slo['tpot_ms']:g} ms"
     )
 

@@ -281,8 +281,7 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
     sustained = [
         name
         for name, load in named.items()
-        if load <= series.capacity
-        and any(_stability(own[name, k]) != "overloaded" for k in ks)
+        if load <= series.capacity and any(_stability(own[name, k]) != "overloaded" for k in ks)
     ] or [min(named, key=lambda name: named[name])]
     best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
     policies = {"fixed": fixed_policy(best), "schedule": schedule, "oracle": OracleGoodput()}
