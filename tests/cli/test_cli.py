@@ -323,7 +323,7 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
         ({"FILE": "few.jsonl"}, "few.jsonl: 2 requests are too few"),
         ({"FILE": "never.jsonl"}, "never.jsonl: no draft token was ever accepted"),
         ({"--kind": "beto"}, "no kind 'beto' to fit; did you mean 'beta'?"),
-        ({"--json": "tokens.jsonl/fit.json"}, "is a file; name a folder"),
+        ({"--json": "tokens.jsonl/fit.json"}, "tokens.jsonl is a file; name another folder"),
     ],
 )
 def test_acceptance_fit_on_bad_input(
