@@ -43,10 +43,10 @@ class JointState(Protocol):
     num_noted: int  # steps that these are means of, fading:
     batch: float  # sequences; and for each of them
     for_all: float
-    """what drafting is worth more than a server without a drafter, over what a step is worth,"""
+    """what drafting saves of a step of a server without a drafter (`exchange.saved_by`),"""
     with_prefills: float  # that less the drafter's prefills,
     batch_served: float  # and, over fewer steps, sequences, and for each of them
-    for_served: float  # what it is worth if it drafts for those alone whom it serves
+    for_served: float  # what it saves if it drafts for those alone whom it serves
     is_closed: int  # whether the drafter is not worth reading the prompts of more requests
     steps_since_new: int
     """Since a request was admitted, until which it may come to serve more of the batch."""
