@@ -2,6 +2,8 @@
 
 import sys
 from collections.abc import Callable
+from types import TracebackType
+from typing import Any
 
 from specsim.core.errors import SpecsimError
 from specsim.core.version import foreign
@@ -20,12 +22,21 @@ def _run(app: Callable[..., object]) -> int:
         if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
             error.show()  # type: ignore[attr-defined]
             return 2
-        context = getattr(error, "ctx", None)
+        context = getattr(error, "ctx", None) or _context_of(error.__traceback__)
         command = f"{context.command_path}: " if context is not None else ""
         text = " ".join(error.format_message().split()).rstrip(".")
         sys.stderr.write(f"error: {command}{text}; see --help\n")
         return 2
     return code if isinstance(code, int) else 0
+
+
+def _context_of(place: TracebackType | None) -> Any:
+    """Return the command whose words were read; of an option without a value nobody says it."""
+    found = None
+    while place is not None:
+        found = place.tb_frame.f_locals.get("ctx", found)
+        place = place.tb_next
+    return found
 
 
 def main() -> None:

@@ -60,7 +60,7 @@ def load_experiment(config: Path, overrides: list[str] | None, seed: int | None)
     """Return the experiment of a command, with what its options replace."""
     from specsim.run.experiment import Experiment
 
-    return Experiment.load(config, all_overrides(overrides, seed))
+    return Experiment.load(config, all_overrides(overrides, seed), option="--set")
 
 
 @contextmanager
@@ -152,13 +152,18 @@ class Advance:
             typer.echo(f"{description} ...", err=True)
 
 
+def console(**settings: Any) -> Any:
+    """Return a `rich.console.Console` that prints a name such as ``mine:Running:k=3`` as it is."""
+    from rich.console import Console
+
+    return Console(emoji=False, **settings)
+
+
 @contextmanager
 def progress(description: str, total: int | None) -> Iterator[Advance]:
     """Show a bar on a terminal, once the work has taken a second; elsewhere nothing."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
         yield Advance()
         return
     from rich import progress as rich_progress
@@ -166,37 +171,37 @@ def progress(description: str, total: int | None) -> Iterator[Advance]:
     left = (
         rich_progress.TimeElapsedColumn() if total is None else rich_progress.TimeRemainingColumn()
     )
-    texts = map(rich_progress.TextColumn, ("{task.description}", "{task.completed:,}"))
-    columns = (next(texts), rich_progress.BarColumn(), next(texts), left)
-    with rich_progress.Progress(*columns, console=console, transient=True) as bars:
+    what, how_far = (
+        rich_progress.TextColumn(text, markup=False)
+        for text in ("{task.description}", "{task.completed:,}")
+    )
+    columns = (what, rich_progress.BarColumn(), how_far, left)
+    with rich_progress.Progress(*columns, console=terminal, transient=True) as bars:
         yield Advance(bars, bars.add_task(description, total=total, visible=False))
 
 
 @contextmanager
 def spinner(description: str) -> Iterator[None]:
     """Show on a terminal that work of unknown length goes on; elsewhere nothing."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    terminal = console(stderr=True)
+    if not terminal.is_terminal:
         yield
         return
-    with console.status(f"{description} ..."):
+    with terminal.status(f"{description} ..."):
         yield
 
 
 def show(*tables: Any, to_stderr: bool = False) -> None:
     """Print tables to standard output, or where that is for another program, to standard error."""
-    from rich.console import Console
     from rich.table import Table
 
     # Into a file or pipe nothing has to fit, and nothing is cut.
     stream = sys.stderr if to_stderr else sys.stdout
-    console = Console(width=None if stream.isatty() else _FILE_WIDTH, stderr=to_stderr)
+    shown_on = console(width=None if stream.isatty() else _FILE_WIDTH, stderr=to_stderr)
     for table in tables:
         if isinstance(table, Table):
-            keep_numbers_whole(table, console)
-        console.print(table, crop=False)
+            keep_numbers_whole(table, shown_on)
+        shown_on.print(table, crop=False)
 
 
 def keep_numbers_whole(table: Any, console: Any) -> None:
@@ -217,7 +222,5 @@ def keep_numbers_whole(table: Any, console: Any) -> None:
 
 def warn(warnings: list[str]) -> None:
     """Print warnings to standard error."""
-    from rich.console import Console
-
     for warning in warnings:
-        Console(stderr=True, soft_wrap=True).print(f"warning: {warning}", markup=False)
+        console(stderr=True, soft_wrap=True).print(f"warning: {warning}", markup=False)

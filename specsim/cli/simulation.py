@@ -111,7 +111,7 @@ def run(
     if policy is not None:
         check_used(changes, ["policy"], "--policy sets")
         changes.append(f"policy={policy}")
-    experiment = Experiment.load(config, changes)
+    experiment = Experiment.load(config, changes, option="--set")
     is_chosen = workers is not None or backend == "ray"
     if not is_chosen and experiment.workload.expected_requests <= FEWEST:
         workers = 1
@@ -324,8 +324,7 @@ def check(
         more = f" and {len(worlds) - 1} more worlds" if len(worlds) > 1 else ""
         typer.echo(f"{problem} [in: {worlds[0]}{more}]")
     if found.broken:
-        all_broken = {name for names in found.broken.values() for name in names}
-        broken = f"{len(all_broken)} of {found.num_worlds} worlds"
+        broken = f"{found.num_broken} of {found.num_worlds} worlds"
         typer.echo(f"{found.policy}: broken in {broken}, see above", err=True)
         raise typer.Exit(1)
     typer.echo(

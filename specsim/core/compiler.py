@@ -46,6 +46,7 @@ _OF_TUPLES_ALONE = re.compile(r"E(\d+arrays_[0-9a-f]{12})+$")
 """How numba's names end, by arguments."""
 _OF_ARRAYS = re.compile(r" of type arrays_[0-9a-f]{12}")
 _PLACE = re.compile(r"(?:at |File \")(\S+\.py)(?: \(|\", line )(\d+)")
+_OURS = re.compile(r"/numba/|/specsim/decisions/loops\.py")  # where nobody has anything to correct
 _NO_REASON = re.compile(
     r"(\w+: )?Failed in|No implementation of function Function\(<function|>>>|There are|- Of which|"
     r"Overload in|With argument|Rejected as"
@@ -346,7 +347,7 @@ def _told(error: BaseException) -> str:
     text = text.replace("NRT required but not enabled", "it allocates, raises or uses an object")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reasons = [line for line in lines if not _NO_REASON.match(line)]
-    place = next((found for found in _PLACE.finditer(text) if "/numba/" not in found[0]), None)
+    place = next((found for found in _PLACE.finditer(text) if not _OURS.search(found[0])), None)
     where = f" ({Path(place[1]).resolve()}, line {place[2]})" if place else ""
     return f"{reasons[0] if reasons else type(error).__name__}{where}"
 

@@ -12,7 +12,6 @@ entry point in the group ``specsim.<family>``.
 
 import inspect
 import os
-import re
 import sys
 from abc import ABC
 from collections.abc import Mapping
@@ -26,22 +25,14 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeGuard, TypeVar
 
-import yaml
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError, WithJsonSchema
 from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from specsim.core.blame import fault, is_shipped_class
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.reading import parse_yaml
-from specsim.core.settings import Settings, as_flow, nearest, said_again, validated
+from specsim.core.settings import Settings, as_flow, from_short_form, nearest, said_again, validated
 
 M = TypeVar("M", bound="Member")
-
-# A name, or a module or file and a class; then fields.
-_SHORT_FORM = re.compile(
-    r"(?P<name>[^:]*\.py:[A-Za-z_]\w*|[\w.-]+(?::[A-Za-z_]\w*(?=:|$))?)(?::(?P<options>.*))?"
-)
-_NEXT_OPTION = re.compile(r",(?=\s*\w+\s*=)")  # not the commas of a list
 
 
 class Member(Settings, ABC):
@@ -147,6 +138,8 @@ class Family(Generic[M]):
             hint = nearest(name, list(everything))
             if self.of_files and ("/" in name or name.endswith(".yaml")):
                 hint = f"a {self.of_files} is {{{self.tag}: {self.of_files}, name: {name}}}"
+            elif (module := _module_in(name)) is not None:
+                hint = f"a class of yours is {module}:{name.removeprefix(module)[1:] or 'CLASS'}"
             raise ConfigError(f"no {self.tag} '{name}'; {hint}")
         return everything[name]
 
@@ -158,7 +151,9 @@ class Family(Generic[M]):
         if isinstance(value, self.base):
             return value
         value = _unquoted(value)
-        fields = self._from_text(value) if isinstance(value, str) else value
+        fields = from_short_form(value, self.tag) if isinstance(value, str) else value
+        if fields == {} and isinstance(value, str):
+            raise ConfigError(f"'{value}' is not of the form name:field=value,field=value")
         if not isinstance(fields, Mapping):
             raise ConfigError(f"{value!r} is not a mapping with a '{self.tag}'")
         name = _unquoted(fields.get(self.tag))
@@ -198,21 +193,6 @@ class Family(Generic[M]):
         except ConfigError as error:
             told = str(error)
             raise ConfigError(told if told.startswith(source) else f"{source}: {told}") from error
-
-    def _from_text(self, text: str) -> dict[str, Any]:
-        form = _SHORT_FORM.fullmatch(text)
-        if form is None:
-            raise ConfigError(f"'{text}' is not of the form name:field=value,field=value")
-        fields: dict[str, Any] = {self.tag: form["name"]}
-        for option in filter(None, _NEXT_OPTION.split(form["options"] or "")):
-            key, equals, raw = option.partition("=")
-            try:
-                fields[key.strip()] = parse_yaml(raw)
-            except yaml.YAMLError:
-                equals = ""
-            if not equals:
-                raise ConfigError(f"'{text}': '{option}' is not field=value")
-        return fields
 
     def _is_member(self, value: object) -> TypeGuard[type[M]]:
         return (
@@ -304,20 +284,32 @@ def _unquoted(value: object) -> object:
     return "off" if value is False else value
 
 
+def _module_in(name: str) -> str | None:
+    """Return the module or file of a class that is named without a colon, None if none is."""
+    module, _, attribute = name.rpartition(".")
+    if name.endswith(".py"):
+        return name
+    return module if module and attribute.isidentifier() and attribute[0].isupper() else None
+
+
 def _load(path: str) -> object:
     """Return what ``module:Class`` or ``folder/file.py:Class`` names."""
     module, _, attribute = path.rpartition(":")
     try:
-        return getattr(_module_at(Path(module)), attribute)
+        found = _module_at(Path(module))
     except ModuleNotFoundError as error:
         where = f" in {Path.cwd()}, nor among what is installed" if error.name == module else ""
         raise ConfigError(f"cannot load '{path}': {error}{where}") from error
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
     except SpecsimError:
         raise
     except Exception as error:  # the user's module runs when it is imported
         raise ConfigError(f"cannot load '{path}': {fault(error)}") from error
+    if not hasattr(found, attribute):
+        names = [name for name, each in vars(found).items() if isinstance(each, type)]
+        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
+    return getattr(found, attribute)
 
 
 def _module_at(place: Path) -> ModuleType:

@@ -5,6 +5,7 @@ name the nearest known field, NaN and infinity are no numbers.
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -84,7 +85,8 @@ def said_again(problem: Any, context: dict[str, Any] | None = None) -> InitError
 def nearest(name: str, known: list[str]) -> str:
     """Return a clause for the end of an error message: the closest known word, or what there is."""
     close = get_close_matches(name[:100], known, n=1)
-    if close:
+    begun = [each for each in known if name and each.startswith(name)]
+    if close := close or begun[: len(begun) == 1]:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(known) - _MOST_CHOICES} more" if len(known) > _MOST_CHOICES else ""
     return f"choose from {', '.join(sorted(known)[:_MOST_CHOICES])}{more}"
@@ -141,8 +143,17 @@ def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
 
 def told_problems(error: Any) -> list[str]:
     """Return the problems of a `pydantic.ValidationError`, in a line each."""
-    told = dict.fromkeys(map(_told, error.errors(include_url=False)))
+    found = error.errors(include_url=False)
+    told = dict.fromkeys(_told(each) for each in found if not _follows(each, found))
     return "\n".join(told).splitlines()
+
+
+def _follows(problem: Any, found: list[Any]) -> bool:
+    """Tell whether a list is said to be too short only since some of what it holds is wrong."""
+    loc = problem["loc"]
+    return problem["type"] == "too_short" and any(
+        len(each["loc"]) > len(loc) and each["loc"][: len(loc)] == loc for each in found
+    )
 
 
 def _told(problem: Any) -> str:
@@ -158,6 +169,9 @@ def _told(problem: Any) -> str:
         return f"{field} = {short(given)}: should be a mapping of fields".removeprefix(" = ")
     if kind == "int_parsing":
         return f"{field} = {short(given)}: should be an integer, in digits alone"
+    if kind in ("too_short", "too_long"):  # "Tuple should have at least 1 item after validation"
+        rule = problem["msg"][problem["msg"].index("should") :].partition(" after validation")[0]
+        return f"{field} = {short(given)}: {rule}"
     return f"{field} = {short(given)}: {problem['msg'].removeprefix('Input ').lower()}"
 
 
@@ -227,7 +241,37 @@ def set_field(config: dict[str, Any], path: str, value: object, source: str) -> 
     *parents, name = path.split(".")
     target = config
     for parent in parents:
-        target = target.setdefault(parent, {})
-        if not isinstance(target, dict):
+        inner = target.setdefault(parent, {})
+        if isinstance(inner, str):  # such as policy: static
+            inner = target[parent] = from_short_form(inner) or inner
+        if not isinstance(inner, dict):
             raise ConfigError(f"{source}: '{parent}' is not a mapping of fields")
+        target = inner
     target[name] = value
+
+
+# A name, or a module or file and a class; then fields.
+_SHORT_FORM = re.compile(
+    r"(?P<name>[^:]*\.py:[A-Za-z_]\w*|[\w.-]+(?::[A-Za-z_]\w*(?=:|$))?)(?::(?P<options>.*))?"
+)
+_NEXT_OPTION = re.compile(r",(?=\s*\w+\s*=)")  # not the commas of a list
+
+
+def from_short_form(text: str, tag: str = "kind") -> dict[str, Any]:
+    """Return the fields of ``name:field=value,field=value``; none if it is not of that form.
+
+    A ConfigError if what stands behind the name is no ``field=value``.
+    """
+    form = _SHORT_FORM.fullmatch(text)
+    if form is None:
+        return {}
+    fields: dict[str, Any] = {tag: form["name"]}
+    for option in filter(None, _NEXT_OPTION.split(form["options"] or "")):
+        key, equals, raw = option.partition("=")
+        try:
+            fields[key.strip()] = parse_yaml(raw)
+        except yaml.YAMLError:
+            equals = ""
+        if not equals:
+            raise ConfigError(f"'{text}': '{option}' is not field=value")
+    return fields

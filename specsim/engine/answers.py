@@ -72,6 +72,7 @@ class Answers:
         rule = f"a Tree, or a list of {step.size} of them, one per sequence of the batch"
         self._need(is_right, "draft_lens", step, given, rule)
         limits = f"of at most {self._largest} nodes, {self._deepest} of them along a path"
+        limits += "; its max_draft_len says how many nodes, num_speculative_tokens how long a path"
         for tree in trees:
             is_small = tree.num_nodes <= self._largest and tree.depth <= self._deepest
             self._need(is_small, "draft_lens", step, tree, limits)

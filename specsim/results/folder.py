@@ -123,7 +123,8 @@ def write_groups(
 
 
 def _table(columns: Columns, constants: dict[str, object], file: str) -> pa.Table:
-    table: dict[str, pa.Array[Any]] = {name: pa.array(c) for name, c in columns.items()}
+    # NaN means that there is none: polars and DuckDB leave null out of a mean, and NaN not.
+    table: dict[str, pa.Array[Any]] = {n: pa.array(c, from_pandas=True) for n, c in columns.items()}
     length = len(next(iter(columns.values())))
     for name, value in constants.items():
         index = np.zeros(length, dtype=np.int32)
@@ -353,9 +354,10 @@ class _StoredTable:
         values = column.to_numpy()
         with np.errstate(invalid="ignore"):
             wrong = ~((values >= 0) & (values < np.inf))
-        if may_be_nan:
+        if may_be_nan:  # null in the file
             wrong &= ~np.isnan(values)
-        wrong |= column.is_null().to_numpy()
+        else:
+            wrong |= column.is_null().to_numpy()
         value = column[int(wrong.argmax())].as_py()
         self.refuse(wrong, f"{name} = {value} must be a number of 0 or more")
         return np.ascontiguousarray(values)

@@ -348,17 +348,23 @@ class Experiment(Settings):
             return cls.model_validate(data)
 
     @classmethod
-    def load(cls, path: Path | str, overrides: Iterable[str] | Mapping[str, object] = ()) -> Self:
+    def load(
+        cls,
+        path: Path | str,
+        overrides: Iterable[str] | Mapping[str, object] = (),
+        *,
+        option: str = "overrides",
+    ) -> Self:
         """Return the experiment in a YAML file, with overrides such as ``policy=static:k=3``.
 
-        Or a mapping of them: ``{"policy.k": 3}``.
+        Or a mapping of them: ``{"policy.k": 3}``. An error in them names the `option`.
         Files that it names lie beside it or else in the working directory, those in overrides in
         the working directory. What cannot be read or is wrong is a ConfigError.
         """
         path = Path(path)
         begin = f"; `specsim init {path}` asks for them and writes it"
         data = following(load_mapping(path, ConfigError, begin), path.parent)
-        return cls.parse(overridden(data, overrides), str(path))
+        return cls.parse(overridden(data, overrides, option), str(path))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the resolved configuration as plain values; fields left out stay out."""

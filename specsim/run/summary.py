@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.atomic import new_folder
+from specsim.core.figures import figures
 from specsim.core.request import Columns
 from specsim.core.step import StepLoad
 from specsim.engine.fleet import Count, Scaling
@@ -81,14 +82,15 @@ class Beyond:
             count, largest = getattr(self, f"beyond_{kind}"), getattr(self, f"{kind}_tokens")
             if count:
                 limit = min(getattr(each.valid_range, f"{kind}_tokens") for each in profiles)
+                share = figures(100 * count / self.steps, 3)
                 found.append(
-                    f"{count / self.steps:.1%} of the steps lie outside the profile's valid range: "
-                    f"up to {largest:,} {kind} tokens, fitted up to {limit:,}"
+                    f"{share} % of the steps lie outside the profile's valid range: up to "
+                    f"{largest:,} {kind} tokens, fitted up to {limit:,}"
                 )
         return found + [
             f"{each.model} on {each.gpu}: fitted to runs whose sequences have {lens[0]:,} to "
-            f"{lens[1]:,} tokens; here they have {self.context_len:,.0f} on average, of which the "
-            "fit says nothing"
+            f"{lens[1]:,} tokens; here they have {figures(self.context_len)} on average, of which "
+            "the fit says nothing"
             for each in profiles
             if (lens := each.valid_range.context_lens)
             and not each.valid_range.is_known(self.context_len)
@@ -232,10 +234,11 @@ class Summary:
     def warnings(self) -> list[str]:
         found = []
         if self.is_overloaded:
+            times = figures(self.balance.offered, 3)
             found.append(
-                "OVERLOADED: the queue kept growing, for work arrived "
-                f"{self.balance.offered:,.2f} times as fast as it was done when most requests were "
-                f"there{', incidents included' if self.run.experiment.incidents else ''}"
+                f"OVERLOADED: the queue kept growing, for work arrived {times} times as fast as it "
+                "was done when most requests were there"
+                f"{', incidents included' if self.run.experiment.incidents else ''}"
             )
         profiles = [self.run.deployment.profile]
         experiment, pools = self.run.experiment, self.run.pools
@@ -273,8 +276,8 @@ class Summary:
     def _late_incidents(self) -> list[str]:
         end = float(self.tables.requests["ended_at"].max())
         return [
-            f"incidents.{number}: the {incident.kind} at {incident.at:g} s came after the run had "
-            f"ended, at {end:.6g} s"
+            f"incidents.{number}: the {incident.kind} at {figures(incident.at, 6)} s came after "
+            f"the run had ended, at {figures(end, 6)} s"
             for number, incident in enumerate(self.run.experiment.incidents or ())
             if incident.at >= end
         ]

@@ -107,7 +107,9 @@ class Service:
         return web.Response(status=200 if self.live.is_up else 503)
 
     async def _version(self, request: web.Request) -> web.Response:
-        return web.json_response({"version": f"specsim-{__version__}"})
+        # Clients compare it with vLLM's: a version of vLLM, and behind the plus sign whose it is.
+        simulated = self.live.deployment.engine.vllm_version
+        return web.json_response({"version": f"{simulated}.0+specsim.{__version__}"})
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(

@@ -144,8 +144,9 @@ def _is_tied(above: PolicyResult, result: PolicyResult) -> bool | None:
     return ratio.low <= 1.0 <= ratio.high
 
 
-def parse_policies(policies: list[str]) -> dict[str, Policy]:
+def parse_policies(policies: Sequence[str]) -> dict[str, Policy]:
     """Return policies by short form, ``off`` first; a ConfigError if one is wrong."""
+    policies = [policies] if isinstance(policies, str) else list(policies)
     for text, count in Counter(policies).items():
         if count > 1:
             raise ConfigError(f"--policies {text}: is given {count} times; leave one")
@@ -158,7 +159,7 @@ def parse_policies(policies: list[str]) -> dict[str, Policy]:
 def labelled(policies: Mapping[str, Policy | str] | Sequence[str]) -> dict[str, Policy]:
     """Return policies, or short forms of some, by label; a ConfigError if one is wrong."""
     if not isinstance(policies, Mapping):
-        return parse_policies([policies] if isinstance(policies, str) else list(policies))
+        return parse_policies(policies)
     found = {}
     for label, policy in policies.items():
         source = f"policies: {label}"

@@ -42,6 +42,7 @@ _SERVERS, _CLUSTERS = _TABLES["servers"], _TABLES["clusters"]
 _BASE = {"profile": "h100/llama-3.1-8b", "acceptance": "bernoulli:alpha=0.7"}
 _SHORT = "uniform:prompt=[1, 200],output=[1, 40]"
 _MODES = ("sync", "async")
+_EVERY = "every world"
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,12 @@ class PolicyCheck:
     seconds: float
     runs_as: str  # what the engine asks when it is asked
 
+    @property
+    def num_broken(self) -> int:
+        """In how many worlds anything was wrong."""
+        worlds = {world for worlds in self.broken.values() for world in worlds}
+        return self.num_worlds if _EVERY in worlds else len(worlds)
+
 
 def check_policy(
     policy: Policy, config: Any, on_progress: Callable[[int], None] | None = None
@@ -69,7 +76,7 @@ def check_policy(
     """Run a policy, which an experiment names as in `config`, through all worlds that suit it."""
     begun_at, runs_as = monotonic(), _runs_as(policy)  # no world has to wait for the compiler
     method = _method(policy)
-    broken: dict[str, list[str]] = {problem: ["every world"] for problem in _misspelt(policy)}
+    broken: dict[str, list[str]] = {problem: [_EVERY] for problem in _misspelt(policy)}
     num_worlds = 0
     for number, world in enumerate(worlds_of(policy, config, method), start=1):
         num_worlds = number

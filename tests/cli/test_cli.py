@@ -1,6 +1,7 @@
 """The command line, as a user types it."""
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -13,9 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT, Run, tiny_config
+from rich._emoji_codes import EMOJI
 from rich.console import Console
 
-from specsim.cli.options import keep_numbers_whole
+from specsim.cli.options import keep_numbers_whole, show, warn
 from specsim.core.version import __version__
 from specsim.reality import acceptance_fit
 from specsim.reality.acceptance_fit import fits
@@ -501,6 +503,8 @@ def test_other_commands_fail_the_same_way(args: tuple[str, ...], message: str, c
         ("compre",),
         ("tune", "a.yaml", "--replications", "-1"),
         ("tune", "a.yaml", "--emit", "sglang"),
+        ("export", "a", "--chrome-trace"),
+        ("run", "a.yaml", "--set"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(args: tuple[str, ...], cli: Run) -> None:
@@ -589,3 +593,14 @@ def test_what_does_not_fit_into_memory_is_one_line(
     code, _, err = cli("run", experiment())
     assert (code, err.count("\n")) == (2, 1)
     assert "out of memory: Unable to allocate 7.28 TiB; simulate fewer requests" in err
+
+
+def test_a_name_between_colons_is_no_picture(capsys: pytest.CaptureFixture[str]) -> None:
+    """rich knows :running: as a man who runs, and a policy may be mine:Running:k=3."""
+    for name in random.Random(3).sample(sorted(EMOJI), 50):
+        label = f"mine:{name}:k=3"
+        show(new_table(label, ["policy"], [[label]]))
+        warn([label])
+        out, err = capsys.readouterr()
+        assert out.count(label) == 2
+        assert err == f"warning: {label}\n"

@@ -176,6 +176,20 @@ def test_a_bad_path_is_a_clear_error(own_module: str, path: str) -> None:
         POLICIES.parse(path.format(own_module))
 
 
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("my_policies:HalfTheBach", "no 'HalfTheBach'; did you mean 'HalfTheBatch'?"),
+        ("my_policies.HalfTheBatch", "a class of yours is my_policies:HalfTheBatch"),
+        ("my_policies.py", "a class of yours is my_policies.py:CLASS"),
+    ],
+)
+def test_a_class_that_is_nearly_named_is_told(own_module: str, name: str, hint: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        POLICIES.parse(name)
+    assert str(caught.value).endswith(hint)
+
+
 def test_two_members_of_one_name_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     family = Family[Policy]("policies", Policy)
     monkeypatch.setattr(Family, "name_of", lambda self, member: "static")

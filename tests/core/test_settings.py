@@ -6,7 +6,7 @@ import pytest
 from conftest import tiny_config
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import load_mapping, overridden, parse_yaml
+from specsim.core.settings import load_mapping, nearest, overridden, parse_yaml
 from specsim.run.experiment import Experiment
 
 
@@ -56,6 +56,11 @@ def test_the_same_key_may_stand_in_several_mappings() -> None:
     [
         ("workload", "5", "workload = 5: should be a mapping of fields"),
         ("replicas", "2e2", "replicas = '2e2': should be an integer, in digits alone"),
+        (
+            "policy",
+            "{kind: static_tree, widths: []}",
+            r"policy.widths = \[\]: should have at least 1",
+        ),
     ],
 )
 def test_a_value_of_another_type_is_told_in_plain_words(
@@ -63,3 +68,33 @@ def test_a_value_of_another_type_is_told_in_plain_words(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         Experiment.parse(overridden(tiny_config(), [f"{field}={value}"]), "e")
+
+
+@pytest.mark.parametrize("good", [0, 1, 3])
+def test_a_list_with_a_wrong_entry_is_told_of_that_entry_alone(good: int) -> None:
+    arrivals = {"kind": "piecewise", "segments": [[1, 2]] * good + [[1, "x"]]}
+    config = overridden(tiny_config(), {"workload.arrivals": arrivals})
+    with pytest.raises(ConfigError) as caught:
+        Experiment.parse(config, "e")
+    told = f"e: workload.arrivals.segments.{good}.1 = 'x': should be a valid number"
+    assert str(caught.value).startswith(told)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("policy", ["static", "static:k=1", {"kind": "static", "k": 1}])
+def test_a_field_of_a_member_can_be_replaced_however_the_member_is_written(policy: object) -> None:
+    config = {**tiny_config(), "policy": policy}
+    found = Experiment.parse(overridden(config, ["policy.k=2"]), "e")
+    given = Experiment.parse({**config, "policy": {"kind": "static", "k": 2}}, "e")
+    assert found.policy == given.policy
+
+
+def test_a_field_of_a_text_that_names_no_member_is_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"--set profile\.gpu=x: 'profile' is not a mapping"):
+        overridden({"profile": "h100/llama-3.1-8b"}, ["profile.gpu=x"])
+
+
+def test_the_beginning_of_one_known_word_is_taken_for_it() -> None:
+    assert nearest("at", ["at_request", "after", "kind"]) == "did you mean 'at_request'?"
+    assert nearest("a", ["at_request", "after"]) == "choose from after, at_request"
+    assert nearest("", ["one"]) == "choose from one"

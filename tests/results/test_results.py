@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -14,7 +16,7 @@ from conftest import tiny_config
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.version import __version__
-from specsim.results.folder import load_requests
+from specsim.results.folder import load_requests, load_steps
 from specsim.results.metrics import Slo, keeps_limits, latencies, tpot
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -123,7 +125,19 @@ def test_every_row_says_where_it_comes_from(worked: Summary, tmp_path: Path) -> 
     requests = pq.read_table(tmp_path / "requests.parquet").to_pydict()
     assert requests["id"] == ["a", "b"]
     assert requests["ttft"] == [0.5, 0.75]
-    assert np.isnan(requests["tpot"][1])
+
+
+def test_what_there_is_not_is_null_which_every_reader_leaves_out_of_a_mean(
+    worked: Summary, tmp_path: Path
+) -> None:
+    worked.save(tmp_path)
+    for name in ("requests", "steps"):
+        table = pq.read_table(tmp_path / f"{name}.parquet")
+        for column in filter(lambda each: pa.types.is_floating(each.type), table.columns):
+            assert not pc.any(pc.is_nan(column)).as_py()
+    tpots = pq.read_table(tmp_path / "requests.parquet")["tpot"]
+    assert (tpots.null_count, pc.mean(tpots).as_py()) == (1, 1.5 / 7)
+    assert np.isnan(load_steps(tmp_path)["alpha_estimate"]).all()
 
 
 def test_a_run_of_thousands_of_years_takes_no_memory(tiny: Callable[..., Experiment]) -> None:

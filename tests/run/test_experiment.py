@@ -64,6 +64,8 @@ def test_a_mapping_of_overrides_does_what_its_lines_do(
     assert Experiment.load(tmp_path / "e.yaml", "seed=3").seed == 3
     with pytest.raises(ConfigError, match="did you mean 'policy'"):
         Experiment.load(tmp_path / "e.yaml", {"polisy.k": 2})
+    with pytest.raises(ConfigError, match=r"^overrides policy\.k: expected field\.name=value"):
+        Experiment.load(tmp_path / "e.yaml", ["policy.k"])
 
 
 @pytest.mark.parametrize("override", ["policy", "=3", "seed.k=3", "seed=[1"])

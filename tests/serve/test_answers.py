@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.version import Version
 from serving import Served, serving, word_tokenizer
 
+from specsim.core.version import __version__
 from specsim.serve import ServeOptions
 from specsim.serve.texts import Texts
 
@@ -174,7 +176,9 @@ def test_unknown_fields_are_ignored(served: Served) -> None:
 def test_the_small_pages(served: Served) -> None:
     assert served.ask("/health") == (200, "")
     assert served.ask("/ping") == (200, "")
-    assert served.ask("/version")[1]["version"].startswith("specsim-")
+    version = Version(served.ask("/version")[1]["version"])
+    assert version.public == f"{served.live.deployment.engine.vllm_version}.0"
+    assert version.local == f"specsim.{__version__}"
     (model,) = served.ask("/v1/models")[1]["data"]
     assert model["max_model_len"] == served.live.deployment.engine.max_model_len
     assert served.ask(COMPLETIONS, {**ASKED, "model": model["id"]})[0] == 200

@@ -153,6 +153,7 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
     mixed = compare(tiny(), {"off": "off", "two": "static:k=2"}, replications=1)
     assert [each.latencies for each in mixed.results] == [each.latencies for each in given.results]
     assert len(compare(tiny(), "off", replications=1).results) == 1
+    assert parse_policies("static:k=2") == parse_policies(["static:k=2"])
     with pytest.raises(ConfigError, match="'off', which speed-ups are over, is missing"):
         compare(tiny(), {"a": Off()}, replications=1)
     for number, said in ((0, "0"), (2**63, "9,223,372,036,854,775,808")):

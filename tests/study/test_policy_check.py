@@ -17,7 +17,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study import policy_check
-from specsim.study.policy_check import worlds_of
+from specsim.study.policy_check import PolicyCheck, worlds_of
 
 SOURCE = """import numpy as np
 
@@ -176,3 +176,9 @@ def test_a_loop_without_end_is_one_line(
     assert code in (1, 2)
     assert "a world was not done after 1 s (" in out + err
     assert len((out + err).splitlines()) == code % 2 + 1
+
+
+def test_no_more_worlds_are_broken_than_there_are() -> None:
+    broken = {"misspelt": ["every world"], "an exception": ["a", "b", "c"], "again": ["b"]}
+    assert PolicyCheck("p", 3, broken, 0.1, "Python").num_broken == 3
+    assert PolicyCheck("p", 9, {"again": ["b", "c"], "more": ["c"]}, 0.1, "Python").num_broken == 2

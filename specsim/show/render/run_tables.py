@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
+from specsim.core.figures import figures
 from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import STABILITY_MARKS, stability_in, together
@@ -73,7 +74,7 @@ def _scalar_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
     known = {**own, **data}
     rows = [(name, shown(key, known[key])) for name, key in _SCALARS if key in known]
     if (goodput := data["request_goodput"]) is not None:
-        share = f"{goodput / data['request_throughput']:.2%}"
+        share = f"{figures(100 * goodput / data['request_throughput'])} %"
         rows[1:1] = (
             ("goodput requests/s", shown("request_goodput", goodput)),
             ("within the limits", share),

@@ -177,7 +177,7 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _milliseconds(value: float | None) -> str:
-    return _number(value, 0 if value is None or value >= 100 else 1)
+    return "-" if value is None else figures(value, 3)
 
 
 def notes(advice: Advice) -> list[str]:
