@@ -128,18 +128,23 @@ def _texts(data: Mapping[str, Any], *names: str) -> list[str]:
     return [str(each) for listed in found if isinstance(listed, list) for each in listed]
 
 
-# Other names of the same thing: BLOOM, OPT, Mixtral, DeepSeek, newer transformers.
+# Other names of the same thing: BLOOM, OPT, GPT-J, DBRX, Falcon, Baichuan, Mixtral, DeepSeek,
+# ERNIE, Hunyuan, newer transformers.
 ALIASES = {
-    "num_hidden_layers": ("n_layer",),
-    "hidden_size": ("n_embed",),
-    "intermediate_size": ("ffn_dim",),
-    "num_attention_heads": ("n_head",),
-    "max_position_embeddings": ("seq_length",),
+    "num_hidden_layers": ("n_layer", "n_layers"),
+    "hidden_size": ("n_embed", "n_embd", "d_model"),
+    "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
+    "num_attention_heads": ("n_head", "n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "kv_n_heads"),
+    "max_position_embeddings": ("seq_length", "n_positions", "max_seq_len", "model_max_length"),
     "torch_dtype": ("dtype",),
     "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
-    "num_experts": ("num_local_experts", "n_routed_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "top_k_experts"),
-    "n_shared_experts": ("num_shared_experts",),
+    "num_experts": ("num_local_experts", "n_routed_experts", "moe_num_experts"),
+    "num_experts_per_tok": (
+        *("num_experts_per_token", "top_k_experts", "moe_k", "moe_topk", "moe_top_k"),
+    ),
+    "n_shared_experts": ("num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
+    "first_k_dense_replace": ("moe_layer_start_index",),
     "shared_expert_intermediate_size": (
         "moe_shared_expert_intermediate_size",
         "share_expert_dim",
@@ -232,11 +237,15 @@ class LayerLists:
                 f"num_hidden_layers = {num_layers}, or no layer has experts; correct one of them"
             )
         steps = {"decoder_sparse_step": 1, "interleave_moe_layer_step": 1, "moe_layer_freq": 0}
+        steps["moe_layer_interval"] = 1
         every = [(self._count(name), last) for name, last in steps.items() if data.get(name)]
+        end = data.get("moe_layer_end_index")
+        last_sparse = end if isinstance(end, int) and end >= 0 else num_layers
         return [
             "dense"
             if number < first
             or number in only
+            or number > last_sparse
             or any((number + last) % step for step, last in every)
             else "sparse"
             for number in range(num_layers)
@@ -301,6 +310,9 @@ class LayerLists:
         known = _LAYER_TYPES - (
             set() if data.get("linear_num_value_heads") else {"linear_attention"}
         )
+        if self._type == "granitemoehybrid":
+            types = ["full_attention" if each == "attention" else each for each in types or ()]
+            known |= {"mamba"}
         if others := sorted(set(map(str, types or ())) - known):
             raise ProfileError(
                 f"{self._source}: 'layer_types' has '{others[0]}', which is not modelled; fit a "

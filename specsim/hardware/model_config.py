@@ -9,13 +9,18 @@ from specsim.hardware.config_parts import ALIASES, LayerLists, precision
 
 # Defaults of the classes of these model types, which their configs leave out.
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
-_TIED |= {"starcoder2"}
+_TIED |= {"falcon", "gpt2", "minicpm", "starcoder2"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
-_UNGATED |= {"apertus", "arcee", "jais2", "nanochat", "nemotron_h"}
+_UNGATED |= {"apertus", "arcee", "falcon", "gpt2", "gptj", "jais2", "nanochat", "nemotron_h"}
+# Whose heads all have keys and values of their own; whose MLP is four times as wide as the rest.
+_MANY_HEADS = {"baichuan", "bloom", "gpt2", "gpt_neox", "gptj", "opt"}
+_FOUR_TIMES = {"bloom", "falcon", "gpt2", "gptj"}
 # Have nothing but experts, so that their width goes by the plain name.
 _ONLY_EXPERTS = {
+    "dbrx",
     "gpt_oss",
     "granitemoe",
+    "granitemoehybrid",
     "llama4_text",
     "minimax_m2",
     "minimax_m3",
@@ -38,7 +43,15 @@ _STATE_FIELDS = {
     "linear_value_head_dim": "mamba_head_dim",
     "linear_conv_kernel_dim": "conv_kernel",
 }
+_GRANITE_STATES = dict(
+    zip(
+        _STATE_FIELDS,
+        ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
+        strict=True,
+    )
+)
 _DEFAULTS = {
+    "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
         "vocab_size": 262_208,
         "max_position_embeddings": 131_072,
@@ -55,9 +68,10 @@ _NOT_MODELLED = {
     "audio_encoder_config": "a part for sound",
     "linear_attn_config": "layers of linear attention",
     **dict.fromkeys(
-        ("state_size", "mamba_d_state", "attn_layer_period"),
-        "layers that keep a state in place of keys and values",
+        ("state_size", "attn_layer_period"), "layers that keep a state in place of keys and values"
     ),
+    "cross_attention_layers": "layers that attend to images alone",
+    "use_cla": "layers that share keys and values",
     "is_encoder_decoder": "an encoder",
     "num_kv_shared_layers": "layers that share keys and values",
     "hidden_size_per_layer_input": "an embedding of each layer",
@@ -67,6 +81,7 @@ _OF_FAMILIES = {
     "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
     "linear_num_value_heads": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
+    "mamba_d_state": (("granitemoehybrid",), _NOT_MODELLED["state_size"]),
     "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
     "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
@@ -77,6 +92,7 @@ _OF_FAMILIES = {
 }
 _OTHER_PARTS = ("vision_config", "audio_config")
 _OTHER_ATTENTION = {"beam", "deepseek_v41"}  # whose configs do not tell
+_OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
 
 
@@ -96,6 +112,12 @@ def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
     return {**names, **of_all, **data["text_config"]}
 
 
+def _of_all(value: Any) -> Any:
+    """Return what a list says of each layer, if that is the same (Hunyuan)."""
+    alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
+    return value[0] if alike else value
+
+
 class HuggingFaceConfig(LayerLists):
     """A ``config.json``; errors name its source."""
 
@@ -103,10 +125,13 @@ class HuggingFaceConfig(LayerLists):
         if data.get("text_config") is not None and data.get("hidden_size") is None:
             data, source = _text_part(data, source), f"{source}, text_config"
         self._source, self._type = source, str(data.get("model_type"))
+        for part in ("attn_config", "ffn_config"):  # DBRX
+            data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
         names = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
         given = sorted(data.items(), key=lambda item: item[0] not in names)
         own = {names.get(key, key): value for key, value in given if value is not None}
+        own |= {name: _of_all(own[name]) for name in _OF_LAYERS & own.keys()}
         self._data: dict[str, Any] = {**_DEFAULTS.get(self._type, {}), **own}
         blocks = own.get("hybrid_override_pattern")
         if isinstance(blocks, list) and "num_hidden_layers" not in own:
@@ -114,6 +139,8 @@ class HuggingFaceConfig(LayerLists):
         has_none = {"num_experts", *ALIASES["num_experts"]} & data.keys()
         if has_none and not own.get("num_experts"):  # a dense model among ones with experts
             self._data = {key: each for key, each in self._data.items() if "expert" not in key}
+            if shared := own.get("shared_expert_intermediate_size"):  # Granite 4.0
+                self._data["intermediate_size"] = shared
 
     def fields(self) -> dict[str, Any]:
         """Return the fields of `specsim.hardware.ModelShape` that it describes.
@@ -212,7 +239,9 @@ class HuggingFaceConfig(LayerLists):
         return hidden // heads
 
     def _key_value_heads(self, counts: dict[str, int]) -> int:
-        if self._type in {"bloom", "opt"}:
+        if self._type == "falcon" and not self._data.get("new_decoder_architecture"):
+            return 1 if self._data.get("multi_query", True) else counts["num_attention_heads"]
+        if self._type in _MANY_HEADS:
             return counts["num_attention_heads"]
         if self._data.get("block_configs"):
             return self._searched_heads()
@@ -224,7 +253,7 @@ class HuggingFaceConfig(LayerLists):
     def _mlp(self, hidden_size: int) -> dict[str, Any]:
         lists = self._mlp_lists()
         if "num_experts" not in self._data:
-            if self._type == "bloom" and "intermediate_size" not in self._data:
+            if self._type in _FOUR_TIMES and "intermediate_size" not in self._data:
                 return {"intermediate_size": 4 * hidden_size}
             widest = max(lists.get("intermediate_sizes", (0,)))
             return {"intermediate_size": widest or self._count("intermediate_size"), **lists}
@@ -281,8 +310,8 @@ class HuggingFaceConfig(LayerLists):
         """
         data = self._data
         names = {name: name for name in _STATE_FIELDS}
-        if self._type == "nemotron_h":
-            names = _STATE_FIELDS
+        if self._type in ("nemotron_h", "granitemoehybrid"):
+            names = _STATE_FIELDS if self._type == "nemotron_h" else _GRANITE_STATES
         elif not data.get("linear_num_value_heads"):
             return {}
         gate = data.get("attn_output_gate", self._type.startswith("qwen3_next"))

@@ -92,8 +92,10 @@ def test_shipped_models_have_as_many_weights_as_published(name: str) -> None:
     assert shape.source.startswith("made up" if made_up else public)
 
 
-PUBLISHED_BY_NAME = {  # of model cards, without MTP layers and what sees images
+# Of model cards or of transformers 5.19.0 on the meta device, without MTP layers and image parts.
+PUBLISHED_BY_NAME = {
     "aya-expanse-8b": 8_028_033_024,
+    "baichuan2-13b": 13_896_668_160,
     "c4ai-command-r-08-2024": 32_296_476_672,
     "c4ai-command-r-plus-08-2024": 103_810_674_688,
     "c4ai-command-r7b": 8_028_033_024,
@@ -102,14 +104,19 @@ PUBLISHED_BY_NAME = {  # of model cards, without MTP layers and what sees images
     "codellama-7b": 6_738_546_688,
     "codestral-22b": 22_247_282_688,
     "command-a-03-2025": 111_057_580_032,
+    "dbrx": 131_596_523_520,
     "deepseek-coder-33b": 33_342_991_360,
     "deepseek-coder-6.7b": 6_740_512_768,
     "deepseek-r1-distill-qwen-1.5b": 1_777_088_000,
     "deepseek-r1-distill-qwen-14b": 14_770_033_664,
     "deepseek-r1-distill-qwen-32b": 32_763_876_352,
     "deepseek-r1-distill-qwen-7b": 7_615_616_512,
+    "deepseek-v2": 235_741_434_880,
     "deepseek-v2-lite": 15_706_484_224,
+    "ernie-4.5-21b-a3b": 21_825_437_888,
     "exaone-4.0-32b": 32_003_200_000,
+    "falcon-40b": 41_303_293_952,
+    "falcon-7b": 6_921_720_704,
     "falcon3-7b": 7_455_550_464,
     "gemma-2-27b": 27_227_128_320,
     "gemma-2-2b": 2_614_341_888,
@@ -124,33 +131,52 @@ PUBLISHED_BY_NAME = {  # of model cards, without MTP layers and what sees images
     "glm-4-9b-chat": 9_399_951_360,
     "glm-4.5": 352.8e9,
     "glm-4.5-air": 106.85e9,
+    "glm-4.5v": 106.85e9,
     "glm-4.6": 352.8e9,
+    "glm-4.7-flash": 29_943_390_976,
+    "gpt-j-6b": 6_050_882_784,
+    "gpt-neox-20b": 20_554_567_680,
     "granite-3.3-8b": 8_170_864_640,
+    "granite-4.0-h-small": 32_207_337_984,
+    "hunyuan-a13b": 80_393_183_232,
     "internlm2_5-7b": 7_737_708_544,
+    "internlm3-8b": 8_804_241_408,
+    "ling-mini-2.0": 16.26e9,
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
     "llama-3.1-405b": 405_853_388_800,
     "llama-3.2-3b": 3_212_749_824,
+    "minicpm-2b": 2_724_880_896,
+    "minimax-m2": 228_689_748_992,
     "ministral-3-14b": 13.5e9,
     "ministral-3-3b": 3.43e9,
     "ministral-3-8b": 8.49e9,
     "ministral-8b": 8_019_808_256,
+    "mistral-large-3-675b": 673_421_089_792,
     "mistral-large-instruct": 122_610_069_504,
     "mistral-nemo-instruct": 12_247_782_400,
     "mistral-small-24b": 23_572_403_200,
     "mistral-small-3.2-24b": 23_572_403_200,
     "mixtral-8x22b": 140_630_071_296,
+    "nvidia-nemotron-nano-9b-v2": 8_888_227_328,
     "olmo-2-0325-32b": 32_234_279_936,
     "olmo-2-1124-13b": 13_716_198_400,
     "olmo-2-1124-7b": 7_298_617_344,
+    "olmo-3-7b": 7_298_011_136,
+    "olmo-3.1-32b": 32_233_522_176,
     "olmoe-1b-7b": 6_919_161_856,
+    "opt-6.7b": 6_650_077_184,  # and positions, which take no time
     "phi-2": 2_779_683_840,
     "phi-3-medium-128k": 13_960_238_080,
     "phi-3-mini-128k": 3_821_079_552,
     "phi-3-mini-4k": 3_821_079_552,
+    "phi-3.5-moe": 41_873_153_344,
     "phi-4": 14_659_507_200,
     "phi-4-mini": 3_836_021_760,
+    "pythia-6.9b": 6_857_302_016,
     "qwen1.5-7b": 7_721_324_544,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "qwen2-57b-a14b": 57_408_658_944,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-14b": 14_770_033_664,
@@ -166,6 +192,10 @@ PUBLISHED_BY_NAME = {  # of model cards, without MTP layers and what sees images
     "qwen3-14b": 14_768_307_200,
     "qwen3-4b": 4_022_468_096,
     "qwen3-next-80b-a3b": 79.67e9,
+    "qwen3.5-27b": 26_895_998_464,
+    "qwen3.5-35b-a3b": 34_660_610_688,
+    "qwen3.5-4b": 4_205_751_296,
+    "qwen3.5-9b": 8_953_803_264,
     "qwq-32b": 32_763_876_352,
     "seed-oss-36b": 36_151_104_512,
     "smollm2-1.7b": 1_711_376_384,
@@ -173,6 +203,7 @@ PUBLISHED_BY_NAME = {  # of model cards, without MTP layers and what sees images
     "smollm2-360m": 361_821_120,
     "smollm3-3b": 3_075_098_624,
     "solar-10.7b": 10_731_524_096,
+    "stablelm-2-12b": 12_143_185_920,
     "starcoder2-15b": 15_957_889_024,
     "starcoder2-3b": 3_030_371_328,
     "starcoder2-7b": 7_173_923_840,
@@ -303,6 +334,62 @@ def test_families_name_their_fields_differently(
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
 
 
+@pytest.mark.parametrize(
+    ("config", "parameters"),  # of transformers 5.19.0 on the meta device
+    [
+        (
+            {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
+             "vocab_size": 50257, "n_inner": None},
+            124_439_808 - 1024 * 768,  # without positions
+        ),
+        (
+            {**LLAMA, "model_type": "hunyuan_v1_moe", "num_experts": 64, "moe_topk": [8] * 32,
+             "num_shared_expert": [1] * 32, "moe_intermediate_size": [3072] * 32,
+             "intermediate_size": 3072, "vocab_size": 128167, "tie_word_embeddings": True},
+            80_393_183_232,
+        ),
+        (  # Granite 4.0 Micro: no experts, no states
+            {**LLAMA, "model_type": "granitemoehybrid", "hidden_size": 2560,
+             "num_hidden_layers": 40, "num_attention_heads": 40, "num_local_experts": 0,
+             "num_experts_per_tok": 0, "intermediate_size": 1, "shared_intermediate_size": 8192,
+             "layer_types": ["attention"] * 40, "mamba_n_heads": 128, "mamba_n_groups": 1,
+             "mamba_d_state": 256, "mamba_d_head": 32, "mamba_d_conv": 4, "vocab_size": 100352,
+             "tie_word_embeddings": True},
+            3_402_836_480,
+        ),
+        (
+            {**LLAMA, "model_type": "falcon", "multi_query": False, "num_key_value_heads": None,
+             "intermediate_size": None, "tie_word_embeddings": None},
+            6_968_057_856,
+        ),
+    ],
+)  # fmt: skip
+def test_families_have_as_many_weights_as_their_classes(
+    config: dict[str, Any], parameters: int, written: Written
+) -> None:
+    given = {name: value for name, value in config.items() if value is not None}
+    assert load_model(written(given)).num_parameters == pytest.approx(parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "sparse"),
+    [
+        ({"moe_layer_start_index": 1, "moe_layer_end_index": -1}, {1, 2, 3, 4, 5}),
+        ({"moe_layer_start_index": 2, "moe_layer_end_index": 4}, {2, 3, 4}),
+        ({"moe_layer_interval": 2}, {1, 3, 5}),
+        ({"moe_layer_start_index": 3, "moe_layer_interval": 3}, {5}),
+    ],
+)
+def test_ernie_names_the_first_and_last_layer_with_experts(
+    fields: dict[str, int], sparse: set[int], written: Written
+) -> None:
+    experts = {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 64}
+    config = {**LLAMA, "model_type": "ernie4_5_moe", "num_hidden_layers": 6, **experts, **fields}
+    layers = load_model(written(config)).layers
+    assert {number for number, each in enumerate(layers) if each.has_experts} == sparse
+    assert all(each.has_experts != bool(each.mlp_width) for each in layers)
+
+
 def test_deepseek_has_latent_attention_and_dense_layers(written: Written) -> None:
     shipped = load_model("deepseek-v3")
     renamed = {"num_experts": "n_routed_experts", "head_dim": "qk_nope_head_dim"}
@@ -394,8 +481,10 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"layer_types": ["linear_attention"] * 32}, "'layer_types' has 'linear_attention', which"),
         ({"mamba_d_state": 16}, "layers that keep a state in place of keys and values"),
         ({"full_attention_interval": 4}, "layers of linear attention"),
-        ({"moe_num_experts": 64}, "'moe_num_experts' says .* another name than num_e"),
-        ({"num_experts": 4, "moe_num_shared_experts": 1}, "'moe_num_shared_experts' .* tokens sh"),
+        ({"num_experts_in_all": 64}, "'num_experts_in_all' says .* another name than num_e"),
+        ({"num_experts": 4, "moe_shared_experts": 1}, "'moe_shared_experts' .* tokens sh"),
+        ({"use_cla": True}, "layers that share keys and values"),
+        ({"cross_attention_layers": [3, 8]}, "layers that attend to images alone"),
         ({"sliding_window": "4096"}, "sliding_window = '4096': must be a whole number above 0"),
         ({"layer_types": 3}, "layer_types = 3: must be a list with the type of each layer"),
         (
@@ -784,6 +873,9 @@ def test_a_gpu_that_sounds_alike_is_another_one() -> None:
         ("microsoft/Phi-4-mini-instruct", "phi-4-mini"),
         ("zai-org/GLM-4.5-Air/", "glm-4.5-air"),
         ("zai-org/GLM-4.7-FP8", "glm-4.6"),
+        ("zai-org/GLM-4.7-Flash", "glm-4.7-flash"),
+        ("Qwen/Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
+        ("deepseek-ai/DeepSeek-V2.5-1210", "deepseek-v2"),
         ("microsoft/Phi-3.5-mini-instruct", "phi-3-mini-128k"),
         ("NousResearch/Hermes-4-14B", "qwen3-14b"),
         ("HuggingFaceH4/zephyr-7b-beta", "mistral-7b"),
@@ -798,7 +890,7 @@ def test_a_model_is_found_by_what_others_call_it(called: str, found: str) -> Non
     "called",
     [
         *("microsoft/Phi-4-multimodal-instruct", "microsoft/Phi-4-reasoning-vision-15B"),
-        *("zai-org/GLM-4.7-Flash", "zai-org/GLM-4.5V", "gemma-3n-E4B-it"),
+        *("nvidia/NVIDIA-Nemotron-Nano-12B-v2", "gemma-3n-E4B-it", "deepseek-ai/deepseek-vl2"),
     ],
 )
 def test_a_model_that_sounds_alike_is_another_one(called: str) -> None:

@@ -50,7 +50,7 @@ def model_of(name: str) -> str:
             "(./my-model)"
         )
     known = [n for n in model_names() if not load_model(n).is_head]
-    others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 60 more"
+    others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 50 more"
     raise ConfigError(
         f"model {name}: no shape of it is known{others}; {nearest(key_of(name), known)}; for "
         "another model name a folder with its config.json (./my-model)"
@@ -106,7 +106,7 @@ def _config_of(name: str) -> str | None:
     """
     named = known_model(name)
     is_named = named is not None and find_resource("profiles", f"{named}.json") is None
-    return _own_config(name) or (named if is_named else _published(name))
+    return _own_config(name) or _published(name) or (named if is_named else None)
 
 
 def _own_config(name: str) -> str | None:
@@ -115,13 +115,18 @@ def _own_config(name: str) -> str | None:
 
 
 def _published(name: str) -> str | None:
-    """Return the config.json in aiconfigurator-core of a name that has no shape here, if any."""
-    if _own_config(name) or name.startswith((".", "/", "~")) or known_model(name):
+    """Return the config.json in aiconfigurator-core of a name that has no shape here, if any.
+
+    Also of one that is known by name, if the name says how its weights are stored, part by part.
+    """
+    if _own_config(name) or name.startswith((".", "/", "~")):
         return None
     configs = {_untuned(key): path for key, path in published_configs().items()}
-    key = _untuned(key_of(name))
+    key, known = _untuned(key_of(name)), known_model(name)
     stored = "-".join(word for word in key.split("-") if not HOW_STORED.fullmatch(word))
-    found = configs.get(key) or configs.get(stored)
+    if known and (stored == key or find_resource("profiles", f"{known}.json")):
+        return None
+    found = configs.get(key) or (None if known else configs.get(stored))
     return None if found is None else str(found)
 
 
