@@ -165,7 +165,7 @@ class Family(Generic[M]):
         except ValidationError as error:
             is_short = isinstance(value, str)
             problems = error.errors(include_url=False)
-            again = [self._with_example(each, member, is_short=is_short) for each in problems]
+            again = [self._explained(each, member, is_short=is_short) for each in problems]
             raise ValidationError.from_exception_data(member.__name__, again) from error
         except SpecsimError:
             raise
@@ -173,6 +173,16 @@ class Family(Generic[M]):
             raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
         # Written back out, a class from elsewhere keeps the path under which it was found.
         return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
+
+    def _explained(self, problem: Any, member: type[M], *, is_short: bool) -> InitErrorDetails:
+        """Return a problem of a member; of a field that is another's, with whose it is."""
+        if problem["type"] != "unknown_field" or problem["loc"]:
+            return self._with_example(problem, member, is_short=is_short)
+        key = problem["ctx"]["key"]
+        owners = [name for name, each in self.members.items() if key in each.model_fields]
+        if owners and "did you mean" not in problem["msg"]:
+            problem["msg"] += f" ('{key}' is a field of {', '.join(owners[:3])})"
+        return said_again(problem)
 
     def _with_example(self, problem: Any, member: type[M], *, is_short: bool) -> InitErrorDetails:
         """Return a problem of a member; of a field that is missing, with how one writes it."""

@@ -85,7 +85,7 @@ def said_again(problem: Any, context: dict[str, Any] | None = None) -> InitError
 def nearest(name: str, known: list[str]) -> str:
     """Return a clause for the end of an error message: the closest known word, or what there is."""
     close = get_close_matches(name[:100], known, n=1)
-    begun = [each for each in known if name and each.startswith(name)]
+    begun = [each for each in known if len(name) > 1 and each.startswith(name)]
     if close := close or begun[: len(begun) == 1]:
         return f"did you mean '{close[0]}'?"
     more = f" and {len(known) - _MOST_CHOICES} more" if len(known) > _MOST_CHOICES else ""

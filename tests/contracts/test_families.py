@@ -190,6 +190,19 @@ def test_a_class_that_is_nearly_named_is_told(own_module: str, name: str, hint: 
     assert str(caught.value).endswith(hint)
 
 
+@pytest.mark.parametrize(
+    ("family", "text", "owner"),
+    [(POLICIES, "off:widths=[2]", "static_tree"), (PROPOSERS, "eagle3:own_gpus={}", "draft_model")],
+)
+def test_a_field_of_another_member_is_told_whose_it_is(
+    family: Family[Any], text: str, owner: str
+) -> None:
+    """Who tries own_gpus with an EAGLE head is not told that there is no such thing."""
+    field = text.partition(":")[2].partition("=")[0]
+    with pytest.raises(ValueError, match=rf"'{field}' is a field of [\w, ]*{owner}"):
+        family.parse(text)
+
+
 def test_two_members_of_one_name_are_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     family = Family[Policy]("policies", Policy)
     monkeypatch.setattr(Family, "name_of", lambda self, member: "static")

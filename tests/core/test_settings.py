@@ -97,4 +97,5 @@ def test_a_field_of_a_text_that_names_no_member_is_an_error() -> None:
 def test_the_beginning_of_one_known_word_is_taken_for_it() -> None:
     assert nearest("at", ["at_request", "after", "kind"]) == "did you mean 'at_request'?"
     assert nearest("a", ["at_request", "after"]) == "choose from after, at_request"
+    assert nearest("k", ["kind", "fading"]) == "choose from fading, kind"
     assert nearest("", ["one"]) == "choose from one"

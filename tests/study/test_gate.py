@@ -409,7 +409,7 @@ def test_bad_suites_are_explained(case: str, cli: Run, suite: Callable[..., Path
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("none.json", "suite.yaml"), "none.json: cannot be read"),
+        (("none.json", "suite.yaml"), "does not exist; write one with `specsim gate --update`"),
         (("empty.json", "suite.yaml"), "empty.json: line 1: not JSON"),
         (("other.json", "suite.yaml"), "is not a baseline of this version"),
         (("cut.json", "suite.yaml"), "'scenarios' is missing"),

@@ -1,5 +1,6 @@
 """Studies called from Python: what is wrong is said of arguments, not of options of a command."""
 
+import json
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -93,3 +94,14 @@ def test_a_run_of_unusual_size_is_allowed_by_the_environment() -> None:
     many = tiny(workload={**tiny_config()["workload"], "num_requests": 10**8})
     with pytest.raises(SpecsimError, match="go on with SPECSIM_LARGE=1 in the environment"):
         simulate(many)
+
+
+def test_one_override_may_be_given_as_a_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    axes: Any = [{"policy": ["off"]}]
+    Path("s.yaml").write_text(yaml.safe_dump({"base": tiny_config(), "axes": axes}))
+    sweep("s.yaml", "done", overrides="workload.num_requests=3")
+    record = json.loads(next(Path("done", "points").glob("*.json")).read_text())
+    assert record["metrics"]["num_prompts"] == 3

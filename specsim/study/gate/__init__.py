@@ -117,7 +117,7 @@ class Suite(Settings):
             data = {"base": data, "scenarios": {_ONLY: {}}}
         with validated(str(path), ConfigError):
             suite = cls.model_validate(data)
-        overrides = list(overrides)
+        overrides = [overrides] if isinstance(overrides, str) else list(overrides)
         replaced = set.intersection(*(set(changes) for changes in suite.scenarios.values()))
         check_used(overrides, sorted(replaced), "every scenario sets")
         suite = suite.model_copy(update={"base": overridden(suite.base, overrides)})
@@ -212,6 +212,8 @@ class GateResults(Settings):
     @classmethod
     def load(cls, path: Path) -> Self:
         """Return what ``specsim gate --update`` wrote; a ConfigError if that is not there."""
+        if not path.exists():
+            raise ConfigError(f"{path}: does not exist; {_REMEDY}")
         data = load_mapping(path, ConfigError)
         if data.get("format") != _FORMAT:
             raise ConfigError(f"{path}: is not a baseline of this version of specsim; {_REMEDY}")

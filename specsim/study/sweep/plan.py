@@ -110,7 +110,7 @@ class Sweep(Settings):
         data = load_with_base(path)
         with validated(str(path), ConfigError):
             sweep = cls.model_validate(data)
-        overrides = list(overrides)
+        overrides = [overrides] if isinstance(overrides, str) else list(overrides)
         check_used(overrides, (field for axis in sweep.axes for field in axis), "an axis sets")
         sweep = sweep.model_copy(update={"base": overridden(sweep.base, overrides)})
         sweep.check(str(path))
