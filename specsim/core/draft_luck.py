@@ -253,7 +253,8 @@ def scores_by_rank(
     given = [1.0] * num_candidates if factors is None else [*factors, *[0.0] * num_candidates]
     for factor in given[: num_candidates - 1]:
         missed = missed * (1.0 - factor * chances)
-        found.append(-np.asarray(ndtri(missed)))
+        # A chance of 1e-16 rounds `missed` to 1; one candidate more is no less often right.
+        found.append(np.maximum(found[-1], -np.asarray(ndtri(missed))))
     return found[:num_candidates]
 
 

@@ -13,7 +13,7 @@ from driving import batch, outcome, started
 from scipy.stats import norm
 
 from specsim.acceptance import ACCEPTANCE
-from specsim.core.draft_luck import CandidateLuck, RankTables, drawn_ranks
+from specsim.core.draft_luck import CandidateLuck, RankTables, drawn_ranks, scores_by_rank
 from specsim.core.errors import PluginError
 from specsim.core.rng import Luck, normals
 from specsim.core.step import StepLoad
@@ -336,6 +336,15 @@ def test_candidates_are_right_as_often_as_the_drafter_says(tiny: Callable[..., E
         inside = (said >= low) & (said < low + 0.1)
         half_width = 3.3 * (0.25 / max(inside.sum(), 1)) ** 0.5
         assert was[inside].mean() == pytest.approx(said[inside].mean(), abs=half_width)
+
+
+@pytest.mark.parametrize("factors", [None, (0.5, 0.25), (0.0, 1.0)])
+def test_one_candidate_more_is_no_less_often_right(factors: tuple[float, ...] | None) -> None:
+    """Where a token is next to impossible, too: EAGLE-2 grew nodes whose parents it left out."""
+    scores = np.array([[-40.0, -8.3, -3.0, 0.0, 3.0, 8.3, 40.0]])
+    found = np.array(scores_by_rank(scores, factors, 4))
+    assert not np.isnan(found).any()
+    assert (found[1:] >= found[:-1]).all()
 
 
 def test_a_budget_of_the_batch_goes_to_the_sure(tiny: Callable[..., Experiment]) -> None:
