@@ -176,7 +176,8 @@ def _control(config: Any) -> Control:
     """Return who decides; a ConfigError if that is not said, or vLLM cannot be told."""
     if _FIELD not in {field.name for field in fields(SchedulerOutput)}:
         raise ConfigError(
-            f"vLLM {vllm.__version__} drafts equally much in every step (no {_FIELD}); use 0.32"
+            f"vLLM {vllm.__version__} drafts equally much in every step (no {_FIELD}); "
+            "use 0.28 or newer"
         )
     if config.speculative_config is None:
         raise ConfigError("a policy needs a drafter; add --speculative-config")
