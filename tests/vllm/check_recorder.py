@@ -49,7 +49,11 @@ def check(make_driver: Any, path: Path, folder: Path) -> str:
     for row, step in zip(rows, steps, strict=True):
         expect(summary(row) == wanted(step), path, f"step {step['i']}: {row} is not {step}")
     requests = [json.loads(line) for line in (folder / "requests.jsonl").open()]
-    found = {row["request_id"]: (row["output_toks"], row["preemptions"]) for row in requests}
+    found = {
+        row["request_id"]: (row["output_toks"], row["preemptions"])
+        for row in requests
+        if "error" not in row  # whose client has not gone away
+    }
     ended = {row["id"]: (row["out"], row["preemptions"]) for row in expected["requests"]}
     expect(found == ended, path, f"requests are {found}, not {ended}")
     meta = json.loads((folder / "meta.json").read_text())

@@ -145,7 +145,8 @@ def _folder(vllm_config: Any) -> Path:
 def _run_meta(config: Any) -> dict[str, Any]:
     """Return ``meta.json``: options as resolved, of an engine that knows its KV blocks."""
     cache, model, parallel = config.cache_config, config.model_config, config.parallel_config
-    engine = {name: getattr(config.scheduler_config, name) for name in _OF_SCHEDULER}
+    scheduler = config.scheduler_config  # older versions have fewer fields
+    engine = {name: getattr(scheduler, name) for name in _OF_SCHEDULER if hasattr(scheduler, name)}
     engine |= {
         "model": str(model.model),
         "max_model_len": model.max_model_len,
