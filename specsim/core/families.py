@@ -132,7 +132,7 @@ class Family(Generic[M]):
         if shipped is not None:
             return shipped
         if ":" in name:
-            return self._checked(_load(name), name)
+            return self._checked(self._loaded(name), name)
         everything = self.all_members()
         if name not in everything:
             hint = nearest(name, list(everything))
@@ -142,6 +142,17 @@ class Family(Generic[M]):
                 hint = f"a class of yours is {module}:{name.removeprefix(module)[1:] or 'CLASS'}"
             raise ConfigError(f"no {self.tag} '{name}'; {hint}")
         return everything[name]
+
+    def _loaded(self, path: str) -> object:
+        """Return the class of a path; ``static:k`` may be meant as a field without a value."""
+        try:
+            return _load(path)
+        except ConfigError as error:
+            name, _, rest = path.partition(":")
+            if self._shipped(name) is None:
+                raise
+            text = f"'{path}': '{rest}' is not field=value, and there is no file {name}.py"
+            raise ConfigError(text) from error
 
     def parse(self, value: object) -> M:
         """Return the member that a mapping, or the short form ``static:k=3``, describes.

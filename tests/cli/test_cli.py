@@ -604,3 +604,16 @@ def test_a_name_between_colons_is_no_picture(capsys: pytest.CaptureFixture[str])
         out, err = capsys.readouterr()
         assert out.count(label) == 2
         assert err == f"warning: {label}\n"
+
+
+@pytest.mark.parametrize("output", [1, 2])
+def test_answers_of_one_token_have_no_time_between_tokens(
+    output: int, cli: Run, experiment: Callable[..., Path]
+) -> None:
+    """A 0 would read as infinitely fast."""
+    lengths = f"workload.lengths=constant:prompt=9,output={output}"
+    code, out, _ = cli("run", experiment(), "--set", lengths)
+    assert code == 0
+    for name in ("TPOT", "ITL"):
+        row = next(line for line in out.splitlines() if f" {name} " in line)
+        assert (row.count(" - ") == 4) is (output == 1)

@@ -60,8 +60,16 @@ def run_table(summary: Summary, title: str) -> Table:
     """Return the table of one run."""
     data = summary.data
     mark = _TITLE_MARKS[summary.stability]
+    # Of answers of one token there is no time between two, for which summary.json has vLLM's 0.
+    missing = {"tpot", "itl"} if data["total_output_tokens"] == data["completed"] else set()
     rows = (
-        [name, *(milliseconds(data[f"{statistic}_{kind}_ms"]) for statistic in SHOWN)]
+        [
+            name,
+            *(
+                "-" if kind in missing else milliseconds(data[f"{each}_{kind}_ms"])
+                for each in SHOWN
+            ),
+        ]
         for kind, name in TITLES.items()
     )
     table = new_table(title + mark, ["ms", *SHOWN], rows)

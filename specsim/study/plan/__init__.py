@@ -146,7 +146,7 @@ def _nearest(plan: Plan) -> str:
     kept = plan.question.limit_shares
     reached = " and ".join(
         f"{metric_name(own)} {percentile(kept.get(own, plan.question.attainment))} "
-        f"{figures(probe.reached_ms[own], 3)} ms (limit {figures(ms, 6)})"
+        f"{figures(probe.reached_ms[own], 3)} ms (limit {figures(ms, 6)} ms)"
         for own, ms in limits.items()
     )
     words = option_words(plan.options[name])
