@@ -1028,7 +1028,8 @@ def test_limits_that_nothing_keeps_are_said(monkeypatch: pytest.MonkeyPatch) -> 
     question = replace(asked(f"Qwen/Qwen3-8B --max-num-seqs 2 {EAGLE}"), slo=Slo(ttft_ms=1.0))
     with pytest.raises(SpecsimError, match="keeps the limits") as error:
         make_plan(question, workers=1)
-    said = re.search(r"TTFT p99 ([\d.]+) ms \(limit 1 ms\) at ([\d.]+) requests/s", str(error.value))
+    form = r"TTFT p99 ([\d.]+) ms \(limit 1 ms\) at ([\d.]+) requests/s"
+    said = re.search(form, str(error.value))
     assert said
     assert float(said[1]) > 1
     with_room = replace(question, slo=Slo(ttft_ms=1.2 * float(said[1])))  # as the message promises

@@ -19,15 +19,7 @@ from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import STABILITY_MARKS, stability_in, together
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
-from specsim.show.render import (
-    add_wide_rows,
-    interval,
-    milliseconds,
-    model_interval,
-    new_table,
-    percent,
-    shown,
-)
+from specsim.show.render import add_wide_rows, interval, model_interval, new_table, percent, shown
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown, EngineMemory
@@ -60,16 +52,12 @@ def run_table(summary: Summary, title: str) -> Table:
     """Return the table of one run."""
     data = summary.data
     mark = _TITLE_MARKS[summary.stability]
-    # Of answers of one token there is no time between two, for which summary.json has vLLM's 0.
-    missing = {"tpot", "itl"} if data["total_output_tokens"] == data["completed"] else set()
+    values = {kind: [data[f"{each}_{kind}_ms"] for each in SHOWN] for kind in TITLES}
+    if data["total_output_tokens"] == data["completed"]:
+        # Of answers of one token there is no time between two; summary.json has 0, as vLLM's file.
+        values["tpot"] = values["itl"] = [nan] * len(SHOWN)
     rows = (
-        [
-            name,
-            *(
-                "-" if kind in missing else milliseconds(data[f"{each}_{kind}_ms"])
-                for each in SHOWN
-            ),
-        ]
+        [name, *(shown(f"{kind}_ms", value) for value in values[kind])]
         for kind, name in TITLES.items()
     )
     table = new_table(title + mark, ["ms", *SHOWN], rows)
