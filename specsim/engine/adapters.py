@@ -5,8 +5,7 @@ LRUCacheWorkerLoRAManager``, ``lora/model_manager.py LRUCacheLoRAModelManager``.
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.table import NO_ROW, Table
-from specsim.engine.waiting import first_settled, pass_over
+from specsim.engine.table import Table
 from specsim.profile.costs import LORA_LOAD, LORA_READ, LORA_STEP, LORA_TOKEN
 
 
@@ -28,20 +27,12 @@ def serve_running(table: Table) -> None:
 
 
 @inner
-def first_served(table: Table, passed: int) -> int:
-    """Return the first waiting row behind one that was passed over that the step may serve.
-
-    That is by its adapter; those before it keep their places. NO_ROW if there is none.
-    """
+def may_serve(table: Table, row: int) -> bool:
+    """Return whether the step may serve the adapter of a sequence, too, if it has one."""
     step = table.steps[table.state[0].current]
-    row = first_settled(table, passed)
-    while row != NO_ROW and step.num_adapters >= table.limits[0].max_loras:
-        adapter = table.facts[table.sequences[row].request].adapter
-        if not adapter or table.adapters[adapter].scheduled_in == step.index:
-            break
-        pass_over(table, row)
-        row = first_settled(table, row)
-    return row
+    adapter = table.facts[table.sequences[row].request].adapter
+    has_room = step.num_adapters < table.limits[0].max_loras
+    return bool(has_room or not adapter or table.adapters[adapter].scheduled_in == step.index)
 
 
 @inner

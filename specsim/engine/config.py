@@ -128,7 +128,6 @@ class EngineConfig(Settings):
     def _check_lora(self) -> Self:
         others = {
             "scheduler prefill_first": self.scheduler == "prefill_first",
-            "kv_offload": self.kv_offload is not None,
             "data_parallel_size": (self.data_parallel_size or 1) > 1,
         }
         if self.lora_config is not None and any(others.values()):
@@ -313,7 +312,9 @@ class EngineConfig(Settings):
         missing = {name: value for name, value in defaults.items() if getattr(self, name) is None}
         config = self.model_copy(update=missing)
         config._check_limits()
-        config._check_pipeline(proposer, is_async=is_async)
+        config._check_pipeline(
+            proposer, is_async=is_async, has_blocks=self.num_gpu_blocks is not None
+        )
         layout = config.kv_layout(proposer)
         config._check_groups(layout)
         config._check_blocks(layout, is_async=is_async)
@@ -324,12 +325,17 @@ class EngineConfig(Settings):
         steps = 1 + (self.pipeline_parallel_size or 1) if is_async else 1
         return (self.max_num_batched_tokens or 0) * steps
 
-    def _check_pipeline(self, proposer: Proposer | None, *, is_async: bool) -> None:
+    def _check_pipeline(
+        self, proposer: Proposer | None, *, is_async: bool, has_blocks: bool
+    ) -> None:
         """Raise a ConfigError if stages are beside what is not simulated with them."""
         if (self.pipeline_parallel_size or 1) == 1:
             return
         others = {
             "drafts that wait for the host": proposer is not None and not proposer.supports_async,
+            "parallel drafting of an EAGLE head or a draft model": proposer is not None
+            and proposer.drafts_at_once
+            and not proposer.has_own_pass,
             "a drafter on GPUs of its own": proposer is not None and proposer.apart is not None,
             "adaptive verification": proposer is not None and proposer.enable_adaptive_verification,
             "scheduler prefill_first": self.scheduler == "prefill_first",
@@ -338,8 +344,8 @@ class EngineConfig(Settings):
             "it do without, if it can)": not is_async,
             "data_parallel_size": (self.data_parallel_size or 1) > 1,
             "kv_offload": self.kv_offload is not None,
-            "lora_config": self.lora_config is not None,
-            "kv_groups": self.kv_groups is not None,
+            "KV cache groups, without num_gpu_blocks,": self.kv_groups is not None
+            and not has_blocks,
             f"vllm_version {self.vllm_version}": self.vllm_version < _STAGES_SINCE,
         }
         for name, is_given in others.items():
@@ -530,7 +536,7 @@ def check_slots(limits: Mapping[str, int]) -> None:
 
 
 def check_padding(limits: Mapping[str, int]) -> None:
-    """Raise a ConfigError if an admission with all its drafts fits into no step.
+    """Raise a ConfigError if an admission with all its drafts fits into no step, or is cut.
 
     vLLM insists on them where nothing of the prompt is missing but its last token.
     """
@@ -542,4 +548,11 @@ def check_padding(limits: Mapping[str, int]) -> None:
             f"engine: a step has room for {most} tokens, and vLLM admits a request all of whose "
             f"prompt but its last token is cached or loaded only with all drafts, {padded_len} "
             "tokens; raise max_num_batched_tokens and max_num_scheduled_tokens, or draft fewer"
+        )
+    threshold = limits["long_prefill_token_threshold"]
+    if limits["pads_admissions"] and 0 < threshold < padded_len:
+        raise ConfigError(
+            f"engine.long_prefill_token_threshold = {threshold}: vLLM cuts admissions to it that "
+            f"it has padded with all drafts, to {padded_len} tokens, and stops at an assertion of "
+            f"its own; set it to at least {padded_len}, or draft fewer"
         )

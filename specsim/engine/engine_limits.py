@@ -35,6 +35,9 @@ class Limits(Protocol):
     publishes_outputs: int
     keeps_below_junction: int
     claims_states: int
+    spares_in_flight: int
+    loads_first: int
+    reserves_drafts: int
     reserves_together: int
     looks_to_end: int
     leaves_state_early: int

@@ -63,7 +63,9 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     waiting = (status == WAITING).nonzero()[0]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
-    if (tables_at[waiting] != -1).any() or sequences["computed_len"][waiting].any():
+    holds = tables_at[waiting] != -1
+    holds &= sequences["in_flight_len"][waiting] == 0  # blocks of others come back with their step
+    if holds.any() or sequences["computed_len"][waiting].any():
         raise InvariantError("a sequence waits but holds blocks or computed tokens")
 
 

@@ -71,7 +71,9 @@ def _reserved_blocks(table: Table) -> int:
     """Return the blocks that prefills under way will still need (vLLM: `_inflight_prefills`)."""
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
-    draft_len = 1 + limits.max_draft_len + limits.lookahead_len if limits.max_draft_len else 0
+    draft_len = 0
+    if limits.max_draft_len and limits.reserves_drafts:
+        draft_len = 1 + limits.max_draft_len + limits.lookahead_len
     reserved = 0
     for number in range(limits.num_groups):
         reserved += _blocks_for(draft_len, table.groups[number].block_size)

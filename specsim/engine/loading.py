@@ -22,26 +22,31 @@ from specsim.engine.table import (
     LOAD_ENDED,
     LOADED,
     LOADING,
+    NO_ROW,
+    WAITING,
     Table,
 )
-from specsim.engine.waiting import comes_before, free_row, leave_queue, put_back
+from specsim.engine.waiting import free_row, is_ahead, leave_queue, pass_over, put_back
 
 
 @inner
 def begin_load(table: Table, row: int, cached_len: int, loaded_len: int) -> None:
     """Let a waiting sequence load what it has blocks for, from `cached_len` to `loaded_len`."""
-    state, sequence = table.state[0], table.sequences[row]
+    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    pass_over(table, row)
+    passed_as = sequence.passed_as
     leave_queue(table, row)
+    sequence.passed_as = passed_as
     sequence.status = LOADING
     sequence.computed_len = loaded_len
     sequence.external_len = 0  # it is read once; whoever is preempted computes it again
     if not sequence.admissions:
         sequence.cached_len = cached_len
-    if table.limits[0].lacks_loaded:
+    if limits.lacks_loaded:
         _mark_undrafted(table, row, cached_len)
     place = state.num_loading
-    if table.limits[0].by_priority:
-        while place and comes_before(table, row, table.loading[place - 1]):
+    if limits.by_priority or not limits.loads_first:
+        while place and is_ahead(table, row, table.loading[place - 1]):
             table.loading[place] = table.loading[place - 1]
             place -= 1
     table.loading[place] = row
@@ -95,7 +100,7 @@ def take_news(table: Table, row: int, kind: int) -> None:
     else:
         _leave_loading(table, row)
         release(table, row)
-        sequence.computed_len = 0
+        sequence.computed_len = sequence.passed_as = 0
         sequence.is_undrafted = 0
         put_back(table, row)
 
@@ -123,9 +128,27 @@ def is_in_flight(table: Table, row: int) -> bool:
 
 
 @inner
+def release_late(table: Table, row: int) -> None:
+    """Let a preempted sequence keep its blocks until the step in flight has come back.
+
+    What that emits is dropped where KV entries are handed over (vLLM: `requires_kv_delivery`).
+    """
+    limits, state = table.limits[0], table.state[0]
+    if limits.num_tiers and not limits.holds_ended:
+        return
+    for place in range(table.steps[state.oldest].num_requests):
+        entry = table.entries[state.oldest, place]
+        if entry.row == row:
+            entry.is_partial = 1
+
+
+@inner
 def free_deferred(table: Table) -> None:
-    """Give back the blocks of those that had ended, and whose last step comes back now."""
-    state = table.state[0]
+    """Give back the blocks of those that had ended, and whose last step comes back now.
+
+    And then of those that had been preempted meanwhile, in that order.
+    """
+    limits, state = table.limits[0], table.state[0]
     for place in range(table.steps[state.current].num_requests):
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
@@ -133,3 +156,21 @@ def free_deferred(table: Table) -> None:
         is_kept = sequence.tables_at >= 0 and not sequence.is_sending
         if sequence.status == FINISHED and is_last and is_kept:
             release(table, entry.row)
+    row = NO_ROW if limits.spares_in_flight else _first_preempted(table)
+    while row != NO_ROW:
+        release(table, row)
+        row = _first_preempted(table)
+
+
+@inner
+def _first_preempted(table: Table) -> int:
+    """Return the row of the current step that waits and has blocks, the one preempted first."""
+    state, found = table.state[0], NO_ROW
+    for place in range(table.steps[state.current].num_requests):
+        row = table.entries[state.current, place].row
+        sequence = table.sequences[row]
+        is_kept = sequence.status == WAITING and sequence.tables_at >= 0
+        is_first = found == NO_ROW or sequence.preempted_as < table.sequences[found].preempted_as
+        if is_kept and is_first:
+            found = row
+    return int(found)

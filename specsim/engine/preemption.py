@@ -6,7 +6,7 @@ Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py schedule``, the part about runn
 from specsim.core.compiled import inner
 from specsim.engine.draft import mind_use_of_drafts
 from specsim.engine.kv import extend, release
-from specsim.engine.loading import is_in_flight
+from specsim.engine.loading import is_in_flight, release_late
 from specsim.engine.table import NO_ROW, RUNNING, Table
 from specsim.engine.waiting import put_back
 
@@ -23,7 +23,8 @@ def have_blocks(table: Table, row: int, end_len: int) -> bool:
     """Preempt until the blocks of a sequence are there; False if it had to go itself."""
     while not extend(table, row, end_len):
         victim = _victim(table)
-        if table.limits[0].defers_frees and is_in_flight(table, victim):
+        limits = table.limits[0]
+        if limits.defers_frees and limits.spares_in_flight and is_in_flight(table, victim):
             return False  # it would not give any blocks now
         _unschedule(table, victim)
         _preempt(table, victim)
@@ -83,7 +84,10 @@ def _unschedule(table: Table, row: int) -> None:
 def _preempt(table: Table, row: int) -> None:
     step = table.steps[table.state[0].current]
     sequence = table.sequences[row]
-    release(table, row)
+    if sequence.in_flight_len and table.limits[0].defers_frees:
+        release_late(table, row)
+    else:
+        release(table, row)
     sequence.computed_len = 0
     sequence.draft_len = 0
     sequence.placeholder_len = 0

@@ -9,7 +9,7 @@ text-only decoder model.
 from math import nan
 
 from specsim.core.compiled import inner
-from specsim.engine.adapters import first_served, serve_adapter, serve_running
+from specsim.engine.adapters import may_serve, serve_adapter, serve_running
 from specsim.engine.draft import find_use_of_drafts
 from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
 from specsim.engine.loading import begin_load, take_news
@@ -17,7 +17,17 @@ from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
 from specsim.engine.tiers import stored_prefix
-from specsim.engine.waiting import begin, close_gaps, enqueue, first_settled, leave_queue, pass_over
+from specsim.engine.waiting import (
+    begin,
+    close_gaps,
+    enqueue,
+    first_settled,
+    is_ahead,
+    leave_queue,
+    pass_over,
+)
+
+ADMITTED, PASSED, BLOCKED = range(3)
 
 
 @inner
@@ -203,52 +213,75 @@ def _schedule_waiting(table: Table) -> None:
     num_running_scheduled = step.num_requests
     if limits.max_loras and limits.counts_running_loras:
         serve_running(table)
-    if state.num_loading and not _admit_loaded(table, num_running_scheduled):
-        return
+    is_open = True
+    if state.num_loading and limits.loads_first:
+        is_open = _admit_loaded(table, NO_ROW, num_running_scheduled)
     passed = NO_ROW
     while (
-        state.num_waiting
+        is_open
+        and state.num_waiting
         and step.tokens_left > 0
         and step.inputs_left > limits.draft_slots
         and state.num_running < limits.max_num_running
     ):
-        row = first_served(table, passed) if limits.max_loras else first_settled(table, passed)
-        if row == NO_ROW:
-            return
-        cached_len = cached_prefix(table, row)
-        external_len = table.sequences[row].external_len
-        if limits.num_tiers:
-            external_len = max(external_len, stored_prefix(table, row, cached_len))
-        if external_len > cached_len:
-            if not load_blocks(table, row, cached_len, external_len):
+        row = first_settled(table, passed)
+        if state.num_loading and not limits.loads_first:
+            num_running = state.num_running
+            if not _admit_loaded(table, row, num_running_scheduled):
                 return
-            begin_load(table, row, cached_len, external_len)
-            continue
-        missing_len = table.sequences[row].known_len - cached_len
-        if step.defers_prefills and missing_len > 1:
+            if state.num_running > num_running:
+                continue  # there may be no room any more
+        outcome = BLOCKED if row == NO_ROW else _admit_next(table, row, num_running_scheduled > 0)
+        if outcome == BLOCKED:
             return
-        scheduled_len = _first_piece(table, missing_len, cached_len, num_running_scheduled > 0)
-        if limits.state_block_size:
-            piece_len = _to_state(table, row, cached_len, scheduled_len)
-            if scheduled_len > missing_len and piece_len != scheduled_len:
-                piece_len = min(piece_len, 1)  # without dummy drafts, rather than with some
-            scheduled_len = piece_len
-        piece_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
-        if limits.passes_over_short and scheduled_len > 0 and piece_len <= 0:
+        if outcome == PASSED:
             pass_over(table, row)
             passed = row
-            continue
-        scheduled_len = piece_len
-        if scheduled_len <= 0 or not admit_blocks(table, row, cached_len, scheduled_len):
-            return
-        _admit(table, row, cached_len, scheduled_len)
+    if state.num_loading and not limits.loads_first:
+        _admit_loaded(table, NO_ROW, num_running_scheduled)
 
 
 @inner
-def _admit_loaded(table: Table, num_running_scheduled: int) -> bool:
+def _admit_next(table: Table, row: int, joins: bool) -> int:
+    """Let a waiting sequence run or load, if it may (`ADMITTED`).
+
+    Otherwise all others may have to wait with it (`BLOCKED`), or not (`PASSED`).
+    """
+    limits = table.limits[0]
+    if limits.max_loras and not may_serve(table, row):
+        return PASSED
+    cached_len = cached_prefix(table, row)
+    external_len = table.sequences[row].external_len
+    if limits.num_tiers:
+        external_len = max(external_len, stored_prefix(table, row, cached_len))
+    if external_len > cached_len:
+        has_blocks = load_blocks(table, row, cached_len, external_len)
+        if has_blocks:
+            begin_load(table, row, cached_len, external_len)
+        return ADMITTED if has_blocks else BLOCKED
+    missing_len = table.sequences[row].known_len - cached_len
+    if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
+        return BLOCKED
+    scheduled_len = _first_piece(table, missing_len, cached_len, joins)
+    if limits.state_block_size:
+        piece_len = _to_state(table, row, cached_len, scheduled_len)
+        if scheduled_len > missing_len and piece_len != scheduled_len:
+            piece_len = min(piece_len, 1)  # without dummy drafts, rather than with some
+        scheduled_len = piece_len
+    piece_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
+    if limits.passes_over_short and scheduled_len > 0 and piece_len <= 0:
+        return PASSED
+    if piece_len <= 0 or not admit_blocks(table, row, cached_len, piece_len):
+        return BLOCKED
+    _admit(table, row, cached_len, piece_len)
+    return ADMITTED
+
+
+@inner
+def _admit_loaded(table: Table, waiting: int, num_running_scheduled: int) -> bool:
     """Admit sequences whose load has ended, in turn; False if the first that cannot be has to wait.
 
-    Those that still load are passed over.
+    Those that still load are passed over. None is admitted that comes behind a `waiting` one.
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
@@ -262,11 +295,14 @@ def _admit_loaded(table: Table, num_running_scheduled: int) -> bool:
             and step.inputs_left > limits.draft_slots
             and state.num_running < limits.max_num_running
         )
-        if is_open and table.sequences[row].status == LOADED:
-            is_open = _admit_one(table, row, num_running_scheduled)
-            if is_open:
-                place += 1
-                continue
+        is_next = limits.loads_first or waiting == NO_ROW or is_ahead(table, row, waiting)
+        if is_open and is_next and table.sequences[row].status == LOADED:
+            _settle_load(table, row)
+            if not limits.max_loras or may_serve(table, row):
+                is_open = _admit_one(table, row, num_running_scheduled)
+                if is_open:
+                    place += 1
+                    continue
         table.loading[kept] = row
         kept += 1
         place += 1
@@ -275,13 +311,19 @@ def _admit_loaded(table: Table, num_running_scheduled: int) -> bool:
 
 
 @inner
+def _settle_load(table: Table, row: int) -> None:
+    """Publish what has been loaded; the last token of a prompt is computed in any case."""
+    sequence = table.sequences[row]
+    if sequence.computed_len >= sequence.next_publish_len:
+        publish(table, row, sequence.computed_len)
+    sequence.computed_len = min(sequence.computed_len, sequence.known_len - 1)
+
+
+@inner
 def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
     limits, sequence = table.limits[0], table.sequences[row]
-    if sequence.computed_len >= sequence.next_publish_len:
-        publish(table, row, sequence.computed_len)
-    computed_len = min(sequence.computed_len, sequence.known_len - 1)
-    sequence.computed_len = computed_len
+    computed_len = sequence.computed_len
     missing_len = sequence.known_len - computed_len
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return False
@@ -366,7 +408,9 @@ def _admit(table: Table, row: int, cached_len: int, scheduled_len: int) -> None:
     """Let a sequence run, whose blocks are there."""
     state, sequence = table.state[0], table.sequences[row]
     is_loaded = sequence.status == LOADED
-    if not is_loaded:
+    if is_loaded:
+        sequence.passed_as = 0
+    else:
         leave_queue(table, row)
     table.running[state.num_running] = row
     state.num_running += 1

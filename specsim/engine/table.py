@@ -87,7 +87,9 @@ class Sequence(Protocol):
     in_flight_len: int  # its tokens in steps that have been scheduled and have not come back
     next_row: int  # in the queue
     previous_row: int
-    is_passed_over: int  # whether admission has passed over it since it began to wait
+    passed_as: int
+    """The number of those that admission had passed over, or that had begun to load, when it passed
+    over this one; 0 if it has not since this one began to wait."""
     drafter: int  # which of several drafters serves it
     is_undrafted: int
     """Whether the drafter has left its prompt out, so that it is never drafted for."""
@@ -306,6 +308,7 @@ class State(Protocol):
     most_run: int  # of those, how many a step may hold, first come first
     num_waiting: int
     num_passed_over: int  # of those
+    num_passed: int  # sequences that admission has passed over, or that have begun to load
     queue_head: int
     queue_tail: int
     free_row: int  # first unused row; they are linked

@@ -26,6 +26,10 @@ class Rules(NamedTuple):
     leaves_past_gaps: bool
     """All states that no later one begins from are given back; before, those between which and the
     newest of them there is none missing."""
+    spares_in_flight: bool
+    """Where blocks are given back late (KV connectors, asynchronously), nobody is preempted of whom
+    a step is in flight; before, whoever was gave them back when that had come back, and, if KV
+    entries are handed over, what it had sampled was dropped."""
     lone_runs_whole: bool
     """The long-prefill threshold does not hold for a request that is alone in the engine."""
     returns_first: bool
@@ -35,6 +39,12 @@ class Rules(NamedTuple):
     """With MTP, only KV cache groups with layers like the last drop the last block of a hit."""
     drops_where_drafted: bool
     """With EAGLE, too, only those with layers like the drafter's do, which are the last."""
+    loads_first: bool
+    """Of sequences that wait, those whose KV entries have been loaded are admitted first; before,
+    by priority, each in its turn."""
+    reserves_drafts: bool
+    """Whoever begins to load leaves blocks for the first drafts, its own and those of prompts under
+    way; before, for what is left of those prompts alone."""
     reserves_together: bool
     """What a load leaves to another prompt, whose blocks have to suffice for its first drafts, too,
     is counted for both as one; before, in blocks of their own."""
@@ -82,8 +92,16 @@ NO_LIMITS = ("keeps_few_prefixes", "drops_where_drafted", "hashes_look_ahead", "
 
 _0_28 = Rules(*[False] * len(Rules._fields))
 _0_29 = _0_28._replace(pads_with_sample=True, keeps_few_prefixes=True)
-_0_30 = _0_29._replace(pads_after_hits=True, keeps_dropped=True, leaves_past_gaps=True)
-_0_31 = _0_30._replace(lone_runs_whole=True, returns_first=True, drops_in_last=True)
+_0_30 = _0_29._replace(
+    pads_after_hits=True, keeps_dropped=True, leaves_past_gaps=True, spares_in_flight=True
+)
+_0_31 = _0_30._replace(
+    lone_runs_whole=True,
+    returns_first=True,
+    drops_in_last=True,
+    loads_first=True,
+    reserves_drafts=True,
+)
 _0_32 = _0_31._replace(
     reserves_together=True, looks_to_end=True, leaves_state_early=True, claims_states=True
 )

@@ -55,8 +55,24 @@ def first_settled(table: Table, passed: int) -> int:
 @inner
 def pass_over(table: Table, row: int) -> None:
     """Count a row as one that does not wait for room, until it runs (vLLM: `deferred_waiting`)."""
-    table.state[0].num_passed_over += not table.sequences[row].is_passed_over
-    table.sequences[row].is_passed_over = 1
+    state, sequence = table.state[0], table.sequences[row]
+    if not sequence.passed_as:
+        state.num_passed_over += 1
+        state.num_passed += 1
+        sequence.passed_as = state.num_passed
+
+
+@inner
+def is_ahead(table: Table, one: int, other: int) -> bool:
+    """Return whether a sequence that loads is ahead of another that waits, or loads (until 0.30).
+
+    First come, first served, those that admission has passed over, for whatever reason, are ahead
+    of all others, in the order in which it did.
+    """
+    if table.limits[0].by_priority:
+        return comes_before(table, one, other)
+    passed_as = table.sequences[other].passed_as
+    return bool(not passed_as or table.sequences[one].passed_as < passed_as)
 
 
 @inner
@@ -70,7 +86,7 @@ def put_back(table: Table, row: int) -> None:
     """Put a preempted sequence before others (`Rules.returns_first`), unless priorities decide."""
     previous, following = NO_ROW, table.state[0].queue_head
     if not (table.limits[0].returns_first or table.limits[0].by_priority):
-        while following != NO_ROW and table.sequences[following].is_passed_over:
+        while following != NO_ROW and table.sequences[following].passed_as:
             previous, following = following, table.sequences[following].next_row
     _stand(table, row, previous, following)
 
@@ -99,8 +115,8 @@ def _stand(table: Table, row: int, previous: int, following: int) -> None:
 def leave_queue(table: Table, row: int) -> None:
     """Remove a sequence, wherever it stands."""
     state, sequence = table.state[0], table.sequences[row]
-    state.num_passed_over -= sequence.is_passed_over
-    sequence.is_passed_over = 0
+    state.num_passed_over -= sequence.passed_as > 0
+    sequence.passed_as = 0
     if table.limits[0].by_priority:
         _remove(table, row)
         return
@@ -214,8 +230,9 @@ def withdraw(table: Table, row: int) -> None:
     """
     state, sequence = table.state[0], table.sequences[row]
     sequence.status = FINISHED
-    if sequence.tables_at >= 0:  # it ran
+    if sequence.tables_at >= 0:
         release(table, row)
+    if sequence.computed_len:  # it ran
         close_gaps(table)
     else:
         leave_queue(table, row)

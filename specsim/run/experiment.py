@@ -301,8 +301,6 @@ class Experiment(Settings):
                     "pools of data-parallel ranks, or of scheduler prefill_first (vLLM V0), are "
                     "not simulated; leave data_parallel_size and scheduler out"
                 )
-            if engine.lora_config is not None:
-                raise ValueError("pools that serve LoRA adapters are not simulated; leave one out")
         return self
 
     @model_validator(mode="after")

@@ -432,6 +432,11 @@ BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
         None,
         "engine: a step has room for 3 tokens",
     ),
+    "drafts that pieces of a prefill cut": (
+        {"engine": {**tiny_config()["engine"], "long_prefill_token_threshold": 3}},
+        None,
+        "engine.long_prefill_token_threshold = 3: vLLM cuts admissions to it",
+    ),
     "pieces of a prefill that never reach a block that states are kept at": (
         {"profile": "h100/qwen3-8b",
          "engine": {**tiny_config()["engine"], "max_num_seqs": 4, "max_num_batched_tokens": 16,

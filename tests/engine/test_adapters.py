@@ -125,10 +125,34 @@ def test_by_priority_the_next_that_may_run_is_the_most_urgent(served: Callable[.
     assert requests["scheduled_at"][1] < requests["scheduled_at"][2]
 
 
-def test_an_adapter_has_its_prefixes_for_itself(served: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("engine", [{}, {"kv_offload": {"blocks": 99}}])
+def test_an_adapter_has_its_prefixes_for_itself(
+    served: Callable[..., Any], engine: dict[str, Any]
+) -> None:
     prompt = {"prompt_len": 64, "output_len": 2, "prompt_token_ids": [*range(64)]}
     rows = [{**prompt, "adapter": each} for each in (0, 1, 2, 1, 0)]
-    assert served(rows, {"max_loras": 2})["cached_len"].tolist() == [0, 0, 0, 48, 48]
+    cached = served(rows, {"max_loras": 2}, **engine)["cached_len"]
+    assert cached.tolist() == [0, 0, 0, 48, 48]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_who_has_been_loaded_waits_for_its_adapter(
+    tiny: Callable[..., Experiment], constant_step: Callable[..., str], tmp_path: Path, most: int
+) -> None:
+    rows = [
+        {"arrived_at": 0.0, "prompt_len": 8, "output_len": 5, "adapter": each} for each in (1, 2)
+    ]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    experiment = tiny(
+        workload={"arrivals": {"kind": "trace", "path": path}},
+        engine={"max_model_len": 256, "num_gpu_blocks": 100, "lora_config": {"max_loras": most}},
+        policy={"kind": "off"},
+        profile=constant_step(delta_ms=8.0, lora=LORA),
+        pools={"prefill": {"replicas": 2}, "decode": {}},
+    )
+    requests = Summary(simulate(experiment, check=True)).tables.requests
+    is_apart = requests["first_token_at"].max() > requests["ended_at"].min()
+    assert is_apart == (most == 1)
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])

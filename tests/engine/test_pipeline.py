@@ -26,21 +26,30 @@ DRAFTS |= {
 
 @pytest.fixture
 def run(constant_step: Callable[..., str]) -> Start:
-    """Run requests of 1 prompt token, all at once, in passes of 12 ms whatever their size."""
+    """Run requests of 1 prompt token, all at once, in passes of 12 ms whatever their size.
 
-    def start(stages: int, count: int, output_len: int = 50, **fields: Any) -> Run:
+    LoRA adapters add 3 ms to each.
+    """
+
+    def start(
+        stages: int,
+        count: int,
+        output_len: int = 50,
+        adapters: list[int] | None = None,
+        **fields: Any,
+    ) -> Run:
         shares = {"stage_shares": [1 / stages] * stages} if stages > 1 else {}
         experiment = tiny_config(
             engine={
                 "num_gpu_blocks": 5000, "max_model_len": 1024, "max_num_seqs": 8,
                 "enable_prefix_caching": False, **fields.pop("engine", {}),
             },
-            profile=constant_step(delta_ms=12, drafts=DRAFTS, **shares),
+            profile=constant_step(delta_ms=12, drafts=DRAFTS, lora={"step_ms": 3}, **shares),
             **fields,
         )  # fmt: skip
         requests = [
-            Request(index=index, arrived_at=0.0, prompt_len=1, output_len=output_len)
-            for index in range(count)
+            Request(index=index, arrived_at=0.0, prompt_len=1, output_len=output_len, adapter=each)
+            for index, each in enumerate(adapters or [0] * count)
         ]
         return simulate(Experiment.parse(experiment, "pipeline"), requests=requests, check=True)
 
@@ -116,9 +125,31 @@ def test_whole_batches_leave_the_other_stages_idle(run: Start) -> None:
     assert lasted(run(2, 8)) == pytest.approx(lasted(run(1, 8)))
 
 
+def test_stages_serve_adapters(run: Start) -> None:
+    one = lasted(run(1, 1))
+    adapter = {"engine": {"lora_config": {"max_loras": 1}, "vllm_version": "0.33"}}
+    assert lasted(run(2, 1, adapters=[1], **adapter)) == pytest.approx(one * 15 / 12)
+    apart = lasted(run(2, 2, adapters=[1, 2], **adapter))
+    assert apart > 1.9 * lasted(run(2, 2, adapters=[1, 1], **adapter))
+
+
+def test_stages_have_kv_cache_groups(run: Start) -> None:
+    layers = [{"kind": "full_attention", "layers": 2},
+              {"kind": "sliding_window", "window": 16, "layers": 2}]  # fmt: skip
+    assert lasted(run(2, 8, engine={"kv_groups": layers})) == pytest.approx(lasted(run(2, 8)))
+    with pytest.raises(SpecsimError, match="KV cache groups, without num_gpu_blocks, are not"):
+        run(2, 8, engine={"kv_groups": layers, "num_gpu_blocks": None})
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        (
+            {"engine": {"speculative_config": {"method": "eagle3", "num_speculative_tokens": 2,
+                                               "parallel_drafting": True}},
+             "policy": "static", "acceptance": {"kind": "bernoulli", "alpha": 0.5}},
+            "parallel drafting of an EAGLE head or a draft model",
+        ),
         (
             {"engine": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
              "policy": "static", "acceptance": {"kind": "bernoulli", "alpha": 0.5}},

@@ -5,6 +5,9 @@ another engine has and how long it takes until they are there, and, of what has 
 its blocks are kept::
 
     python tests/parity/record_loads.py tests/parity/recorded 0 6
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 loras
+
+The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too.
 """
 
 import json
@@ -15,7 +18,7 @@ from typing import Any
 
 import record
 from record import LACKING, DoesNotEndError, Driver
-from to_record import random_loads_scenario
+from to_record import random_adapters_scenario, random_loads_scenario
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -162,8 +165,9 @@ class LoadsDriver(Driver):
 
 def main() -> None:
     target, *seeds = sys.argv[1:]
-    for seed in range(*map(int, seeds)):
-        scenario = random_loads_scenario(seed)
+    drawn = random_adapters_scenario if seeds[2:] == ["loras"] else random_loads_scenario
+    for seed in range(*map(int, seeds[:2])):
+        scenario = drawn(seed)
         scenario["engine"] |= LACKING
         path = Path(target) / f"{scenario['name']}.scenario.json"
         try:

@@ -168,7 +168,7 @@ def random_stages_scenario(
     spec: dict[str, Any] = {"method": method, "k": k}
     if method == "mtp":
         spec["num_nextn_predict_layers"] = draw.choice([1, 1, 2, 3])
-    elif method in ("dflash", "dspark") or draw.random() < 0.2:
+    elif method in ("dflash", "dspark"):
         spec["parallel_drafting"] = True
     scheduled = draw.random() < 0.25
     scenario = _drafting("stages", 3 * seed + 1, needs_of, spec, k, scheduled=scheduled)
@@ -256,7 +256,8 @@ def _mixed_spec(
     elif method == "mtp":
         spec["num_nextn_predict_layers"] = draw.choice([1, 1, 2, 3])
     elif method in ("draft_model", "eagle") and draw.random() < 0.15:
-        spec["parallel_drafting"] = True
+        # The second model runner, which pipelines need, has none.
+        spec["parallel_drafting"] = "pipeline_parallel_size" not in engine
     if version >= (0, 33) and method in ("eagle", "mtp") and draw.random() < 0.3:
         spec["disable_lookahead_block_hashes"] = True
     return spec
@@ -321,6 +322,16 @@ def random_loads_scenario(seed: int) -> dict[str, Any]:
         "held_ns": draw.choice([None, None, 4_000_000, 30_000_000]),
     }
     return scenario | {"name": f"loads-{seed}", "kind": "loads"}
+
+
+def random_adapters_scenario(seed: int) -> dict[str, Any]:
+    """The same with requests for LoRA adapters."""
+    scenario, draw = random_loads_scenario(seed), random.Random(f"adapters {seed}")
+    scenario["engine"]["max_loras"] = draw.choice([1, 1, 2, 3])
+    most = draw.choice([2, 3, 6])
+    for row in scenario["requests"]:
+        row["lora"] = draw.choice([0, *range(1, most + 1)])
+    return scenario | {"name": f"loads-loras-{seed}"}
 
 
 def random_groups_scenario(
