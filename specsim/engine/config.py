@@ -510,9 +510,9 @@ class EngineConfig(Settings):
         }
         whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
         check_slots(whole)
+        self._check_pieces(whole, kv)
         if self.enable_prefix_caching:
             check_padding(whole)
-        self._check_pieces(whole, kv)
         order = "asynchronous" if is_async else "overlapped" if overlaps else "synchronous"
         stages = self.pipeline_parallel_size or 1
         return Setup(

@@ -106,7 +106,7 @@ def _engine(rng: Random, spec: SpecScript | None, *, prefill_first: bool) -> Eng
         enable_chunked_prefill=chunked,
         enable_prefix_caching=rng.random() < 0.5,
         policy=rng.choice(["fcfs", "fcfs", "priority"]),
-        long_prefill_token_threshold=0 if prefill_first else rng.choice([0, 0, 3, 10]),
+        long_prefill_token_threshold=0 if prefill_first else rng.choice([0, 0, least, 10]),
         long_prefill_token_threshold_adaptive=rng.random() < 0.3,
         scheduler_reserve_full_isl=rng.random() < 0.5,
         watermark=rng.choice([0.0, 0.0, 0.05, 0.3]),
