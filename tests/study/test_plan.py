@@ -117,7 +117,7 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
         "deepseek-ai/DeepSeek-V3.9",
         "microsoft/Phi-4-multimodal-instruct",
         "moonshotai/Kimi-Linear-48B-A3B-Instruct",
-        "mistralai/Devstral-Small-2-24B-Instruct-2512",
+        "Qwen/Qwen2.5-Omni-7B",
         "nvidia/Mistral-NeMo-Minitron-8B-Instruct",
         "google/gemma-3n-E4B-it",
     ],
@@ -125,6 +125,30 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 def test_a_name_that_begins_like_another_models_is_not_taken_for_it(name: str) -> None:
     with pytest.raises(ConfigError, match="no shape of it"):
         model_of(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Qwen/Qwen3-Embedding-8B", "Qwen/Qwen3-Reranker-4B", "BAAI/bge-m3"),
+        *("nvidia/Llama-3.1-Nemotron-70B-Reward-HF", "intfloat/e5-mistral-7b-instruct"),
+    ],
+)
+def test_a_model_that_writes_no_text_is_not_planned(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"model .*: '\w+' says that it embeds, ranks or rates"):
+        model_of(name)
+
+
+def test_a_folder_may_be_called_as_it_likes(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "vocab_size": 151936,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "max_position_embeddings": 32768,
+    }  # fmt: skip
+    folder = tmp_path / "my-rm"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    assert model_of(str(folder)) == str(folder / "config.json")
 
 
 def test_a_known_name_may_have_the_shape_of_a_measured_model_and_a_shorter_context() -> None:
@@ -148,6 +172,11 @@ def test_a_known_name_may_have_a_longer_context_than_the_model_of_its_shape() ->
         ("Qwen/Qwen3.5-122B-A10B-FP8", "Qwen--Qwen3.5-122B-A10B", "fp8"),
         ("nvidia/Qwen3-235B-A22B-NVFP4", "nvidia--Qwen3-235B-A22B-NVFP4", None),
         ("nvidia/Qwen3.6-27B-NVFP4", "nvidia--Qwen3.6-27B-NVFP4", None),
+        (
+            "RedHatAI/Llama-4-Scout-17B-16E-Instruct-FP8-dynamic",
+            "meta-llama--Llama-4-Scout-17B-16E-Instruct",
+            "fp8",
+        ),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai--DeepSeek-V3.2", None),
     ],
 )

@@ -26,7 +26,7 @@ HOW_STORED = re.compile(
     r"exl2|exl3|hqq|[2-8]bits?)(?![a-z\d])"
 )
 """Words of a name that say how weights are stored."""
-_OF_A_TUNE = re.compile(r"instruct|thinking|base|chat|it|hf|bf16|exp|preview|\d{4}")
+_OF_A_TUNE = re.compile(r"instruct|thinking|base|chat|it|hf|bf16|exp|preview|dynamic|block|\d{4}")
 """Words of a name that leave the shape as it is: how a model was trained, and when."""
 
 
@@ -35,6 +35,12 @@ def model_of(name: str) -> str:
 
     If there is none, a ConfigError with the nearest; and if it is a head, which serves nobody.
     """
+    words = set() if _own_config(name) else {*key_of(name).split("-")}
+    if kinds := words & {*NAMES["no_text"]}:
+        raise ConfigError(
+            f"model {name}: '{min(kinds)}' says that it embeds, ranks or rates text and writes "
+            "none, which is not planned; name a model that generates, or a folder with its config.json"
+        )
     config = _config_of(name)
     shape = known_model(name) if config is None else _known_shape(config) or config
     if shape is not None and load_model(shape).is_head:
@@ -51,9 +57,11 @@ def model_of(name: str) -> str:
         )
     known = [n for n in model_names() if not load_model(n).is_head]
     others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 50 more"
+    hint = nearest(key_of(name), known)
+    hint = "specsim list names those that are" if hint.startswith("choose") else hint
     raise ConfigError(
-        f"model {name}: no shape of it is known{others}; {nearest(key_of(name), known)}; for "
-        "another model name a folder with its config.json (./my-model)"
+        f"model {name}: no shape of it is known{others}; {hint}; for another model name a folder "
+        "with its config.json (./my-model)"
     )
 
 
@@ -123,7 +131,7 @@ def _published(name: str) -> str | None:
         return None
     configs = {_untuned(key): path for key, path in published_configs().items()}
     key, known = _untuned(key_of(name)), known_model(name)
-    stored = "-".join(word for word in key.split("-") if not HOW_STORED.fullmatch(word))
+    stored = "-".join(word for word in key.split("-") if not HOW_STORED.search(word))
     if known and (stored == key or find_resource("profiles", f"{known}.json")):
         return None
     found = configs.get(key) or (None if known else configs.get(stored))
