@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Iterable
 from statistics import median
 from typing import Any
@@ -35,6 +36,17 @@ def found_by(file: str) -> Any:
 
 def percent(share: float) -> str:
     return f"{100 * share:.1f}"
+
+
+def test_recordings_of_real_schedulers() -> None:
+    own = len([*(ROOT / "tests" / "parity" / "recorded").rglob("*.scenario.json")])
+    versions = (ROOT / "docs" / "reference" / "versions.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| 0\.\d+ \| ([\d,]+) \| ([\d,]+) \|", versions, re.MULTILINE)
+    counts = [[int(each.replace(",", "")) for each in row] for row in rows]
+    random, agree = (sum(row[place] for row in counts) for place in range(2))
+    said = f"all {own} recordings of `make test`, and in {agree:,} of {random:,} random"
+    assert said in text_of(README)
+    assert f"all {own} recordings of our own" in text_of(FIDELITY)
 
 
 def test_the_demo() -> None:
