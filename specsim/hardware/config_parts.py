@@ -311,6 +311,8 @@ class LayerLists:
             set() if data.get("linear_num_value_heads") else {"linear_attention"}
         )
         if self._type == "granitemoehybrid":
+            if not types:
+                self._count("layer_types", "which layers have attention and which keep a state")
             types = ["full_attention" if each == "attention" else each for each in types or ()]
             known |= {"mamba"}
         if others := sorted(set(map(str, types or ())) - known):

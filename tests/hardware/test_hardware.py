@@ -489,6 +489,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"full_attention_interval": 4}, "layers of linear attention"),
         ({"num_experts_in_all": 64}, "'num_experts_in_all' says .* another name than num_e"),
         ({"num_experts": 4, "moe_shared_experts": 1}, "'moe_shared_experts' .* tokens sh"),
+        ({"model_type": "granitemoehybrid"}, "'layer_types' is missing"),
         ({"use_cla": True}, "layers that share keys and values"),
         ({"cross_attention_layers": [3, 8]}, "layers that attend to images alone"),
         ({"sliding_window": "4096"}, "sliding_window = '4096': must be a whole number above 0"),

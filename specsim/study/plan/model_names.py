@@ -39,7 +39,8 @@ def model_of(name: str) -> str:
     if kinds := words & {*NAMES["no_text"]}:
         raise ConfigError(
             f"model {name}: '{min(kinds)}' says that it embeds, ranks or rates text and writes "
-            "none, which is not planned; name a model that generates, or a folder with its config.json"
+            "none, which is not planned; name a model that generates, or a folder with its "
+            "config.json"
         )
     config = _config_of(name)
     shape = known_model(name) if config is None else _known_shape(config) or config
@@ -96,7 +97,7 @@ def own_drafter(name: str) -> tuple[int, str | None]:
     shape = load_model(config)
     count = shape.num_nextn_predict_layers
     why = None if count and _known_shape(config) else shape.mtp_problem
-    return count, why and f"mtp: {name if _published(name) else config} {why}"
+    return count, why and f"mtp: {config if _own_config(name) else name} {why}"
 
 
 def shape_note(name: str) -> str | None:
