@@ -297,6 +297,8 @@ class LayerLists:
             return self._compressed()
         if self._type == "nemotron_h":
             return [kind for kind, _ in self._blocks()]
+        if self._type == "granitemoehybrid":
+            return self._mixed()
         if data.get("block_configs"):
             return [self._of_block(each.get("attention") or {}) for each in self._searched()]
         if data.get("hybrid_layer_pattern"):
@@ -310,11 +312,6 @@ class LayerLists:
         known = _LAYER_TYPES - (
             set() if data.get("linear_num_value_heads") else {"linear_attention"}
         )
-        if self._type == "granitemoehybrid":
-            if not types:
-                self._count("layer_types", "which layers have attention and which keep a state")
-            types = ["full_attention" if each == "attention" else each for each in types or ()]
-            known |= {"mamba"}
         if others := sorted(set(map(str, types or ())) - known):
             raise ProfileError(
                 f"{self._source}: 'layer_types' has '{others[0]}', which is not modelled; fit a "
@@ -326,6 +323,13 @@ class LayerLists:
             types = ["linear_attention"] * num_layers
             types[every - 1 :: every] = ["full_attention"] * (num_layers // every)
         return types or None
+
+    def _mixed(self) -> list[str]:
+        """Return which layers of Granite 4.0 keep a state."""
+        if "layer_types" not in self._data:
+            self._count("layer_types", "which layers have attention and which keep a state")
+        words = {"mamba": "mamba", "attention": "full_attention"}
+        return [words[each] for each in self._listed("layer_types", tuple(words))]
 
     def _compressed(self) -> list[str]:
         """Return which layers of DeepSeek-V4 attend to what; MTP layers are listed behind them."""
