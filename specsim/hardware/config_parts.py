@@ -262,7 +262,8 @@ class LayerLists:
 
     def _blocks(self) -> list[tuple[str, str]]:
         blocks = self._data.get("hybrid_override_pattern", ())
-        if not blocks or any(each not in _BLOCKS for each in blocks):
+        listed = list(blocks) if isinstance(blocks, str | list) else []
+        if not listed or any(str(each) not in _BLOCKS for each in listed):
             raise ProfileError(
                 f"{self._source}: hybrid_override_pattern = {short(blocks)}: must name each layer, "
                 f"by one of {', '.join(_BLOCKS)}; correct it"

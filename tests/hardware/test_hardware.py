@@ -513,6 +513,11 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({**QWEN_MOE, "num_hidden_layers": 10**12}, "num_hidden_layers = 10+: must be at most 4"),
         ({"compress_ratios": [0, 4]}, "attention to a compressed context"),
         ({"block_configs": [{}] * 32}, "layers of different shapes"),
+        ({**NEMOTRON, "hybrid_override_pattern": 2}, "hybrid_override_pattern = 2: must name"),
+        (
+            {**NEMOTRON, "hybrid_override_pattern": [[]], "num_hidden_layers": 1},
+            r"hybrid_override_pattern = \[\[\]\]: must name",
+        ),
         (
             {**NEMOTRON, "hybrid_override_pattern": "MX"},
             "hybrid_override_pattern = 'MX': must name",
