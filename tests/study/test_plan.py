@@ -449,7 +449,7 @@ def test_where_nothing_drafts_no_other_draft_length_is_asked_for(
     monkeypatch.setattr("specsim.study.plan.with_long_runs", lambda plan, names, _: plan)
     told: list[str] = []
     assert list(make_plan(question, workers=1, on_stage=told.append).options) == ["h100-pp2 off"]
-    assert told == ["short runs of 1 options", "long runs of H100, no speculation"]
+    assert told == ["short runs of 1 options", "long runs of H100, no speculation (2 GPUs)"]
 
 
 @needs_tables
