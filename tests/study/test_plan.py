@@ -856,7 +856,7 @@ def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> No
     said = headline(advice)
     assert said.startswith("Rent 3 H100: 3 servers of 1 GPU, 6.00 USD per hour. Speculation (EAGLE")
     assert "take 1.06 times as long (95 %: 1.06 to 1.06)" in said
-    assert "25% less cost on the same servers" in said
+    assert "25% less cost on servers of the same kind" in said
 
 
 @pytest.mark.parametrize(("cost", "is_told"), [(7.0, True), (9.0, False)])

@@ -73,7 +73,7 @@ def _effect(choice: Choice) -> str:
     """Return "makes answers 1.5 times as fast (95 %: 1.41 to 1.57) at the same cost"."""
     found = choice.against_none
     if found is None:
-        return "is what keeps the limits: without it no load does, on the same servers"
+        return "is what keeps the limits: without it no load does, on servers of this kind"
     about = "" if found.is_searched else "about "
     ratio, low, high = found.times_as_fast, found.low or 0.0, found.high or 0.0
     fast = f"makes answers {about}{ratio:.2f} times as fast"
@@ -89,7 +89,8 @@ def _effect(choice: Choice) -> str:
 def _cost_words(ratio: float) -> str:
     if ratio == 1:
         return "the same cost"
-    return f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'} cost on the same servers"
+    change = f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}"
+    return f"{change} cost on servers of the same kind"
 
 
 def title(advice: Advice) -> str:
