@@ -87,8 +87,7 @@ def _serve_adapters(
     """Let requests of one world in five be for LoRA adapters; all else of it stays as it was."""
     engine = config["engine"]
     rng = Random(json.dumps(config))
-    others = {"pools", "data_parallel_size", "kv_offload", "scheduler"} & {*config, *engine}
-    if others or rng.random() > 0.2:
+    if {"data_parallel_size", "scheduler"} & {*engine} or rng.random() > 0.2:
         return
     engine["lora_config"] = {"max_loras": rng.randint(1, 3), "max_cpu_loras": rng.randint(3, 5)}
     profile["lora"] = {"step_ms": 0.5, "token_us": 2.0, "load_ms": 3.0, "read_ms": 40.0}
@@ -178,10 +177,7 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
     """Divide most models over stages, where that is simulated."""
     engine = config["engine"]
     rng = Random(f"stages {json.dumps(config)}")
-    others = {
-        *("scheduler", "data_parallel_size", "kv_offload", "kv_groups"),
-        *("lora_config", "pools"),
-    }
+    others = {"scheduler", "data_parallel_size", "kv_offload", "pools"}
     spec = engine.get("speculative_config", {"method": MODELS[0]})
     is_late = spec["method"] in (*MODELS, "dflash", "dspark") and spec["method"] != "medusa"
     is_late = is_late and not {"own_gpus", "enable_adaptive_verification"} & {*spec}
