@@ -301,17 +301,20 @@ def alone(host: Host, world: World, base: Run) -> None:
 
 
 def room(host: Host, world: World, base: Run) -> None:
-    """With a replica for each request, none waits longer for its first token.
+    """With an idle replica for each request, none waits longer for its first token.
 
     One replica more may hurt somebody: it changes who meets whom, and batches with them. With one
-    for each nobody meets anybody, nor the step that runs on where an answer ended unforeseen.
+    for each, nobody meets anybody, and a router that sees them live sends nobody where someone is.
     """
     is_closed = base.experiment.workload.arrivals.kind == "closed_loop"
     if not _is_simple(base) or base.experiment.engine.enable_prefix_caching or is_closed:
         return
     if any(request.session is not None for request in base.requests):
         return
-    roomy = changed(world, replicas=len(base.requests), routing={"kind": "round_robin"})
+    ends = (request.max_tokens in (None, request.output_len) for request in base.requests)
+    if base.experiment.engine.async_scheduling is not False and not all(ends):
+        return  # a step of one that has ended may be under way where another is sent
+    roomy = changed(world, replicas=len(base.requests), routing={"kind": "least_outstanding"})
     crowded, lonely = (Summary(run).tables.requests for run in (base, host.run(roomy)))
     waits, least = (rows["first_token_at"] - rows["arrived_at"] for rows in (crowded, lonely))
     worst = int(np.argmin(waits - least))
