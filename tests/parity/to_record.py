@@ -79,13 +79,17 @@ def random_stops_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"stops-{seed}", "kind": "stops"}
 
 
-def random_loras_scenario(seed: int) -> dict[str, Any]:
-    """The same with requests for LoRA adapters, of which a step serves few."""
-    scenario, draw = random_scenario(seed), random.Random(f"loras {seed}")
+def _add_adapters(scenario: dict[str, Any], draw: random.Random) -> None:
     scenario["engine"]["max_loras"] = draw.choice([1, 1, 2, 3])
     most = draw.choice([2, 3, 6])
     for row in scenario["requests"]:
         row["lora"] = draw.choice([0, *range(1, most + 1)])
+
+
+def random_loras_scenario(seed: int) -> dict[str, Any]:
+    """The same with requests for LoRA adapters, of which a step serves few."""
+    scenario, draw = random_scenario(seed), random.Random(f"loras {seed}")
+    _add_adapters(scenario, draw)
     return scenario | {"name": f"loras-{seed}", "kind": "loras"}
 
 
@@ -327,10 +331,7 @@ def random_loads_scenario(seed: int) -> dict[str, Any]:
 def random_adapters_scenario(seed: int) -> dict[str, Any]:
     """The same with requests for LoRA adapters."""
     scenario, draw = random_loads_scenario(seed), random.Random(f"adapters {seed}")
-    scenario["engine"]["max_loras"] = draw.choice([1, 1, 2, 3])
-    most = draw.choice([2, 3, 6])
-    for row in scenario["requests"]:
-        row["lora"] = draw.choice([0, *range(1, most + 1)])
+    _add_adapters(scenario, draw)
     return scenario | {"name": f"loads-loras-{seed}"}
 
 
