@@ -11,7 +11,7 @@ from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.lora_config import LoraConfig
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
-from specsim.engine.versions import DEFAULT_VERSION, NO_LIMITS, RULES, SINCE, VllmVersion
+from specsim.engine.versions import DEFAULT_VERSION, NO_LIMITS, RULES, SINCE, Rules, VllmVersion
 from specsim.hardware.kv_groups import (
     CHUNKED,
     FULL,
@@ -53,7 +53,7 @@ class EngineConfig(Settings):
     enable_expert_parallel: bool | None = None
     """If true, each GPU of a mixture of experts holds some experts whole, not a slice of all."""
     vllm_version: VllmVersion = DEFAULT_VERSION
-    """Whose scheduler it is, where versions differ."""
+    """Whose scheduler it is, where versions differ; without effect on vLLM V0's."""
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
     max_num_seqs: Sequences | None = None
@@ -165,22 +165,17 @@ class EngineConfig(Settings):
                     f"{name}: vLLM has it since {version}, not in vllm_version "
                     f"{self.vllm_version}; leave it out"
                 )
-        proposer, rules = self.speculative_config, RULES[self.vllm_version]
+        proposer, rules = self.speculative_config, self.rules
         if proposer and proposer.disable_lookahead_block_hashes and not rules.hashes_look_ahead:
             raise ValueError(
                 "speculative_config.disable_lookahead_block_hashes: there are none in vLLM "
-                f"{self.vllm_version}; set vllm_version to 0.33 or leave it out"
+                f"{'V0' if self.scheduler == 'prefill_first' else self.vllm_version}; leave it out"
             )
         return self
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.scheduler == "prefill_first":
-            if self.vllm_version != DEFAULT_VERSION:  # which recorded experiments name
-                raise ValueError(
-                    f"vllm_version = {self.vllm_version}: prefill_first is vLLM V0; leave one of "
-                    "them out"
-                )
             if (self.data_parallel_size or 1) > 1:
                 raise ValueError(
                     f"data_parallel_size = {self.data_parallel_size}: prefill_first (vLLM V0) has "
@@ -226,10 +221,17 @@ class EngineConfig(Settings):
             )
         return self
 
+    @property
+    def rules(self) -> Rules:
+        """What its scheduler does where versions differ; vLLM V0 is older than all of them."""
+        if self.scheduler == "prefill_first":
+            return RULES[min(RULES)]
+        return RULES[self.vllm_version]
+
     def behind_connector(self) -> Self:
         """Return a copy as it is with a KV connector: its hashes do not look ahead."""
         proposer = self.speculative_config
-        if proposer is None or not RULES[self.vllm_version].hashes_look_ahead:
+        if proposer is None or not self.rules.hashes_look_ahead:
             return self
         legacy = proposer.model_copy(update={"disable_lookahead_block_hashes": True})
         return self.model_copy(update={"speculative_config": legacy})
@@ -238,7 +240,7 @@ class EngineConfig(Settings):
         self, proposer: Proposer | None, lookahead_len: int, max_draft_len: int
     ) -> dict[str, int]:
         """Return what follows from the version; V0 knows none of it."""
-        rules = RULES[self.vllm_version]
+        rules = self.rules
         drops = proposer is not None and proposer.drops_last_hit and not self._is_apart(proposer)
         looks_ahead = (
             rules.hashes_look_ahead
@@ -264,7 +266,7 @@ class EngineConfig(Settings):
         }
 
     def _is_apart(self, proposer: Proposer) -> bool:
-        return proposer.has_own_pass and RULES[self.vllm_version].keeps_blocks_apart
+        return proposer.has_own_pass and self.rules.keeps_blocks_apart
 
     def _draft_slots(self, proposer: Proposer, max_draft_len: int) -> int:
         is_apart = proposer.apart is not None or self._is_apart(proposer)
@@ -479,7 +481,7 @@ class EngineConfig(Settings):
         assert self.num_gpu_blocks is not None
         is_v0, interval = self.scheduler == "prefill_first", self.prefix_cache_retention_interval
         if interval is None:
-            interval = 0 if RULES[self.vllm_version].keeps_few_prefixes else "dense"
+            interval = 0 if self.rules.keeps_few_prefixes else "dense"
         lookahead_len = proposer.lookahead_len(max_draft_len) if proposer else 0
         overlaps = proposer is not None and proposer.overlaps
         limits = {

@@ -8,11 +8,14 @@ from specsim.core.errors import ConfigError
 from specsim.core.rng import indexed_hashes
 from specsim.core.settings import validated
 from specsim.engine.config import EngineConfig
+from specsim.engine.versions import RULES
 from specsim.reality.parity import Scenario, run_scenario
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 
 EAGLE = {"method": "eagle", "k": 2}
+NOT_AHEAD = {"method": "eagle", "num_speculative_tokens": 2, "disable_lookahead_block_hashes": True}
+LIMITS: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64}
 
 
 def log_of(
@@ -106,8 +109,7 @@ def test_a_request_that_is_alone_is_not_cut(version: str, pieces: list[int]) -> 
 
 @pytest.mark.parametrize(("version", "kept_len"), [("0.28", -1), ("0.29", 0)])
 def test_what_sliding_windows_keep_by_default(version: str, kept_len: int) -> None:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 64}
-    engine = EngineConfig(vllm_version=version, num_gpu_blocks=64, **limits)
+    engine = EngineConfig(vllm_version=version, num_gpu_blocks=64, **LIMITS)
     setup = engine.setup(None, 0, is_dynamic=False, is_async=False)
     assert setup.limits["retention_len"] == kept_len
 
@@ -152,6 +154,24 @@ def test_a_head_whose_drafts_nobody_can_use_reads_and_drafts_nothing() -> None:
     assert 0 < newer < older
 
 
+def test_v0_is_older_than_every_version() -> None:
+    def v0_limits(version: str) -> dict[str, int]:
+        engine = EngineConfig.model_validate(
+            {
+                "vllm_version": version,
+                "scheduler": "prefill_first",
+                "num_gpu_blocks": 64,
+                "enable_prefix_caching": True,
+                "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3},
+                **LIMITS,
+            }
+        )
+        setup = engine.setup(engine.speculative_config, 3, is_dynamic=False, is_async=False)
+        return dict(setup.limits)
+
+    assert all(v0_limits(version) == v0_limits("0.28") for version in RULES)
+
+
 @pytest.mark.parametrize(
     ("given", "version"), [(0.33, "0.33"), ("0.33.0", "0.33"), ("0.33", "0.33"), (0.3, "0.30")]
 )
@@ -172,16 +192,13 @@ def test_a_version_is_no_number_of_three_decimals() -> None:
             {"vllm_version": "0.30", "max_num_active_seqs": 4},
             "max_num_active_seqs: vLLM has it since 0.31, not in vllm_version 0.30",
         ),
-        ({"vllm_version": "0.33", "scheduler": "prefill_first"}, "vllm_version = 0.33: "),
         (
-            {
-                "speculative_config": {
-                    "method": "eagle",
-                    "num_speculative_tokens": 2,
-                    "disable_lookahead_block_hashes": True,
-                }
-            },
-            "disable_lookahead_block_hashes: there are none in vLLM 0.32",
+            {"vllm_version": "0.32", "speculative_config": NOT_AHEAD},
+            "disable_lookahead_block_hashes: there are none in vLLM 0.32; leave it out",
+        ),
+        (
+            {"scheduler": "prefill_first", "speculative_config": NOT_AHEAD},
+            "disable_lookahead_block_hashes: there are none in vLLM V0; leave it out",
         ),
     ],
 )
