@@ -136,4 +136,4 @@ def minor_version(given: Any) -> Any:
 VllmVersion = Annotated[
     Literal["0.28", "0.29", "0.30", "0.31", "0.32", "0.33"], BeforeValidator(minor_version)
 ]
-DEFAULT_VERSION: VllmVersion = "0.32"
+DEFAULT_VERSION: VllmVersion = "0.33"
