@@ -4,6 +4,7 @@ Whatever differs between them is a field of `Rules`; the engine asks for it by n
 else knows of versions. Sources: vLLM 0.28.0 to 0.33.0 ``v1/core/`` and ``v1/core/sched/``.
 """
 
+import re
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator
@@ -137,3 +138,14 @@ VllmVersion = Annotated[
     Literal["0.28", "0.29", "0.30", "0.31", "0.32", "0.33"], BeforeValidator(minor_version)
 ]
 DEFAULT_VERSION: VllmVersion = "0.33"
+
+
+def nearest_version(given: Any) -> str:
+    """Return the known version next to one, the oldest for 0.19.0; the default if none.
+
+    What has changed since an older one has mostly changed since the oldest known, too.
+    """
+    minor = re.match(r"0\.(\d+)", str(minor_version(given)))
+    if minor is None:
+        return DEFAULT_VERSION
+    return min(RULES, key=lambda known: abs(int(known.split(".")[1]) - int(minor[1])))

@@ -230,11 +230,22 @@ def test_without_the_hybrid_manager_all_layers_keep_all_tokens(deployed: Deploye
     assert v0.memory.block_bytes == deployment.memory.block_bytes
 
 
-def test_only_the_groups_of_the_drafters_layers_drop_a_block_with_mtp(deployed: Deployed) -> None:
-    for method, drops in (("eagle3", [1, 1]), ("mtp", [0, 1])):
-        speculative = {"method": method, "num_speculative_tokens": 1}
-        setup = deployed(speculative_config=speculative).setup
-        assert setup.table().groups["drops"].tolist() == drops
+@pytest.mark.parametrize(
+    ("version", "method", "own", "drops"),
+    [
+        ("0.30", "mtp", {}, [1, 1]),
+        ("0.32", "eagle3", {}, [1, 1]),
+        ("0.32", "mtp", {}, [0, 1]),
+        ("0.33", "eagle3", {}, [0, 0]),
+        ("0.33", "eagle3", {"disable_lookahead_block_hashes": True}, [0, 1]),
+    ],
+)
+def test_which_groups_drop_the_last_block_of_a_hit(
+    deployed: Deployed, version: str, method: str, own: dict[str, Any], drops: list[int]
+) -> None:
+    speculative = {"method": method, "num_speculative_tokens": 1} | own
+    setup = deployed(vllm_version=version, speculative_config=speculative).setup
+    assert setup.table().groups["drops"].tolist() == drops
 
 
 def test_groups_can_be_given(deployed: Deployed) -> None:

@@ -97,7 +97,16 @@ def test_engine_options_are_those_of_the_run(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("said", "meant", "noted"),
-    [("0.33.1", "0.33", False), (0.3, "0.30", False), ("0.19.0", "0.32", True), ([], "0.32", True)],
+    [
+        ("0.33.1", "0.33", False),
+        (0.3, "0.30", False),
+        (None, "0.33", False),
+        ("0.19.0", "0.28", True),
+        ("0.9.1", "0.28", True),
+        ("0.41.0rc1", "0.33", True),
+        ("1.0.0", "0.33", True),
+        ([], "0.33", True),
+    ],
 )
 def test_whose_scheduler_it_was_is_read(
     folder: Path, said: object, meant: str, noted: bool

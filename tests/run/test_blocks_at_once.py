@@ -88,10 +88,11 @@ def test_acceptance_by_position_is_what_was_stated(
      (spec("dflash", 4), {"kind": "static_tree", "widths": [2]}, "trees, which method 'dflash'"),
      (spec("draft_model", 4, parallel_drafting=True, own_gpus={"overlaps": True}), None,
       "leave out overlaps or parallel_drafting"),
-     ({**spec("dspark", 8), "max_num_batched_tokens": 7, "max_num_seqs": 4}, None,
+     ({**spec("dspark", 8), "max_num_batched_tokens": 7, "max_num_seqs": 4,
+       "vllm_version": "0.32"}, None,
       "7 of them are the drafter's, and what is left is too few for a token"),
      ({**spec("dflash", 8), "max_num_batched_tokens": 1024, "max_model_len": 1024,
-       "enable_chunked_prefill": False}, None,
+       "enable_chunked_prefill": False, "vllm_version": "0.32"}, None,
       "too few for a whole prompt"),
      (spec("ngram", 4, parallel_drafting=True), None, "parallel_drafting")],
 )  # fmt: skip

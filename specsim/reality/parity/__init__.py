@@ -34,7 +34,7 @@ from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, LOAD_FAILED, NO_ROW, REQUEST
-from specsim.engine.versions import DEFAULT_VERSION, RULES, VllmVersion, minor_version
+from specsim.engine.versions import RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
 from specsim.latency import LatencyModel
 from specsim.latency.form import COEFFICIENTS, Form
@@ -97,7 +97,8 @@ class EngineScript(Settings):
     """The attention layers, from which vLLM forms the groups."""
     prefix_cache_retention_interval: int | None = 0
     """None: dense."""
-    vllm_version: VllmVersion = DEFAULT_VERSION
+    vllm_version: VllmVersion = "0.32"
+    """By default that of the first recordings, whose scenarios name none."""
     prefill_schedule_interval: int | None = None
     pipeline_parallel_size: int = 1
     """Stages, each of which takes what a step's script says."""

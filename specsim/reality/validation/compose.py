@@ -13,7 +13,7 @@ from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.engine.versions import DEFAULT_VERSION, RULES, minor_version
+from specsim.engine.versions import RULES, minor_version, nearest_version
 from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels, ZeroWrites
@@ -121,13 +121,12 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
     options: dict[str, Any] = {"gpu_memory_utilization": 0.9}  # vLLM's default until 0.19
-    version = minor_version(run.meta.get("vllm_version"))
-    if version in [*RULES]:
-        options["vllm_version"] = version
-    elif version is not None:
+    version = run.meta.get("vllm_version")
+    options["vllm_version"] = nearest_version(version)
+    if version is not None and minor_version(version) not in [*RULES]:
         notes.append(
-            f"vllm_version = {short(run.meta['vllm_version'])}: known are {', '.join(RULES)}; "
-            f"it is scheduled as by {DEFAULT_VERSION}"
+            f"vllm_version = {short(version)}: known are {', '.join(RULES)}; it is scheduled as by "
+            f"{options['vllm_version']}"
         )
     if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
         options["num_gpu_blocks"] = blocks
