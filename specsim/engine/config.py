@@ -171,6 +171,11 @@ class EngineConfig(Settings):
                 "speculative_config.disable_lookahead_block_hashes: there are none in vLLM "
                 f"{'V0' if self.scheduler == 'prefill_first' else self.vllm_version}; leave it out"
             )
+        if proposer and proposer.looks_up_on_gpu and not rules.looks_up_on_gpu:
+            raise ValueError(
+                f"speculative_config.method = {proposer.method}: vLLM's second model runner looks "
+                "n-grams up so since 0.32; set vllm_version to it, or take ngram, the host's lookup"
+            )
         return self
 
     @model_validator(mode="after")

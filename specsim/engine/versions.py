@@ -82,13 +82,19 @@ class Rules(NamedTuple):
     passes_over_short: bool
     """A waiting request of whose prompt no piece may be read, since several MTP modules would have
     too few tokens left behind it, does not end admission; before, it did."""
+    looks_up_on_gpu: bool
+    """n-grams are looked up on the GPU, by the second model runner, which drafts all tokens for
+    every request, whether or not it finds any (`ngram_gpu`)."""
     keeps_blocks_apart: bool
     """DFlash and DSpark, which draft in a pass of their own from what the target has read alone,
     drop no block of a hit and take no input slots; before, as an EAGLE head with a mask for each
     token (``config/speculative.py needs_eagle_block_drop, max_num_new_slots_for_drafting``)."""
 
 
-NO_LIMITS = ("keeps_few_prefixes", "drops_where_drafted", "hashes_look_ahead", "keeps_blocks_apart")
+NO_LIMITS = (
+    *("keeps_few_prefixes", "drops_where_drafted", "hashes_look_ahead", "keeps_blocks_apart"),
+    "looks_up_on_gpu",
+)
 """Rules that decide what other limits are."""
 
 _0_28 = Rules(*[False] * len(Rules._fields))
@@ -104,7 +110,11 @@ _0_31 = _0_30._replace(
     reserves_drafts=True,
 )
 _0_32 = _0_31._replace(
-    reserves_together=True, looks_to_end=True, leaves_state_early=True, claims_states=True
+    reserves_together=True,
+    looks_to_end=True,
+    leaves_state_early=True,
+    claims_states=True,
+    looks_up_on_gpu=True,
 )
 _0_33 = _0_32._replace(
     drops_where_drafted=True,

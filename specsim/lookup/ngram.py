@@ -3,6 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.request import Text
 from specsim.lookup import NO_DRAFT, Draft, KnownTexts, jit
 
 
@@ -59,3 +60,80 @@ class NgramLookup(KnownTexts):
         if start < 0 or max_len < 1:
             return NO_DRAFT
         return Draft(token_ids[start : min(start + max_len, known_len)].tolist())
+
+
+@jit
+def find_last_ngram(
+    token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int
+) -> int:
+    """Return where the text continues after the longest n-gram that ends it and stood before.
+
+    Args:
+        known_len: Only so many tokens are looked at.
+        shortest, longest: Bounds of n, inclusive.
+
+    Returns:
+        Place of the token after the match, the last one among matches of equal length; -1 if there
+        is none.
+
+    References:
+        vLLM 0.33.0 ``v1/worker/gpu/spec_decode/ngram/speculator.py _ngram_scan_kernel``.
+    """
+    best_len, best_end = shortest - 1, -1
+    last = token_ids[known_len - 1] if known_len else 0
+    for end in range(known_len - 1, 0, -1):
+        if token_ids[end - 1] != last:
+            continue
+        match_len = 1
+        limit = min(longest, end)
+        while match_len < limit and (
+            token_ids[end - 1 - match_len] == token_ids[known_len - 1 - match_len]
+        ):
+            match_len += 1
+        if match_len > best_len:
+            best_len, best_end = match_len, end
+            if match_len == longest:
+                break
+    return best_end
+
+
+@jit
+def _count_accepted(
+    token_ids: NDArray[np.int32],
+    shortest: int,
+    longest: int,
+    max_len: int,
+    counts: NDArray[np.uint8],
+) -> None:
+    """Note how much of the draft after each output token the text confirms."""
+    prompt_len = len(token_ids) - len(counts)
+    for position in range(len(counts)):
+        known_len = prompt_len + position
+        start = find_last_ngram(token_ids, known_len, shortest, longest)
+        count = 0
+        while count < max_len and known_len + count < len(token_ids):
+            place = start + count
+            drafted = token_ids[place if start >= 0 and place < known_len else known_len - 1]
+            if drafted != token_ids[known_len + count]:
+                break
+            count += 1
+        counts[position] = count
+
+
+def accepted_lens(text: Text, shortest: int, longest: int, max_len: int) -> bytes:
+    """Return how much survives of each draft of `NgramGpuLookup`, by output position."""
+    counts = np.zeros(text.output_len, dtype=np.uint8)
+    _count_accepted(text.token_ids, shortest, longest, max_len, counts)
+    return counts.tobytes()
+
+
+class NgramGpuLookup(NgramLookup):
+    """The token-level mode of `specsim.proposers.lookups.NgramGpu`."""
+
+    def draft(self, request: int, max_len: int) -> Draft:
+        token_ids, known_len = self._texts[request].token_ids, self._known_lens[request]
+        if not known_len:
+            return NO_DRAFT
+        start = find_last_ngram(token_ids, known_len, self._shortest, self._longest)
+        found = token_ids[start : min(start + max_len, known_len)].tolist() if start > 0 else []
+        return Draft(found + [int(token_ids[known_len - 1])] * (max_len - len(found)))

@@ -13,7 +13,7 @@ from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup
-from specsim.profile import NO_BLOCK, BlockPass
+from specsim.profile import NO_BLOCK, BlockPass, DraftCost
 from specsim.proposers._own_gpus import OwnGpus
 
 _VLLM_FIELDS = {
@@ -98,6 +98,12 @@ class Proposer(Member):
     """Whether it can draft several candidates per position."""
     has_confidence: ClassVar[bool] = True
     """Whether it knows a probability of each token that it drafts."""
+    looks_up_on_gpu: ClassVar[bool] = False
+    """Whether a kernel of vLLM's second model runner looks its drafts up."""
+    on_gpu: ClassVar[str | None] = None
+    """Method that vLLM makes of it on a GPU, since it has that runner's lookup."""
+    default_cost: ClassVar[DraftCost | None] = None
+    """What it costs if the profile does not say."""
     has_fallback: ClassVar[bool] = False
     """Whether it is a lookup with another drafter behind it, which the policy may prefer; it drafts
     real tokens only."""
@@ -162,6 +168,25 @@ class Proposer(Member):
     def reread_len(self, max_draft_len: int) -> int:
         """Return the tokens before the end of a step that it reads again after the next one."""
         return 0
+
+    def survival_lens(
+        self,
+        requests: Sequence[Request],
+        tables: list[bytes],
+        luck: Luck,
+        max_draft_len: int,
+        *,
+        reads_tokens: bool,
+    ) -> list[bytes]:
+        """Return how much of its drafts survives, by request and output position.
+
+        Asked only of a drafter that `looks_up_on_gpu`.
+
+        Args:
+            tables: How much does by the acceptance model.
+            reads_tokens: Whether that follows from the requests' tokens instead.
+        """
+        return tables
 
     @classmethod
     def has_lookup(cls) -> bool:

@@ -1,5 +1,6 @@
 """Drafts looked up in text: the request's own, earlier answers, or a corpus; the hybrid."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, final
 
@@ -7,22 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import MAX_DRAFT_LEN
+from specsim.acceptance.base import MAX_DRAFT_LEN, split_rows
+from specsim.core.request import Request
+from specsim.core.rng import Luck
 from specsim.lookup import Lookup, load
+from specsim.profile import DraftCost
 from specsim.proposers import PROPOSERS, NestedProposer
 from specsim.proposers.base import LookupProposer, Proposer
 
 
-@final
-class Ngram(LookupProposer):
-    """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
+class _Ngrams(LookupProposer):
+    """Drafts what followed the last n tokens where they stood before."""
 
-    On token ids (acceptance ``token_match``) it is vLLM's: the longest n-gram within the bounds,
-    the earliest one on ties. Without them it finds a match of full length with `match_probability`,
-    independently at every output position, and the acceptance model says how much of it survives.
-    """
-
-    method: Literal["ngram"] = "ngram"
     prompt_lookup_max: int = Field(default=5, ge=1, lt=2**31)
     """Longest n-gram to match, tokens."""
     prompt_lookup_min: int = Field(default=5, ge=1, lt=2**31)
@@ -50,11 +47,6 @@ class Ngram(LookupProposer):
             )
         return self
 
-    def make_lookup(self) -> Lookup:
-        return load("ngram", "NgramLookup")(
-            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
-        )
-
     @property
     def always_finds(self) -> bool:
         return self.match_probability == 1.0
@@ -62,6 +54,76 @@ class Ngram(LookupProposer):
     def found_lens(self, uniforms: NDArray[np.float64], max_draft_len: int) -> NDArray[np.int64]:
         """Return a full draft or none."""
         return np.where(uniforms < self.match_probability, max_draft_len, 0)
+
+
+@final
+class Ngram(_Ngrams):
+    """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
+
+    It is vLLM's on the host: up to 0.31, and later where there is no GPU. On token ids (acceptance
+    ``token_match``) it drafts from the longest n-gram within the bounds, the earliest one on ties.
+    Without them it finds a match of full length with `match_probability`, independently at every
+    output position, and the acceptance model says how much of it survives.
+    """
+
+    method: Literal["ngram"] = "ngram"
+    on_gpu = "ngram_gpu"
+
+    def make_lookup(self) -> Lookup:
+        return load("ngram", "NgramLookup")(
+            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
+        )
+
+
+@final
+class NgramGpu(_Ngrams):
+    """Prompt lookup on the GPU, as vLLM does it since 0.32 for ``ngram`` as for ``ngram_gpu``.
+
+    It drafts from the longest n-gram within the bounds, the last one on ties, and for every request
+    `num_speculative_tokens`: where the text ends, or nothing is found, the last token again and
+    again. These are verified like all others, and steps are scheduled asynchronously (with
+    ``ngram`` since 0.33). Acceptance ``token_match`` compares them with the recorded answers;
+    without token ids there is a match with `match_probability`, independently at every output
+    position, nothing survives where there is none, and the acceptance model says how much does
+    where there is one.
+
+    References:
+        vLLM 0.33.0 ``v1/worker/gpu/spec_decode/ngram/speculator.py``.
+    """
+
+    method: Literal["ngram_gpu"] = "ngram_gpu"
+    supports_async = True
+    looks_up_on_gpu = True
+    default_cost = DraftCost(step_ms=0.03)  # two small kernels: an estimate, not measured
+
+    def make_lookup(self) -> Lookup:
+        return load("ngram", "NgramGpuLookup")(
+            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
+        )
+
+    def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> None:
+        """Return None: it offers all that it is asked for."""
+
+    def survival_lens(
+        self,
+        requests: Sequence[Request],
+        tables: list[bytes],
+        luck: Luck,
+        max_draft_len: int,
+        *,
+        reads_tokens: bool,
+    ) -> list[bytes]:
+        if reads_tokens:
+            count: Any = load("ngram", "accepted_lens")
+            bounds = (self.prompt_lookup_min, self.prompt_lookup_max)
+            return [count(request.text, *bounds, max_draft_len) for request in requests]
+        if self.always_finds:
+            return tables
+        counts = [len(table) for table in tables]
+        uniforms = luck.uniforms([request.index for request in requests], counts)
+        found = self.found_lens(uniforms, max_draft_len)
+        kept = np.minimum(np.frombuffer(b"".join(tables), dtype=np.uint8), found)
+        return split_rows(kept.astype(np.uint8).tobytes(), counts)
 
 
 @final
@@ -324,6 +386,11 @@ class Hybrid(Proposer):
     def _check_drafters(self) -> Self:
         if not self.lookup.has_lookup() or self.lookup.has_fallback:
             raise ValueError(f"lookup: method '{self.lookup.method}' looks nothing up; use suffix")
+        if self.lookup.looks_up_on_gpu:
+            raise ValueError(
+                f"lookup: method '{self.lookup.method}' says not whether it has found any; "
+                "use ngram"
+            )
         if self.fallback.has_fallback or len(self.fallback.cost_keys) > 1:
             raise ValueError(f"fallback: method '{self.fallback.method}' is not a single drafter")
         if self.fallback.method == self.lookup.method:

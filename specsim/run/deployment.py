@@ -316,6 +316,8 @@ def how_to_cost(profile: Profile, key: str, proposer: type[Proposer]) -> str:
 
 
 def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
+    if proposer.default_cost is not None and proposer.own_name not in profile.drafts:
+        return (proposer.default_cost,)
     for key in proposer.cost_keys:
         if key not in profile.drafts:
             known = ", ".join(profile.drafts) or "none"

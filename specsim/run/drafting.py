@@ -78,8 +78,8 @@ class Drafting:
         if not self._drafters:
             return
         (model, luck), policy = self._drafters[0], deployment.policy
-        self._verifies_tokens = model.verifies_tokens
-        if self._verifies_tokens:
+        self._verifies_tokens = model.verifies_tokens and not self._proposer.looks_up_on_gpu
+        if model.verifies_tokens:
             _check_tokens(requests, f"acceptance '{model.kind}'")
         elif policy.uses_tokens:
             _check_tokens(requests, f"policy '{policy.kind}'")
@@ -126,12 +126,21 @@ class Drafting:
                 is_right = isinstance(given, list) and [*map(_num_bytes, given)] == lens
                 rule = "a list of bytes, for each request as many as it has output tokens"
                 held_to(model, "survival_lens", given, is_right, rule)
+            if self._proposer.looks_up_on_gpu:
+                given = self._proposer.survival_lens(
+                    *(chunk, given, self._proposer_luck, longest),
+                    reads_tokens=model.verifies_tokens,
+                )
             found += given
         return found
 
+    @property
+    def _proposer_luck(self) -> Luck:
+        return self._luck("proposer", self._proposer.own_name)
+
     def _offered(self, requests: Sequence[Request]) -> Any:
-        luck = self._luck("proposer", self._proposer.own_name)
-        return self._proposer.start(requests, luck, self._deployment.max_draft_len)
+        longest = self._deployment.max_draft_len
+        return self._proposer.start(requests, self._proposer_luck, longest)
 
     def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
         token_lucks = self._token_lucks(tables)

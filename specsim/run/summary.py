@@ -259,10 +259,24 @@ class Summary:
                 f"the drafter let go of {let_go:,} requests, which vLLM's V1 cannot do; "
                 "engine.drafter_serves_all: true simulates a drafter that reads every request"
             )
+        found += self._host_lookups()
         if experiment.acceptance is not None:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
+
+    def _host_lookups(self) -> list[str]:
+        """Return what vLLM would do otherwise where drafts are looked up on the host."""
+        deployment = self.run.deployment
+        engine, proposer = deployment.engine, deployment.proposer
+        if proposer is None or proposer.on_gpu is None or not engine.rules.looks_up_on_gpu:
+            return []
+        if deployment.profile.gpu == "cpu":
+            return []
+        return [
+            f"vLLM {engine.vllm_version} looks n-grams up on the GPU, and verifies as many tokens "
+            f"of every request: method {proposer.on_gpu}; {proposer.own_name} is the host's lookup"
+        ]
 
     def _num_cut(self) -> int:
         """Return how many answers end before they are done, where no request may be longer."""

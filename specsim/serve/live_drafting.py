@@ -110,9 +110,9 @@ class LiveDrafting(Drafting):
             keys = self._keys(request)
             row["num_keys"] = len(keys)
             self.facts.keys[row["key_at"] : row["key_at"] + len(keys)] = keys
-        first, max_draft_len = index * self._longest, self._deployment.max_draft_len
+        first = index * self._longest
         for model, luck in self._drafters:
-            (table,) = model.survival_lens([request], luck, max_draft_len)
+            (table,) = self._survival_tables([request], model, luck)
             self.survival_lens[first : first + len(table)] = np.frombuffer(table, dtype=np.uint8)
             first += self.facts.num_outputs
             if self._draft_luck is not None:

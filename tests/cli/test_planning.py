@@ -226,7 +226,7 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
         ({"--vllm": "vllm serve Qwen/Qwen3-8B --speculative-config '{}'"}, "names no method"),
         (
             {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "mtp"}\''},
-            "no drafting cost of 'mtp' (there is: eagle3, draft_model, ngram, suffix); name one",
+            "no drafting cost of 'mtp' (there is: eagle3, draft_model, ngram_gpu, suffix); name",
         ),
         (
             {"--vllm": 'vllm serve Qwen/Qwen3-8B --speculative-config \'{"method": "egle3"}\''},

@@ -152,8 +152,8 @@ def speculative_config(spec: dict[str, Any], model: str, target: ModelConfig) ->
     if spec.get("per_batch_size"):
         ranges = [tuple(row) for row in spec["per_batch_size"]]
         fields["num_speculative_tokens_per_batch_size"] = ranges
-    if spec["method"] == "ngram":
-        fields |= {"method": "ngram", "prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    if spec["method"] in ("ngram", "ngram_gpu"):
+        fields |= {"method": spec["method"], "prompt_lookup_min": 2, "prompt_lookup_max": 4}
     else:
         fields |= {"method": "draft_model", "model": model}
     return SpeculativeConfig(
@@ -200,6 +200,18 @@ def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
     return specs
 
 
+def looks_up(spec: dict[str, Any] | None) -> bool:
+    """Return whether drafts are looked up on a GPU."""
+    return spec is not None and spec["method"] == "ngram_gpu"
+
+
+def choose_runner(*, is_second: bool) -> None:
+    """Have the second model runner where it is taken but on a CPU, else what vLLM takes here."""
+    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    if is_second:
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"
+
+
 def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     model = model_folder()
     target = ModelConfig(
@@ -233,7 +245,7 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     if "state" in kinds and engine["enable_prefix_caching"]:
         cache.mamba_cache_mode = "align"
     spec, stages = engine["spec"], engine.get("pipeline_parallel_size", 1)
-    os.environ.pop("VLLM_USE_V2_MODEL_RUNNER", None)
+    choose_runner(is_second=looks_up(spec) and VERSION >= (0, 33))  # 0.32 asks for a GPU here
     config = VllmConfig(
         model_config=target,
         scheduler_config=SchedulerConfig(is_encoder_decoder=False, **limits),
@@ -252,8 +264,7 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         config.speculative_config.disable_lookahead_block_hashes = True
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
     config.parallel_config.pipeline_parallel_size = stages
-    if stages > 1:
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "1"  # as it is but on a CPU
+    choose_runner(is_second=stages > 1 or looks_up(spec))
     drops = spec is not None and spec["method"] in HEADS
     # What VllmConfig decides by the model's config.json, which here is another's.
     config.scheduler_config.disable_hybrid_kv_cache_manager = (

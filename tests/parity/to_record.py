@@ -242,6 +242,7 @@ def _mixed_spec(
     methods = [None, "draft_model", "draft_model", "eagle", "eagle", "mtp"]
     methods += [] if engine["async_scheduling"] else ["ngram"]
     methods += ["dflash", "dspark"]
+    methods += ["ngram_gpu", "ngram_gpu"] if version >= (0, 32) else []
     method, k = draw.choice(methods), draw.choice([1, 2, 3, 5, 8, 12])
     if method is None:
         return None

@@ -311,10 +311,10 @@ def test_mtp_layers_that_are_not_there_or_not_known_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("command", "sizes", "drafters"),
     [
-        ("Qwen/Qwen3-8B-AWQ", [1, 2], {"eagle3", "ngram", "suffix"}),
-        ("Qwen/Qwen3-8B --quantization awq_marlin -tp 2", [2], {"eagle3", "ngram", "suffix"}),
-        ("Qwen/Qwen3-30B-A3B -ep", [1, 2, 4], {"eagle3", "draft_model", "ngram", "suffix"}),
-        ("deepseek-ai/DeepSeek-R1 -tp 8 -ep", [8], {"mtp", "ngram", "suffix"}),
+        ("Qwen/Qwen3-8B-AWQ", [1, 2], {"eagle3", "ngram_gpu", "suffix"}),
+        ("Qwen/Qwen3-8B --quantization awq_marlin -tp 2", [2], {"eagle3", "ngram_gpu", "suffix"}),
+        ("Qwen/Qwen3-30B-A3B -ep", [1, 2, 4], {"eagle3", "draft_model", "ngram_gpu", "suffix"}),
+        ("deepseek-ai/DeepSeek-R1 -tp 8 -ep", [8], {"mtp", "ngram_gpu", "suffix"}),
     ],
 )
 def test_what_no_shipped_profile_is_of_is_composed(
@@ -361,7 +361,7 @@ def test_ranks_that_share_experts_are_one_server(tmp_path: Path, spread: str) ->
     assert {option.label.partition(" ")[0] for option in found.options} == {
         "off",
         "mtp",
-        "ngram",
+        "ngram_gpu",
         "suffix",
     }
     option = found.options[0]
@@ -416,10 +416,12 @@ def test_a_pipeline_is_planned_with_the_drafters_that_its_last_stage_can_have(
     question = asked("meta-llama/Llama-3.1-70B-Instruct -tp 2 -pp 4", gpus="l40s")
     found = offered(question, ("off", "static:k=3"))
     options = {option.name: option for option in found.options}
-    assert [*options] == ["l40s-tp2-pp4 off", "l40s-tp2-pp4 static:k=3"]
+    label = "l40s-tp2-pp4"
+    drafters = [f"{label} eagle3 static:k=3", f"{label} ngram_gpu static:k=3"]
+    assert [*options] == [f"{label} off", *drafters]
     assert not question.notes
-    assert [why.partition(":")[0] for why in found.left_out] == ["ngram", "suffix"]
-    drafting = options["l40s-tp2-pp4 static:k=3"]
+    assert [why.partition(":")[0] for why in found.left_out] == ["suffix"]
+    drafting = options[drafters[0]]
     assert drafting.hardware.gpus_per_replica == 8
     profile, head = drafting.hardware.profile, load_model("eagle3-llama-3.1-70b")
     embedding = 128256 * 8192 * 2  # which the first stage has
@@ -440,6 +442,7 @@ def test_where_nothing_drafts_no_other_draft_length_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     question = asked("meta-llama/Llama-3.2-1B-Instruct -tp 1 -pp 2")
+    monkeypatch.setattr("specsim.study.plan.candidates._METHODS", {"vllm": ()})
 
     def known(plan: Plan, options: list[Option], _: Runner) -> Plan:
         found = {o.name: found_of(o, question, 9.0, (8.0, 10.0), 1000.0) for o in options}
@@ -655,7 +658,7 @@ def test_options_have_the_drafter_that_is_given_or_all() -> None:
         "h100 off", "h100 static:k=3", "h100 static:k=1",
     ]  # fmt: skip
     every = names(asked("Qwen/Qwen3-8B"), "static:k=3")
-    drafters = ("eagle3", "draft_model", "ngram", "suffix")
+    drafters = ("eagle3", "draft_model", "ngram_gpu", "suffix")
     assert every == [f"h100 {drafter} static:k=3" for drafter in drafters]
 
 
@@ -798,8 +801,8 @@ def test_capacity_is_told_to_hold_what_the_plan_holds(slo: str, attainment: floa
 def test_drafters_that_vllm_refuses_beside_a_flag_are_not_tried() -> None:
     command = "vllm serve openai/gpt-oss-120b -tp 1 --async-scheduling"
     found = offered(question_of(vllm=command, gpus="h200"), ("off", "static:k=3"))
-    assert [option.is_off for option in found.options] == [True, False]
-    assert {text.partition(":")[0] for text in found.left_out} == {"ngram", "suffix"}
+    assert [option.method for option in found.options] == [None, "eagle3", "ngram_gpu"]
+    assert {text.partition(":")[0] for text in found.left_out} == {"suffix"}
 
 
 def test_what_is_tried_for_sglang_can_be_started_there() -> None:

@@ -60,7 +60,8 @@ def test_a_dotted_field_of_a_drafter_is_json_or_text() -> None:
         ({"method": "deepseek_mtp"}, "mtp"),
         ({"model": "google/gemma-4-31B-it-assistant"}, "mtp"),
         ({"model": "a/Model"}, "mtp"),  # the target's own layers
-        ({"model": "[ngram]"}, "ngram"),
+        ({"model": "[ngram]"}, "ngram_gpu"),
+        ({"method": "ngram"}, "ngram_gpu"),
         ({"model": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B"}, "eagle"),
         ({"model": "AngelSlim/Qwen3-8B_eagle3"}, "eagle3"),
         ({"method": "draft_model", "model": "z-lab/Qwen3-8B-DFlash-b16"}, "dflash"),
@@ -212,7 +213,10 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --max-num-batched-tokens 1.5K", "should be a whole number"),
         ("vllm serve m -pp 0", "--pipeline-parallel-size 0: must be at least 1"),
         ("vllm serve m -pp 2 -dp 2", "-pipeline-parallel-size 2: stages with data-parallel ranks"),
-        ("vllm serve m -pp 2 -sc.method ngram", "-pipeline-parallel-size 2: method 'ngram', which"),
+        (
+            "vllm serve m -pp 2 -sc.method suffix",
+            "-pipeline-parallel-size 2: method 'suffix', which",
+        ),
         ("vllm serve m-bnb-4bit", "weights in bnb"),
         ("vllm serve m-4bit", "weights in 4bit"),
         ("vllm serve m-4bits", "weights in 4bits"),

@@ -65,6 +65,8 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
     if speculation is not None:
+        if speculation["method"] == "ngram" and engine.get("async_scheduling"):
+            speculation["method"] = "ngram_gpu"  # what vLLM makes of it on a GPU
         engine["speculative_config"] = speculation
     else:
         engine.setdefault("async_scheduling", True)

@@ -21,13 +21,16 @@ FIRST_K = 3
 _MOST_K = 5  # is tried where the command has no larger one
 
 _ROOFLINES, _COMPOSED = 1, 2  # sizes that none is shipped of, from the smallest that fits
-_METHODS = ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix")
+_METHODS = {
+    "vllm": ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram_gpu", "suffix"),
+    "sglang": ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix"),
+}
 _OF_VLLM = {
     "schedule": "num_speculative_tokens_per_batch_size",
     "adaptive_verification": "enable_adaptive_verification",
 }
 """Policies that a field of ``speculative_config`` says."""
-_WITHOUT_WEIGHTS = (*LOOKUPS, "mtp")  # of their own
+_WITHOUT_WEIGHTS = (*LOOKUPS, "ngram_gpu", "mtp")  # of their own
 _LEAST_OUTSTANDING = {"kind": "least_outstanding"}
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
 SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # where the server has no such policy
@@ -157,7 +160,8 @@ def _unequal(options: list[Option]) -> list[str]:
     for option in options:
         profile = option.hardware.profile
         priced.setdefault(profile.gpu, set()).update(profile.drafts)
-    tried = dict.fromkeys(option.method for option in options if option.method is not None)
+    methods = dict.fromkeys(option.method for option in options if option.method is not None)
+    tried = [each for each in methods if PROPOSERS.find(each).default_cost is None]
     lacking = {gpu: [each for each in tried if each not in own] for gpu, own in priced.items()}
     return [
         f"{gpu}: {', '.join(names)} (its profile has no cost of drafting so)"
@@ -194,7 +198,11 @@ def _add(
 ) -> None:
     given = question.command.speculation
     _, no_mtp = own_drafter(question.command.model)
-    known = [method for method in _METHODS if method in hardware.profile.drafts]
+    known = [
+        method
+        for method in _METHODS[question.command.program]
+        if method in hardware.profile.drafts or PROPOSERS.find(method).default_cost is not None
+    ]
     known = [method for method in known if method != "mtp" or no_mtp is None]
     methods = [given.get("method")] if given else _usable(question, known, found)
     made: list[tuple[str, str | None]] = [("off", None)] if "off" in policies else []

@@ -105,7 +105,7 @@ def _name_method(drafts: dict[str, Any], target: str) -> None:
         if method.endswith("_mtp"):
             drafts["method"] = "mtp"
         if method in ("ngram", "[ngram]"):
-            drafts["method"] = "ngram"
+            drafts["method"] = "ngram_gpu"  # what it is on a GPU
             drafts.pop("model", None)  # of which vLLM makes nothing but the method
 
 
