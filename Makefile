@@ -29,6 +29,7 @@ test-vllm: export SPECSIM_VLLM_PYTHON ?= $(CURDIR)/.venv-vllm/bin/python
 test-vllm: $(VENV)/.installed-dev
 	test -x "$(SPECSIM_VLLM_PYTHON)" || tests/vllm/install.sh .venv-vllm
 	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_recorder.py
+	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_ngram_gpu.py
 	$(BIN)/python -m pytest -n 0 tests/vllm tests/serve/test_clients.py
 	rm -rf results/vllm
 	$(BIN)/python tests/vllm/run.py --out results/vllm

@@ -34,7 +34,7 @@ def engines(draw: st.DrawFn) -> dict[str, Any]:
         "scheduler": "prefill_first" if v0 else "v1",
     }
     if draw(st.booleans()):
-        method = draw(st.sampled_from(METHODS))
+        method = draw(st.sampled_from(METHODS if v0 else [*METHODS, "ngram_gpu"]))
         limit = draw(st.integers(1, 6))
         engine["speculative_config"] = {"method": method, "num_speculative_tokens": limit}
     return engine

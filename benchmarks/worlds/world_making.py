@@ -60,13 +60,14 @@ def draw_world(rng: Random) -> World:
         if "data_parallel_size" in engine:
             halved = [time / 2 for time in target["compute_us"]]
             target["shared"] = {"at": target["batched_tokens"], "times_us": halved}
-    if not is_v0 and rng.random() < 0.4:
-        engine["vllm_version"] = "0.33"
-        if "speculative_config" in engine and rng.random() < 0.3:
-            engine["speculative_config"]["disable_lookahead_block_hashes"] = True
+    if not is_v0 and rng.random() < 0.6:
+        engine["vllm_version"] = "0.32"
+    elif not is_v0 and "speculative_config" in engine and rng.random() < 0.3:
+        engine["speculative_config"]["disable_lookahead_block_hashes"] = True
     _serve_adapters(config, profile, rows)
     _hold_prefills(config)
     _name_rule(config)
+    _look_up_on_gpu(config, profile)
     _set_apart(config, unit)
     _draft_at_once(config, profile)
     _draft_in_turn(config)
@@ -102,7 +103,7 @@ def _hold_prefills(config: dict[str, Any]) -> None:
     """Let some steps read no prompts, where the engine knows that; all else stays as it was."""
     engine = config["engine"]
     rng = Random(f"cadence {json.dumps(config)}")
-    knows = engine.get("vllm_version") == "0.33" and "lora_config" not in engine
+    knows = _is_newest(engine) and "lora_config" not in engine
     if knows and "data_parallel_size" not in engine and rng.random() < 0.3:
         engine["prefill_schedule_interval"] = rng.choice([2, 3, 7])
 
@@ -114,9 +115,23 @@ def _name_rule(config: dict[str, Any]) -> None:
     is_plain = '"rejection"' not in json.dumps(acceptance)
     rule = acceptance.get("rejection", "standard" if is_plain else "typical")
     spec = engine.get("speculative_config", {})
-    knows = engine.get("vllm_version") == "0.33" if rule == "fly" else rule != "typical"
+    knows = _is_newest(engine) if rule == "fly" else rule != "typical"
     if spec and knows and spec.get("num_speculative_tokens", 2) > 1 and rng.random() < 0.5:
         spec["rejection_sample_method"] = rng.choice(["block", rule]) if rule != "fly" else rule
+
+
+def _is_newest(engine: dict[str, Any]) -> bool:
+    return not {"vllm_version", "scheduler"} & {*engine}
+
+
+def _look_up_on_gpu(config: dict[str, Any], profile: dict[str, Any]) -> None:
+    """Let a GPU look up n-grams in half of the worlds that do; all else stays as it was."""
+    engine, rng = config["engine"], Random(f"kernel {json.dumps(config)}")
+    spec = engine.get("speculative_config", {})
+    if spec.get("method") != "ngram" or "scheduler" in engine or rng.random() < 0.5:
+        return
+    spec["method"] = "ngram_gpu"
+    profile["drafts"]["ngram_gpu"] = profile["drafts"]["ngram"]  # a default would not be doubled
 
 
 def _verify_surest(config: dict[str, Any]) -> None:
