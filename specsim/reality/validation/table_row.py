@@ -12,6 +12,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
+from specsim.engine.versions import nearest_version
 from specsim.hardware.cuda_graphs import default_largest
 from specsim.proposers import PROPOSERS
 from specsim.reality.validation.measured_run import (
@@ -281,6 +282,7 @@ class TableRow:
             "enforce_eager": self.flag("enforce_eager"),
             "num_gpu_blocks": blocks,
             "async_scheduling": self._is_async(),
+            "vllm_version": self._vllm_version(),
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -299,6 +301,10 @@ class TableRow:
         """Return major and minor version of the engine."""
         found = re.match(r"v?(\d+)\.(\d+)", self.text("engine_version"))
         return (int(found[1]), int(found[2])) if found else None
+
+    def _vllm_version(self) -> str | None:
+        is_vllm = self.text("engine").lower().startswith("vllm")
+        return nearest_version(self.text("engine_version")) if is_vllm and self._version() else None
 
     def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
         """Return the row's own acceptance by position; from its mean where it has no more."""
