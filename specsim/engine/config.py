@@ -36,7 +36,7 @@ _STAGES_SINCE = "0.31"  # from which on vLLM's second model runner has all draft
 class EngineConfig(Settings):
     """Settings of one engine.
 
-    Names, meanings and defaults are those of ``vllm serve`` 0.32.0 for an 8B text model on one
+    Names, meanings and defaults are those of ``vllm serve`` 0.33.0 for an 8B text model on one
     GPU (``config/scheduler.py``, ``config/cache.py``, ``engine/arg_utils.py``), so that the flags
     of a deployment can be pasted in.
     """
