@@ -10,8 +10,10 @@ from functools import wraps
 from inspect import signature
 from typing import ParamSpec, TypeVar
 
-from specsim.core.errors import SpecsimError
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.reading import short
 from specsim.run.checks import ALLOWS_LARGE
+from specsim.run.experiment import Experiment
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +51,12 @@ def in_python(
         if takes is not None and (unknown := kwargs.keys() - known):
             text = f"{function.__name__}() got an unexpected keyword argument '{min(unknown)}'"
             raise TypeError(text)
+        given = args[0] if args else kwargs.get("experiment")
+        if "experiment" in known and given is not None and not isinstance(given, Experiment):
+            raise ConfigError(
+                f"experiment = {short(given)}: should be an Experiment; Experiment.load(PATH) "
+                "reads a file, Experiment.parse(MAPPING, NAME) takes a mapping"
+            )
         try:
             return function(*args, **kwargs)
         except SpecsimError as error:

@@ -105,3 +105,17 @@ def test_one_override_may_be_given_as_a_text(
     sweep("s.yaml", "done", overrides="workload.num_requests=3")
     record = json.loads(next(Path("done", "points").glob("*.json")).read_text())
     assert record["metrics"]["num_prompts"] == 3
+
+
+@pytest.mark.parametrize("given", ["exp.yaml", Path("exp.yaml"), {"profile": "h100/llama-3.1-8b"}])
+def test_what_is_no_experiment_says_how_to_get_one(given: Any) -> None:
+    calls: list[Callable[[], object]] = [
+        lambda: simulate(given),
+        lambda: compare(given, ["off"], replications=1),
+        lambda: capacity(experiment=given),  # type: ignore[call-arg]
+    ]
+    for call in calls:
+        with pytest.raises(
+            SpecsimError, match=r"should be an Experiment; Experiment\.load\(PATH\)"
+        ):
+            call()

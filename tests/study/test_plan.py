@@ -442,7 +442,7 @@ def test_where_nothing_drafts_no_other_draft_length_is_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     question = asked("meta-llama/Llama-3.2-1B-Instruct -tp 1 -pp 2")
-    monkeypatch.setattr("specsim.study.plan.candidates._METHODS", {"vllm": ()})
+    monkeypatch.setattr("specsim.study.plan.candidates.METHODS", {"vllm": ()})
 
     def known(plan: Plan, options: list[Option], _: Runner) -> Plan:
         found = {o.name: found_of(o, question, 9.0, (8.0, 10.0), 1000.0) for o in options}

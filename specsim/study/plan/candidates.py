@@ -21,7 +21,7 @@ FIRST_K = 3
 _MOST_K = 5  # is tried where the command has no larger one
 
 _ROOFLINES, _COMPOSED = 1, 2  # sizes that none is shipped of, from the smallest that fits
-_METHODS = {
+METHODS = {
     "vllm": ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram_gpu", "suffix"),
     "sglang": ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix"),
 }
@@ -200,7 +200,7 @@ def _add(
     _, no_mtp = own_drafter(question.command.model)
     known = [
         method
-        for method in _METHODS[question.command.program]
+        for method in METHODS[question.command.program]
         if method in hardware.profile.drafts or PROPOSERS.find(method).default_cost is not None
     ]
     known = [method for method in known if method != "mtp" or no_mtp is None]
