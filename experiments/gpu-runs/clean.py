@@ -29,9 +29,6 @@ _PROMPTS = {
     "rag_shared_prefix": {"64": "680.08", "160": "697.41"},
 }
 """Where isl is empty, by data set and number of requests: the mean of the A100's other rows."""
-_BEFORE_0_28 = re.compile(r".*PR #4\d{4}|fork of main 437e0b7")
-"""Builds between releases: pull requests of such numbers are older than 0.28, whose sources name
-#51540, and the fork is of the same servers' owner, of the same weeks."""
 _NO_NUMBER = ("closed loop", "stages ")  # of request_rate: a loop of clients, or several rates
 _UNTOLD = "see repo"
 
@@ -67,8 +64,6 @@ def _cleaned_row(row: Row) -> Row:
         found["method"] = match[1] if match else ""
     if told.get("request_rate", "").startswith(_NO_NUMBER):
         found["request_rate"] = ""
-    if _BEFORE_0_28.match(told.get("engine_version", "")):
-        found["engine_version"] = "0.27"
     for column in ("isl", "osl"):
         if told.get(column):
             found[column] = _lengths(told[column])

@@ -151,11 +151,17 @@ DEFAULT_VERSION: VllmVersion = "0.33"
 
 
 def nearest_version(given: Any) -> str:
-    """Return the known version next to one, the oldest for 0.19.0; the default if none.
+    """Return the known version next to one, the oldest for 0.19.0; the default for None.
 
-    What has changed since an older one has mostly changed since the oldest known, too.
+    A build between releases, which says no number, counts as old: such as were measured so far
+    (SPECSIM_DATA/gpu-runs) are older than the oldest known.
     """
-    minor = re.match(r"0\.(\d+)", str(minor_version(given)))
-    if minor is None:
+    if given is None:
         return DEFAULT_VERSION
-    return min(RULES, key=lambda known: abs(int(known.split(".")[1]) - int(minor[1])))
+    found = re.match(r"v?(\d+)\.(\d+)", str(minor_version(given)))
+    if found is None:
+        return min(RULES)
+    major, minor = int(found[1]), int(found[2])
+    if major:
+        return max(RULES)
+    return min(RULES, key=lambda known: abs(int(known.split(".")[1]) - minor))

@@ -104,8 +104,10 @@ def test_engine_options_are_those_of_the_run(folder: Path) -> None:
         ("0.19.0", "0.28", True),
         ("0.9.1", "0.28", True),
         ("0.41.0rc1", "0.33", True),
+        ("v0.30.1", "0.30", True),
+        ("main + PR #49652", "0.28", True),
         ("1.0.0", "0.33", True),
-        ([], "0.33", True),
+        ([], "0.28", True),
     ],
 )
 def test_whose_scheduler_it_was_is_read(

@@ -390,6 +390,22 @@ def test_counters_include_the_warm_up_where_the_server_counted_it(tmp_path: Path
     assert [second[name] for name in same] == pytest.approx([first[name] for name in same], rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("cells", "version"),
+    [
+        ({"engine_version": "0.24.0"}, "0.28"),
+        ({"engine_version": "0.31.0"}, "0.31"),
+        ({"engine_version": "main + PR #49652 @ fd355781"}, "0.28"),
+        ({"engine_version": ""}, None),
+        ({"engine": "sglang", "engine_version": "0.5.9"}, None),
+    ],
+)
+def test_a_row_is_scheduled_as_by_the_version_next_to_its_own(
+    tmp_path: Path, cells: dict[str, str], version: str | None
+) -> None:
+    assert one(tmp_path, **cells).engine.get("vllm_version") == version
+
+
 def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     assert one(tmp_path, engine_version="0.11.2").engine["async_scheduling"] is False
     assert "async_scheduling" not in one(tmp_path).engine

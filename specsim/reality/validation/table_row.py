@@ -303,8 +303,9 @@ class TableRow:
         return (int(found[1]), int(found[2])) if found else None
 
     def _vllm_version(self) -> str | None:
-        is_vllm = self.text("engine").lower().startswith("vllm")
-        return nearest_version(self.text("engine_version")) if is_vllm and self._version() else None
+        engine, version = self.text("engine").lower(), self.text("engine_version")
+        is_other = engine and not engine.startswith("vllm")
+        return None if is_other or not version else nearest_version(version)
 
     def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
         """Return the row's own acceptance by position; from its mean where it has no more."""
