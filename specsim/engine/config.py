@@ -173,8 +173,8 @@ class EngineConfig(Settings):
             )
         if proposer and proposer.looks_up_on_gpu and not rules.looks_up_on_gpu:
             raise ValueError(
-                f"speculative_config.method = {proposer.method}: vLLM's second model runner looks "
-                "n-grams up so since 0.32; set vllm_version to it, or take ngram, the host's lookup"
+                f"speculative_config.method = {proposer.method}: as vLLM's second model runner "
+                "looks n-grams up, since 0.32; leave scheduler and vllm_version out"
             )
         return self
 
@@ -210,9 +210,10 @@ class EngineConfig(Settings):
                 "one engine only; leave async_scheduling, scheduler and data_parallel_size out"
             )
         if self.async_scheduling and proposer is not None and not proposer.supports_async:
+            on_gpu = f"; on a GPU it is {proposer.on_gpu}" if proposer.on_gpu else ""
             raise ValueError(
                 f"async_scheduling: vLLM does not combine it with method '{proposer.method}'; "
-                "set it false or leave it out"
+                f"set it false or leave it out{on_gpu}"
             )
         return self
 

@@ -158,7 +158,7 @@ def nearest_version(given: Any) -> str:
     """
     if given is None:
         return DEFAULT_VERSION
-    found = re.match(r"v?(\d+)\.(\d+)", str(minor_version(given)))
+    found = re.search(r"(\d+)\.(\d+)", str(minor_version(given)))
     if found is None:
         return min(RULES)
     major, minor = int(found[1]), int(found[2])

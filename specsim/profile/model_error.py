@@ -114,7 +114,7 @@ class UsualStep(NamedTuple):
         """
         context, batched, count, prompts = (round(size * each) for each in self.load[:4])
         load = StepLoad(context, max(batched, 1), max(count, 1), prompts)
-        drafts = tuple(profile.drafts[name] for name in self.drafters)
+        drafts = tuple(filter(None, map(profile.draft_cost, self.drafters)))
         target = profile.target
         if _is_composed(target) and target.prompts_at_least_us:
             target = target.model_copy(update={"prompts_at_least_us": 0.0})

@@ -78,6 +78,9 @@ class Provenance(Settings):
         return self
 
 
+_ESTIMATED = {"ngram_gpu": DraftCost(step_ms=0.03)}  # two small kernels, which nobody has measured
+
+
 class Profile(Settings):
     """Coefficients of one model on one GPU type.
 
@@ -121,6 +124,10 @@ class Profile(Settings):
         of_drafts = {name: value for name, value in names.items() if name != "model"}
         parts = {"target": names, "drafts": of_drafts}
         return data | {part: _with_names(data[part], parts[part]) for part in parts if part in data}
+
+    def draft_cost(self, name: str) -> DraftCost | None:
+        """Return what drafting with a proposer takes, if only by estimate; None if nobody knows."""
+        return self.drafts.get(name, _ESTIMATED.get(name))
 
     @property
     def num_gpus(self) -> int:

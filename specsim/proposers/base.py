@@ -7,13 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from specsim.acceptance.base import MAX_DRAFT_LEN, split_rows
+from specsim.acceptance.base import MAX_DRAFT_LEN, Rates, split_rows
 from specsim.core.blame import is_shipped_class
 from specsim.core.families import Member
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup
-from specsim.profile import NO_BLOCK, BlockPass, DraftCost
+from specsim.profile import NO_BLOCK, BlockPass
 from specsim.proposers._own_gpus import OwnGpus
 
 _VLLM_FIELDS = {
@@ -102,8 +102,6 @@ class Proposer(Member):
     """Whether a kernel of vLLM's second model runner looks its drafts up."""
     on_gpu: ClassVar[str | None] = None
     """Method that vLLM makes of it on a GPU, since it has that runner's lookup."""
-    default_cost: ClassVar[DraftCost | None] = None
-    """What it costs if the profile does not say."""
     has_fallback: ClassVar[bool] = False
     """Whether it is a lookup with another drafter behind it, which the policy may prefer; it drafts
     real tokens only."""
@@ -187,6 +185,10 @@ class Proposer(Member):
             reads_tokens: Whether that follows from the requests' tokens instead.
         """
         return tables
+
+    def known_rates(self, rates: Rates) -> Rates:
+        """Return what is to be known of its drafts, of which `survival_lens` says what survives."""
+        return rates
 
     @classmethod
     def has_lookup(cls) -> bool:

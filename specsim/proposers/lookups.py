@@ -8,11 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from specsim.acceptance.base import MAX_DRAFT_LEN, split_rows
+from specsim.acceptance.base import MAX_DRAFT_LEN, Floats, Rates, split_rows
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.lookup import Lookup, load
-from specsim.profile import DraftCost
 from specsim.proposers import PROPOSERS, NestedProposer
 from specsim.proposers.base import LookupProposer, Proposer
 
@@ -60,7 +59,8 @@ class _Ngrams(LookupProposer):
 class Ngram(_Ngrams):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
-    It is vLLM's on the host: up to 0.31, and later where there is no GPU. On token ids (acceptance
+    It is vLLM's on the host: up to 0.31, and later where its first model runner serves. On token
+    ids (acceptance
     ``token_match``) it drafts from the longest n-gram within the bounds, the earliest one on ties.
     Without them it finds a match of full length with `match_probability`, independently at every
     output position, and the acceptance model says how much of it survives.
@@ -77,7 +77,9 @@ class Ngram(_Ngrams):
 
 @final
 class NgramGpu(_Ngrams):
-    """Prompt lookup on the GPU, as vLLM does it since 0.32 for ``ngram`` as for ``ngram_gpu``.
+    """Prompt lookup by vLLM's second model runner, on GPUs, since 0.32.
+
+    There ``ngram`` and ``ngram_gpu`` are both this; what ``ngram_gpu`` was before is not simulated.
 
     It drafts from the longest n-gram within the bounds, the last one on ties, and for every request
     `num_speculative_tokens`: where the text ends, or nothing is found, the last token again and
@@ -94,7 +96,6 @@ class NgramGpu(_Ngrams):
     method: Literal["ngram_gpu"] = "ngram_gpu"
     supports_async = True
     looks_up_on_gpu = True
-    default_cost = DraftCost(step_ms=0.03)  # two small kernels: an estimate, not measured
 
     def make_lookup(self) -> Lookup:
         return load("ngram", "NgramGpuLookup")(
@@ -124,6 +125,19 @@ class NgramGpu(_Ngrams):
         found = self.found_lens(uniforms, max_draft_len)
         kept = np.minimum(np.frombuffer(b"".join(tables), dtype=np.uint8), found)
         return split_rows(kept.astype(np.uint8).tobytes(), counts)
+
+    def known_rates(self, rates: Rates) -> Rates:
+        """Let a first token be right only where there is a match, of which nobody knows before."""
+
+        def where_found(
+            requests: NDArray[np.int64], positions: NDArray[np.int64]
+        ) -> tuple[Floats, Floats]:
+            means, squares = (each.copy() for each in rates(requests, positions))
+            means[:, :1] *= self.match_probability
+            squares[:, :1] *= self.match_probability**2
+            return means, squares
+
+        return where_found
 
 
 @final

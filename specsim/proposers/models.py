@@ -151,8 +151,9 @@ class Medusa(Proposer):
     """Each head drafts one position from the target's last hidden state (Cai et al. 2024).
 
     All heads run at once, whatever is used of them. ``num_speculative_tokens`` is their number. As
-    in vLLM, each offers its first candidate, so drafts are chains; the policy ``medusa_tree`` asks
-    for more. vLLM does not schedule asynchronously with it; the heads keep no KV cache.
+    in vLLM, which has them up to 0.32, each offers its first candidate, so drafts are chains; the
+    policy ``medusa_tree`` asks for more. Steps are scheduled synchronously; the heads keep no KV
+    cache.
     """
 
     method: Literal["medusa"] = "medusa"

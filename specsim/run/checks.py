@@ -81,8 +81,8 @@ def check_tokens(proposer: Proposer, acceptance: Acceptance) -> None:
         if model.verifies_tokens and not drafter.has_lookup():
             raise ValueError(
                 f"acceptance '{model.kind}' compares real drafts, and method '{drafter.method}' "
-                "drafts with a model, whose tokens no trace holds; use method ngram or suffix, or "
-                "acceptance recorded"
+                "drafts with a model, whose tokens no trace holds; use method ngram_gpu or suffix, "
+                "or acceptance recorded"
             )
         if model.verifies_tokens:
             drafter.check_real_drafts()

@@ -316,10 +316,10 @@ def how_to_cost(profile: Profile, key: str, proposer: type[Proposer]) -> str:
 
 
 def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
-    if proposer.default_cost is not None and proposer.own_name not in profile.drafts:
-        return (proposer.default_cost,)
+    found = []
     for key in proposer.cost_keys:
-        if key not in profile.drafts:
+        cost = profile.draft_cost(key)
+        if cost is None:
             known = ", ".join(profile.drafts) or "none"
             what = "method" if key == proposer.own_name else "draft model"
             raise ProfileError(
@@ -327,7 +327,8 @@ def _profiled_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ..
                 f"no drafting cost for {what} '{key}' (it has: {known}); use one that it has, or a "
                 f"profile that has this one: {how_to_cost(profile, key, type(proposer))}"
             )
-    return tuple(profile.drafts[key].of_modules(proposer.num_modules) for key in proposer.cost_keys)
+        found.append(cost.of_modules(proposer.num_modules))
+    return tuple(found)
 
 
 def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> None:

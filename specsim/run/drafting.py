@@ -86,8 +86,9 @@ class Drafting:
         tables = [self._survival_tables(requests, *drafter) for drafter in self._drafters]
         self.survival_lens = np.frombuffer(b"".join(map(b"".join, tables)), dtype=np.uint8)
         if isinstance(policy, KnowsModel):
+            rates = model.known_rates(requests, luck, deployment.max_draft_len)
             self._model = ModelView(
-                model.known_rates(requests, luck, deployment.max_draft_len),
+                self._proposer.known_rates(rates) if self._proposer.looks_up_on_gpu else rates,
                 known_share(self._acceptance.confidence_concentration, model.state_share),
             )
         knows_confidences = deployment.knows_confidences

@@ -154,22 +154,22 @@ def test_a_head_whose_drafts_nobody_can_use_reads_and_drafts_nothing() -> None:
     assert 0 < newer < older
 
 
-def test_v0_is_older_than_every_version() -> None:
-    def v0_limits(version: str) -> dict[str, int]:
-        engine = EngineConfig.model_validate(
-            {
-                "vllm_version": version,
-                "scheduler": "prefill_first",
-                "num_gpu_blocks": 64,
-                "enable_prefix_caching": True,
-                "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3},
-                **LIMITS,
-            }
-        )
-        setup = engine.setup(engine.speculative_config, 3, is_dynamic=False, is_async=False)
-        return dict(setup.limits)
-
-    assert all(v0_limits(version) == v0_limits("0.28") for version in RULES)
+@pytest.mark.parametrize("version", sorted(RULES))
+def test_v0_is_older_than_every_version(version: str) -> None:
+    engine = EngineConfig.model_validate(
+        {
+            "vllm_version": version,
+            "scheduler": "prefill_first",
+            "num_gpu_blocks": 64,
+            "enable_prefix_caching": True,
+            "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3},
+            **LIMITS,
+        }
+    )
+    limits = engine.setup(engine.speculative_config, 3, is_dynamic=False, is_async=False).limits
+    newer = ("hash_lookahead_len", "publishes_outputs", "passes_on", "skips_drafts", "loads_first")
+    assert not any(limits[name] for name in newer)
+    assert limits["drops_last_hit"]
 
 
 @pytest.mark.parametrize(

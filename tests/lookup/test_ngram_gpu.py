@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import Run as Cli
 from conftest import tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
@@ -140,8 +141,12 @@ def test_drafts_are_verified_whether_or_not_anything_was_found(
 @pytest.mark.parametrize(
     ("spec", "engine", "why"),
     [
-        (SPEC, {"vllm_version": "0.31"}, "method = ngram_gpu: vLLM's second model runner .* 0.32"),
-        (SPEC, {"scheduler": "prefill_first"}, "method = ngram_gpu: vLLM's second model runner"),
+        (
+            SPEC,
+            {"vllm_version": "0.31"},
+            "method = ngram_gpu: as vLLM's second model runner .* 0.32",
+        ),
+        (SPEC, {"scheduler": "prefill_first"}, "method = ngram_gpu: as vLLM's second model runner"),
         (
             {
                 "method": "hybrid",
@@ -173,3 +178,30 @@ def test_the_hosts_lookup_is_not_taken_for_the_gpus(
     engine |= {"max_num_batched_tokens": 1024} | changes
     warnings = Summary(simulate(tiny(engine=engine, policy="static"))).warnings
     assert any("method ngram_gpu" in text for text in warnings) is is_said
+
+
+def test_what_it_costs_is_known_wherever_a_profile_is_asked(tmp_path: Path, cli: Cli) -> None:
+    """Of a profile composed of kernels, whose error is asked for, too."""
+    engine = {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2}}
+    config = tiny_config(engine=engine, profile="h100/qwen3-8b", policy="static")
+    config["slo"] = {"ttft_ms": 500, "tpot_ms": 20}
+    path = tmp_path / "experiment.yaml"
+    path.write_text(json.dumps(config))
+    code, _, error = cli(
+        "capacity", path, "--replications", 1, "--num-requests", 60, "--attainment", 0.9
+    )
+    assert code == 0, error
+    assert "with step times as far off as on four in five servers measured" in error
+
+
+def test_who_knows_the_model_knows_how_often_there_is_a_match(
+    tiny: Callable[..., Experiment],
+) -> None:
+    def drafted_by_bayes(probability: float) -> int:
+        spec = {**SPEC, "match_probability": probability}
+        engine = {**tiny_config()["engine"], "speculative_config": spec}
+        table = Summary(simulate(tiny(engine=engine, policy="bayes"))).tables.requests
+        return int(table["draft_tokens"].sum())
+
+    assert drafted_by_bayes(0.0) == 0
+    assert drafted_by_bayes(1.0) > 100

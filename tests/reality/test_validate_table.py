@@ -391,6 +391,31 @@ def test_counters_include_the_warm_up_where_the_server_counted_it(tmp_path: Path
 
 
 @pytest.mark.parametrize(
+    ("cells", "method", "is_async"),
+    [
+        ({"engine_version": "0.33.0"}, "ngram_gpu", True),
+        ({"engine_version": "0.33.0", "async_scheduling": "on"}, "ngram_gpu", True),
+        ({"engine_version": "0.33.0", "gpu": "CPU"}, "ngram", False),
+        ({"engine_version": "0.32.1"}, "ngram_gpu", False),
+        ({"engine_version": "0.31.0"}, "ngram", False),
+        ({"engine_version": ""}, "ngram", False),
+        ({"engine_version": "0.30.0", "method": "ngram_gpu"}, "ngram_gpu", True),
+    ],
+)
+def test_where_ngrams_were_looked_up_follows_from_the_version(
+    tmp_path: Path, cells: dict[str, str], method: str, is_async: bool
+) -> None:
+    drafts = {"num_speculative_tokens": "3", "acceptance_length": "1.5"}
+    row = one(tmp_path, **{"method": "ngram", "match_probability": "0.5", **drafts, **cells})
+    experiment = compose_row(row).experiment
+    proposer = experiment.engine.speculative_config
+    assert proposer is not None
+    assert (proposer.method, experiment.is_async) == (method, is_async)
+    fields = proposer.model_dump()
+    assert fields["match_probability"] == (1.0 if method == "ngram_gpu" else 0.5)
+
+
+@pytest.mark.parametrize(
     ("cells", "version"),
     [
         ({"engine_version": "0.24.0"}, "0.28"),

@@ -1,6 +1,7 @@
 """What a measured run is simulated as: its engine, its requests, and a profile."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.engine.versions import RULES, minor_version, nearest_version
+from specsim.engine.versions import RULES, SINCE, minor_version, nearest_version
 from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels, ZeroWrites
@@ -21,6 +22,7 @@ from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
 from specsim.reality.profile_fit.points import RESERVED_GIB, Origin
+from specsim.reality.validation.measured_run import say_lookup
 from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
@@ -65,8 +67,8 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
     if speculation is not None:
-        if speculation["method"] == "ngram" and engine.get("async_scheduling"):
-            speculation["method"] = "ngram_gpu"  # what vLLM makes of it on a GPU
+        is_told = run.meta.get("vllm_version") is not None
+        say_lookup(engine, speculation, is_told=is_told, on_cpu=_is_on_cpu(run))
         engine["speculative_config"] = speculation
     else:
         engine.setdefault("async_scheduling", True)
@@ -143,11 +145,21 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
         options |= {
             name: source[name] for name in names & source.keys() if source[name] is not None
         }
+    needed = [since for name, since in SINCE.items() if options.get(name)]
+    options["vllm_version"] = max([options["vllm_version"], *needed])
     if replaced.num_gpu_blocks is not None:
         options["num_gpu_blocks"] = replaced.num_gpu_blocks
         notes.append(f"num_gpu_blocks = {replaced.num_gpu_blocks}, as given")
     _note_ignored(run, notes)
     return {name: options[name] for name in EngineConfig.model_fields if name in options}
+
+
+def _hardware(run: RunFolder, meta: Mapping[str, Any]) -> tuple[Any, ...]:
+    return (meta.get("hardware"), meta.get("gpu"), run.section("hardware").get("device_name"))
+
+
+def _is_on_cpu(run: RunFolder) -> bool:
+    return any("cpu" in str(name).lower() for name in _hardware(run, run.meta))
 
 
 def _note_ignored(run: RunFolder, notes: list[str]) -> None:
@@ -174,7 +186,7 @@ def composed_profile(run: RunFolder, model: str | None = None) -> Profile:
         )
     meta_path = folder / "meta.yaml"
     meta = load_mapping(meta_path, ProfileError) if meta_path.exists() else {}
-    known = (meta.get("hardware"), meta.get("gpu"), run.section("hardware").get("device_name"))
+    known = _hardware(run, meta)
     kernels, origin = kernels_of(
         folder,
         _model_key(run, meta, model),

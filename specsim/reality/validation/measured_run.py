@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from specsim.core.errors import ConfigError
 from specsim.core.figures import figures
 from specsim.core.settings import load_mapping
+from specsim.engine.versions import DEFAULT_VERSION, RULES
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p95", "p99")
@@ -105,3 +106,27 @@ class MeasuredRun:
         if self.request_rate is not None:
             return f"{figures(self.request_rate, 6)} requests/s"
         return f"C = {self.concurrency}"
+
+
+def say_lookup(
+    engine: dict[str, Any], speculation: dict[str, Any], *, is_told: bool, on_cpu: bool
+) -> None:
+    """Put how a server looked n-grams up, which its version and its hardware decide.
+
+    On a GPU ``ngram`` is `ngram_gpu` since 0.32, and then its acceptance counts drafts where
+    nothing was found, too. What the first model runner called so, before, was another method; its
+    runs are scheduled as those of 0.32.
+
+    Args:
+        is_told: Whether the version is known; if not, asynchronous scheduling tells.
+    """
+    rules = RULES[engine.get("vllm_version", DEFAULT_VERSION)]
+    may_be = not on_cpu and (is_told or engine.get("async_scheduling"))
+    if speculation["method"] == "ngram" and rules.looks_up_on_gpu and may_be:
+        speculation["method"] = "ngram_gpu"
+        if engine.get("vllm_version") == "0.32":
+            engine.setdefault("async_scheduling", False)
+    if speculation["method"] == "ngram_gpu":
+        speculation.pop("match_probability", None)
+        if not rules.looks_up_on_gpu:
+            engine["vllm_version"] = "0.32"

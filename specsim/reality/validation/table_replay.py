@@ -22,7 +22,7 @@ from specsim.core.runner import Runner
 from specsim.hardware import GIB, load_model
 from specsim.latency.composed import Composed
 from specsim.profile import Profile, load_profile
-from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun
+from specsim.reality.validation.measured_run import LATENCIES, STATISTICS, MeasuredRun, say_lookup
 from specsim.results.metrics import latencies, latency_statistics, token_latencies
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
@@ -94,6 +94,8 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
     if run.method:
         config: dict[str, Any] = {"method": run.method, "num_speculative_tokens": max(k, 1)}
         config |= run.lookup
+        on_cpu = "cpu" in run.cells.get("gpu", "").lower()
+        say_lookup(engine, config, is_told="vllm_version" in engine, on_cpu=on_cpu)
         if not k:  # the drafter keeps up with the target all the same
             config["num_speculative_tokens_per_batch_size"] = [[1, _ANY_SIZE, 0]]
         engine["speculative_config"] = config

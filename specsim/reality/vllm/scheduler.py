@@ -175,6 +175,6 @@ def _run_meta(config: Any) -> dict[str, Any]:
 
 def _speculation(speculative_config: Any) -> dict[str, Any]:
     fields = {name: getattr(speculative_config, name, None) for name in _OF_SPECULATION}
-    if fields["method"] != "ngram":
+    if fields["method"] not in ("ngram", "ngram_gpu"):
         fields |= dict.fromkeys(_OF_LOOKUP)
     return {name: value for name, value in fields.items() if value is not None}

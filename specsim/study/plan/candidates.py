@@ -22,8 +22,8 @@ _MOST_K = 5  # is tried where the command has no larger one
 
 _ROOFLINES, _COMPOSED = 1, 2  # sizes that none is shipped of, from the smallest that fits
 METHODS = {
-    "vllm": ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram_gpu", "suffix"),
-    "sglang": ("eagle3", "eagle", "mtp", "medusa", "draft_model", "ngram", "suffix"),
+    "vllm": ("eagle3", "eagle", "mtp", "draft_model", "ngram_gpu", "suffix"),
+    "sglang": ("eagle3", "eagle", "mtp", "draft_model", "ngram", "suffix"),
 }
 _OF_VLLM = {
     "schedule": "num_speculative_tokens_per_batch_size",
@@ -156,13 +156,14 @@ def check_prices(question: Question) -> None:
 
 def _unequal(options: list[Option]) -> list[str]:
     """Return which drafters are tried on other GPUs, and no profile of this has the costs of."""
-    priced: dict[str, set[str]] = {}
+    tried = dict.fromkeys(option.method for option in options if option.method is not None)
+    lacking: dict[str, dict[str, None]] = {}
     for option in options:
         profile = option.hardware.profile
-        priced.setdefault(profile.gpu, set()).update(profile.drafts)
-    methods = dict.fromkeys(option.method for option in options if option.method is not None)
-    tried = [each for each in methods if PROPOSERS.find(each).default_cost is None]
-    lacking = {gpu: [each for each in tried if each not in own] for gpu, own in priced.items()}
+        known = lacking.setdefault(profile.gpu, dict(tried))
+        for method in tried:
+            if profile.draft_cost(method) is not None:
+                known.pop(method, None)
     return [
         f"{gpu}: {', '.join(names)} (its profile has no cost of drafting so)"
         for gpu, methods in lacking.items()
@@ -184,7 +185,7 @@ def _own_layers(question: Question, wanted: str | None) -> list[str]:
 
 def _other_drafter(method: str, option: Option) -> str:
     profile = option.hardware.profile
-    if method in profile.drafts:
+    if profile.draft_cost(method) is not None:
         return ""
     how = how_to_cost(profile, method, PROPOSERS.find(method))
     return (
@@ -201,7 +202,7 @@ def _add(
     known = [
         method
         for method in METHODS[question.command.program]
-        if method in hardware.profile.drafts or PROPOSERS.find(method).default_cost is not None
+        if hardware.profile.draft_cost(method) is not None
     ]
     known = [method for method in known if method != "mtp" or no_mtp is None]
     methods = [given.get("method")] if given else _usable(question, known, found)

@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
         Folders have whatever name; which family it is, the config says.
         """
-        method = "ngram" if method == "ngram_gpu" else method
+        method = "ngram" if method == "ngram_gpu" else method  # whose drafts are nearly the same
         if not model.endswith(".json"):
             return cls(method, model, model, dataset, is_own)
         kind = str(load_mapping(Path(model), ProfileError).get("model_type"))
