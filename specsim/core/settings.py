@@ -188,9 +188,7 @@ def overridden(
         for path, value in overrides.items():
             set_field(result, path, value, path)
         return result
-    if isinstance(overrides, str):
-        overrides = [overrides]
-    for override in overrides:
+    for override in listed(overrides):
         path, equals, text = override.partition("=")
         if not equals or not path:
             raise ConfigError(f"{option} {override}: expected field.name=value")
@@ -222,6 +220,11 @@ def as_flow(value: Any) -> str:
     """Return a value as YAML of one line, as it may stand behind a field's name."""
     text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
     return text.removesuffix("...\n").strip()  # which ends a number or a text
+
+
+def listed(overrides: Iterable[str]) -> list[str]:
+    """Return overrides one by one, also a single one."""
+    return [overrides] if isinstance(overrides, str) else list(overrides)
 
 
 def check_used(overrides: Iterable[str], replaced: Iterable[str], by: str) -> None:

@@ -23,6 +23,7 @@ from specsim.core.runner import Runner
 from specsim.core.settings import (
     Settings,
     check_used,
+    listed,
     load_mapping,
     nearest,
     overridden,
@@ -117,7 +118,7 @@ class Suite(Settings):
             data = {"base": data, "scenarios": {_ONLY: {}}}
         with validated(str(path), ConfigError):
             suite = cls.model_validate(data)
-        overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+        overrides = listed(overrides)
         replaced = set.intersection(*(set(changes) for changes in suite.scenarios.values()))
         check_used(overrides, sorted(replaced), "every scenario sets")
         suite = suite.model_copy(update={"base": overridden(suite.base, overrides)})

@@ -17,7 +17,15 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.settings import Settings, as_flow, check_used, overridden, set_field, validated
+from specsim.core.settings import (
+    Settings,
+    as_flow,
+    check_used,
+    listed,
+    overridden,
+    set_field,
+    validated,
+)
 from specsim.profile import Profile, load_profile
 from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
@@ -110,7 +118,7 @@ class Sweep(Settings):
         data = load_with_base(path)
         with validated(str(path), ConfigError):
             sweep = cls.model_validate(data)
-        overrides = [overrides] if isinstance(overrides, str) else list(overrides)
+        overrides = listed(overrides)
         check_used(overrides, (field for axis in sweep.axes for field in axis), "an axis sets")
         sweep = sweep.model_copy(update={"base": overridden(sweep.base, overrides)})
         sweep.check(str(path))
