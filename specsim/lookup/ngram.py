@@ -8,25 +8,29 @@ from specsim.lookup import NO_DRAFT, Draft, KnownTexts, jit
 
 
 @jit
-def find_ngram(token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int) -> int:
+def find_ngram(
+    token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int, from_end: bool
+) -> int:
     """Return where the text continues after the longest n-gram that ends it and stood before.
 
     Args:
         known_len: Only so many tokens are looked at.
         shortest, longest: Bounds of n, inclusive.
+        from_end: Which of several matches of equal length counts: the last, not the first.
 
     Returns:
-        Place of the token after the match, the earliest one among matches of equal length; -1 if
-        there is none.
+        Place of the token after the match; -1 if there is none.
 
     References:
         vLLM 0.32.0 ``v1/spec_decode/ngram_proposer.py``:
-        ``_find_longest_matched_ngram_and_propose_tokens`` decides the same from a table of borders
-        of the reversed text.
+        ``_find_longest_matched_ngram_and_propose_tokens`` decides on the first from a table of
+        borders of the reversed text; ``v1/worker/gpu/spec_decode/ngram/speculator.py
+        _ngram_scan_kernel`` on the last.
     """
     best_len, best_end = shortest - 1, -1
     last = token_ids[known_len - 1] if known_len else 0
-    for end in range(1, known_len):
+    for count in range(1, known_len):
+        end = known_len - count if from_end else count
         if token_ids[end - 1] != last:
             continue
         match_len = 1
@@ -48,53 +52,31 @@ class NgramLookup(KnownTexts):
     It keeps no index: like vLLM it scans the known text, which takes about a nanosecond per token.
     """
 
+    from_end = False
+
     def __init__(self, *, shortest: int, longest: int) -> None:
         super().__init__()
-        self._shortest = shortest
-        self._longest = longest
-        find_ngram(np.zeros(1, dtype=np.int32), 1, 1, 1)  # compiled before anybody takes the time
+        self._bounds = shortest, longest
+        # Compiled before anybody takes the time.
+        find_ngram(np.zeros(1, dtype=np.int32), 1, 1, 1, self.from_end)
 
     def draft(self, request: int, max_len: int) -> Draft:
         token_ids, known_len = self._texts[request].token_ids, self._known_lens[request]
-        start = find_ngram(token_ids, known_len, self._shortest, self._longest)
+        start = find_ngram(token_ids, known_len, *self._bounds, self.from_end)
         if start < 0 or max_len < 1:
             return NO_DRAFT
         return Draft(token_ids[start : min(start + max_len, known_len)].tolist())
 
 
-@jit
-def find_last_ngram(
-    token_ids: NDArray[np.int32], known_len: int, shortest: int, longest: int
-) -> int:
-    """Return where the text continues after the longest n-gram that ends it and stood before.
+class NgramGpuLookup(NgramLookup):
+    """The token-level mode of `specsim.proposers.lookups.NgramGpu`."""
 
-    Args:
-        known_len: Only so many tokens are looked at.
-        shortest, longest: Bounds of n, inclusive.
+    from_end = True
 
-    Returns:
-        Place of the token after the match, the last one among matches of equal length; -1 if there
-        is none.
-
-    References:
-        vLLM 0.33.0 ``v1/worker/gpu/spec_decode/ngram/speculator.py _ngram_scan_kernel``.
-    """
-    best_len, best_end = shortest - 1, -1
-    last = token_ids[known_len - 1] if known_len else 0
-    for end in range(known_len - 1, 0, -1):
-        if token_ids[end - 1] != last:
-            continue
-        match_len = 1
-        limit = min(longest, end)
-        while match_len < limit and (
-            token_ids[end - 1 - match_len] == token_ids[known_len - 1 - match_len]
-        ):
-            match_len += 1
-        if match_len > best_len:
-            best_len, best_end = match_len, end
-            if match_len == longest:
-                break
-    return best_end
+    def draft(self, request: int, max_len: int) -> Draft:
+        found = [*super().draft(request, max_len).token_ids]
+        last = int(self._texts[request].token_ids[self._known_lens[request] - 1])
+        return Draft(found + [last] * (max_len - len(found)))
 
 
 @jit
@@ -109,7 +91,7 @@ def _count_accepted(
     prompt_len = len(token_ids) - len(counts)
     for position in range(len(counts)):
         known_len = prompt_len + position
-        start = find_last_ngram(token_ids, known_len, shortest, longest)
+        start = find_ngram(token_ids, known_len, shortest, longest, True)
         count = 0
         while count < max_len and known_len + count < len(token_ids):
             place = start + count
@@ -125,15 +107,3 @@ def accepted_lens(text: Text, shortest: int, longest: int, max_len: int) -> byte
     counts = np.zeros(text.output_len, dtype=np.uint8)
     _count_accepted(text.token_ids, shortest, longest, max_len, counts)
     return counts.tobytes()
-
-
-class NgramGpuLookup(NgramLookup):
-    """The token-level mode of `specsim.proposers.lookups.NgramGpu`."""
-
-    def draft(self, request: int, max_len: int) -> Draft:
-        token_ids, known_len = self._texts[request].token_ids, self._known_lens[request]
-        if not known_len:
-            return NO_DRAFT
-        start = find_last_ngram(token_ids, known_len, self._shortest, self._longest)
-        found = token_ids[start : min(start + max_len, known_len)].tolist() if start > 0 else []
-        return Draft(found + [int(token_ids[known_len - 1])] * (max_len - len(found)))

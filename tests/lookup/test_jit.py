@@ -12,7 +12,7 @@ import specsim
 SCRIPT = """
 import numpy as np
 from specsim.lookup.ngram import find_ngram
-print(find_ngram(np.array([5, 1, 2, 3, 1, 2], dtype=np.int32), 6, 1, 3))
+print(find_ngram(np.array([5, 1, 2, 3, 1, 2], dtype=np.int32), 6, 1, 3, False))
 """
 NO_NUMBA = "import sys; sys.modules['numba'] = None\n"
 NO_FOLDER = "from numba.core.caching import CacheImpl; CacheImpl._locator_classes = []\n"

@@ -16,7 +16,7 @@ def accepted_lens(request: Request) -> list[int]:
     tokens = text.token_ids.tolist()
     lens = []
     for known_len in range(text.prompt_len, len(tokens)):
-        start = find_ngram(text.token_ids, known_len, 3, 7)
+        start = find_ngram(text.token_ids, known_len, 3, 7, from_end=False)
         accepted_len = 0
         if start >= 0:
             # Drafts end where the known text does.
