@@ -629,6 +629,9 @@ def token_cases(profiles: dict[str, str], trace: str, corpus: str) -> Iterator[C
                 yield case(f"lookup/{name}/{label(policy)}", spec=spec, policy=policy, **usual)
         yield case(f"lookup/{name}/incidents", spec=spec, policy="static", replicas=3,
                    incidents=INCIDENTS["several"], **usual)  # fmt: skip
+    on_gpu = {**ngram, "method": "ngram_gpu"}
+    yield case("lookup/ngram_gpu/static", spec=on_gpu, policy="static", **usual)
+    yield case("lookup/ngram_gpu/goodput", spec=on_gpu, policy="goodput", **usual)
     eagle = {"method": "eagle3", "num_speculative_tokens": 3}
     for name, lookup in lookups.items():
         spec = {"method": "hybrid", "lookup": lookup, "fallback": eagle}

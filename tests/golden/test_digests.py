@@ -106,6 +106,8 @@ NAMES = """
     incidents/slows/few/closed
     incidents/prefixes
     lookup/ngram/v1
+    lookup/ngram_gpu/static
+    lookup/ngram_gpu/goodput
     lookup/suffix_tree/v0
     lookup/datastore/few
     lookup/sssd_corpus/tight
