@@ -71,6 +71,7 @@ NOT_DRAWN = {
             ("disable_lookahead_block_hashes", "their blocks look ahead in no version"),
         )
     },
+    "ngram_gpu.disable_mqa_scorer": "refused: vLLM V0 has no such drafter",
 }
 
 
