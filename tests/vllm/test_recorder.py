@@ -23,12 +23,12 @@ pytestmark = NEEDS_VLLM
 
 
 def start(folder: Path, port: int) -> subprocess.Popen[bytes]:
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(MODEL | {"max_position_embeddings": 16_384}))
     # What `vllm serve` runs; the command itself fails in the CPU build, whose package has another
     # name.
     command = [PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
     flags = "--load-format dummy --skip-tokenizer-init --enforce-eager --max-num-seqs 4"
-    flags += f" --served-model-name tiny --host 127.0.0.1 --port {port} --max-model-len 2048"
+    flags += f" --served-model-name tiny --host 127.0.0.1 --port {port} --max-model-len 16384"
     flags += " --dtype float32 --block-size 32"
     flags += " --scheduler-cls specsim.reality.vllm.scheduler.recording_scheduler"
     variables = {
@@ -77,10 +77,10 @@ def test_a_signal_loses_no_step_and_no_request(tmp_path: Path, sent: signal.Sign
     try:
         wait_until_up(server, port, tmp_path / "log.txt")
         ask(port, 5)  # one that ends
-        asked = [threading.Thread(target=ask, args=(port, 1900)) for _ in range(NUM)]
+        asked = [threading.Thread(target=ask, args=(port, 16_000)) for _ in range(NUM)]
         for thread in asked:
             thread.start()
-        time.sleep(1.0)  # 1,900 tokens take longer than that anywhere
+        time.sleep(1.0)  # 16,000 tokens take longer, and longer than vLLM needs to stop
         if sent == signal.SIGKILL:
             os.killpg(server.pid, sent)
         else:
