@@ -60,10 +60,9 @@ class Ngram(_Ngrams):
     """Drafts what followed the last n tokens where they stood before (Saxena 2023, prompt lookup).
 
     It is vLLM's on the host: up to 0.31, and later where its first model runner serves. On token
-    ids (acceptance
-    ``token_match``) it drafts from the longest n-gram within the bounds, the earliest one on ties.
-    Without them it finds a match of full length with `match_probability`, independently at every
-    output position, and the acceptance model says how much of it survives.
+    ids (acceptance ``token_match``) it drafts from the longest n-gram within the bounds, the
+    earliest one on ties. Without them it finds a match of full length with `match_probability`,
+    independently at every output position, and the acceptance model says how much of it survives.
     """
 
     method: Literal["ngram"] = "ngram"
@@ -402,7 +401,7 @@ class Hybrid(Proposer):
             raise ValueError(f"lookup: method '{self.lookup.method}' looks nothing up; use suffix")
         if self.lookup.looks_up_on_gpu:
             raise ValueError(
-                f"lookup: method '{self.lookup.method}' says not whether it has found any; "
+                f"lookup: method '{self.lookup.method}' never says whether it has found any; "
                 "use ngram"
             )
         if self.fallback.has_fallback or len(self.fallback.cost_keys) > 1:

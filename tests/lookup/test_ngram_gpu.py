@@ -154,7 +154,7 @@ def test_drafts_are_verified_whether_or_not_anything_was_found(
                 "fallback": {"method": "eagle3", "num_speculative_tokens": 3},
             },
             {},
-            "'ngram_gpu' says not whether it has found any; use ngram",
+            "'ngram_gpu' never says whether it has found any; use ngram",
         ),
         ({**SPEC, "match_probability": 0.5}, {}, "match_probability = 0.5 has no effect"),
     ],

@@ -90,15 +90,6 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         gap = run.missing[0]
         fill = " (--set COLUMN=VALUE fills empty cells)" if " empty" in gap else ""
         raise ConfigError(f"{run.place}: {gap}{fill}; or leave it out (--skip-incomplete)")
-    engine, k = dict(run.engine), run.num_speculative_tokens
-    if run.method:
-        config: dict[str, Any] = {"method": run.method, "num_speculative_tokens": max(k, 1)}
-        config |= run.lookup
-        on_cpu = "cpu" in run.cells.get("gpu", "").lower()
-        say_lookup(engine, config, is_told="vllm_version" in engine, on_cpu=on_cpu)
-        if not k:  # the drafter keeps up with the target all the same
-            config["num_speculative_tokens_per_batch_size"] = [[1, _ANY_SIZE, 0]]
-        engine["speculative_config"] = config
     arrivals: dict[str, Any] = {"kind": "closed_loop", "concurrency": run.concurrency}
     if run.request_rate is not None:
         arrivals = {"kind": "gamma", "rate": run.request_rate, "burstiness": run.burstiness}
@@ -110,7 +101,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
                 "lengths": {"kind": "constant", "prompt": 1, "output": 1},
                 "num_requests": len(lens),
             },
-            "engine": engine,
+            "engine": _engine(run),
             "profile": "given",
             "seed": seed,
             **({"acceptance": {"kind": "recorded", "proposer": _RECORD}} if run.method else {}),
@@ -138,6 +129,19 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         kv_tokens=run.kv_tokens,
         graph_tokens=run.graph_tokens,
     )
+
+
+def _engine(run: MeasuredRun) -> dict[str, Any]:
+    engine, k = dict(run.engine), run.num_speculative_tokens
+    if run.method:
+        config: dict[str, Any] = {"method": run.method, "num_speculative_tokens": max(k, 1)}
+        config |= run.lookup
+        on_cpu = "cpu" in run.cells.get("gpu", "").lower()
+        say_lookup(engine, config, is_told="vllm_version" in engine, on_cpu=on_cpu)
+        if not k:  # the drafter keeps up with the target all the same
+            config["num_speculative_tokens_per_batch_size"] = [[1, _ANY_SIZE, 0]]
+        engine["speculative_config"] = config
+    return engine
 
 
 def _lens(run: MeasuredRun) -> NDArray[np.int64]:
