@@ -1434,6 +1434,8 @@ def test_prefill_and_decode_apart_compete_with_servers_that_do_both(
 def test_pools_are_of_vllm() -> None:
     with pytest.raises(ConfigError, match="--pools: is of vLLM"):
         question_of(sglang="--model-path Qwen/Qwen3-8B", pools=True)
+    with pytest.raises(ConfigError, match="--pools: KV blocks in host memory are not planned"):
+        question_of(vllm="vllm serve Qwen/Qwen3-8B --kv-offloading-size 10", pools=True)
 
 
 def test_an_autoscaler_does_not_give_up_a_server_that_it_will_want_back() -> None:

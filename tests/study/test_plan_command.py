@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from conftest import ROOT
 from specsim.core.errors import ConfigError
 from specsim.engine.config import EngineConfig
 from specsim.study.plan.command import read_command
+from specsim.study.plan.drafts import FLAGS
 
 EAGLE = '{"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}'
 
@@ -384,3 +386,57 @@ def test_flags_that_are_alike_are_no_slips() -> None:
     known = "--max-num-partial-prefills 2 --max-long-partial-prefills 2"
     notes = read_command(f"vllm serve Qwen/Qwen3-8B {known} --max-logprobs 5", "vllm").notes
     assert any("--max-logprobs" in note for note in notes)
+
+
+def _offloading(extra: str) -> str:
+    config = f'{{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": {extra}}}'
+    return f"--kv-transfer-config '{config}'"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--kv-offloading-size 10",
+        "--kv-offloading-size=10 --kv-offloading-backend native",
+        _offloading('{"cpu_bytes_to_use": 10737418240}'),
+        "--kv-transfer-config.kv_connector OffloadingConnector "
+        "--kv-transfer-config.kv_connector_extra_config.cpu_bytes_to_use 10737418240",
+    ],
+)
+def test_host_memory_for_kv_blocks_is_simulated(flags: str) -> None:
+    command = read_command(f"vllm serve m {flags}", "vllm")
+    assert command.engine == {"kv_offload": {"gib": 10}}
+    assert command.notes == ["KV blocks in 10 GiB of host memory come back at 50 GB/s"]
+    assert EngineConfig.model_validate(command.engine).kv_offload is not None
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--kv-offloading-size ten", "--kv-offloading-size ten: should be a number of GiB"),
+        ("--kv-offloading-size nan", "should be a number above 0"),
+        ("--kv-offloading-size 10 --kv-offloading-backend lmcache", "'lmcache' moves are not"),
+        ("--kv-transfer-config.kv_connector NixlConnector", "'NixlConnector' moves are not"),
+        ("--kv-transfer-config 3", "should be a JSON object"),
+        ("--kv-transfer-config '{\"a\": 1}' --kv-transfer-config.a.b 2", "a is no object"),
+        (_offloading("{}"), "should be a number above 0"),
+        (_offloading("7"), "kv_connector_extra_config: is not"),
+        (_offloading('{"block_size": 64}'), "block_size: is not"),
+        (_offloading('{"spec_name": "TieringOffloadingSpec"}'), "host memory alone is planned for"),
+    ],
+)
+def test_other_places_of_kv_entries_are_refused(flags: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_command(f"vllm serve m {flags}", "vllm")
+
+
+def test_flags_of_settings_that_an_engine_has_are_its_settings() -> None:
+    """A setting of the engine's that this list does not know would be left out in silence."""
+    known = {*FLAGS["engine"], *FLAGS["other"]}
+    own = {"vllm_version", "scheduler", "num_gpu_blocks", "kv_groups", "kv_offload",
+           "drafter_serves_all", "lora_config"}  # fmt: skip
+    assert {
+        name.replace("_", "-") for name in EngineConfig.model_fields if name not in own
+    } <= known
+    command = read_command("vllm serve m --prefill-schedule-interval 4", "vllm")
+    assert (command.engine, command.notes) == ({"prefill_schedule_interval": 4}, [])

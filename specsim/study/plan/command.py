@@ -22,6 +22,7 @@ from specsim.study.plan.drafts import (
     unknown_fields,
     vllm_drafts,
 )
+from specsim.study.plan.json_flags import offload_note, take_offload
 from specsim.study.plan.model_names import HOW_STORED
 
 _ENGINE = {name: getattr(builtins, kind) for name, kind in FLAGS["engine"].items()}
@@ -256,6 +257,7 @@ class _Reader:
                 "that target, and the drafter in --speculative-config"
             )
         is_sglang = self._program == "sglang"
+        offload = None if is_sglang else take_offload(flags)
         speculation = sglang_drafts(flags) if is_sglang else vllm_drafts(flags, model)
         weights = self._weights(model)
         cache = flags.pop("kv-cache-dtype", "auto")
@@ -267,6 +269,9 @@ class _Reader:
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
+        if offload is not None:
+            engine["kv_offload"] = offload
+            notes.append(offload_note(offload))
         if stages > 1:
             self._check_stages(stages, ranks, speculation)
         if "gpu_memory_utilization" in engine and self._program == "sglang":

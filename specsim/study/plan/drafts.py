@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
-from specsim.core.reading import UnreadableError, parse_json, short
+from specsim.core.reading import short
 from specsim.core.settings import load_mapping
 from specsim.proposers import PROPOSERS
+from specsim.study.plan.json_flags import take_object
 
 FLAGS = load_mapping(Path(__file__).with_name("flags.yaml"), ConfigError)
 _ALGORITHMS: dict[str, str] = FLAGS["algorithms"]
@@ -20,27 +21,14 @@ _SHORTCUTS = {
 def vllm_drafts(flags: dict[str, str], target: str) -> dict[str, Any] | None:
     """Take what vLLM's flags say of drafts; None if nothing is drafted."""
     name = "speculative-config"
-    text = flags.pop(name, None)
-    dotted = {key: flags.pop(key) for key in list(flags) if key.startswith(f"{name}.")}
-    dotted |= {f"{name}.{field}": flags.pop(f) for f, field in _SHORTCUTS.items() if f in flags}
-    if text is None and not dotted:
+    text = flags.get(name, "")
+    found = take_object(flags, name, _SHORTCUTS)
+    if found is None:
         return None
-    try:
-        found = parse_json(text) if text is not None else {}
-    except UnreadableError as error:
-        raise ConfigError(f"--vllm: --{name} {text:.80}: {error}; quote it: '{{...}}'") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"--vllm: --{name} {text:.80}: should be a JSON object")
-    for key, value in dotted.items():
-        field = key.partition(".")[2].replace("-", "_")
-        try:
-            found[field] = parse_json(value)
-        except UnreadableError:  # then vLLM, too, takes it for text
-            found[field] = value
     _name_method(found, target)
     if not isinstance(found.get("method"), str):
         raise ConfigError(
-            f"--vllm: --{name} {text or '':.80}: names no method; such as "
+            f"--vllm: --{name} {text:.80}: names no method; such as "
             '{"method": "eagle3", "num_speculative_tokens": 3}'
         )
     try:

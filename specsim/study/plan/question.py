@@ -176,6 +176,11 @@ def question_of(  # noqa: PLR0913 - the options of a command
     check_ranges(attainment, 0.02, rate)
     limits = parse_slo(slo) if isinstance(slo, str) else SloLimits(slo, {})
     command = read_command(vllm or sglang or "", "sglang" if vllm is None else "vllm")
+    if pools and "kv_offload" in command.engine:
+        raise ConfigError(
+            "--pools: KV blocks in host memory are not planned for with prefill and decode apart; "
+            "leave out either"
+        )
     names = gpus.split(",") if isinstance(gpus, str) else gpus
     return Question(
         command=command,
