@@ -19,6 +19,7 @@ OFFLOAD: dict[str, Any] = {
     "bandwidth_gb_s": 50.0,
     "latency_ms": 0.1,
     "max_transfers": 2,
+    "offload_prompt_only": False,
     "disk": {"gib": 0.1, "bandwidth_gb_s": 6.0},
 }
 POOLS: dict[str, Any] = {

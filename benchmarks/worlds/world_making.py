@@ -289,6 +289,8 @@ def _tiers(rng: Random, unit: float) -> dict[str, Any]:
     if rng.random() < 0.5:
         room = rng.choice([{"blocks": 10}, {"blocks": 500}, {"gib": 0.05}])
         tiers["disk"] = {**room, **_link(rng, unit)}
+    if Random(f"outputs {json.dumps(tiers)}").random() < 0.4:
+        tiers["offload_prompt_only"] = False
     return tiers
 
 

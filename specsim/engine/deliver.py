@@ -7,7 +7,7 @@ from specsim.engine.kv import release
 from specsim.engine.loading import free_deferred, hold_ended
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Step, Table
-from specsim.engine.tiers import touch_prefix
+from specsim.engine.tiers import leave_to_tiers
 from specsim.engine.waiting import close_gaps, free_row, leave_queue
 
 
@@ -85,7 +85,7 @@ def _finish(table: Table, row: int, landing_len: int) -> None:
     """Free the blocks in place; a running sequence leaves its list after the update."""
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     if limits.num_tiers:
-        touch_prefix(table, row)
+        leave_to_tiers(table, row, max(sequence.prompt_len, sequence.known_len - 1))
     if sequence.status == WAITING:
         leave_queue(table, row)
     elif limits.holds_ended:

@@ -89,6 +89,7 @@ class Limits(Protocol):
     num_tiers: int  # behind the GPU's cache
     host_blocks: int
     disk_blocks: int
+    offloads_outputs: int  # whether the tiers get more than prompts
     most_holding: int  # sequences that may hold blocks at once
     holds_ended: int  # whether blocks of what has ended are kept until they have been read
     lacks_loaded: int  # whether the drafter has no entries of what has been loaded

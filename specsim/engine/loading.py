@@ -26,6 +26,7 @@ from specsim.engine.table import (
     WAITING,
     Table,
 )
+from specsim.engine.tiers import begin_reading, end_reading
 from specsim.engine.waiting import free_row, is_ahead, leave_queue, pass_over, put_back
 
 
@@ -51,6 +52,8 @@ def begin_load(table: Table, row: int, cached_len: int, loaded_len: int) -> None
             place -= 1
     table.loading[place] = row
     state.num_loading += 1
+    if limits.num_tiers:
+        begin_reading(table, row, cached_len, loaded_len)
     _note(table, LOAD_BEGINS, row, loaded_len - cached_len)
 
 
@@ -90,6 +93,8 @@ def _note(table: Table, kind: int, row: int, tokens: int) -> None:
 def take_news(table: Table, row: int, kind: int) -> None:
     """Take in that a load has ended or failed, or that kept blocks have been read."""
     sequence = table.sequences[row]
+    if kind != BLOCKS_READ and table.limits[0].num_tiers:
+        end_reading(table, row)
     if kind == LOAD_ENDED:
         sequence.status = LOADED
     elif kind == BLOCKS_READ:

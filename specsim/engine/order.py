@@ -29,6 +29,7 @@ from specsim.engine.draft import ask, offer, verify
 from specsim.engine.preemption import IN_VAIN
 from specsim.engine.schedule import schedule, take_in
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, State, Table
+from specsim.engine.tiers import settle_ended
 from specsim.engine.waiting import withdraw
 from specsim.profile.step_time import HAS_DRAFTER
 
@@ -323,9 +324,12 @@ def _launched(table: Table) -> None:
 def _until_arrival(table: Table) -> bool:
     """Let time pass until the next request arrives; False if that may be too late."""
     state = table.state[0]
+    at = inf
     if state.first_arrival < state.num_arrivals:
-        return _until(table, max(state.now, table.arrivals[state.first_arrival].at))
-    return _until(table, inf)
+        at = max(state.now, table.arrivals[state.first_arrival].at)
+    if state.num_ended and at > state.now:
+        settle_ended(table)  # vLLM schedules once more, an empty step
+    return _until(table, at)
 
 
 @inner

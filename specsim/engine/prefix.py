@@ -14,7 +14,6 @@ before a *junction*, where another request was seen to part from what the other 
 from specsim.core.compiled import inlined, inner
 from specsim.engine.blocks import cached_block, mark_alike, prefix_key, publish_block
 from specsim.engine.table import CHUNKED, FULL, NO_BLOCK, NO_KEY, SLIDING, STATE, Table
-from specsim.engine.tiers import store
 
 
 @inner
@@ -208,8 +207,6 @@ def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
             publish_block(table, block, key)
             if group.kind == STATE:
                 mark_alike(table, key, table.steps[table.state[0].current].index + 1)
-            if table.limits[0].num_tiers:
-                store(table, key)
     holding.published_blocks = max(holding.published_blocks, full_blocks)
 
 

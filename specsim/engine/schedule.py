@@ -16,7 +16,7 @@ from specsim.engine.loading import begin_load, take_news
 from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
-from specsim.engine.tiers import stored_prefix
+from specsim.engine.tiers import LOADING_NOW, offer_step, stored_prefix
 from specsim.engine.waiting import (
     begin,
     close_gaps,
@@ -96,6 +96,8 @@ def schedule(table: Table) -> None:
         state.num_executed += 1
         if step.has_chunk or step.admits_prefill:
             state.prefills_from = state.num_executed + limits.prefill_interval
+    if limits.num_tiers:
+        offer_step(table)
     state.num_steps += 1
     state.has_unflushed = 0
     state.is_stuck = not (step.num_requests or step.preemptions or step.defers_decodes)
@@ -253,12 +255,21 @@ def _admit_next(table: Table, row: int, joins: bool) -> int:
     cached_len = cached_prefix(table, row)
     external_len = table.sequences[row].external_len
     if limits.num_tiers:
-        external_len = max(external_len, stored_prefix(table, row, cached_len))
+        external_len = stored_prefix(table, row, cached_len)
+        if external_len == LOADING_NOW:
+            return PASSED
     if external_len > cached_len:
         has_blocks = load_blocks(table, row, cached_len, external_len)
         if has_blocks:
             begin_load(table, row, cached_len, external_len)
         return ADMITTED if has_blocks else BLOCKED
+    return _admit_to_read(table, row, cached_len, joins)
+
+
+@inner
+def _admit_to_read(table: Table, row: int, cached_len: int, joins: bool) -> int:
+    """Let a waiting sequence read what follows its hit in this step, if it may."""
+    limits = table.limits[0]
     missing_len = table.sequences[row].known_len - cached_len
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return BLOCKED

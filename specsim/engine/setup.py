@@ -168,17 +168,23 @@ class Setup:
         limits["num_tiers"] = len(sizes)
         if not sizes:
             return {}
-        stored = zeros("stored", len(sizes) + sum(sizes))
-        stored["key"] = NO_KEY
-        end = len(sizes)
-        for tier, size in enumerate(sizes):
-            circle = np.append(tier, np.arange(end, end + size))
-            stored["following"][circle] = np.roll(circle, -1)
-            stored["preceding"][circle] = np.roll(circle, 1)
-            end += size
+        stored = zeros("stored", 1 + sum(sizes))
+        stored["key"], stored["rank"] = NO_KEY, -1
+        heaps = zeros("tier_heaps", len(sizes), max(sizes))
+        begin = 1
+        for heap, size in zip(heaps, sizes, strict=True):
+            heap[:size] = np.arange(begin, begin + size)
+            stored["heap_at"][begin : begin + size] = np.arange(size)
+            begin += size
         chains = 1 << max(4, (2 * max(sizes) - 1).bit_length())
-        chained = zeros("tier_chains", len(sizes), chains)
-        return {"stored": stored, "tier_chains": chained}
+        return {
+            "stored": stored,
+            "tier_chains": zeros("tier_chains", len(sizes), chains),
+            "tier_heaps": heaps,
+            "tier_lens": np.array(sizes, dtype=np.int64),
+            "tier_written": zeros("tier_written", len(sizes)),
+            "ended": zeros("ended", int(limits["most_holding"][0])),
+        }
 
     def _buckets(self) -> NDArray[Any]:
         """Return the groups that are alike, those of full attention first."""

@@ -102,6 +102,13 @@ class Sequence(Protocol):
     external_len: int  # tokens whose KV entries another replica has, and which are to be loaded
     disk_len: int  # of what it is to load, tokens that only the disk has
     is_sending: int  # whether it has ended, and its blocks are kept until they have been read
+    use: int  # number of its use of the tiers; 0 before the first
+    num_offered: int  # leading blocks that the tiers have been offered since its admission
+    num_to_offer: int  # those that they are offered when it has ended
+    loads_from: int  # blocks that it loads, or has loaded last, begin here
+    head_blocks: int  # leading blocks that it has offered or loaded, and some further on
+    used_from: int
+    used_to: int
 
 
 class Fact(Protocol):
@@ -251,11 +258,14 @@ class Bucket(Protocol):
 
 
 class Stored(Protocol):
-    """Room for one KV block in a tier; the first ones are where the queue of each tier begins."""
+    """Room for one KV block in a tier; the first row is nobody's."""
 
     key: int
-    following: int  # used after it
-    preceding: int
+    rank: int  # what has the lowest is given up first; negative where there is nothing
+    heap_at: int  # where it is among what may be given up; -1 if it may not
+    held_for: int  # why it may not: `specsim.engine.tiers.READING`, or `WRITING`
+    next_written: int
+    offered_in: int  # number of the last offer that it was part of
     next_alike: int
 
 
@@ -323,6 +333,9 @@ class State(Protocol):
     adapter_uses: int  # counts uses of LoRA adapters, to know which was used first
     num_active: int  # LoRA adapters on the GPU
     num_held: int  # and in host memory
+    num_uses: int  # counts uses of the tiers, to know which was first
+    num_offers: int  # blocks that the tiers have been offered, counted in offers
+    num_ended: int  # rows in `ended`
     num_empty: int  # steps in a row in which a policy that is loops was shown nobody
     has_unflushed: int  # whether a request has ended since the last schedule
     in_flight: int  # steps that have been launched and have not come back
@@ -364,6 +377,11 @@ class Table(NamedTuple):
     """First block of each chain of published blocks, by a hash of their keys."""
     stored: Rows[Stored]
     tier_chains: NDArray[np.int64]  # shape (tiers, chains); as `chains`, into `stored`
+    tier_heaps: NDArray[np.int64]
+    """Shape (tiers, blocks): what each may give up, a heap by rank, into `stored`."""
+    tier_lens: NDArray[np.int64]  # how much that is
+    tier_written: NDArray[np.int64]  # the block that each has stored last in this step, or none
+    ended: Rows[Sequence]  # those that have ended since the last step, where there are tiers
     adapters: Rows[Adapter]
     adapter_costs: NDArray[np.float64]
     """What they cost (`specsim.profile.costs.AdapterCost.numbers`)."""
@@ -418,7 +436,9 @@ _RESULTS = {
     "totals": TOTAL_FIELDS,
 }
 
-_TWO_AXES = frozenset({"entries", "tables", "hits", "outcomes", "tier_chains", "levels"})
+_TWO_AXES = frozenset(
+    {"entries", "tables", "hits", "outcomes", "tier_chains", "tier_heaps", "levels"}
+)
 
 
 def _element(name: str, kind: Any) -> Any:

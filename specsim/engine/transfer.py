@@ -42,6 +42,8 @@ class TierConfig(LinkConfig):
 class OffloadConfig(TierConfig):
     """Host memory behind the GPU's cache, and disk behind that (vLLM: OffloadingConnector)."""
 
+    offload_prompt_only: bool = True
+    """If false, blocks of outputs are copied, too."""
     disk: TierConfig | None = None
     """What is read from it comes through host memory."""
 

@@ -181,6 +181,7 @@ class Deployment:
                 "are not offloaded here; set engine.disable_hybrid_kv_cache_manager to true"
             )
         block_bytes = self.engine.block_size * self.token_bytes(with_drafts=True)
+        limits["offloads_outputs"] = not tiers.offload_prompt_only
         limits["host_blocks"] = tiers.num_blocks(block_bytes)
         if tiers.disk is not None:
             limits["disk_blocks"] = tiers.disk.num_blocks(block_bytes)

@@ -787,7 +787,12 @@ def pool_cases() -> Iterator[Case]:
         yield case(f"pools/{name}", pools=pools, engine=engine, policy="goodput")
         yield case(f"pools/{name}/static", pools=pools, engine=engine, incidents=incidents)
     tier = {"blocks": 300, "bandwidth_gb_s": 4.0}
-    for name, offload in (("host", tier), ("disk", {**tier, "disk": {**tier, "blocks": 9000}})):
+    tiers = {
+        "host": tier,
+        "disk": {**tier, "disk": {**tier, "blocks": 9000}},
+        "outputs": {**tier, "offload_prompt_only": False},
+    }
+    for name, offload in tiers.items():
         yield case(
             f"tiers/{name}",
             engine={**FEW, "kv_offload": offload},

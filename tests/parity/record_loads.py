@@ -6,19 +6,23 @@ its blocks are kept::
 
     python tests/parity/record_loads.py tests/parity/recorded 0 6
     python tests/parity/record_loads.py tests/parity/recorded 0 6 loras
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 host
 
-The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too.
+The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too. The third, for
+vLLM 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the worker
+that copies them: it stores at once, and what is loaded takes the scenario's time.
 """
 
 import json
 import sys
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import record
 from record import LACKING, DoesNotEndError, Driver
-from to_record import random_adapters_scenario, random_loads_scenario
+from to_record import random_adapters_scenario, random_host_scenario, random_loads_scenario
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -27,6 +31,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.v1.outputs import KVConnectorOutput
+
+if record.VERSION >= (0, 33):
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+        OffloadingWorkerMetadata,
+    )
+    from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 
 class ElsewhereConnector(KVConnectorBase_V1, SupportsHMA):
@@ -66,9 +76,9 @@ class ElsewhereConnector(KVConnectorBase_V1, SupportsHMA):
 KVConnectorFactory.register_connector("ElsewhereConnector", __name__, "ElsewhereConnector")
 
 
-def with_connector(config: VllmConfig) -> VllmConfig:
+def with_connector(config: VllmConfig, name: str, extra: dict[str, Any]) -> VllmConfig:
     config.kv_transfer_config = KVTransferConfig(
-        kv_connector="ElsewhereConnector", kv_role="kv_both"
+        kv_connector=name, kv_role="kv_both", kv_connector_extra_config=extra
     )
     return config
 
@@ -76,17 +86,22 @@ def with_connector(config: VllmConfig) -> VllmConfig:
 class LoadsDriver(Driver):
     """A driver on whose clock loads end and blocks have been read."""
 
+    connector = "ElsewhereConnector"
+
     def __init__(self, scenario: dict[str, Any]) -> None:
-        plain = record.vllm_config
-        record.vllm_config = lambda engine: with_connector(plain(engine))
+        plain, extra = record.vllm_config, self.extra(scenario)
+        record.vllm_config = lambda engine: with_connector(plain(engine), self.connector, extra)
         super().__init__(scenario)
         record.vllm_config = plain
         self.scheduler.connector.driver = self
         self.external = {
             row["id"]: row["external_len"] for row in self.rows if row.get("external_len")
         }
-        self.news: list[tuple[int, bool, str]] = []
+        self.news: list[tuple[int, Any, str]] = []
         self.is_stuck = False
+
+    def extra(self, scenario: dict[str, Any]) -> dict[str, Any]:
+        return {}
 
     def begin_load(self, name: str, tokens: int) -> None:
         loads = self.scenario["loads"]
@@ -98,11 +113,17 @@ class LoadsDriver(Driver):
         super().add_arrivals()
         now = [news for news in self.news if news[0] <= self.clock]
         self.news = [news for news in self.news if news[0] > self.clock]
-        for _, is_load, name in sorted(now):
-            kind = "finished_recving" if is_load else "finished_sending"
-            self.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(**{kind: {name}}))
+        for _, what, name in sorted(now):
+            self.tell(what, name)
         if now or self.next_row > before:
             self.is_stuck = False
+
+    def tell(self, is_load: bool, name: str) -> None:
+        kind = "finished_recving" if is_load else "finished_sending"
+        self.scheduler._update_from_kv_xfer_finished(KVConnectorOutput(**{kind: {name}}))
+
+    def idle(self) -> None:
+        """What the core does once when nobody is left."""
 
     def next_event(self) -> int | None:
         """When something happens outside; None when that is all."""
@@ -115,6 +136,7 @@ class LoadsDriver(Driver):
         while True:
             self.add_arrivals()
             if not self.scheduler.get_num_unfinished_requests():
+                self.idle()
                 if self.next_event() is None:
                     return
                 self.clock = self.next_event()
@@ -163,15 +185,80 @@ class LoadsDriver(Driver):
         return bool((unfinished and not self.is_stuck) or self.scheduler.finished_req_ids)
 
 
+class HostDriver(LoadsDriver):
+    """A driver that plays the worker of vLLM's OffloadingConnector."""
+
+    connector = "OffloadingConnector"
+
+    def __init__(self, scenario: dict[str, Any]) -> None:
+        super().__init__(scenario)
+        inner = self.scheduler.connector.scheduler
+        inner.manager = CPUOffloadingManager(scenario["loads"]["host_blocks"])
+        self.in_order: list[str] = []
+        build, free = inner.build_connector_meta, self.scheduler._free_request
+
+        def build_in_order(output: Any) -> Any:
+            """Go through those that have ended in that order; vLLM has a set of them."""
+            names = output.finished_req_ids
+            output.finished_req_ids = [name for name in self.in_order if name in names]
+            found = build(output)
+            output.finished_req_ids = names
+            return found
+
+        def note_end(request: Any, *args: Any, **kwargs: Any) -> Any:
+            self.in_order.append(request.request_id)
+            return free(request, *args, **kwargs)
+
+        inner.build_connector_meta, self.scheduler._free_request = build_in_order, note_end
+
+    def extra(self, scenario: dict[str, Any]) -> dict[str, Any]:
+        prompts = scenario["loads"]["offload_prompt_only"]
+        return {"cpu_bytes_to_use": 1 << 30, "offload_prompt_only": prompts}
+
+    def schedule(self) -> tuple[Any, dict[str, Any], int]:
+        output, step, time = super().schedule()
+        self.begin_jobs(output)
+        return output, step, time
+
+    def begin_jobs(self, output: Any) -> None:
+        jobs, loads = output.kv_connector_metadata, self.scenario["loads"]
+        for number, job in jobs.load_jobs.items():
+            tokens = len(job.dst_spec.block_ids) * self.engine["block_size"]
+            time = loads["base_ns"] + loads["per_token_ns"] * tokens
+            self.news.append((self.clock + time, number, job.req_id))
+        if jobs.store_jobs:
+            self.end_jobs(jobs.store_jobs)
+
+    def end_jobs(self, numbers: Iterable[int], name: str | None = None) -> None:
+        done = OffloadingWorkerMetadata(completed_jobs=dict.fromkeys(numbers, 1))
+        loaded = None if name is None else {name}
+        self.scheduler._update_from_kv_xfer_finished(
+            KVConnectorOutput(finished_recving=loaded, kv_connector_worker_meta=done)
+        )
+
+    def tell(self, number: int, name: str) -> None:
+        self.end_jobs([number], name)
+
+    def idle(self) -> None:
+        if self.scheduler.finished_req_ids:
+            self.begin_jobs(self.scheduler.schedule())
+
+
+KINDS = {
+    "loras": (random_adapters_scenario, LoadsDriver),
+    "host": (random_host_scenario, HostDriver),
+}
+
+
 def main() -> None:
     target, *seeds = sys.argv[1:]
-    drawn = random_adapters_scenario if seeds[2:] == ["loras"] else random_loads_scenario
+    drawn, driver = KINDS[seeds[2]] if seeds[2:] else (random_loads_scenario, LoadsDriver)
     for seed in range(*map(int, seeds[:2])):
         scenario = drawn(seed)
         scenario["engine"] |= LACKING
         path = Path(target) / f"{scenario['name']}.scenario.json"
         try:
-            log = LoadsDriver(scenario).log()
+            log = driver(scenario).log()
         except DoesNotEndError:
             print(f"{scenario['name']} does not end")
             continue

@@ -329,6 +329,32 @@ def random_loads_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"loads-{seed}", "kind": "loads"}
 
 
+def random_host_scenario(seed: int) -> dict[str, Any]:
+    """The same with host memory behind the GPU's cache, and prompts that come again."""
+    scenario, draw = random_scenario(seed), random.Random(f"host {seed}")
+    engine = scenario["engine"]
+    engine |= {"enable_prefix_caching": True, "vllm_version": "0.33"}
+    # A prompt of one token that is loaded whole is looked up anew for ever in vLLM.
+    engine["block_size"] = max(2, engine["block_size"])
+    rows = random_requests(draw, engine)
+    start = rows[-1]["arrival_ns"]
+    for number, row in enumerate(random_requests(draw, engine), len(rows)):
+        earlier = draw.choice(rows)
+        if "prompt_token_ids" in earlier and draw.random() < 0.8:
+            row["prompt_token_ids"] = earlier["prompt_token_ids"][: row["prompt_len"]]
+            row["prompt_len"] = len(row["prompt_token_ids"])
+        rows.append(row | {"id": f"r{number:02d}", "arrival_ns": start + row["arrival_ns"]})
+    scenario["requests"] = rows
+    scenario["loads"] = {
+        "base_ns": draw.choice([1_000, 1_000, 3_000_000, 20_000_000]),
+        "per_token_ns": draw.choice([0, 10_000, 1_000_000]),
+        "held_ns": None,
+        "host_blocks": draw.choice([3, 10, 30, 100, 1000]),
+        "offload_prompt_only": draw.random() < 0.6,
+    }
+    return scenario | {"name": f"host-{seed}", "kind": "host"}
+
+
 def random_adapters_scenario(seed: int) -> dict[str, Any]:
     """The same with requests for LoRA adapters."""
     scenario, draw = random_loads_scenario(seed), random.Random(f"adapters {seed}")

@@ -410,6 +410,15 @@ def test_host_memory_for_kv_blocks_is_simulated(flags: str) -> None:
     assert EngineConfig.model_validate(command.engine).kv_offload is not None
 
 
+def test_outputs_are_offloaded_where_the_command_says_so() -> None:
+    extra = '{"cpu_bytes_to_use": 1073741824, "offload_prompt_only": false}'
+    command = read_command(f"vllm serve m {_offloading(extra)}", "vllm")
+    assert command.engine == {"kv_offload": {"gib": 1, "offload_prompt_only": False}}
+    wrong = _offloading(extra.replace("false", "0"))
+    with pytest.raises(ConfigError, match="offload_prompt_only = 0: should be true or false"):
+        read_command(f"vllm serve m {wrong}", "vllm")
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -167,6 +167,9 @@ class LoadScript(Settings):
     per_token_ns: int = Field(ge=0)
     held_ns: int | None = Field(default=None, ge=0)
     """How long blocks of what has ended are kept; None: not at all."""
+    host_blocks: int = Field(default=0, ge=0, le=2**26)
+    """KV blocks that host memory holds; what it has is loaded. 0: there is none."""
+    offload_prompt_only: bool = True
 
 
 class Scenario(Settings):
@@ -361,6 +364,8 @@ class _Outside:
             "most_holding": setup.limits["max_num_running"] + setup.limits["num_blocks"],
             "holds_ended": int(self._loads.held_ns is not None),
             "defers_frees": int(setup.is_async),
+            "host_blocks": self._loads.host_blocks,
+            "offloads_outputs": int(not self._loads.offload_prompt_only),
         }
         return replace(setup, limits=limits)
 

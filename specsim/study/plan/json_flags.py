@@ -65,7 +65,7 @@ def take_offload(flags: dict[str, str]) -> dict[str, Any] | None:
     given = (transfer or {}).get("kv_connector_extra_config", {})
     given = given if isinstance(given, dict) else {"kv_connector_extra_config": given}
     num_bytes: Any = given.get("cpu_bytes_to_use") if size is None else _as_bytes(size)
-    if strange := sorted(set(given) - {"cpu_bytes_to_use", "spec_name"}):
+    if strange := sorted(set(given) - {"cpu_bytes_to_use", "spec_name", "offload_prompt_only"}):
         raise ConfigError(
             f"--vllm: --{_TRANSFER}: {', '.join(strange)}: is not simulated; leave it out"
         )
@@ -79,7 +79,13 @@ def take_offload(flags: dict[str, str]) -> dict[str, Any] | None:
             f"--vllm: host memory for KV blocks = {short(num_bytes)} bytes: should be a number "
             "above 0 (--kv-offloading-size GIB)"
         )
-    return {"gib": num_bytes / _GIB}
+    of_prompts = given.get("offload_prompt_only", True)
+    if not isinstance(of_prompts, bool):
+        raise ConfigError(
+            f"--vllm: --{_TRANSFER}: offload_prompt_only = {short(of_prompts)}: should be true or "
+            "false"
+        )
+    return {"gib": num_bytes / _GIB, **({} if of_prompts else {"offload_prompt_only": False})}
 
 
 def offload_note(offload: dict[str, Any]) -> str:
