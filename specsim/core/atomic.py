@@ -88,8 +88,8 @@ def _place(head: bytes) -> tuple[int, bytes]:
 
 
 def _is_marked_table(path: Path) -> bool:
-    import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         schema = pq.read_schema(path)
@@ -342,7 +342,7 @@ def _touched(path: Path) -> Path:
 def _lock(file: int, *, waits: bool) -> None:
     """Lock a file; an OSError if another process has it and this one does not wait."""
     try:
-        import fcntl  # noqa: PLC0415 - not on Windows
+        import fcntl
     except ImportError:
         if not waits:
             raise OSError from None

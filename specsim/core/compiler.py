@@ -63,7 +63,7 @@ def _numba() -> Any:
 
 def machine_code(loops: list[Loop]) -> bytes:
     """Return the machine code of a module's loops; only their own names are seen by others."""
-    import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only here
+    import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -118,7 +118,7 @@ def _let_hooks_be_called() -> None:
 
     `run_at` calls one of several.
     """
-    from llvmlite import ir  # noqa: PLC0415 - see above
+    from llvmlite import ir
 
     numba = _numba()
     whole = ir.IntType(64)
@@ -293,7 +293,7 @@ def _array(dtype: Any, ndim: int) -> Any:
 
 def _load(context: Any, builder: Any, handle: Any, place: int, kind: Any) -> Any:
     """Return code that loads what lies behind a handle, given its place among the numbers there."""
-    from llvmlite import ir  # noqa: PLC0415 - see above
+    from llvmlite import ir
 
     whole = ir.IntType(64)
     numbers = builder.bitcast(handle, whole.as_pointer())

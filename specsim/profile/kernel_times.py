@@ -226,7 +226,7 @@ def rising(times: Values) -> Values:
 
     Measured once, some sizes took longer than larger ones; an engine that pads does not.
     """
-    from scipy.optimize import isotonic_regression  # noqa: PLC0415 - scipy takes 0.3 s
+    from scipy.optimize import isotonic_regression
 
     fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
     return np.array(fitted).reshape(times.shape)
