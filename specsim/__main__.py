@@ -19,8 +19,8 @@ def _run(app: Callable[..., object]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
-            error.show()  # type: ignore[attr-defined]
+        if type(error).__name__ == "NoArgsIsHelpError" and hasattr(error, "show"):
+            error.show()  # its message is the help
             return 2
         context = getattr(error, "ctx", None) or _context_of(error.__traceback__)
         command = f"{context.command_path}: " if context is not None else ""

@@ -87,9 +87,9 @@ def machine_code(loops: list[Loop]) -> bytes:
 
 def _lower_only() -> None:
     """Make numba stop at the plain LLVM code of each function; nothing runs in this process."""
-    codegen = import_module("numba.core.codegen")
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
-    class Library(codegen.JITCodeLibrary):  # type: ignore[misc, name-defined]
+    class Library(JITCodeLibrary):
         def add_ir_module(self, module: Any) -> None:
             _keep_apart(module.functions)
             super().add_ir_module(module)
@@ -103,7 +103,7 @@ def _lower_only() -> None:
         def get_pointer_to_function(self, name: str) -> int:
             return 0
 
-    class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc, name-defined]
+    class Codegen(JITCPUCodegen):
         _library_class = Library
 
         def set_env(self, name: str, environment: Any) -> None:
@@ -252,17 +252,18 @@ def _field(kind: Any) -> Any:
 @cache
 def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
     """Return the type of a `NamedTuple` in compiled code: one pointer, not hundreds of values."""
-    numba = _numba()
-    types, extending = numba.types, numba.extending
+    from numba import extending
+    from numba.core.types import Type
+    from numba.core.typing.templates import AttributeTemplate
 
-    class Handle(types.Type):  # type: ignore[misc, name-defined]
+    class Handle(Type):
         pass
 
     handle = Handle(name=f"arrays_{sha256(repr(fields).encode()).hexdigest()[:12]}")
     extending.register_model(Handle)(extending.models.OpaqueModel)
     found = {field: (3 * number, _type_of(kind)) for number, (field, kind) in enumerate(fields)}
 
-    class Fields(numba.core.typing.templates.AttributeTemplate):  # type: ignore[misc, name-defined]
+    class Fields(AttributeTemplate):
         key = Handle
 
         def generic_resolve(self, value: Any, field: str) -> Any:

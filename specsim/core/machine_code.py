@@ -251,7 +251,7 @@ def _lock(path: Path) -> Iterator[None]:
         import fcntl
 
         stream = path.open("a")
-    except (ImportError, OSError):
+    except (ImportError, OSError):  # Windows has no fcntl
         yield
         return
     with stream:

@@ -58,7 +58,7 @@ def _most_connections(wanted: int) -> int:
     """Return how many connections there may be, having asked the system for as many files."""
     try:
         import resource
-    except ImportError:
+    except ImportError:  # Windows has no such limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
