@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -111,8 +112,7 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
 
 def work(pipe: Connection, seed: int, kinds: list[str], root: str) -> None:
     """Run the cases that come through a pipe; first say that all is imported."""
-    import specsim.__main__  # noqa: F401
-
+    import_module("specsim.__main__")
     pipe.send(None)
     resource.setrlimit(resource.RLIMIT_DATA, (2 * LIMIT_BYTES, 2 * LIMIT_BYTES))
     while (number := _received(pipe)) is not None:

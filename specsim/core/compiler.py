@@ -135,7 +135,7 @@ def _let_hooks_be_called() -> None:
     overload = partial(
         numba.extending.overload, jit_options={"_nrt": False, "no_cfunc_wrapper": True}
     )
-    overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108
+    overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108 - numba wants a function of Python's
     overload(run_at)(lambda hooks, at: lambda hooks, at: call((hooks[at, 0], hooks[at, 1])))
     overload(has)(lambda hook: lambda hook: hook[0] != 0)
 

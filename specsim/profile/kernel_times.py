@@ -272,7 +272,7 @@ class StateTimes:
         }
         try:
             if any(each.kind == "mamba" for each in shape.layers):
-                raise ProfileError("no table has what updates the states of Mamba2")  # noqa: TRY301
+                raise ProfileError("no table has what updates the states of Mamba2")  # noqa: TRY301 - as an absent table is
             table = self._tables.table("linear_attention", "gdn_perf")
             rows = table.where("delta nets", **wanted)
         except ProfileError as error:

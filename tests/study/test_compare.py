@@ -163,7 +163,7 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
         compare(tiny(), {"off": "nope"}, replications=1)
     for workers in (0, -1, 2.5):
         with pytest.raises(ConfigError, match=f"workers = {workers} must be a whole number"):
-            compare(tiny(), ["off"], replications=1, workers=workers)  # type: ignore[arg-type]
+            compare(tiny(), ["off"], replications=1, workers=workers)
 
 
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:
