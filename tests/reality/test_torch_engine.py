@@ -120,6 +120,7 @@ def test_synthetic_acceptance_is_that_of_the_simulation() -> None:
     requests = list(asked.workload.build(0).requests())
     served = serve("static:k=3", make_engine(), is_synthetic=True)
     run = simulate(asked, requests=requests, profile=PROFILE, keeps_deliveries=True)
+    assert len(served.requests) == len(requests)
     # What is accepted belongs to positions; that the two clocks differ does not matter.
     for row in served.requests:
         mine = of_request(run, int(row["request_id"].removeprefix("request-")))

@@ -162,6 +162,7 @@ def test_a_tuning_says_how_far_the_profile_moves_a_crossover() -> None:
     assert gain.model_low is not None
     assert gain.model_high is not None
     assert gain.model_low < gain.mean < gain.model_high
+    assert found.crossovers
     for each in found.crossovers:
         if each.load is not None:
             assert each.model_low is None or each.model_low <= each.load
