@@ -22,6 +22,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def _files() -> list[str]:
 
 def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str, Any]:
     """Make a case and run it in this process; return what was wrong."""
-    from specsim.__main__ import main  # noqa: PLC0415
+    from specsim.__main__ import main
 
     rng = random.Random(f"{seed} {number}")
     kind = rng.choice(kinds)
@@ -111,8 +112,7 @@ def run_case(number: int, seed: int, kinds: list[str], folder: str) -> dict[str,
 
 def work(pipe: Connection, seed: int, kinds: list[str], root: str) -> None:
     """Run the cases that come through a pipe; first say that all is imported."""
-    import specsim.__main__  # noqa: F401, PLC0415
-
+    import_module("specsim.__main__")
     pipe.send(None)
     resource.setrlimit(resource.RLIMIT_DATA, (2 * LIMIT_BYTES, 2 * LIMIT_BYTES))
     while (number := _received(pipe)) is not None:
@@ -224,9 +224,9 @@ def _next(worker: Worker, numbers: Any) -> bool:
 
 def save_results(folder: Path) -> None:
     """Write folders of results: of one replica, of pools, of replicas that come and go."""
-    from specsim.run.experiment import Experiment  # noqa: PLC0415
-    from specsim.run.simulate import simulate  # noqa: PLC0415
-    from specsim.run.summary import Summary  # noqa: PLC0415
+    from specsim.run.experiment import Experiment
+    from specsim.run.simulate import simulate
+    from specsim.run.summary import Summary
 
     folder.mkdir()
     engine = {**BASE["engine"], "kv_offload": OFFLOAD}
@@ -243,8 +243,8 @@ def save_results(folder: Path) -> None:
 
 def save_studies(folder: Path) -> None:
     """Write what studies write: folders, and a baseline."""
-    from fuzz_catalogue import QUICK  # noqa: PLC0415
-    from fuzz_files import written  # noqa: PLC0415
+    from fuzz_catalogue import QUICK
+    from fuzz_files import written
 
     folder.mkdir()
     base, sweep, suite = (folder.parent / f"{name}.yaml" for name in ("base", "sweep", "suite"))
@@ -267,7 +267,7 @@ def save_studies(folder: Path) -> None:
 
 
 def _run(args: list[str]) -> None:
-    from specsim.__main__ import main  # noqa: PLC0415
+    from specsim.__main__ import main
 
     sys.argv = ["specsim", *args]
     try:

@@ -37,7 +37,7 @@ def fleet_of(rng: random.Random) -> dict[str, Any]:
 
 def as_yaml(value: Any) -> bytes:
     """Return values as YAML, or as near to it as JSON comes."""
-    import yaml  # noqa: PLC0415
+    import yaml
 
     try:
         return yaml.safe_dump(value, sort_keys=False, allow_unicode=True).encode("utf-8", "replace")
@@ -93,8 +93,8 @@ def a_trace(rng: random.Random) -> list[str]:
     """Make a workload file."""
     name = rng.choice([*ROWS, "g.parquet"])
     if name == "g.parquet":
-        import pyarrow as pa  # noqa: PLC0415
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
         value = rng.choice((5, 1e300, -1.0, float("nan"), 2.0**62))
         pq.write_table(pa.table({"prompt_len": [3, value], "output_len": [1, 2]}), name)

@@ -64,7 +64,7 @@ STUDIES: list[list[str]] = [
 
 
 def _shipped(path: str) -> Any:
-    import yaml  # noqa: PLC0415
+    import yaml
 
     return yaml.safe_load((ROOT / "profiles" / path).read_text())
 

@@ -28,7 +28,7 @@ MINE = {"notes": [{"specsim_version": "0.1.0"}], "text": '"specsim_version": "0.
 
 def written(name: str, value: Any) -> bytes:
     """Return what a file of a name holds, or what comes nearest to it."""
-    import yaml  # noqa: PLC0415
+    import yaml
 
     kind = Path(name).suffix
     try:
@@ -55,8 +55,8 @@ def _table(rows: list[Any]) -> bytes:
 
 
 def _columns(rows: list[Any]) -> bytes:
-    import pyarrow as pa  # noqa: PLC0415
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     stream = io.BytesIO()
     names = list(dict.fromkeys(name for row in rows for name in row))
@@ -73,8 +73,8 @@ def _columns(rows: list[Any]) -> bytes:
 
 def _fit_quickly() -> None:
     """Let `acceptance fit` look at less: of every trace, however short, it takes 20 s else."""
-    from specsim.reality import acceptance_fit  # noqa: PLC0415
-    from specsim.reality.acceptance_fit import fits  # noqa: PLC0415
+    from specsim.reality import acceptance_fit
+    from specsim.reality.acceptance_fit import fits
 
     _change(acceptance_fit, POSITIONS=2000)
     _change(fits, POSITIONS=2000, MAX_TRIALS=5)
@@ -82,15 +82,15 @@ def _fit_quickly() -> None:
 
 def _search_quickly() -> None:
     """Let `capacity` begin with shorter runs: of two pools, 0.2 ms a request, 15 s else."""
-    from specsim.study import capacity  # noqa: PLC0415
+    from specsim.study import capacity
 
     _change(capacity, _REQUESTS=500)
 
 
 def _plan_quickly() -> None:
     """Let `plan` simulate fewer requests: it takes half a minute else."""
-    from specsim.study import plan  # noqa: PLC0415
-    from specsim.study.plan import candidates  # noqa: PLC0415
+    from specsim.study import plan
+    from specsim.study.plan import candidates
 
     _change(candidates, SHORT_REQUESTS=40)
     _change(plan, REQUESTS=40, _REPLICATIONS=2, LONGEST=100)
@@ -206,7 +206,7 @@ def a_study_folder(rng: random.Random) -> list[str]:
     shutil.copytree(folders / rng.choice(("compare", "sweep", "capacity", "capacity")), "run")
     path = rng.choice(sorted(path for path in Path("run").rglob("*") if path.is_file()))
     if path.suffix in (".json", ".yaml") and rng.random() < 0.6:
-        import yaml  # noqa: PLC0415
+        import yaml
 
         value = yaml.safe_load(path.read_text()) if path.suffix == ".yaml" else None
         value = json.loads(path.read_text()) if value is None else value

@@ -30,7 +30,7 @@ def a_reply(rng: random.Random) -> list[str]:
 
 def read_reply(path: str) -> int:
     """Do with a reply what `observe` does."""
-    from specsim.reality.observe import client  # noqa: PLC0415
+    from specsim.reality.observe import client
 
     data = Path(path).read_bytes()
 
@@ -66,8 +66,8 @@ def a_move(rng: random.Random) -> list[str]:
 @functools.cache
 def ui_server() -> Any:
     """Return a server of `specsim ui`, one for each worker."""
-    from specsim.run.experiment import Experiment  # noqa: PLC0415
-    from specsim.show.ui import Playground, listen  # noqa: PLC0415
+    from specsim.run.experiment import Experiment
+    from specsim.show.ui import Playground, listen
 
     server = listen(Playground(Experiment.parse(BASE, "fuzz")), 0)
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -110,8 +110,8 @@ def a_request(rng: random.Random) -> list[str]:
 @functools.cache
 def api_port() -> int:
     """Return the port of a server of `specsim serve`, one for each worker."""
-    from specsim.run.experiment import Experiment  # noqa: PLC0415
-    from specsim.serve import LiveServer, ServeOptions, services  # noqa: PLC0415
+    from specsim.run.experiment import Experiment
+    from specsim.serve import LiveServer, ServeOptions, services
 
     options = ServeOptions(port=0, speed=100.0, grace=0.5)
     server = LiveServer(services(Experiment.parse(BASE, "fuzz"), options), options)

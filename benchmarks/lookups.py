@@ -29,10 +29,10 @@ from specsim.lookup.ngram import NgramLookup
 from specsim.lookup.suffix import SuffixLookup
 from specsim.tokens.draft_eval import load_texts
 
-HERE = Path(__file__).parent
-sys.path.append(str(HERE.parent / "tests"))
-from suffix_reference import SuffixReference  # noqa: E402
+sys.path.append(str(Path(__file__).parents[1] / "tests"))
+from suffix_reference import SuffixReference
 
+HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[1] / "shared" / "data"))
 CHAIN = {"max_depth": 24, "max_spec_factor": 1.0, "min_token_prob": 0.1, "max_cached_requests": -1}
 TREE = {**CHAIN, "max_depth": 64, "max_spec_factor": 2.0, "use_tree": True}

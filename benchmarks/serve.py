@@ -393,14 +393,13 @@ class Asker:
                 return f"{kind} left"
             async with asyncio.timeout(60):
                 line = await reader.readline()
-            status = (
-                line.split()[1].decode() if line.startswith(b"HTTP/1.") else f"none {line!r:.40}"
-            )
-            return f"{kind} {status}"  # noqa: TRY300
         except ConnectionError:
             return f"{kind} reset"
         except TimeoutError:
             return f"{kind} silent"
+        else:
+            known = line.startswith(b"HTTP/1.")
+            return f"{kind} {line.split()[1].decode() if known else f'none {line!r:.40}'}"
         finally:
             writer.close()
             with suppress(ConnectionError):

@@ -25,10 +25,10 @@ from specsim.api import read_trace
 from specsim.reality.validation import validate
 from specsim.results.metrics import Requests
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests"))
-from kernel_folder import make_kernel_folder, write_csv  # noqa: E402 - formulas of ours
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from kernel_folder import make_kernel_folder, write_csv  # formulas of ours
 
+HERE = Path(__file__).parent
 REQUESTS = {"gsm8k": 40, "cnn": 40, "instructcoder": 80, "sharegpt": 60}
 QUESTIONS, SESSIONS, TURNS, CALLS = 620, 8, 10, 300
 LENGTHS = {"ShareGPT": (60, 40), "Sonnet": (120, 30), "CNN-DailyMail": (200, 30)}

@@ -19,8 +19,8 @@ def _run(app: Callable[..., object]) -> int:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
-            error.show()  # type: ignore[attr-defined]
+        if type(error).__name__ == "NoArgsIsHelpError" and hasattr(error, "show"):
+            error.show()  # its message is the help
             return 2
         context = getattr(error, "ctx", None) or _context_of(error.__traceback__)
         command = f"{context.command_path}: " if context is not None else ""
@@ -59,7 +59,7 @@ def main() -> None:
 
 def _app() -> Callable[..., object]:
     try:
-        from specsim.cli import app_of  # noqa: PLC0415 - worker processes import this file, no more
+        from specsim.cli import app_of
     except ImportError as error:
         if (why := foreign()) is None:
             raise
@@ -85,7 +85,7 @@ def _explained_value(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
         return f"{str(error)[len('Symlink loop from ') :]} is a link to itself; name a file"
     if type(error).__name__ == "ValidationError":
-        from specsim.core.settings import told_problems  # noqa: PLC0415 - pydantic is loaded by now
+        from specsim.core.settings import told_problems
 
         return "\n".join(told_problems(error))
     return None

@@ -34,8 +34,8 @@ _FIELD = "num_spec_tokens_to_schedule"
 _log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
 
 
-class _Controlled:
-    """What both schedulers do beside vLLM's work."""
+class Scheduler(_Sync):
+    """vLLM's synchronous scheduler; a policy of specsim says how much is drafted."""
 
     controller: Controller | None = None
     """None once a decision has failed: a server must not fall with it."""
@@ -43,7 +43,7 @@ class _Controlled:
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         control, engine = _control(vllm_config), _engine(vllm_config)
-        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(vllm_config, *args, **kwargs)
         rank = vllm_config.parallel_config.data_parallel_index
         self.controller = Controller(control, engine, rank)
         self.clock = Clock()
@@ -56,28 +56,27 @@ class _Controlled:
     def add_request(self, request: Any) -> None:
         request.specsim_number = self._num_requests
         self._num_requests += 1
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
 
     def _update_after_schedule(self, scheduler_output: Any) -> None:
         # Before vLLM does: it moves the positions on, and lays out room for the drafts.
         self._or_give_up(self._decide, scheduler_output)
-        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+        super()._update_after_schedule(scheduler_output)
 
     def _decide(self, controller: Controller, output: Any) -> None:
         if controller.constant is not None:
             output.num_spec_tokens_to_schedule = controller.constant
             return
         now = self.clock.now()
-        pool = self.kv_cache_manager.block_pool  # type: ignore[attr-defined]
-        free_slots = pool.get_num_free_blocks() * self.block_size  # type: ignore[attr-defined]
-        running = self.running  # type: ignore[attr-defined]
-        k, step = controller.decide(self._columns(output), now, len(running), free_slots)
+        pool = self.kv_cache_manager.block_pool
+        free_slots = pool.get_num_free_blocks() * self.block_size
+        k, step = controller.decide(self._columns(output), now, len(self.running), free_slots)
         output.num_spec_tokens_to_schedule = k
         self._steps.append((output, step, k, now))
 
     def _columns(self, output: Any) -> Columns:
         """Return the fields of `Scheduled` of its sequences."""
-        counts, of_id = output.num_scheduled_tokens, self.requests  # type: ignore[attr-defined]
+        counts, of_id = output.num_scheduled_tokens, self.requests
         requests = [of_id[request_id] for request_id in counts]
         cached = output.scheduled_cached_reqs
         computed, output_lens = cached.num_computed_tokens, cached.num_output_tokens
@@ -99,7 +98,7 @@ class _Controlled:
         # What was sampled before vLLM does, which cuts it off in place; all else after it, when
         # what is looked at has come back to the caches.
         sampled = self._or_give_up(self._sampled, model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         if sampled is not None:
             places = model_runner_output.req_id_to_index
             self._or_give_up(self._observe, scheduler_output, places, *sampled)
@@ -128,7 +127,7 @@ class _Controlled:
         if counts := output.num_scheduled_tokens:
             lens = [sampled[places[each]] for each in counts] if sampled else [0] * len(counts)
             controller.observe(step, k, seconds, lens)
-        if not self.requests:  # type: ignore[attr-defined]
+        if not self.requests:
             controller.rest()
 
     def _or_give_up(self, act: Callable[..., Any], *arguments: Any) -> Any:
@@ -157,18 +156,14 @@ class _Controlled:
         if request_ids is None:
             # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
             self._or_give_up(Controller.rest)
-        return super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        return super().finish_requests(request_ids, *args, **kwargs)
 
     def shutdown(self) -> None:
         self._or_give_up(Controller.close)
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()
 
 
-class Scheduler(_Controlled, _Sync):  # type: ignore[misc]
-    """vLLM's synchronous scheduler; a policy of specsim says how much is drafted."""
-
-
-class AsyncScheduler(_Controlled, _Async):  # type: ignore[misc]
+class AsyncScheduler(Scheduler, _Async):
     """vLLM's asynchronous scheduler; a policy of specsim says how much is drafted."""
 
 

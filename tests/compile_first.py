@@ -29,8 +29,8 @@ LIMIT_S = 900  # after which a compiler is taken to hang; tests then compile wha
 
 def with_loops() -> list[str]:
     """Return all modules of loops."""
-    from specsim import core, lookup, policies  # noqa: PLC0415 - not before it is said who compiles
-    from specsim.core.compiled import loops_of  # noqa: PLC0415
+    from specsim import core, lookup, policies
+    from specsim.core.compiled import loops_of
 
     names = [
         each.name
@@ -49,8 +49,8 @@ def with_loops() -> list[str]:
 
 def not_kept(modules: list[str]) -> list[str]:
     """Return those whose code the cache lacks."""
-    from specsim.core import machine_code  # noqa: PLC0415
-    from specsim.core.compiled import address_of, loops_of  # noqa: PLC0415
+    from specsim.core import machine_code
+    from specsim.core.compiled import address_of, loops_of
 
     missing: list[str] = []
 
@@ -67,8 +67,8 @@ def not_kept(modules: list[str]) -> list[str]:
 
 def compile_here(module: str) -> None:
     """Compile and keep loops as in a run, but for the process in which it is done."""
-    from specsim.core import compiler, machine_code  # noqa: PLC0415
-    from specsim.core.compiled import address_of, loops_of  # noqa: PLC0415
+    from specsim.core import compiler, machine_code
+    from specsim.core.compiled import address_of, loops_of
 
     signal.alarm(LIMIT_S)  # ends this process, whatever it does
     with TemporaryDirectory() as folder:
@@ -101,7 +101,7 @@ def compile_all(modules: list[str]) -> None:
 
 
 def main(modules: list[str]) -> None:
-    from specsim.core.machine_code import CACHE_VARIABLE, IS_COMPILER, cache_folder  # noqa: PLC0415
+    from specsim.core.machine_code import CACHE_VARIABLE, IS_COMPILER, cache_folder
 
     if cache_folder() is None:
         print(

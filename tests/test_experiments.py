@@ -23,7 +23,9 @@ def script(name: str) -> ModuleType:
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
+    found = list(csv.DictReader(path.read_text().splitlines()))
+    assert found, f"{path} has no rows"
+    return found
 
 
 def test_capacity_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

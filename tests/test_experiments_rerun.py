@@ -55,7 +55,9 @@ def own(load: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def rows(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.read_text().splitlines()))
+    found = list(csv.DictReader(path.read_text().splitlines()))
+    assert found, f"{path} has no rows"
+    return found
 
 
 def run_script(runner: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:

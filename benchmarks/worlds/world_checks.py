@@ -17,7 +17,7 @@ Times = NDArray[np.float64]
 SLACK = 1e-9  # of a time, as a share of it, where sums are rounded
 
 
-class Broken(Exception):  # noqa: N818 - of a relation or an oracle
+class Broken(Exception):
     """Something does not hold that must; begins with its name."""
 
 

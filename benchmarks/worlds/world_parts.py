@@ -39,24 +39,24 @@ class Uncompiled(LatencyModel):
         return self.inner.forward_time(load)
 
 
-class PythonGoodput(Goodput):  # type: ignore[misc]
+class PythonGoodput(Goodput):
     """Asked in Python at every step."""
 
-    kind: str = "python_goodput"  # type: ignore[assignment]
+    kind: str = "python_goodput"
     is_asked_in_loops = property(lambda self: False)
 
 
-class PythonSchedule(Schedule):  # type: ignore[misc]
+class PythonSchedule(Schedule):
     """Asked at every step."""
 
-    kind: str = "python_schedule"  # type: ignore[assignment]
+    kind: str = "python_schedule"
 
     def lens_by_size(self, largest: int, memory: Any) -> None:
         """Have no table."""
 
 
-class PythonJoint(Joint):  # type: ignore[misc]
+class PythonJoint(Joint):
     """Likewise."""
 
-    kind: str = "python_joint"  # type: ignore[assignment]
+    kind: str = "python_joint"
     is_asked_in_loops = property(lambda self: False)

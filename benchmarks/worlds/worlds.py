@@ -41,7 +41,7 @@ _REFUSED = "refused"
 _FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # disks are slow
 
 
-class Hang(Exception):  # noqa: N818 - what it is
+class Hang(Exception):
     """A world takes too long."""
 
 

@@ -9,15 +9,14 @@ from threading import Thread
 
 from PIL import Image
 
+from specsim.run.experiment import Experiment
+from specsim.show import ui
+from specsim.show.report import load_study, write_page
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
+from browser import Page, browser
+
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parents[1] / "tests"))
-
-from browser import Page, browser  # noqa: E402
-
-from specsim.run.experiment import Experiment  # noqa: E402
-from specsim.show import ui  # noqa: E402
-from specsim.show.report import load_study, write_page  # noqa: E402
-
 SIZES = {"light": (1280, 900, False), "dark": (1280, 900, True), "phone": (390, 844, False)}
 
 

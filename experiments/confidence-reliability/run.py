@@ -66,7 +66,7 @@ def watched(policy: Policy) -> tuple[Policy, list[tuple[NDArray[Any], ...]]]:
     noted: list[tuple[NDArray[Any], ...]] = [(np.zeros(0), np.zeros(0, dtype=bool))]
     rows: dict[int, NDArray[np.float32]] = {}
 
-    class Watched(kind):  # type: ignore[misc]
+    class Watched(kind):
         uses_confidences: ClassVar[bool] = True
         is_dynamic: ClassVar[bool] = True
 

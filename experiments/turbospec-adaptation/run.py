@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from specsim.api import Experiment, Profile, Request, Summary, read_trace, simulate
 from specsim.hardware import load_model
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "turbospec-tables"))
-from servers import BESIDE, Parameters, profile  # noqa: E402 - they lie beside that experiment
+sys.path.insert(0, str(Path(__file__).parents[1] / "turbospec-tables"))
+from servers import BESIDE, Parameters, profile  # they lie beside that experiment
 
+HERE = Path(__file__).parent
 DATA = Path(os.environ.get("SPECSIM_DATA", HERE.parents[2] / "shared" / "data")) / "tokens"
 CONFIGS = ("off", "k=1", "k=3", "k=5", "k=7", "TS")
 CHANGING = ("off", "k=1", "k=3", "k=5", "TS")

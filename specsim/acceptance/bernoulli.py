@@ -20,7 +20,7 @@ def _constant(alphas: NDArray[np.float64], factors: NDArray[np.float64]) -> Rate
 
 
 def _scores(rates: Any) -> NDArray[np.float64]:
-    from scipy.special import ndtri  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.special import ndtri
 
     return np.asarray(ndtri(rates))
 
@@ -97,7 +97,7 @@ def _shifted_ab(a: float, b: float, change: float) -> dict[str, float]:
 
 def _alphas(a: float, b: float, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
     """Return what each request draws from Beta(a, b)."""
-    from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.special import betaincinv
 
     return np.asarray(betaincinv(a, b, luck.child("request").per_request(indices)))
 

@@ -210,7 +210,7 @@ class Layered(DrawnAcceptance):
         Each layer stays as it is or is drawn anew, which Gauss-Hermite quadrature integrates over;
         a token that is accepted makes easy text likelier.
         """
-        from scipy.special import ndtr  # noqa: PLC0415 - scipy takes 0.2 s
+        from scipy.special import ndtr
 
         indices, counts = drawn_positions(requests, max_draft_len)
         starts = np.cumsum([0, *counts])
@@ -264,7 +264,7 @@ class Layered(DrawnAcceptance):
 
 
 def _normal_quantiles(shares: NDArray[np.float64]) -> NDArray[np.float64]:
-    from scipy.special import ndtri  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.special import ndtri
 
     return np.asarray(ndtri(shares))
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from gzip import GzipFile
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, BinaryIO, ClassVar, cast
 
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
@@ -88,8 +88,8 @@ def _place(head: bytes) -> tuple[int, bytes]:
 
 
 def _is_marked_table(path: Path) -> bool:
-    import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         schema = pq.read_schema(path)
@@ -148,7 +148,7 @@ class _Inputs:
     """Files that the command at hand has read; a program that is no command replaces any."""
 
     paths: set[Path] | None = None
-    own: set[Path] = set()  # noqa: RUF012 - of this process, as `paths` is
+    own: ClassVar[set[Path]] = set()
     """Files that it has written itself before it read them."""
 
 
@@ -342,8 +342,8 @@ def _touched(path: Path) -> Path:
 def _lock(file: int, *, waits: bool) -> None:
     """Lock a file; an OSError if another process has it and this one does not wait."""
     try:
-        import fcntl  # noqa: PLC0415 - not on Windows
-    except ImportError:
+        import fcntl
+    except ImportError:  # on Windows
         if not waits:
             raise OSError from None
         return

@@ -122,8 +122,8 @@ def opened_parquet(
     path: Path, error: type[SpecsimError], remedy: str = "name a whole one"
 ) -> Iterator[Any]:
     """Open a Parquet file (`pyarrow.parquet.ParquetFile`); raise `error` if it is not whole."""
-    import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
     try:
         check_parquet(path)

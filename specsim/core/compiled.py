@@ -58,12 +58,12 @@ def types_of(arrays: type) -> Types:
 
     A field says what numpy's types do not, ``Annotated[NDArray[np.int32], 2]`` its number of axes,
     ``Annotated[Any, Part]`` that it holds pointers to a `Part`, ``Rows[Row]`` the fields of its
-    records, `Hook` that it is called, `Hooks` that one of several is.
+    records, `Hook` that it is called if it is there, `Hooks` that one of several is.
     """
     types: dict[str, tuple[DTypeLike, int] | Types | str] = {}
     for field, hint in get_type_hints(arrays, include_extras=True).items():
-        if hint in (Hook, Hooks):
-            types[field] = HOOK if hint is Hook else HOOKS
+        if hint in (Hook, Hook | None, Hooks):
+            types[field] = HOOKS if hint is Hooks else HOOK
         elif get_origin(hint) is Rows:
             types[field] = (record_of(*get_args(hint)), 1)
         else:
@@ -206,7 +206,7 @@ class Pointers:
 
     def update(self) -> None:
         """Look again, after some of the arrays were resized in place."""
-        numbers: list[int] = []
+        numbers: list[Any] = []
         for value, (field, kind) in zip(self.arrays, self._types.items(), strict=True):
             if isinstance(value, Pointers):
                 value.update()
@@ -222,7 +222,7 @@ class Pointers:
             if value.dtype != kind[0] or value.ndim != kind[1] or not value.flags.c_contiguous:
                 raise TypeError(f"array '{field}' is not a contiguous {kind[0]} of {kind[1]} axes")
             numbers += (value.ctypes.data, *value.shape, 0)[:3]
-        self._numbers[:] = numbers  # type: ignore[assignment]
+        self._numbers[:] = numbers
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Pointers":
         """Return pointers to copies of the arrays; a plain copy would point to these."""

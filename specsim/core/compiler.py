@@ -63,7 +63,7 @@ def _numba() -> Any:
 
 def machine_code(loops: list[Loop]) -> bytes:
     """Return the machine code of a module's loops; only their own names are seen by others."""
-    import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only here
+    import llvmlite.binding as llvm
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
@@ -87,9 +87,9 @@ def machine_code(loops: list[Loop]) -> bytes:
 
 def _lower_only() -> None:
     """Make numba stop at the plain LLVM code of each function; nothing runs in this process."""
-    codegen = import_module("numba.core.codegen")
+    from numba.core.codegen import JITCodeLibrary, JITCPUCodegen
 
-    class Library(codegen.JITCodeLibrary):  # type: ignore[misc, name-defined]
+    class Library(JITCodeLibrary):
         def add_ir_module(self, module: Any) -> None:
             _keep_apart(module.functions)
             super().add_ir_module(module)
@@ -103,7 +103,7 @@ def _lower_only() -> None:
         def get_pointer_to_function(self, name: str) -> int:
             return 0
 
-    class Codegen(codegen.JITCPUCodegen):  # type: ignore[misc, name-defined]
+    class Codegen(JITCPUCodegen):
         _library_class = Library
 
         def set_env(self, name: str, environment: Any) -> None:
@@ -118,7 +118,7 @@ def _let_hooks_be_called() -> None:
 
     `run_at` calls one of several.
     """
-    from llvmlite import ir  # noqa: PLC0415 - see above
+    from llvmlite import ir
 
     numba = _numba()
     whole = ir.IntType(64)
@@ -135,7 +135,7 @@ def _let_hooks_be_called() -> None:
     overload = partial(
         numba.extending.overload, jit_options={"_nrt": False, "no_cfunc_wrapper": True}
     )
-    overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108
+    overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108 - numba wants a function of Python's
     overload(run_at)(lambda hooks, at: lambda hooks, at: call((hooks[at, 0], hooks[at, 1])))
     overload(has)(lambda hook: lambda hook: hook[0] != 0)
 
@@ -252,17 +252,18 @@ def _field(kind: Any) -> Any:
 @cache
 def _handle(fields: tuple[tuple[str, Any], ...]) -> Any:
     """Return the type of a `NamedTuple` in compiled code: one pointer, not hundreds of values."""
-    numba = _numba()
-    types, extending = numba.types, numba.extending
+    from numba import extending
+    from numba.core.types import Type
+    from numba.core.typing.templates import AttributeTemplate
 
-    class Handle(types.Type):  # type: ignore[misc, name-defined]
+    class Handle(Type):
         pass
 
     handle = Handle(name=f"arrays_{sha256(repr(fields).encode()).hexdigest()[:12]}")
     extending.register_model(Handle)(extending.models.OpaqueModel)
     found = {field: (3 * number, _type_of(kind)) for number, (field, kind) in enumerate(fields)}
 
-    class Fields(numba.core.typing.templates.AttributeTemplate):  # type: ignore[misc, name-defined]
+    class Fields(AttributeTemplate):
         key = Handle
 
         def generic_resolve(self, value: Any, field: str) -> Any:
@@ -293,7 +294,7 @@ def _array(dtype: Any, ndim: int) -> Any:
 
 def _load(context: Any, builder: Any, handle: Any, place: int, kind: Any) -> Any:
     """Return code that loads what lies behind a handle, given its place among the numbers there."""
-    from llvmlite import ir  # noqa: PLC0415 - see above
+    from llvmlite import ir
 
     whole = ir.IntType(64)
     numbers = builder.bitcast(handle, whole.as_pointer())

@@ -198,7 +198,7 @@ def _levels(scores: NDArray[np.float64], luck: NDArray[np.float64]) -> Bytes:
 
 @cache
 def _level_grid() -> Bytes:
-    from scipy.special import ndtr  # noqa: PLC0415 - slow to import, and rarely needed
+    from scipy.special import ndtr
 
     middles = (np.arange(2 * _FINE * _WIDEST) + 0.5) / _FINE - _WIDEST
     return np.rint(ndtr(middles) * (_STEPS - 1)).astype(np.uint8)
@@ -220,7 +220,7 @@ def drawn_ranks(own: Floats, scores: Floats, factors: Sequence[float] | None) ->
         own: Luck of each token, standard normal; (positions,) or (places, positions).
         scores: Below which the first candidate is right; (places, positions or 1).
     """
-    from scipy.special import log_ndtr, ndtr  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.special import log_ndtr, ndtr
 
     rows = np.atleast_2d(own)
     own = np.broadcast_to(rows, (max(len(rows), len(scores)), rows.shape[1]))
@@ -247,7 +247,7 @@ def scores_by_rank(
 
     Each as `scores` of `drawn_ranks`.
     """
-    from scipy.special import ndtr, ndtri  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.special import ndtr, ndtri
 
     chances, missed, found = ndtr(scores), ndtr(-scores), [scores]
     given = [1.0] * num_candidates if factors is None else [*factors, *[0.0] * num_candidates]

@@ -108,7 +108,7 @@ def _from_object(code: bytes) -> Callable[[str], int]:
     if not code.startswith(_OBJECTS):  # llvmlite would crash
         raise UnusableError("the compiled code is no machine code")
     engine = _execution_engine()
-    import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only where code is loaded
+    import llvmlite.binding as llvm
 
     try:
         engine.add_object_file(llvm.ObjectFileRef.from_data(code))
@@ -121,7 +121,7 @@ def _from_object(code: bytes) -> Callable[[str], int]:
 @cache
 def _execution_engine() -> Any:
     try:
-        import llvmlite.binding as llvm  # noqa: PLC0415 - heavy, and only where code is loaded
+        import llvmlite.binding as llvm
     except ImportError as error:
         raise FailedError(f"llvmlite cannot be imported ({error}); reinstall numba") from error
     llvm.initialize_native_target()
@@ -248,10 +248,10 @@ def _write(path: Path, code: bytes) -> None:
 def _lock(path: Path) -> Iterator[None]:
     """Let one process compile while the others wait for what it finds."""
     try:
-        import fcntl  # noqa: PLC0415 - not on Windows
+        import fcntl
 
         stream = path.open("a")
-    except (ImportError, OSError):
+    except (ImportError, OSError):  # Windows has no fcntl
         yield
         return
     with stream:

@@ -104,7 +104,7 @@ def parse_yaml(text: str) -> Any:
         raise yaml.MarkedYAMLError(problem=_HALF) from problem
 
 
-class _Yaml(_FASTEST, Composer):  # type: ignore[misc]
+class _Yaml(_FASTEST, Composer):
     """As PyYAML's, with limits, but no value of it is a ValueError, and no key stands twice.
 
     Values are composed here, from the parser's events: libyaml's own composer recurses per level,

@@ -7,6 +7,7 @@
 that a policy is.
 """
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple
 
@@ -123,9 +124,9 @@ class StepOutcome(NamedTuple):
     draft_time: float = 0.0  # seconds that it took to make its drafts
     overhead_time: float = 0.0  # seconds of the engine's own work
     trees: list[Tree | None] | None = None  # shape of each draft, for a policy that drafts trees
-    paths: list[Path] = []  # noqa: RUF012 - never changed
+    paths: Sequence[Path] = ()
     """Ranks of the tokens accepted of each draft, for a policy that drafts trees."""
     drafters: Ints = np.zeros(0, dtype=np.int64)
     """Who made each draft where a lookup has a fallback: 0 the lookup, 1 the fallback."""
-    token_ids: list[list[int]] = []  # noqa: RUF012 - never changed
+    token_ids: Sequence[list[int]] = ()
     """Tokens that each sequence emitted, for a policy that uses them."""

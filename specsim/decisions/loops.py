@@ -80,11 +80,11 @@ class View(NamedTuple):
 class Asking(NamedTuple):
     """How the engine's loop asks a policy; nothing is there that it has no function for."""
 
-    decide: Hook = None  # type: ignore[assignment]
-    stop: Hook = None  # type: ignore[assignment]
-    verify: Hook = None  # type: ignore[assignment]
-    drop: Hook = None  # type: ignore[assignment]
-    observe: Hook = None  # type: ignore[assignment]
+    decide: Hook | None = None
+    stop: Hook | None = None
+    verify: Hook | None = None
+    drop: Hook | None = None
+    observe: Hook | None = None
 
 
 class _Both(NamedTuple):
@@ -93,7 +93,7 @@ class _Both(NamedTuple):
 
 
 VIEW_TYPES = types_of(View)
-SHOWN: np.dtype[Any] = VIEW_TYPES["step"][0]  # type: ignore[assignment, index]
+SHOWN = record_of(Shown)
 _LOAD = StepLoad._fields[:4]
 _OF_BATCH = ["num_decodes", "num_undrafted", "num_admitted", "draft_tokens", "next_context_tokens"]
 _OF_BATCH += ["now", "num_running", "free_slots", "has_found", *_LOAD]

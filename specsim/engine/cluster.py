@@ -81,7 +81,7 @@ class Cluster:
     has_notices = False
     """Whether news lie among replicas' arrivals, where columns cannot tell them from requests."""
 
-    def __init__(  # noqa: PLR0913 - it is what puts them together
+    def __init__(
         self,
         clock: EventClock,
         requests: list[Request],

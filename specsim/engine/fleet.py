@@ -60,7 +60,7 @@ class Fleet:
         most_looks: How often it may look.
     """
 
-    def __init__(  # noqa: PLR0913 - it is what puts them together
+    def __init__(
         self,
         clock: EventClock,
         cluster: Cluster,

@@ -19,9 +19,9 @@ class Ledger:
     def __init__(self, table: Table) -> None:
         self.table = table
 
-    def replace(self, **arrays: NDArray[Any]) -> None:
+    def replace(self, **arrays: Any) -> None:
         """Put other arrays in the place of some of the table's."""
-        self.table = self.table._replace(**arrays)  # type: ignore[arg-type]
+        self.table = self.table._replace(**arrays)
         for bound in ("pointers", "run", "come"):
             self.__dict__.pop(bound, None)
 

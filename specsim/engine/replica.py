@@ -95,7 +95,7 @@ class Replica:
             that `announces_ends`.
     """
 
-    def __init__(  # noqa: PLR0913 - it is what puts them together
+    def __init__(
         self,
         setup: Setup,
         costs: StepCosts,

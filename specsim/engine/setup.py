@@ -63,7 +63,7 @@ class Setup:
         width = self._most_blocks(longest_len)
         most_holding = int(max(most, limits["most_holding"][0]))
         limits["most_holding"] = most_holding
-        arrays = {
+        arrays: dict[str, Any] = {
             **{name: zeros(name, *[1] * axes) for name, (_, axes) in ARRAY_TYPES.items()},
             "limits": limits,
             "state": _state(most, most_holding, num_blocks),
@@ -100,7 +100,7 @@ class Setup:
             "outcomes": zeros("outcomes", longest_draft + 1, longest_draft + 1),
             **shared,
         }
-        return Table(**arrays)  # type: ignore[arg-type]
+        return Table(**arrays)
 
     def _limits(self) -> NDArray[Any]:
         """Return what does not change about a replica."""

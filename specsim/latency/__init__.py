@@ -136,8 +136,9 @@ def one_by_one(forward_time: Callable[[StepLoad], float], load: StepLoad) -> flo
     """
     counts = np.broadcast_arrays(*load[:4])
     rows = zip(*(count.ravel().tolist() for count in counts), strict=True)
-    times = np.array([forward_time(StepLoad(*row)) for row in rows])
-    return times.reshape(counts[0].shape)  # type: ignore[return-value]
+    times: Any = np.array([forward_time(StepLoad(*row)) for row in rows])
+    shaped: float = times.reshape(counts[0].shape)
+    return shaped
 
 
 LATENCY = Family("latency", LatencyModel)

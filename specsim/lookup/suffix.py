@@ -153,7 +153,7 @@ class SuffixLookup(Lookup):
         the order of equally frequent tokens and to its arithmetic in single precision.
     """
 
-    def __init__(  # noqa: PLR0913
+    def __init__(
         self,
         *,
         max_depth: int,

@@ -1,5 +1,6 @@
 """Verification first for those who are about to be late."""
 
+import math
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
@@ -39,7 +40,7 @@ def needed_len(view: View, memory: OnTime, row: int, step_time: float) -> int:
     step, request, output_len = view.step[0], view.requests[row], view.known_lens[row]
     output_len -= view.prompt_lens[row]
     first = memory.first_token_at[request]
-    if first != first:  # noqa: PLR0124 - not a number
+    if math.isnan(first):
         first = step.now
         if output_len > 0:
             memory.first_token_at[request] = first

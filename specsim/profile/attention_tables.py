@@ -378,7 +378,7 @@ def _module_of(shape: ModelShape, *, sparse: bool, named: str) -> dict[str, Any]
 
 def _scan(lens: Values, times: Values, topk: int) -> float:
     """Return what attention of a prompt takes that rises with the square of its length."""
-    from scipy.optimize import nnls  # noqa: PLC0415 - scipy takes 0.3 s
+    from scipy.optimize import nnls
 
     is_long = lens >= topk
     lens, times = lens[is_long], times[is_long]

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import zip_longest
 from math import inf
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,9 +288,9 @@ class StepCosts:
         """
         verified = load
         if self.expands_batch and load.num_requests:
-            reads = load.batched_tokens / load.num_requests
             # An estimate need not be whole, nor a single number: see `step_times`.
-            verified = load._replace(context_tokens=load.context_tokens * reads)  # type: ignore[arg-type]
+            reads: Any = load.batched_tokens / load.num_requests
+            verified = load._replace(context_tokens=load.context_tokens * reads)
         target_time = asked_time(self.target, verified)
         made, rows = draft_load(load, draft_lens)
         drafter = self.drafts[0].latency if self.drafts else None
@@ -306,6 +306,7 @@ class StepCosts:
             load: Everything else about them.
         """
         # Latency models take arrays in place of numbers (`LatencyModel.forward_time`).
-        loads = load._replace(batched_tokens=batched_tokens)  # type: ignore[arg-type]
+        many: Any = batched_tokens
+        loads = load._replace(batched_tokens=many)
         times: NDArray[np.float64] = np.asarray(self.step_time(loads, draft_lens))
         return times

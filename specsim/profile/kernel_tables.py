@@ -191,7 +191,7 @@ class MeasuredTable(NamedTuple):
                 there: list[Any] = sorted(pc.unique(rows[column]).to_pylist())
                 raise ProfileError(
                     f"{self.source}: no {what} with {column} = {value} (measured: {_short(there)})"
-                    + _hint(column, value, there)
+                    + _hint(value, there)
                 )
             rows = kept
         return self._replace(rows=rows)
@@ -320,7 +320,7 @@ class GpuTables:
         return load_mapping(self.folder / f"{self.gpu}.yaml", ProfileError)
 
 
-def _hint(column: str, value: object, there: Sequence[Any]) -> str:
+def _hint(value: object, there: Sequence[Any]) -> str:
     if isinstance(value, str):
         return f"; {nearest(value, [str(each) for each in there])}"
     return f"; the nearest is {min(there, key=lambda each: abs(each - value))}"

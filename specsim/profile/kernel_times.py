@@ -226,7 +226,7 @@ def rising(times: Values) -> Values:
 
     Measured once, some sizes took longer than larger ones; an engine that pads does not.
     """
-    from scipy.optimize import isotonic_regression  # noqa: PLC0415 - scipy takes 0.3 s
+    from scipy.optimize import isotonic_regression
 
     fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
     return np.array(fitted).reshape(times.shape)
@@ -263,23 +263,26 @@ class StateTimes:
 
     def _measured(self) -> dict[str, MeasuredTable] | None:
         """Return the rows of both phases, by phase and kernel; None if there are none."""
-        shape, size = self._shape, self._options.tensor_parallel_size
-        wanted = {
-            "num_k_heads": -(-shape.linear_num_key_heads // size),
-            "num_v_heads": shape.linear_num_value_heads // size,
-            "head_k_dim": shape.linear_key_head_dim,
-            "head_v_dim": shape.linear_value_head_dim,
-        }
         try:
-            if any(each.kind == "mamba" for each in shape.layers):
-                raise ProfileError("no table has what updates the states of Mamba2")  # noqa: TRY301
-            table = self._tables.table("linear_attention", "gdn_perf")
-            rows = table.where("delta nets", **wanted)
+            rows = self._delta_nets()
         except ProfileError as error:
             self._note(f"layers with a state by roofline ({error})")
             return None
-        self._note(table.source)
+        self._note(rows.source)
         return {phase: rows.where("delta nets", phase=phase) for phase in ("generation", "context")}
+
+    def _delta_nets(self) -> MeasuredTable:
+        """Return the rows of these heads; a ProfileError if there are none."""
+        shape, size = self._shape, self._options.tensor_parallel_size
+        if any(each.kind == "mamba" for each in shape.layers):
+            raise ProfileError("no table has what updates the states of Mamba2")
+        return self._tables.table("linear_attention", "gdn_perf").where(
+            "delta nets",
+            num_k_heads=-(-shape.linear_num_key_heads // size),
+            num_v_heads=shape.linear_num_value_heads // size,
+            head_k_dim=shape.linear_key_head_dim,
+            head_v_dim=shape.linear_value_head_dim,
+        )
 
     def decodes(self) -> tuple[Values, Values, Values]:
         """Return some contexts, sequences, and the times, which are the same for all contexts."""

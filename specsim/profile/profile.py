@@ -232,7 +232,7 @@ class LayersOf(NamedTuple):
         return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
 
 
-def memory_plan(  # noqa: PLR0913 - each is a setting of its own
+def memory_plan(
     profile: Profile,
     model: ModelShape,
     gpu: GpuSpec,

@@ -5,7 +5,7 @@ so the engine counts: deliveries per request, gaps per step, tokens per second, 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,8 +180,8 @@ def records_of_run(
 class PrefillRecords(ReplicaRecords):
     """What one prefill replica has handed over: the token that it samples is nobody's answer."""
 
-    def __init__(self, *parts: object) -> None:
-        super().__init__(*parts)  # type: ignore[arg-type]
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
         self._prefills: list[NDArray[np.void]] = []
 
     @property

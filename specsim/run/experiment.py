@@ -167,7 +167,7 @@ class Experiment(Settings):
         check_rejection(proposer, self.acceptance, self.engine.vllm_version)
         check_tokens(proposer, self.acceptance)
         check_model(policy, self.acceptance)
-        self.max_draft_len  # noqa: B018 - raises if the policy exceeds the limit
+        _ = self.max_draft_len  # raises if the policy exceeds the limit
         return self
 
     @model_validator(mode="before")

@@ -40,7 +40,7 @@ class Run:
 
 
 @blamed()
-def simulate(  # noqa: PLR0913 - only the experiment need be given
+def simulate(
     experiment: Experiment,
     *,
     requests: Sequence[Request] | None = None,

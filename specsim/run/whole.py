@@ -310,9 +310,11 @@ class Whole:
     def run(self) -> None:
         """Let everything happen; a CapacityError if requests wait for a replica in vain."""
         cluster, clock, experiment = self._cluster(), self._clock, self._experiment
-        clusters: dict[str | None, Cluster] = {None: cluster}  # type: ignore[dict-item]
+        clusters: dict[str | None, Cluster]
         if isinstance(cluster, PoolSystem):
             clusters = {"prefill": cluster.prefill, "decode": cluster.decode}
+        else:
+            clusters = {None: cluster}
         fleets = self._fleets(clusters)
         schedule_incidents(clock, {**clusters, **fleets}, experiment.incidents or ())
         self._clients.submit = cluster.submit

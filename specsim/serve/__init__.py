@@ -57,8 +57,8 @@ _FULL = (
 def _most_connections(wanted: int) -> int:
     """Return how many connections there may be, having asked the system for as many files."""
     try:
-        import resource  # noqa: PLC0415 - not on Windows, which has no such limit
-    except ImportError:
+        import resource
+    except ImportError:  # Windows has no such limit
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES

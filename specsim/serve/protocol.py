@@ -26,7 +26,7 @@ _TYPES = {
 }  # fmt: skip
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault of the server
+class Refusal(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, status: int, message: str, param: str | None = None) -> None:

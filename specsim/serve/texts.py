@@ -21,9 +21,9 @@ Ids = NDArray[np.integer[Any]]  # of tokens, shape (tokens,)
 _WORDS = """
     the and for are but not you all can her was one our out day get has him his how man new now old
     see two way who boy did its let put say she too use
-""".split()  # noqa: SIM905 - words are easier read than a list of strings
+""".split()
 """Three letters, and so four bytes with the space before."""
-_LONGER = "this that with from have will your which their there time about would".split()  # noqa: SIM905
+_LONGER = "this that with from have will your which their there time about would".split()
 """What else a tokenizer is likely to have a token for."""
 
 

@@ -63,5 +63,5 @@ def in_python(
             error.args = (_OPTION.sub(argument, str(error)),)
             raise
 
-    told.__signature__ = whole  # type: ignore[attr-defined]
+    vars(told)["__signature__"] = whole
     return told

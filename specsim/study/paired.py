@@ -124,6 +124,6 @@ def student_t(freedom: float, error: float = 0.05) -> float:
     """Return how many standard errors are half a confidence interval that misses with `error`."""
     if error == 0.05 and freedom in _FREEDOMS:
         return _T_95[int(freedom) - 1]
-    from scipy.special import stdtrit  # noqa: PLC0415 - see _T_95
+    from scipy.special import stdtrit
 
     return float(stdtrit(freedom, 1.0 - error / 2))

@@ -98,7 +98,7 @@ class Search:
         return {**own, "predictions": [each.to_dict() for each in self.predictions]}
 
 
-def search_splits(  # noqa: PLR0913 - what is searched, and how far
+def search_splits(
     experiment: Experiment,
     gpus: int,
     *,

@@ -91,7 +91,7 @@ def test_vllms_rule_is_that_of_the_acceptance_model(
     spec = {"method": "eagle3", "num_speculative_tokens": 4, "rejection_sample_method": method}
     engine = {"speculative_config": spec, "vllm_version": "0.33"}
     if not others:
-        assert tiny(acceptance=model, engine=engine).acceptance is not None
+        assert tiny(acceptance=model, engine=engine).acceptance == ACCEPTANCE.parse(model)
         return
     with pytest.raises(ConfigError, match=f"{METHOD} = {method}: .* accepted with {others}; name"):
         tiny(acceptance=model, engine=engine)

@@ -15,6 +15,7 @@ from specsim.core import compiled
 compile_first.LIMIT_S = 1
 compiled.loops_of = lambda module: time.sleep(3600)
 compile_first.compile_all(["json", "csv", "gzip"])
+print("ended")
 """
 
 
@@ -31,7 +32,7 @@ def python(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_compiler_that_hangs_is_ended() -> None:
-    python("-c", HANGS)
+    assert python("-c", HANGS).stdout == "ended\n"
 
 
 def test_nothing_is_compiled_that_no_cache_would_keep(tmp_path: Path) -> None:

@@ -58,6 +58,12 @@ def no_modules_left(tmp_path: Path) -> Iterator[None]:
     sys.path[:] = [each for each in sys.path if str(tmp_path) not in each]
 
 
+def test_there_is_much_to_look_at() -> None:
+    """Of a page that has no block and no link, the tests below say nothing."""
+    assert sum(block.language in TO_RUN for path in PAGES for block in blocks(path)) > 80
+    assert sum(len(links(prose(path))) for path in LINKED) > 200
+
+
 @each_page
 @pytest.mark.usefixtures("no_modules_left")
 def test_blocks_run(path: Path, tmp_path: Path, tmp_path_factory: Any, cli: Run) -> None:
@@ -139,6 +145,7 @@ def test_paths_exist(path: Path) -> None:
     folders = {each.name for each in ROOT.iterdir() if each.is_dir()}
     rooms = {each.name for each in (ROOT / "specsim").iterdir() if each.is_dir()}
     named = re.findall(r"`([\w.-]+(?:/[\w.-]+)+/?|[\w-]+/)`", path.read_text(encoding="utf-8"))
+    assert named
     for each in named:
         first = each.split("/")[0]
         base = ROOT if first in folders else ROOT / "specsim"

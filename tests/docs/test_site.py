@@ -55,5 +55,7 @@ def test_forms_and_workflows_are_yaml(path: Path) -> None:
     data = yaml.safe_load(path.read_text())
     if path.parent.name == "workflows":
         assert {"lint", "test", "docs"} <= set(data["jobs"])
-    elif path.name != "config.yml":
+    elif path.name == "config.yml":
+        assert data == {"blank_issues_enabled": True}
+    else:
         assert {"name", "description", "body"} <= set(data)

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from specsim.core.compiled import as_records
 from specsim.core.errors import InvariantError
@@ -301,9 +307,8 @@ class Unreserved(CacheMachine):
 
 @pytest.mark.parametrize("machine", [CacheMachine, Uncached, AsEagle, Reserved, Unreserved])
 def test_cache(machine: type[CacheMachine]) -> None:
-    case = machine.TestCase
-    case.settings = settings(max_examples=40, stateful_step_count=30)
-    case().runTest()
+    """Its rules and invariants assert."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=30))
 
 
 def running_table(**limits: int) -> tuple[Table, list[int]]:

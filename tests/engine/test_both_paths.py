@@ -115,7 +115,7 @@ def charges_drafts_in_python(patch: pytest.MonkeyPatch) -> None:
 def offers_in_python(patch: pytest.MonkeyPatch) -> None:
     offered_len = LookupProposer.offered_len
     for proposer in (Ngram, Suffix):
-        patch.setattr(proposer, "offered_len", lambda *args: offered_len(*args))  # noqa: PLW0108
+        patch.setattr(proposer, "offered_len", lambda *args: offered_len(*args))  # noqa: PLW0108 - not the same function
 
 
 def verifies_in_python(patch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,13 @@
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from specsim.core.compiled import as_records
 from specsim.core.request import Request
@@ -95,6 +101,5 @@ class HeapMachine(QueueMachine):
 
 @pytest.mark.parametrize("machine", [QueueMachine, HeapMachine])
 def test_queue(machine: type[QueueMachine]) -> None:
-    case = machine.TestCase
-    case.settings = settings(max_examples=100, stateful_step_count=40)
-    case().runTest()
+    """Its rules and invariants assert."""
+    run_state_machine_as_test(machine, settings=settings(max_examples=100, stateful_step_count=40))

@@ -139,7 +139,7 @@ NAMES = """
     at_once/dspark/0.32/goodput
     at_once/eagle3/0.33/static
     at_once/draft_model/0.32/static
-""".split()  # noqa: SIM905
+""".split()
 
 
 @pytest.fixture(scope="module")

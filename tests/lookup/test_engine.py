@@ -347,8 +347,8 @@ def test_trees_of_a_fallback_survive_as_far_as_they_were_verified() -> None:
     source = HybridDrafts(lookup, fallback, model_len=5, model_fates=fates, fates=fates,
                           starts=STARTS)  # fmt: skip
     step = verified(1, 0)
-    picks_none = lambda scores: [False] * len(scores)  # noqa: E731
-    assert source.find(step, np.zeros(1, dtype=np.int64), picks_none).tolist() == [5]
+    found = source.find(step, np.zeros(1, dtype=np.int64), lambda scores: [False] * len(scores))
+    assert found.tolist() == [5]
     assert (step["found_len"].tolist(), source.falls_back(step.requests).tolist()) == ([1], [1])
     for num_nodes, wanted in enumerate([0, 0, 1, 1, 2, 3]):
         assert source.accepted_lens(verified(1, num_nodes)).tolist() == [wanted]

@@ -21,7 +21,7 @@ __all__ = ["DoesNotEnd", "Engine", "Script"]
 _LONGEST = 5_000  # steps after which a run is taken never to end
 
 
-class DoesNotEnd(Exception):  # noqa: N818
+class DoesNotEnd(Exception):
     """Requests preempt one another for ever, by vLLM's own rules."""
 
 

@@ -134,7 +134,7 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
         body = getattr(node, "body", None)
         if isinstance(body, list):
             texts = [each for each in body if _is_text(each)]
-            node.body = [each for each in body if each not in texts] or [ast.Pass()]  # type: ignore[attr-defined]
+            node.body = [each for each in body if each not in texts] or [ast.Pass()]
     return tree
 
 

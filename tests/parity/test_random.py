@@ -141,7 +141,7 @@ def test_uncompiled_loops_do_what_vllm_did() -> None:
 STEPS = 30  # of a recording, by which nearly all that it has to show has happened
 
 
-class Enough(Exception):  # noqa: N818
+class Enough(Exception):
     """As many steps have been taken as are compared."""
 
 

@@ -347,6 +347,7 @@ def test_confidences_are_the_same_however_requests_are_chunked() -> None:
 def test_confidences_do_not_depend_on_the_longest_draft() -> None:
     served = requests(10)
     short, long = (tables(Bernoulli(alpha=0.6), served, longest) for longest in (2, 8))
+    assert len(of_each(short[1])) == len(served)
     for few, many in zip(of_each(short[1]), of_each(long[1]), strict=True):
         for a, b in zip(few, many, strict=True):
             assert b.startswith(a)

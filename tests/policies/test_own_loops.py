@@ -198,7 +198,9 @@ def test_a_method_of_its_own_is_asked_in_python(
 def test_policy_check_says_how_it_runs_and_finds_what_machine_code_would_not(
     lens: str, says: str, written: Callable[..., str], cli: Run, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    few = lambda *policy: islice(worlds_of(*policy), 12)  # noqa: E731 - all take half a minute
+    def few(*policy: Any) -> Any:  # all take half a minute
+        return islice(worlds_of(*policy), 12)
+
     monkeypatch.setattr("specsim.study.policy_check.worlds_of", few)
     name = written("checked" if not lens else "beyond", lens)
     code, out, error = cli("policy", "check", name)

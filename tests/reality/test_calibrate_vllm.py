@@ -193,6 +193,7 @@ def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
     hosts = {name: Host((0.85, 1.15)) for name in ORDER if name.startswith("fit")}
     slow = FakeVllm({**hosts, "low": Host((1.5, 1.1)), "low-2": Host((1.0, 0.8))})
     found = calibrated(tmp_path, slow, monkeypatch)
+    assert found.parts
     for engine in found.parts:
         first = engine.replays[0]
         assert (first.name, first.slowness) == ("low", pytest.approx(1.3, abs=0.1))

@@ -101,6 +101,7 @@ def test_deliveries_are_recorded_as_they_come(cli: Run, workload: Path) -> None:
     with serving(FakeVllm()) as url:
         observe(cli, url, workload)
     rows, _ = read(Path("run"))
+    assert len(rows) == NUM
     for row in rows:
         counts = [count for _, count in row["deliveries"]]
         times = [at for at, _ in row["deliveries"]]
@@ -323,7 +324,7 @@ def test_metrics_are_summed_over_engines() -> None:
 
 class TestBadInput:
     def test_nothing_answers(self, cli: Run, workload: Path) -> None:
-        self.fails(
+        self.assert_fails(
             cli,
             f"http://127.0.0.1:{free_port()}",
             workload,
@@ -342,25 +343,25 @@ class TestBadInput:
             thread = threading.Thread(target=banner)
             thread.start()
             url = f"http://127.0.0.1:{other.getsockname()[1]}"
-            self.fails(cli, url, workload, "no server answers")
+            self.assert_fails(cli, url, workload, "no server answers")
             thread.join()
 
     def test_another_web_server_answers(self, cli: Run, workload: Path) -> None:
         server = FakeVllm()
         with serving(server) as url:
-            self.fails(cli, url + "/other", workload, "no OpenAI-compatible server")
+            self.assert_fails(cli, url + "/other", workload, "no OpenAI-compatible server")
 
     def test_wrong_model(self, cli: Run, workload: Path) -> None:
         with serving(FakeVllm()) as url:
-            self.fails(cli, url, workload, "no such model; it has: tiny", "--model", "big")
+            self.assert_fails(cli, url, workload, "no such model; it has: tiny", "--model", "big")
 
     def test_several_models(self, cli: Run, workload: Path) -> None:
         with serving(FakeVllm(models=("a", "b"))) as url:
-            self.fails(cli, url, workload, "choose with --model: a, b")
+            self.assert_fails(cli, url, workload, "choose with --model: a, b")
 
     def test_warm_up_that_fails(self, cli: Run, workload: Path) -> None:
         with serving(FakeVllm(faults={0: "500"})) as url:
-            self.fails(cli, url, workload, "HTTP 500: EngineCore encountered an issue")
+            self.assert_fails(cli, url, workload, "HTTP 500: EngineCore encountered an issue")
 
     def test_folder_holds_a_run(self, cli: Run, workload: Path) -> None:
         Path("run").mkdir(exist_ok=True)
@@ -385,17 +386,17 @@ class TestBadInput:
         ],
     )
     def test_options(self, cli: Run, workload: Path, options: tuple[str, ...], said: str) -> None:
-        self.fails(cli, "http://127.0.0.1:9", workload, said, *options)
+        self.assert_fails(cli, "http://127.0.0.1:9", workload, said, *options)
 
     def test_file_without_a_workload(self, cli: Run, workload: Path) -> None:
         workload.write_text("arrivals: {kind: poisson, rate: 3}\n")
-        self.fails(cli, "http://127.0.0.1:9", workload, "has no section 'workload'")
+        self.assert_fails(cli, "http://127.0.0.1:9", workload, "has no section 'workload'")
 
     @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:99999"])
     def test_url(self, cli: Run, workload: Path, url: str) -> None:
-        self.fails(cli, url, workload, f"--url {url}: is no")
+        self.assert_fails(cli, url, workload, f"--url {url}: is no")
 
-    def fails(self, cli: Run, url: str, workload: Path, said: str, *options: object) -> None:
+    def assert_fails(self, cli: Run, url: str, workload: Path, said: str, *options: object) -> None:
         code, _, err = observe(cli, url, workload, *options)
         assert code == 2
         assert said in err

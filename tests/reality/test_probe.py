@@ -1,13 +1,10 @@
 """The probe of a CPU's speed: the clock stands still for it, and stalls are not its time."""
 
-# ruff: noqa: E402 - these imports need torch, which may be missing
-
 from time import sleep
 
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.extras
 
 import torch
 from small_engine import SHAPE
@@ -15,6 +12,8 @@ from small_engine import SHAPE
 from specsim.reality.clock import MachineClock
 from specsim.reality.torch_engine import speed_probe as module
 from specsim.reality.torch_engine.speed_probe import Probe
+
+pytestmark = pytest.mark.extras
 
 
 def test_the_clock_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,6 +153,7 @@ def test_repetitions_weigh_as_much_as_one_run(table: Path) -> None:
     runs = [run for run in read_table(table) if run.run_id in ("c16", "c1k1")]
     once = fit_runs(START, runs)
     thrice = fit_runs(START, [*runs, runs[0], runs[0]])
+    assert once.estimates
     for one, other in zip(once.estimates, thrice.estimates, strict=True):
         assert one.value == pytest.approx(other.value, rel=1e-3, abs=1e-3)
 

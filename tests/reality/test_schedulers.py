@@ -53,7 +53,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], Any]:
     own = {
         "async_scheduler": {"AsyncScheduler": type("AsyncScheduler", (VllmScheduler,), {})},
         "output": {"SchedulerOutput": SchedulerOutput},
-        "scheduler": {"Scheduler": type("Scheduler", (VllmScheduler,), {})},
+        "scheduler": {"Scheduler": VllmScheduler},
     }
     for name in parts:
         monkeypatch.setitem(sys.modules, name, ModuleType(name))

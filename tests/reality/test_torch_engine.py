@@ -1,7 +1,5 @@
 """The torch engine says what its model says, however it is batched, chunked and speculated."""
 
-# ruff: noqa: E402 - these imports need torch, which may be missing
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +10,6 @@ from conftest import Run
 from deliveries import of_request
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.extras
 
 import torch
 from small_engine import CPU, PROFILE, SHAPE, answers, experiment, make_engine, serve
@@ -22,6 +19,8 @@ from specsim.reality.calibration.torch_plan import Served
 from specsim.reality.torch_engine.attention import Span, make_batch
 from specsim.reality.validation import load_run
 from specsim.run.simulate import simulate
+
+pytestmark = pytest.mark.extras
 
 
 def accepted(served: Served) -> list[tuple[int, int]]:
@@ -121,6 +120,7 @@ def test_synthetic_acceptance_is_that_of_the_simulation() -> None:
     requests = list(asked.workload.build(0).requests())
     served = serve("static:k=3", make_engine(), is_synthetic=True)
     run = simulate(asked, requests=requests, profile=PROFILE, keeps_deliveries=True)
+    assert len(served.requests) == len(requests)
     # What is accepted belongs to positions; that the two clocks differ does not matter.
     for row in served.requests:
         mine = of_request(run, int(row["request_id"].removeprefix("request-")))

@@ -4,9 +4,6 @@ FlashAttention is stood in for by plain attention that is told the same tensors,
 running the same work on the same tensors again.
 """
 
-# ruff: noqa: E402 - these imports need torch, which may be missing
-
-from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -15,7 +12,6 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.extras
 
 import torch
 from small_engine import CPU, answers, make_engine, serve
@@ -35,6 +31,7 @@ from specsim.reality.torch_engine.attention import (
 from specsim.reality.torch_engine.engine import TorchEngine
 from specsim.reality.torch_engine.recordings import PassShape, Recordings, Run, batch_sizes
 
+pytestmark = pytest.mark.extras
 SLOT_LEN = 64
 
 
@@ -252,11 +249,9 @@ def test_every_batch_size_is_compared_with_what_it_will_be_filled_up_to() -> Non
 
 
 def test_what_says_otherwise_recorded_is_not_used() -> None:
-    run: Callable[[Any], Tensor] = lambda batch: batch.token_ids  # noqa: E731
-    recordings = Recordings(run, SLOT_LEN, 4, CPU)
-    wrong = lambda run: lambda: run() + 1  # noqa: E731
+    recordings = Recordings(lambda batch: batch.token_ids, SLOT_LEN, 4, CPU)
     shapes = [PassShape(num, 2, 2) for num in (1, 2, 4)]
-    recordings.add(shapes, wrong, Countdown(*FASTER))
+    recordings.add(shapes, lambda run: lambda: run() + 1, Countdown(*FASTER))
     assert recordings.num_kept == 0
     recordings.add(shapes, again, Countdown(*FASTER))
     assert recordings.num_kept == 3

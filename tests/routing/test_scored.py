@@ -144,6 +144,7 @@ def test_what_is_seen_is_as_old_as_it_says(
     monkeypatch.setattr(ROUTING.find(kind), "choose", watched)
     summary = crowded(tiny, {"kind": kind, "refresh_ms": 250}, arrivals=arrivals)
     rows = summary.tables.requests
+    assert len(seen) == 600
     for index, counts in seen:
         at = rows["arrived_at"][index]
         read_at = at // 0.25 * 0.25

@@ -318,4 +318,4 @@ def test_requests_of_a_program_are_checked(wrong: dict[str, Any], words: str) ->
 
 def test_what_is_no_experiment_is_told_without_a_field() -> None:
     with pytest.raises(ConfigError, match=r"^here: \[1\]: should be a mapping of fields$"):
-        Experiment.parse([1], "here")  # type: ignore[arg-type]
+        Experiment.parse([1], "here")

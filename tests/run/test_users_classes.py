@@ -12,9 +12,10 @@ from specsim.core.errors import ConfigError, PluginError, SpecsimError
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 _NUMBERS = count()
-Run = Callable[..., None]
+Run = Callable[..., Summary]
 
 BASES = {
     "policy": ("policies", "Policy", "draft_lens(self, batch, memory)", "1"),
@@ -35,7 +36,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
 
-    def simulated(family: str, method: str | None = None, *others: str) -> None:
+    def simulated(family: str, method: str | None = None, *others: str) -> Summary:
         room, base, signature, answer = BASES[family]
         name = f"users_{next(_NUMBERS)}"
         methods = [method or f"def {signature}: return {answer}", *others]
@@ -47,21 +48,21 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         if family == "autoscaling":
             del config["replicas"]
             fields |= {"max_replicas": 2, "interval_s": 0.01}
-        simulate(Experiment.parse({**config, family: fields}, "e.yaml"))
+        return Summary(simulate(Experiment.parse({**config, family: fields}, "e.yaml")))
 
     return simulated
 
 
 @pytest.mark.parametrize("family", BASES)
 def test_a_right_class_runs(family: str, run: Run) -> None:
-    run(family)
+    assert run(family).data["completed"] == 30
 
 
 def test_a_whole_number_may_be_one_of_numpys(run: Run) -> None:
     longest = "def max_draft_len(self, most): import numpy as np; return np.int64(min(most, 2))"
-    run("policy", None, longest)
+    assert run("policy", None, longest).tables.steps["asked_draft_len"].max() <= 2
     started = "def num_started(self, n): import numpy as np; return np.int64(min(n, 1))"
-    run("autoscaling", None, started)
+    assert run("autoscaling", None, started).run.scalings[None].counts[0].up == 1
 
 
 @pytest.mark.parametrize("family", BASES)

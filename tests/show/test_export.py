@@ -325,38 +325,38 @@ class TestBadInput:
         ],
     )
     def test_options(self, cli: Run, saved: Save, options: tuple[str, ...], said: str) -> None:
-        self.fails(cli, saved(), said, *options)
+        self.assert_fails(cli, saved(), said, *options)
 
     def test_no_folder(self, cli: Run) -> None:
-        self.fails(cli, Path("nowhere"), "nowhere: is not a folder")
+        self.assert_fails(cli, Path("nowhere"), "nowhere: is not a folder")
 
     def test_empty_folder(self, cli: Run) -> None:
         Path("empty").mkdir()
-        self.fails(cli, Path("empty"), "holds no config.yaml, so it is not of one run")
+        self.assert_fails(cli, Path("empty"), "holds no config.yaml, so it is not of one run")
 
     def test_missing_table(self, cli: Run, saved: Save) -> None:
         folder = saved()
         (folder / "requests.parquet").unlink()
-        self.fails(cli, folder, "holds no requests.parquet")
+        self.assert_fails(cli, folder, "holds no requests.parquet")
 
     def test_files_of_two_runs(self, cli: Run, saved: Save) -> None:
         folder, other = saved(), saved(seed=1)
         (other / "requests.parquet").replace(folder / "requests.parquet")
-        self.fails(cli, folder, "not the same run")
+        self.assert_fails(cli, folder, "not the same run")
 
     def test_summary_that_is_not_ours(self, cli: Run, saved: Save) -> None:
         folder = saved()
         (folder / "summary.json").write_text('{"completed": 3}')
-        self.fails(cli, folder, "has no block 'specsim' of ours")
+        self.assert_fails(cli, folder, "has no block 'specsim' of ours")
 
     def test_times_out_of_order(self, cli: Run, saved: Save) -> None:
         folder = saved()
         table = pq.read_table(folder / "requests.parquet").to_pydict()
         table["scheduled_at"][4] = table["ended_at"][4] + 1
         pq.write_table(pa.table(table), folder / "requests.parquet")
-        self.fails(cli, folder, "row 5: its times must be in the order")
+        self.assert_fails(cli, folder, "row 5: its times must be in the order")
 
-    def fails(self, cli: Run, folder: Path, said: str, *options: str) -> None:
+    def assert_fails(self, cli: Run, folder: Path, said: str, *options: str) -> None:
         options = options or (() if "say what" in said else ("--chrome-trace", "out.json"))
         before = set(Path().rglob("*"))
         code, _, err = cli("export", folder, *options)

@@ -133,8 +133,7 @@ def test_the_page_shows_the_statistics_of_the_studies(desktop: Page, study: Stud
     names = [study.axes[1].labels[winner][:12] for winner in winners]  # they are cut to their cells
     assert sorted(desktop.js(f"{texts}.map(e => e.textContent.slice(0, 12))")) == sorted(names)
     assert desktop.js("gainOf(cell(0, 1, 1), 'mean_e2el_ms').mean") == pytest.approx(
-        gain(cells[0, 1, 1], cells[0, 0, 1], measure).mean,
-        rel=1e-3,  # type: ignore[union-attr]
+        gain(cells[0, 1, 1], cells[0, 0, 1], measure).mean, rel=1e-3
     )
 
 

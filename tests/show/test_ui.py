@@ -240,7 +240,7 @@ def test_a_drafter_on_gpus_of_its_own_is_counted_where_it_drafts(
 
 
 def test_a_simulation_ends_when_it_is_told(tiny: Callable[..., Experiment]) -> None:
-    class Enough(Exception):  # noqa: N818
+    class Enough(Exception):
         pass
 
     def stop(done: int) -> None:

@@ -112,7 +112,7 @@ def test_what_is_no_experiment_says_how_to_get_one(given: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: simulate(given),
         lambda: compare(given, ["off"], replications=1),
-        lambda: capacity(experiment=given),  # type: ignore[call-arg]
+        lambda: capacity(experiment=given),
     ]
     for call in calls:
         with pytest.raises(

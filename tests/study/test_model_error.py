@@ -12,6 +12,7 @@ import yaml
 from conftest import tiny_config
 from rich.console import Console
 
+from specsim.acceptance.bernoulli import Bernoulli
 from specsim.profile import load_profile
 from specsim.profile.model_error import QUANTILE, TERMS, TimeError, known_spreads, moved
 from specsim.profile.profile import NOT_MEASURED
@@ -154,17 +155,20 @@ def test_a_server_that_does_not_keep_up_has_no_such_interval() -> None:
     assert summary.time_error is None
 
 
-def test_a_tuning_says_how_far_the_profile_moves_a_crossover() -> None:
+@pytest.mark.parametrize(("slots", "alpha"), [(16, 0.25), (256, 0.4)])
+def test_a_tuning_says_how_far_the_profile_moves_a_crossover(slots: int, alpha: float) -> None:
     given = experiment(COMPOSED, CLOSED)
-    given = given.replace(engine=given.engine.model_copy(update={"max_num_seqs": 16}))
+    engine = given.engine.model_copy(update={"max_num_seqs": slots})
+    given = given.replace(engine=engine, acceptance=Bernoulli(alpha=alpha))
     found = tune(given, max_k=1, replications=2)
     gain = found.batches.points[0].gains[1]
     assert gain.model_low is not None
     assert gain.model_high is not None
     assert gain.model_low < gain.mean < gain.model_high
-    for each in found.crossovers:
-        if each.load is not None:
-            assert each.model_low is None or each.model_low <= each.load
-            assert each.model_high is None or each.load <= each.model_high
+    [crossover] = found.crossovers
+    loads = [crossover.model_low, crossover.load, crossover.model_high]
+    known = [load for load in loads if load is not None]
+    assert len(known) == 2  # one end is open
+    assert known == sorted(set(known))
     assert all("4 in 5 servers" in printed(each) for each in tuning_tables(found, ""))
     assert any("four in five servers measured:" in line for line in tuning_verdict(found))

@@ -238,6 +238,7 @@ def test_a_fine_tune_in_a_folder_has_the_profiles_of_its_base(
 
 def test_step_times_that_a_plan_rests_on_reach_up_to_a_full_server() -> None:
     found = offered(asked("meta-llama/Llama-3.1-8B-Instruct -tp 1", gpus="h100,l40s"), ("off",))
+    assert {option.hardware.profile.gpu for option in found.options} == {"h100", "l40s"}
     for option in found.options:
         profile = option.hardware.profile
         memory = memory_plan(profile, load_model(profile.model), load_gpu(profile.gpu), [])

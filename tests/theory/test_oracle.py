@@ -46,6 +46,7 @@ def rivals(spec: dict[str, Any]) -> list[Policy]:
             drafts_chains = not isinstance(policy, DraftsTrees)  # as the oracle does
             if name != "oracle" and drafts_chains and not policy.uses_tokens:
                 found.append(policy)
+    assert len(found) > 10
     return found
 
 

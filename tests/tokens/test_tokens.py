@@ -411,7 +411,9 @@ texts_of_few_tokens = st.lists(
 @given(texts=texts_of_few_tokens)
 def test_overlaps_are_those_of_sets(texts: list[Text]) -> None:
     has_prompts = any(text.prompt_len for text in texts)
-    for overlap in measure_overlaps(texts):
+    found = measure_overlaps(texts)
+    assert found
+    for overlap in found:
         expected = slow_overlap(texts, overlap.n)
         assert overlap.own_prompt == (
             pytest.approx(expected["own_prompt"]) if has_prompts else None

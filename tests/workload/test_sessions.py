@@ -1,7 +1,7 @@
 """Sessions: whose turns wait for each other, and what the prefix cache has of them."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,18 @@ def build(arrivals: Any, *, seed: int = 3, **fields: Any) -> list[Request]:
     return list(WorkloadConfig.model_validate(config).build(seed).requests())
 
 
-def by_session(requests: list[Request]) -> list[list[Request]]:
+def by_session(requests: Sequence[Request]) -> list[list[Request]]:
     found: dict[int | None, list[Request]] = {}
     for request in requests:
         found.setdefault(request.session, []).append(request)
     return list(found.values())
+
+
+def turn_pairs(requests: Sequence[Request]) -> list[tuple[Request, Request]]:
+    """Return each turn but the last of its session, and the one after it."""
+    found = [pair for turns in by_session(requests) for pair in pairwise(turns)]
+    assert len(found) > 20
+    return found
 
 
 def test_prompts_grow_by_answers_and_new_input() -> None:
@@ -125,10 +132,9 @@ def test_a_turn_comes_a_think_time_after_the_one_before(
 ) -> None:
     summary = ran(tiny, replicas=replicas)
     rows = summary.tables.requests
-    for turns in by_session(summary.run.requests):
-        for before, after in pairwise(turns):
-            wait = rows["arrived_at"][after.index] - rows["ended_at"][before.index]
-            assert wait == pytest.approx(after.think_time, abs=1e-9)
+    for before, after in turn_pairs(summary.run.requests):
+        wait = rows["arrived_at"][after.index] - rows["ended_at"][before.index]
+        assert wait == pytest.approx(after.think_time, abs=1e-9)
 
 
 def test_a_fixed_number_of_sessions_is_open(tiny: Callable[..., Experiment]) -> None:
@@ -152,10 +158,9 @@ def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Expe
     # the last token of the answer, which no step has computed.
     summary = ran(tiny)
     rows = summary.tables.requests
-    for turns in by_session(summary.run.requests):
-        for before, after in pairwise(turns):
-            said = before.prompt_len + before.output_len - 1
-            assert rows["cached_len"][after.index] == said // 16 * 16
+    for before, after in turn_pairs(summary.run.requests):
+        said = before.prompt_len + before.output_len - 1
+        assert rows["cached_len"][after.index] == said // 16 * 16
 
 
 def test_results_tell_of_turns(tiny: Callable[..., Experiment], tmp_path: Path) -> None:

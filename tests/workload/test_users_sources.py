@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -83,6 +83,7 @@ def test_gaps_do_not_lead_back(gap: float) -> None:
     prompts=st.lists(st.integers(-1, 3), max_size=4),
     outputs=st.lists(st.integers(-1, 3), max_size=4),
 )
+@example([1, 2, 3], [3, 1, 1])
 def test_lengths_are_of_whole_requests(prompts: list[int], outputs: list[int]) -> None:
     trace = Trace(np.array(prompts, dtype=np.int64), np.array(outputs, dtype=np.int64))
     lengths = SaidLens.model_construct(said=trace)

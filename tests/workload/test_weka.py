@@ -122,7 +122,7 @@ def test_agents_run_as_they_wait(
     [
         ([call(0.0, api_time=-1)], "line 1, request 0: api_time = -1 must be at least 0 s"),
         ([call(0.0), {"t": 1.0, "type": "subagent"}], "line 1, request 1: no value for 'requests'"),
-        ([call("soon")], "request 0: t = 'soon' is not a finite number"),  # type: ignore[arg-type]
+        ([call("soon")], "request 0: t = 'soon' is not a finite number"),
         ([agent(0.0, call(0.0, hash_ids=[1.5]))], r"request 0, request 0: hash_ids\[0\] = 1.5"),
         ("none", "line 1: requests is not a list of objects"),
         ([3], "line 1: requests is not a list of objects"),

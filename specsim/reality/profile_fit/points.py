@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,8 +76,8 @@ class Points:
         Of a step with prefill: one chunk, and one token of every other sequence.
         """
         chunk = np.maximum(self.batched_tokens - self.num_requests + 1, 1) * self.mixed
-        counts = (self.context_tokens, self.batched_tokens, self.num_requests, chunk)
-        return StepLoad(*counts)  # type: ignore[arg-type]
+        counts: Any = (self.context_tokens, self.batched_tokens, self.num_requests, chunk)
+        return StepLoad(*counts)
 
 
 @dataclass(frozen=True)

@@ -148,7 +148,7 @@ class RunFit:
         }
 
 
-def fit_runs(  # noqa: PLR0913 - only the start and rows need be given
+def fit_runs(
     start: Profile,
     fitted: Runs,
     held_out: Runs = (),
@@ -319,7 +319,7 @@ def _least_squares(problem: Problem, places: Values, spread: float, is_free: Fla
     takes two or three of them; those of `scipy.optimize.least_squares` shrink where many times are
     at their bound of 0, and it stops on the way.
     """
-    from scipy.optimize import lsq_linear  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.optimize import lsq_linear
 
     def residuals(places: Values) -> Values:
         return np.concatenate([problem.errors(places) / spread, places])

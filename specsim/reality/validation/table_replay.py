@@ -494,7 +494,7 @@ def _quantiles(mean: float, concentration: float, count: int) -> NDArray[np.floa
     """Return the middles of `count` equally likely parts of the distribution, in order."""
     if math.isinf(concentration):
         return np.full(count, mean)
-    from scipy.special import betaincinv  # noqa: PLC0415 - scipy takes 0.2 s
+    from scipy.special import betaincinv
 
     shares = (np.arange(count) + 0.5) / count
     found: NDArray[np.float64] = betaincinv(

@@ -69,9 +69,9 @@ class _ShownStep(NamedTuple):
     shown: Annotated[Any, View]
     learned: Floats
     """As `LearnedTimes.row`."""
-    learn: Hook = None  # type: ignore[assignment]
-    decide: Hook = None  # type: ignore[assignment]
-    observe: Hook = None  # type: ignore[assignment]
+    learn: Hook | None = None
+    decide: Hook | None = None
+    observe: Hook | None = None
     """Where step times are learned, and where the policy is loops."""
 
 

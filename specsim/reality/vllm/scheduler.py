@@ -43,15 +43,15 @@ _OF_SPECULATION = (
 _log = logging.getLogger("vllm.specsim")  # vLLM shows what is logged below its own name
 
 
-class _Recording:
-    """What both schedulers do beside vLLM's work."""
+class RecordingScheduler(Scheduler):
+    """vLLM's synchronous scheduler, recorded."""
 
     recorder: Recorder | None  # None once recording has failed: a server must not fall with it
     clock: Clock  # of all that is recorded; may be replaced before a run
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         folder = _folder(vllm_config)
-        super().__init__(vllm_config, *args, **kwargs)  # type: ignore[call-arg]
+        super().__init__(vllm_config, *args, **kwargs)
         self._meta = _run_meta(vllm_config)
         self.clock = Clock()
         self.recorder = None
@@ -68,24 +68,24 @@ class _Recording:
         )
 
     def add_request(self, request: Any) -> None:
-        super().add_request(request)  # type: ignore[misc]
+        super().add_request(request)
         self._record("arrived", request)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         now = self.clock.now()
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+        output = super().schedule(*args, **kwargs)
         self._record("scheduled", self, output, now)
         return output
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         # Before vLLM does: it cuts tokens off in place, and moves the positions on.
         self._record("verified", self, scheduler_output, model_runner_output)
-        outputs = super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         self._record("updated", self)
         return outputs
 
     def finish_requests(self, request_ids: Any, *args: Any, **kwargs: Any) -> Any:
-        ended = super().finish_requests(request_ids, *args, **kwargs)  # type: ignore[misc]
+        ended = super().finish_requests(request_ids, *args, **kwargs)
         self._record("ended", [request.request_id for request in ended])
         if request_ids is None:
             # All of them: after a SIGTERM, and then the engine is killed before its `shutdown`.
@@ -94,7 +94,7 @@ class _Recording:
 
     def shutdown(self) -> None:
         self.stop_run()
-        super().shutdown()  # type: ignore[misc]
+        super().shutdown()
 
     def stop_run(self) -> None:
         """Stop recording: the run folder is whole, and nothing is recorded until `start_run`."""
@@ -113,15 +113,11 @@ class _Recording:
             _log.error("specsim: recording has stopped: %s", error, exc_info=not is_own)
 
 
-class RecordingScheduler(_Recording, Scheduler):  # type: ignore[misc]
-    """vLLM's synchronous scheduler, recorded."""
-
-
-class RecordingAsyncScheduler(_Recording, AsyncScheduler):  # type: ignore[misc]
+class RecordingAsyncScheduler(RecordingScheduler, AsyncScheduler):
     """vLLM's asynchronous scheduler, recorded."""
 
 
-def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> _Recording:
+def recording_scheduler(vllm_config: Any, *args: Any, **kwargs: Any) -> RecordingScheduler:
     """Return the scheduler that vLLM would have chosen, recorded: for ``--scheduler-cls``.
 
     A ConfigError if ``SPECSIM_RECORD_DIR`` is not set, or names a folder that holds a run already.

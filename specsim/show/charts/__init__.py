@@ -205,7 +205,7 @@ def check_suffix(path: Path) -> None:
 
 def save(spec: Mapping[str, Any], path: Path) -> None:
     """Draw a chart into a file, whole or not at all; a ConfigError if the path is no good."""
-    import vl_convert  # noqa: PLC0415 - optional, and only those that draw need its 100 MiB
+    import vl_convert
 
     check_suffix(path)
     look = theme(print_colour) | {"background": "white"}

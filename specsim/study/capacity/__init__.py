@@ -84,7 +84,7 @@ class Contender:
         return explore(saturated.requests_per_second, self.goal, count)
 
 
-def capacity(  # noqa: PLR0913 - the options of a command
+def capacity(
     experiment: Experiment,
     *,
     slo: str | Slo | None = None,

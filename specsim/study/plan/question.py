@@ -136,7 +136,7 @@ class Question:
         return size * self.ranks > 1 and is_asked and load_model(self.model).num_experts > 0
 
 
-def question_of(  # noqa: PLR0913 - the options of a command
+def question_of(
     *,
     vllm: str | None = None,
     sglang: str | None = None,

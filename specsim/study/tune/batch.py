@@ -212,7 +212,7 @@ def _best_ks(points: list[BatchPoint]) -> tuple[list[int], NDArray[np.float64]]:
     log_times -= log_times[:, :1]
     if len(points) > 1:
         # The processes that run the trials need none of it.
-        from scipy.interpolate import PchipInterpolator  # noqa: PLC0415 - takes half a second
+        from scipy.interpolate import PchipInterpolator
 
         known = np.log([point.batch_size for point in points])
         wanted = np.log(np.arange(1, points[-1].batch_size + 1))

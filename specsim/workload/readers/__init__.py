@@ -246,7 +246,8 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 def _values(column: Any) -> list[Any]:
     """Return the values of a column of Parquet; times as seconds, those with a date since 1970."""
     if not str(column.type).startswith(_TIMES):
-        return column.to_pylist()  # type: ignore[no-any-return]
+        values: list[Any] = column.to_pylist()
+        return values
     seconds = _SECONDS[column.type.unit]
     return [n if n is None else n * seconds for n in column.cast("int64").to_pylist()]
 

@@ -102,8 +102,8 @@ def write_trace(trace: Trace, path: Path) -> None:
     """Write ``.parquet``, ``.jsonl`` or ``.jsonl.gz``; a ConfigError if it ends otherwise."""
     columns = _columns(trace)
     if path.suffix == ".parquet":
-        import pyarrow as pa  # noqa: PLC0415 - pyarrow takes 30 MiB
-        import pyarrow.parquet as pq  # noqa: PLC0415
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
         table = pa.table({name: pa.array(column) for name, column in columns.items()})
         table = table.replace_schema_metadata({MARK: __version__})
