@@ -170,6 +170,23 @@ def test_the_recordings_with_loads_cover_what_they_should() -> None:
     assert sum(not step["sched"] for log in logs for step in log["steps"]) > 20
 
 
+def test_the_recordings_with_host_memory_cover_what_they_should() -> None:
+    paths = sorted(OWN.glob("host-*.scenario.json"))
+    scenarios = [load_scenario(path) for path in paths]
+    logs = [load_log(path.with_name(path.name.replace(".scenario.", ".log."))) for path in paths]
+    assert {scenario.engine.async_scheduling for scenario in scenarios} == {True, False}
+    assert {scenario.engine.policy for scenario in scenarios} == {"fcfs", "priority"}
+    assert {each.engine.spec.method for each in scenarios if each.engine.spec} >= {"eagle"}
+    assert {scenario.loads.offload_prompt_only for scenario in scenarios} == {True, False}
+    assert min(scenario.loads.host_blocks for scenario in scenarios) <= 10
+    assert sum(bool(step["preempted"]) for log in logs for step in log["steps"]) > 10
+    # Without host memory they run otherwise, or they would show nothing.
+    for scenario, log in zip(scenarios, logs, strict=True):
+        loads = scenario.loads.model_copy(update={"host_blocks": 0})
+        without = run_scenario(scenario.model_copy(update={"loads": loads}))
+        assert compare_logs(json.loads(json.dumps(without)), log) is not None
+
+
 def worked() -> tuple[dict, dict]:
     path = OWN / "worked.scenario.json"
     return run_scenario(load_scenario(path)), load_log(OWN / "worked.log.json")
