@@ -185,10 +185,11 @@ def _overlap(grams: Ints, n: int, numbers: Ints, ends: Ints) -> Overlap:
 
 DRAFTERS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("ngram", {"num_speculative_tokens": 5}),
+    ("ngram_gpu", {"num_speculative_tokens": 5}),
     ("suffix", {}),
 )
-"""Proposers that are replayed, with vLLM's defaults (ngram: n-grams of 5; suffix: trees of depth
-24). vLLM has no default for the k of ngram; it is that of the n-grams here."""
+"""Proposers that are replayed, with vLLM's defaults (n-grams of 5; suffix: trees of depth 24). vLLM
+has no default for the k of n-grams; it is their length here."""
 
 REPLAYED_TOKENS = 2_000_000
 """Requests are replayed from the first, until their prompts and outputs come to so many tokens:

@@ -481,8 +481,9 @@ def test_only_the_first_requests_of_a_long_trace_are_replayed(
 
 def test_suffix_learns_from_earlier_requests(tmp_path: Path) -> None:
     description = describe_tokens(load_texts(token_trace(tmp_path)), 100, 0)
-    ngram, suffix = description.drafters
-    assert (ngram.method, suffix.method) == ("ngram", "suffix")
+    ngram, on_gpu, suffix = description.drafters
+    assert [each.method for each in description.drafters] == ["ngram", "ngram_gpu", "suffix"]
+    assert on_gpu.drafted_per_step > ngram.drafted_per_step  # also where it has found nothing
     assert suffix.tokens_per_step > ngram.tokens_per_step
     assert description.advice.startswith("suffix looks worth trying")
 
