@@ -12,6 +12,7 @@ from specsim.core.errors import ConfigError
 from specsim.engine.config import EngineConfig
 from specsim.study.plan.command import read_command
 from specsim.study.plan.drafts import FLAGS
+from specsim.study.plan.question import question_of
 
 EAGLE = '{"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}'
 
@@ -449,3 +450,23 @@ def test_flags_of_settings_that_an_engine_has_are_its_settings() -> None:
     } <= known
     command = read_command("vllm serve m --prefill-schedule-interval 4", "vllm")
     assert (command.engine, command.notes) == ({"prefill_schedule_interval": 4}, [])
+
+
+@pytest.mark.parametrize(
+    ("drafter", "flags", "said"),
+    [
+        ("JackFram/llama-68m", "", True),
+        ("JackFram/llama-68m", "--max-model-len 2048", False),
+        ("JackFram/llama-68m", "--max-model-len auto", True),
+        ("meta-llama/Llama-3.2-1B", "", False),
+        ("a/draft-model-that-nobody-knows", "", False),
+    ],
+)
+def test_a_short_draft_model_limits_what_vllm_serves(drafter: str, flags: str, said: bool) -> None:
+    spec = f'{{"method": "draft_model", "model": "{drafter}", "num_speculative_tokens": 3}}'
+    command = f"vllm serve meta-llama/Llama-3.1-8B-Instruct {flags} --speculative-config '{spec}'"
+    notes = [note for note in question_of(vllm=command).notes if "takes no request of over" in note]
+    assert notes == [
+        "vLLM 0.33 takes no request of over 2,048 tokens beside JackFram/llama-68m, which has no "
+        "more positions; here longer ones are served"
+    ] * said  # fmt: skip

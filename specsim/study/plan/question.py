@@ -22,7 +22,7 @@ from specsim.study.capacity import Prices, SloLimits, parse_slo
 from specsim.study.capacity.choices import check_ranges
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
-from specsim.study.plan.model_names import NAMES, model_of, weights_of
+from specsim.study.plan.model_names import NAMES, context_of, model_of, weights_of
 from specsim.study.plan.presets import Wanted
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.distributions import DATASETS
@@ -119,7 +119,31 @@ class Question:
                 ranks > 1 and self.day is not None
             ),
         }
-        return [*(text for text, holds in said.items() if holds), *self.command.notes]
+        found = [text for text, holds in said.items() if holds]
+        return [*found, *self._limit_of_drafter(), *self.command.notes]
+
+    def _limit_of_drafter(self) -> list[str]:
+        """Say if vLLM serves only shorter requests beside the draft model that the command names.
+
+        References:
+            vLLM 0.33.0 ``config/vllm.py _limit_max_model_len_to_draft``.
+        """
+        drafts = self.command.speculation or {}
+        if drafts.get("method") != "draft_model" or self.command.program != "vllm":
+            return []
+        try:
+            drafter = load_model(model_of(str(drafts.get("model"))))
+        except ConfigError:  # nothing is known of it
+            return []
+        own = context_of(self.command.model) | self.command.engine
+        limit = own.get("max_model_len", -1)
+        limit = limit if limit > 0 else load_model(self.model).max_position_embeddings
+        if limit <= drafter.max_position_embeddings:
+            return []
+        return [
+            f"vLLM 0.33 takes no request of over {drafter.max_position_embeddings:,} tokens beside "
+            f"{drafts['model']}, which has no more positions; here longer ones are served"
+        ]
 
     @property
     def shares_as_options(self) -> str:
