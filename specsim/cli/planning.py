@@ -80,7 +80,7 @@ def plan(
     """
     asked = {name: value for name, value in locals().items() if name != "out"}
     warm_up(workers)
-    from specsim.show.render.study_tables import plan_lines, plan_tables
+    from specsim.show.render.plan_tables import plan_lines, plan_tables
     from specsim.study.plan import plan as ask
     from specsim.study.plan.files import FILES, save_plan
     from specsim.study.plan.words import notes

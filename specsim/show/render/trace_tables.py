@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.core.figures import figures
-from specsim.show.render import new_table, percent
+from specsim.core.figures import figures, percent
+from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.tokens.describe import TokenDescription

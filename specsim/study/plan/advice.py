@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.study.capacity import Found, Hardware
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
@@ -227,7 +227,7 @@ def choice_of(
     if found.rate is None or found.replicas is None or probe is None:
         lowest = found.probes[0]
         load = figures(lowest.load, 3)
-        why = f"{lowest.attainment:.0%} within the limits even at {load} requests/s"
+        why = f"{percent(lowest.attainment, 0)} within the limits even at {load} requests/s"
         return Choice(**head, state="impossible", why=why)
     between, by_model = found.interval if is_searched else None, found.model_interval
     beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
