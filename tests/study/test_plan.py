@@ -1007,6 +1007,17 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
         assert plan_tables(plan) == [Choices(shown["heads"], shown["rows"])]
 
 
+def test_tokens_cost_what_the_servers_cost_however_long_the_answers_of_a_run() -> None:
+    plan = of_two_gpus()
+    for run in (run for found in plan.searched.values() for p in found.probes for run in p.runs):
+        object.__setattr__(run, "mean_output_len", 110.0)
+    tokens_per_hour = 100.0 * plan.question.traffic.mean_lens[1] * 3600
+    costs = [(c.cost_per_hour, c.cost_per_million_tokens) for c in plan.advice.choices if c.gpus]
+    assert len(costs) == 4
+    for per_hour, per_million in costs:
+        assert per_million == pytest.approx(1e6 * per_hour / tokens_per_hour)
+
+
 @pytest.mark.parametrize(("width", "tables"), [(140, 1), (80, 2)])
 def test_the_table_fits_the_terminal(width: int, tables: int) -> None:
     console = Console(width=width, file=StringIO())

@@ -227,8 +227,15 @@ class Plan:
         none, found = self._none_beside(name), self.known(name)
         are_searched = none is not None and none in self.searched and name in self.searched
         over = None if none is None else against(self.known(none), found, is_searched=are_searched)
-        is_searched = name in self.searched
-        return choice_of(self.options[name], found, is_searched=is_searched, over=over)
+        # Of all rows alike: each run has drawn its own requests.
+        tokens_per_hour = self.question.rate * self.question.traffic.mean_lens[1] * 3600
+        return choice_of(
+            self.options[name],
+            found,
+            is_searched=name in self.searched,
+            over=over,
+            tokens_per_hour=tokens_per_hour,
+        )
 
     def _off_from(self) -> float | None:
         none = None if self.taken is None else self._none_beside(self.taken)
