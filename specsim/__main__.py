@@ -1,5 +1,6 @@
 """Entry point: ``specsim`` and ``python -m specsim``."""
 
+import signal
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -39,8 +40,16 @@ def _context_of(place: TracebackType | None) -> Any:
     return found
 
 
+def _end(number: int, frame: object) -> None:
+    """Let go of processes and unfinished files, and end; a second signal ends at once."""
+    signal.signal(number, signal.SIG_DFL)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _ANYWHERE)
     try:
         sys.exit(_run(_app()))

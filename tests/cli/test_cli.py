@@ -5,6 +5,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -622,3 +623,21 @@ def test_answers_of_one_token_have_no_time_between_tokens(
     for name in ("TPOT", "ITL"):
         row = next(line for line in out.splitlines() if f" {name} " in line)
         assert (row.count(" - ") == 4) is (output == 1)
+
+
+def test_sigterm_ends_all_processes_silently_and_leaves_nothing(
+    experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = experiment()
+    words = ("compare", str(path), "--policies", "off", "static:k=1", "--replications", "10000")
+    command = [sys.executable, "-m", "specsim", *words, "--workers", "2", "--out", "results"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while list(tmp_path.iterdir()) == [path] and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(2)  # in the middle of it
+        process.terminate()
+        said = process.communicate(timeout=30)
+    assert (process.returncode, *said) == (143, "", "")
+    assert list(tmp_path.iterdir()) == [path]
