@@ -25,7 +25,7 @@ def _run(app: Callable[..., object]) -> int:
             return 2
         context = getattr(error, "ctx", None) or _context_of(error.__traceback__)
         command = f"{context.command_path}: " if context is not None else ""
-        text = " ".join(error.format_message().split()).rstrip(".")
+        text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
         sys.stderr.write(f"error: {command}{text}; see --help\n")
         return 2
     return code if isinstance(code, int) else 0

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -381,6 +382,21 @@ def test_help_teaches(cli: Run) -> None:
     code, out, _ = cli("run", "--help")
     assert code == 0
     assert "vllm bench serve" in " ".join(out.replace("│", " ").split())
+
+
+def test_help_is_wrapped_at_the_width_of_the_terminal_alone(cli: Run) -> None:
+    lines = cli("calibrate", "--help")[1].splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith(" torch, an engine"))
+    paragraph = [*takewhile(str.strip, lines[first:])]
+    following = [line.split()[0] for line in paragraph[1:]]
+    for line, word in zip(paragraph, following, strict=False):
+        assert len(f"{line.rstrip()} {word}") >= 80
+
+
+def test_a_wrong_choice_is_said_in_plain_words(cli: Run) -> None:
+    code, _, errors = cli("calibrate", "--engine", "tensor", "--out", "new")
+    assert code == 2
+    assert errors.startswith("error: specsim calibrate: Invalid value for '--engine': 'tensor' is ")
 
 
 def requests_file(path: Path, **columns: Any) -> None:
