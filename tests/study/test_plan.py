@@ -853,6 +853,13 @@ def test_costs_whose_intervals_overlap_are_not_ordered() -> None:
     assert plan.ties == ["h100 off"]
 
 
+def test_what_may_be_as_cheap_is_named_with_its_size() -> None:
+    both = (24.5, 24.0, 26.0, 900.0), (26.0, 24.5, 27.0, 950.0)
+    plan = plan_of(*both, command=f"Qwen/Qwen3-8B {EAGLE} --tensor-parallel-size 2")
+    said = "Not shown to be cheaper than H100, no speculation (2 GPUs)."
+    assert said in notes(plan.advice)
+
+
 def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> None:
     advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
     assert [(c.servers, c.gpus, c.cost_per_hour) for c in advice.choices] == [

@@ -209,6 +209,12 @@ def option_words(option: Option) -> str:
     return f"{where}, {speculation_words(option)}"
 
 
+def sized_words(option: Option) -> str:
+    """Return an option in words, with the GPUs of a server if it has several."""
+    size = option.hardware.gpus_per_replica
+    return option_words(option) + (f" ({size} GPUs)" if size > 1 else "")
+
+
 def choice_of(
     option: Option,
     found: Found,

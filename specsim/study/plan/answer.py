@@ -19,6 +19,7 @@ from specsim.study.plan.advice import (
     choice_of,
     drafter_words,
     option_words,
+    sized_words,
     speculation_words,
 )
 from specsim.study.plan.candidates import Option
@@ -158,7 +159,7 @@ class Plan:
             choices=[*choices, *self._impossible()],
             taken=taken,
             off_from=self._off_from(),
-            not_shown_cheaper_than=[option_words(self.options[name]) for name in self.ties],
+            not_shown_cheaper_than=[sized_words(self.options[name]) for name in self.ties],
             what_ifs=what_ifs(self),
             other_prices=other_prices(self),
             day=day_advice(self),

@@ -200,7 +200,7 @@ def notes(advice: Advice) -> list[str]:
     found += _none_elsewhere(advice)
     found += _faster_for_little(advice)
     if advice.not_shown_cheaper_than:
-        found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
+        found.append(f"Not shown to be cheaper than {' or '.join(advice.not_shown_cheaper_than)}.")
     found += [] if advice.api is None else [_on_api(advice, advice.api)]
     found += [] if advice.day is None else _day_notes(advice.day)
     found += _what_if_notes(advice)
