@@ -573,6 +573,16 @@ def test_a_narrow_terminal_breaks_no_number() -> None:
         assert max(map(len, lines)) <= max(width, 51)
 
 
+def test_no_word_of_a_head_is_broken_where_there_is_room() -> None:
+    heads = ["row", *["simulated at the speed of the machine"] * 5]
+    table = new_table("title", heads, [["one", *["41.4 %"] * 5]])
+    console = Console(width=70, file=StringIO())
+    keep_numbers_whole(table, console)
+    with console.capture() as shown:
+        console.print(table, crop=False)
+    assert shown.get().count("simulated") == shown.get().count("41.4 %") == 5
+
+
 def test_the_module_runs_by_itself() -> None:
     command = [sys.executable, "-m", "specsim", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

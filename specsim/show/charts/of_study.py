@@ -343,7 +343,7 @@ def breakdown(sketch: Sketch) -> Spec:
     x = quantity(
         "from",
         "share of the time of all replicas",
-        axis={"labelExpr": _IN_PERCENT},
+        axis={"labelExpr": _IN_PERCENT, "tickCount": 5},
         scale={"domain": [0, 1], "nice": False},
     )
     bar = {"x": x, "x2": {"field": "to"}, "fill": by_part, **TOLD}

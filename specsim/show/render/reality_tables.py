@@ -53,7 +53,8 @@ def _cases(found: Calibration) -> Table:
     columns = ["acceptance, load, policy"]
     for metric in JUDGED:
         columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "at speed", "spread"]
-    columns += ["mean |error| of 15", "at speed", ""]
+    all_kept = not found.failed
+    columns += ["mean |error| of 15", "at speed", *([] if all_kept else [""])]
     table = new_table("measured against simulated", columns)
     last = None
     for each in found.results:
@@ -73,7 +74,7 @@ def _cases(found: Calibration) -> Table:
                 spread,
             ]
         row += [percent(each.mean_error), percent(each.mean_error_at_speed)]
-        row.append("" if judged(each, found.stated_error) else "beyond")
+        row += [] if all_kept else ["" if judged(each, found.stated_error) else "beyond"]
         table.add_row(*row)
     return table
 
@@ -113,13 +114,14 @@ def calibration_verdict(found: Calibration) -> list[str]:
             [[each.statistic(name, "mean") for name in JUDGED] for each in found.results],
         )
     )
-    lines.append(f"{told} of {total} cases keep to it by themselves, whatever the spread")
+    kept = f"{told} of {total} cases keep to the stated error, whatever the spread"
     if any(each.slowness for each in found.results):
-        lines.append(
-            f"if the simulation is told how fast the machine was ('at speed'); if not, {untold}"
+        kept += (
+            f", if the simulation is told how fast the machine was ('at speed'); {untold} if not"
         )
+    lines.append(kept)
     if found.is_kept and not found.is_validated:
-        lines.append("but not where the real runs repeat no better: there this validates nothing")
+        lines.append("of the others the real runs repeat no better: they validate nothing")
     lines += [f"beyond it: {each.case.name}" for each in found.failed]
     lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     lines += [
@@ -239,7 +241,7 @@ def _errors_by_group(found: TableErrors) -> list[Table]:
             cells = {e.metric: f"{percent(e.median_abs)} / {percent(e.worst_abs)}" for e in errors}
             count = max((each.count for each in errors), default=0)
             rows.append([group, f"{count}", *(cells.get(metric, "-") for metric in HEADLINES)])
-        names = [metric.replace(OF_TOKENS, "TPOT or ITL") for metric in HEADLINES]
+        names = [metric.replace(f"{OF_TOKENS}_", "TPOT or ITL ") for metric in HEADLINES]
         tables.append(new_table(f"|error| by {name}, median / worst", ["", "runs", *names], rows))
     return tables
 

@@ -359,7 +359,7 @@ def _speed_up(value: "SpeedUp") -> str:
 
 def _regret(name: str, standing: "Standing") -> str:
     value = standing.regrets[name]
-    return f"{value.mean:+.1f} %" + _half_width(value.low, value.high, 1)
+    return percent(value.mean / 100, sign=True) + _half_width(value.low, value.high, 1)
 
 
 def _half_width(low: float | None, high: float | None, digits: int) -> str:

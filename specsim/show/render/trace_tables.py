@@ -150,7 +150,7 @@ def distances_table(fits: dict[str, dict[str, float]], title: str) -> Table:
         [
             escape(name),
             *(f"{fit[field]:.3f}" for field in ("per_step", "per_request", "per_window")),
-            f"{100 * fit['steps_error']:+.1f} %",
+            percent(fit["steps_error"], sign=True),
         ]
         for name, fit in fits.items()
     )
