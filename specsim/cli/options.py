@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -233,6 +235,17 @@ def keep_numbers_whole(table: Any, console: Any) -> None:
         narrowest = sum(column.min_width or 1 for column in table.columns) + len(table.columns) + 1
         if narrowest > console.width:
             table.width = narrowest
+
+
+def say(sentences: Iterable[str]) -> None:
+    """Print sentences, a line each; a terminal breaks them between words."""
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(sentences))
+        return
+    lines = TextWrapper(get_terminal_size().columns, subsequent_indent="  ")
+    lines.break_long_words = lines.break_on_hyphens = False
+    for each in sentences:
+        typer.echo(lines.fill(each))
 
 
 def warn(warnings: list[str]) -> None:

@@ -19,7 +19,7 @@ from conftest import ROOT, Run, tiny_config
 from rich._emoji_codes import EMOJI
 from rich.console import Console
 
-from specsim.cli.options import keep_numbers_whole, show, warn
+from specsim.cli.options import keep_numbers_whole, say, show, warn
 from specsim.core.version import __version__
 from specsim.reality import acceptance_fit
 from specsim.reality.acceptance_fit import fits
@@ -581,6 +581,20 @@ def test_no_word_of_a_head_is_broken_where_there_is_room() -> None:
     with console.capture() as shown:
         console.print(table, crop=False)
     assert shown.get().count("simulated") == shown.get().count("41.4 %") == 5
+
+
+def test_sentences_are_broken_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = ["Rent 4 H100: 2 servers of 2 GPUs, 13.39 USD per hour.", "Assumed: nothing."]
+    say(sentences)
+    assert capsys.readouterr().out.splitlines() == sentences
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    say(sentences)
+    assert capsys.readouterr().out.splitlines() == [
+        "Rent 4 H100: 2 servers of 2", "  GPUs, 13.39 USD per hour.", "Assumed: nothing."
+    ]  # fmt: skip
 
 
 def test_the_module_runs_by_itself() -> None:
