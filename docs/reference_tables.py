@@ -272,7 +272,8 @@ def all_commands(root: Any, path: str = "specsim") -> Iterator[tuple[str, Any]]:
 
 
 def _command(path: str, command: Any) -> str:
-    parts = [f"## {anchored(path, anchor(path))}\n\n{prose(command.help or '')}\n"]
+    text = inspect.getdoc(command.callback) if command.epilog else command.help
+    parts = [f"## {anchored(path, anchor(path))}\n\n{prose(text or '')}\n"]
     shown = [each for each in command.params if each.name not in _UNSHOWN]
     arguments = [_argument_name(each) for each in shown if each.param_type_name == "argument"]
     if not hasattr(command, "commands"):

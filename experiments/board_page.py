@@ -18,11 +18,11 @@ FOLDER = HERE / "policy-scoreboard"
 
 
 def regret_of(row: Row | None) -> dict[str, float] | None:
-    """Return a regret in percent, its bounds, and p."""
+    """Return a regret in percent and its bounds, rounded as in the README, and p."""
     if row is None:
         return None
-    names = {"mean": "mean_percent", "low": "low_percent", "high": "high_percent", "p": "p"}
-    return {name: float(row[column]) for name, column in names.items()}
+    found = {name: round(float(row[f"{name}_percent"]), 1) for name in ("mean", "low", "high")}
+    return {**found, "p": float(row["p"])}
 
 
 def page_data() -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Entry point: ``specsim`` and ``python -m specsim``."""
 
+import signal
 import sys
 from collections.abc import Callable
 from types import TracebackType
@@ -24,7 +25,7 @@ def _run(app: Callable[..., object]) -> int:
             return 2
         context = getattr(error, "ctx", None) or _context_of(error.__traceback__)
         command = f"{context.command_path}: " if context is not None else ""
-        text = " ".join(error.format_message().split()).rstrip(".")
+        text = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
         sys.stderr.write(f"error: {command}{text}; see --help\n")
         return 2
     return code if isinstance(code, int) else 0
@@ -39,8 +40,16 @@ def _context_of(place: TracebackType | None) -> Any:
     return found
 
 
+def _end(number: int, frame: object) -> None:
+    """Let go of processes and unfinished files, and end; a second signal ends at once."""
+    signal.signal(number, signal.SIG_DFL)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _ANYWHERE)
     try:
         sys.exit(_run(_app()))

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import yaml
 
+from specsim.core.figures import percent
+
 ROOT = Path(__file__).parents[2]
 MODELS = {"cuda": ("llama-3.1-8b", "llama-3.2-1b"), "cpu": ("llama-7m", "llama-7m")}
 _CONFIG = {  # what vLLM wants to know besides the shape
@@ -90,7 +92,9 @@ def errors(kept: Path) -> str:
     for path in sorted(kept.glob("*/calibration.json")):
         for case in json.loads(path.read_text())["cases"]:
             name = f"{case['acceptance']}, {case['load']}, `{case['policy']}`"
-            values = [f"{case['error_at_speed'][each]:+.1%}" for each in ("tpot", "latency")]
+            values = [
+                percent(case["error_at_speed"][each], sign=True) for each in ("tpot", "latency")
+            ]
             lines.append(f"| {path.parent.name} | {name} | {' | '.join(values)} |")
     return "\n".join(lines) + "\n"
 

@@ -3,6 +3,8 @@ from math import expm1
 
 from readme import read
 
+from specsim.core.figures import percent
+
 
 def servers() -> Iterator[list[str]]:
     """Each server, by what others were off by."""
@@ -11,4 +13,4 @@ def servers() -> Iterator[list[str]]:
         off, half = (expm1(float(row[name])) for name in ("typical_error", "half_width"))
         inside = ("no", "yes")[int(row["inside"])]
         name = row["server"].removesuffix("_sxm")
-        yield [name, row["loads"], f"{off:+.1%}", f"{half:.1%}", inside]
+        yield [name, row["loads"], percent(off, sign=True), percent(half), inside]

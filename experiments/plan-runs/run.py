@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from specsim.core.figures import percent
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.run.experiment import Experiment
@@ -96,8 +97,8 @@ def row_of(name: str) -> dict[str, Any]:
         "plan": f"{found.rate or 0.0:.4g}",
         "interval": f"{between.low:.4g} - {between.high:.4g}" if plan and between else "",
         "capacity": f"{rate:.4g}",
-        "sustained": f"{kept / rate - 1:+.0%}",
-        "not_sustained": f"{broken / rate - 1:+.0%}",
+        "sustained": percent(kept / rate - 1, 0, sign=True),
+        "not_sustained": percent(broken / rate - 1, 0, sign=True),
         **dict(zip(("day_within_limits", "day_gpu_hours"), day, strict=True)),
     }
 

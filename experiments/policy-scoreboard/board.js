@@ -43,11 +43,12 @@ const COLUMNS = [
 function draw() {
   const plot = document.getElementById("sections");
   drawSortable(plot, "Board of controllers", COLUMNS, DATA.rows, sorting, draw);
+  plot.querySelector(".scroll").style.maxHeight = "none"; // it is all there is on the page
   document.body.dataset.updates = Number(document.body.dataset.updates ?? 0) + 1;
 }
 
 for (const unused of ["#filters", ".theme", "#left-out"]) document.querySelector(unused).remove();
 document.getElementById("subtitle").textContent =
-  `Regret of mean end-to-end latency against the best fixed k of each cell; strong: worse, emphasised: better, at 5 % for all of the table together. Press a head to sort. ${DATA.made}`;
+  `Regret of mean end-to-end latency against the best fixed k of each cell; bold: worse, italic: better, at 5 % for all of the table together. Press a head to sort. ${DATA.made}`;
 document.getElementById("sections").className = "card";
 draw();

@@ -3,6 +3,8 @@ from statistics import median
 
 from readme import Rows, read
 
+from specsim.core.figures import percent
+
 METRICS = ("tpot", "ttft")
 BAR = 0.1
 
@@ -32,9 +34,9 @@ def errors() -> Iterator[list[str]]:
     ]
     for (engine, model, gpu), rows in lines():
         both = compared(rows)
-        cells = [f"{off(rows, 'error', metric):.1%}" for metric in METRICS]
+        cells = [percent(off(rows, "error", metric)) for metric in METRICS]
         pairs = [
-            " / ".join(f"{off(both, who, metric):.1%}" for who in ("error", "aiconfigurator"))
+            " / ".join(percent(off(both, who, metric)) for who in ("error", "aiconfigurator"))
             if both
             else "refused"
             for metric in METRICS

@@ -7,6 +7,7 @@ Functions here do nothing but read arguments and show results. They import late,
 import os
 from collections.abc import Callable
 from copy import copy
+from inspect import cleandoc
 from pathlib import Path
 
 import typer
@@ -43,6 +44,12 @@ def _example(command: str) -> str:
     return f"Example: specsim {command} {EXAMPLES[command]}"
 
 
+def _help(command: Callable[..., None]) -> str:
+    """Return a docstring with a line per paragraph, which the terminal's width then wraps."""
+    paragraphs = cleandoc(command.__doc__ or "").split("\n\n")
+    return "\n\n".join(each.replace("\n", " ") for each in paragraphs)
+
+
 _COMMANDS: dict[str, dict[str, Callable[..., None] | typer.Typer]] = {
     "Answer": {
         "plan": plan, "init": init, "demo": demo, "capacity": capacity, "tune": tune,
@@ -71,10 +78,17 @@ for _panel, _members in _COMMANDS.items():
                 _read = with_numbers(_own.callback)
                 _called = _own.name or _read.__name__.replace("_", "-")
                 _own.epilog = _example(f"{_name} {_called}")
+                _own.help = _help(_read)
             app.add_typer(_member, name=_name, rich_help_panel=_panel)
         else:
             _class = ManyPolicies if _member in (capacity, compare, split) else None
-            _add = app.command(_name, cls=_class, epilog=_example(_name), rich_help_panel=_panel)
+            _add = app.command(
+                _name,
+                cls=_class,
+                help=_help(_member),
+                epilog=_example(_name),
+                rich_help_panel=_panel,
+            )
             _add(with_numbers(_member))
 
 

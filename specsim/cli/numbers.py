@@ -11,7 +11,7 @@ _NAMES = {float: "NUMBER", int: "COUNT"}
 
 
 def with_numbers(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command whose numbers may be written as specsim prints them: 1,000 and 90%.
+    """Return a command whose numbers may be written as specsim prints them: 1,000 and 90 %.
 
     Percentages are for shares alone, which are the options of at most 1.
     """

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import TextWrapper
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -205,19 +207,45 @@ def show(*tables: Any, to_stderr: bool = False) -> None:
 
 
 def keep_numbers_whole(table: Any, console: Any) -> None:
-    """Break no number in two: on a narrow terminal padding goes first, then lines get longer."""
+    """Break no number in two, nor a word above it if there is room.
+
+    On a narrow terminal padding goes first, then lines get longer.
+    """
     from rich.measure import Measurement
 
     wide = console.options.update(width=_FILE_WIDTH)
     whole = [column for column in table.columns if column.justify == "right" or column.no_wrap]
-    for column in whole:
-        widths = [Measurement.get(console, wide, cell).minimum for cell in column.cells]
-        column.min_width = max(widths, default=0)
-    if whole and Measurement.get(console, wide, table).minimum > console.width:
+    is_wide = Measurement.get(console, wide, table).maximum > console.width
+
+    def least(column: Any, *, has_room: bool) -> int:
+        parts = [*column.cells, *([column.header] if has_room else [])]
+        kept = [p.replace(" %", "\N{NO-BREAK SPACE}%") if isinstance(p, str) else p for p in parts]
+        widths = [Measurement.get(console, wide, each) for each in kept]
+        is_one_line = has_room and column.no_wrap
+        return max((w.maximum if is_one_line else w.minimum for w in widths), default=0)
+
+    for has_room in (True, False):
+        for column in whole:
+            column.min_width = least(column, has_room=has_room)
+            column.max_width = column.min_width if has_room and is_wide else None
+        if Measurement.get(console, wide, table).minimum <= console.width:
+            return
+    if whole:
         table.padding = 0
         narrowest = sum(column.min_width or 1 for column in table.columns) + len(table.columns) + 1
         if narrowest > console.width:
             table.width = narrowest
+
+
+def say(sentences: Iterable[str]) -> None:
+    """Print sentences, a line each; a terminal breaks them between words."""
+    if not sys.stdout.isatty():
+        typer.echo("\n".join(sentences))
+        return
+    lines = TextWrapper(get_terminal_size().columns, subsequent_indent="  ")
+    lines.break_long_words = lines.break_on_hyphens = False
+    for each in sentences:
+        typer.echo(lines.fill(each))
 
 
 def warn(warnings: list[str]) -> None:

@@ -17,6 +17,7 @@ from specsim.cli.options import (
     profile_text,
     progress,
     results_folder,
+    say,
     show,
     spinner,
     warm_up,
@@ -80,7 +81,7 @@ def plan(
     """
     asked = {name: value for name, value in locals().items() if name != "out"}
     warm_up(workers)
-    from specsim.show.render.study_tables import plan_lines, plan_tables
+    from specsim.show.render.plan_tables import plan_lines, plan_tables
     from specsim.study.plan import plan as ask
     from specsim.study.plan.files import FILES, save_plan
     from specsim.study.plan.words import notes
@@ -90,11 +91,9 @@ def plan(
             found = ask(**asked, on_progress=on_progress, on_stage=on_progress.stage)
         if folder is not None:
             save_plan(found, folder)
-    for line in plan_lines(found):
-        typer.echo(line)
+    say(plan_lines(found))
     show(*plan_tables(found))
-    for line in notes(found.advice):
-        typer.echo(line)
+    say(notes(found.advice))
     warn(found.warnings)
     if out is not None:
         from specsim.show.report import load_study, write_page

@@ -92,9 +92,9 @@ def calibrate(
     found = run_calibration(subject, out, lambda line: typer.echo(f"  {line}", err=True))
     if engine == "vllm":
         show(*error_tables(found))
-        files = "profiles/, calibration.json, plot.png, runs/"
+        files = ["profiles/", "calibration.json"]
     else:
-        files = "profile.yaml, calibration.json, grid.csv, plot.png, runs/"
+        files = ["profile.yaml", "calibration.json", "grid.csv"]
     _conclude(found, out, files)
 
 
@@ -149,17 +149,18 @@ def _vllm_subject(
     return subject
 
 
-def _conclude(found: "Calibration", out: Path, files: str) -> None:
+def _conclude(found: "Calibration", out: Path, files: list[str]) -> None:
     from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
 
     if can_draw("plot.png"):
         from specsim.show.charts.reality_plots import plot_calibration
 
         plot_calibration(found, out / "plot.png")
+        files = [*files, "plot.png"]
     show(*calibration_tables(found))
     for line in calibration_verdict(found):
         typer.echo(line)
-    typer.echo(f"results: {out} ({files})")
+    typer.echo(f"results: {out} ({', '.join([*files, 'runs/'])})")
     if not found.is_kept:
         raise typer.Exit(1)
 

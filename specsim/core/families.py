@@ -163,6 +163,8 @@ class Family(Generic[M]):
             return value
         value = _unquoted(value)
         fields = from_short_form(value, self.tag) if isinstance(value, str) else value
+        if fields == {} and isinstance(value, str) and value.endswith(".py"):
+            raise ConfigError(f"'{value}' is a file; name its class, too, as in {value}:CLASS")
         if fields == {} and isinstance(value, str):
             raise ConfigError(f"'{value}' is not of the form name:field=value,field=value")
         if not isinstance(fields, Mapping):
@@ -328,7 +330,9 @@ def _load(path: str) -> object:
     except Exception as error:  # the user's module runs when it is imported
         raise ConfigError(f"cannot load '{path}': {fault(error)}") from error
     if not hasattr(found, attribute):
-        names = [name for name, each in vars(found).items() if isinstance(each, type)]
+        module = getattr(found, "__name__", "")  # of classes that it imports nobody asks for one
+        classes = (each for each in vars(found).values() if isinstance(each, type))
+        names = [each.__name__ for each in classes if each.__module__ == module]
         raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
     return getattr(found, attribute)
 

@@ -144,11 +144,12 @@ def _kept_at(source: Source) -> Path | None:
 def _code(source: Source, path: Path | None, useless: bytes | None) -> bytes:
     """Compile some loops, and keep the code in place of what is of no use."""
     if path is None:
-        return _compiled(source)
+        nowhere = f"this process alone, as no folder can keep it (set {CACHE_VARIABLE} to one)"
+        return _compiled(source, nowhere)
     with _lock(path.with_name(f"{source.name}.lock")):
         code = _read(path)  # somebody else may have compiled it meanwhile
         if code is None or code == useless:
-            code = _compiled(source)
+            code = _compiled(source, "this machine, once")
             _write(path, code)
     return code
 
@@ -259,9 +260,9 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def _compiled(source: Source) -> bytes:
+def _compiled(source: Source, whom_for: str) -> bytes:
     began = monotonic()
-    text = f"specsim: compiling its {source.name} for this machine, once"
+    text = f"specsim: compiling its {source.name} for {whom_for}"
     is_terminal = sys.stderr.isatty()
     print(f"{text} ...", end="" if is_terminal else "\n", file=sys.stderr, flush=True)
     environment = {**os.environ, IS_COMPILER: "1", "NUMBA_DISABLE_JIT": "0"}

@@ -169,7 +169,7 @@ class LocalProcesses(AbstractContextManager["LocalProcesses"]):
         under_way: dict[Future[R | Refused], tuple[int, T]] = {}
         while True:
             # Each process has its next task at hand; more would be lost if one died.
-            with _ctrl_c_put_off():
+            with _ends_put_off():
                 for number, task in islice(numbered, 2 * self._workers - len(under_way)):
                     try:
                         under_way[self._pool.start(job, task)] = number, task
@@ -227,23 +227,26 @@ def _start_server() -> None:
 
 
 @contextmanager
-def _ctrl_c_put_off() -> Iterator[None]:
-    """Let the block end before Ctrl-C is heard: a process half started would complain."""
+def _ends_put_off() -> Iterator[None]:
+    """Let the block end before Ctrl-C or SIGTERM is heard, or a process half started complains."""
     if current_thread() is not main_thread():
         yield
         return
     heard: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, frame: heard.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, own in before.items():
+            signal.signal(number, own)
     if heard:
-        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(heard[0])
 
 
 class _Pool(ProcessPoolExecutor):
-    """A pool whose processes end with the program, however that ends, or when Ctrl-C comes."""
+    """A pool whose processes end with the program, or when Ctrl-C or SIGTERM comes."""
 
     def __init__(self, workers: int) -> None:
         check_no_worker()
@@ -260,7 +263,7 @@ class _Pool(ProcessPoolExecutor):
 
     def __exit__(self, *error: Any) -> None:
         """Wait for what is under way, and run what is not if there was no error."""
-        if isinstance(error[1], KeyboardInterrupt):
+        if isinstance(error[1], KeyboardInterrupt | SystemExit):
             self._hold.close()  # all processes exit
         self.shutdown(cancel_futures=any(error))
 

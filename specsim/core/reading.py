@@ -40,13 +40,13 @@ _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?")
 
 
 def number_in(text: str, kind: type[float] = float, *, is_share: bool = False) -> float | None:
-    """Return a number as a person writes it, with thousands as in 1,000, and a share as 90%, too.
+    """Return a number as a person writes it, with thousands as in 1,000, and a share as 90 %, too.
 
     None where it is no number of that kind, which is ``float`` or ``int``.
     """
     plain = text.strip()
     if is_share and plain.endswith("%"):
-        plain = f"{plain[:-1]}e-2"
+        plain = f"{plain[:-1].rstrip()}e-2"
     try:
         value = kind(plain.replace(",", "") if _THOUSANDS.fullmatch(plain) else plain)
         return None if isnan(value) else value

@@ -116,6 +116,6 @@ def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None
         request = requests[int(too_long[0])]
         raise CapacityError(
             f"request {request.id or request.index}: its prompt of {request.prompt_len} tokens "
-            f"must be shorter than engine.max_model_len = {max_model_len}; raise that or "
-            "remove the request"
+            f"must be shorter than engine.max_model_len = {max_model_len}; raise that, "
+            "shorten the prompts, or remove the request"
         )

@@ -5,8 +5,10 @@ import random
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from conftest import ROOT, Run, tiny_config
 from rich._emoji_codes import EMOJI
 from rich.console import Console
 
-from specsim.cli.options import keep_numbers_whole, show, warn
+from specsim.cli.options import keep_numbers_whole, say, show, warn
 from specsim.core.version import __version__
 from specsim.reality import acceptance_fit
 from specsim.reality.acceptance_fit import fits
@@ -382,6 +384,21 @@ def test_help_teaches(cli: Run) -> None:
     assert "vllm bench serve" in " ".join(out.replace("│", " ").split())
 
 
+def test_help_is_wrapped_at_the_width_of_the_terminal_alone(cli: Run) -> None:
+    lines = cli("calibrate", "--help")[1].splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith(" torch, an engine"))
+    paragraph = [*takewhile(str.strip, lines[first:])]
+    following = [line.split()[0] for line in paragraph[1:]]
+    for line, word in zip(paragraph, following, strict=False):
+        assert len(f"{line.rstrip()} {word}") >= 80
+
+
+def test_a_wrong_choice_is_said_in_plain_words(cli: Run) -> None:
+    code, _, errors = cli("calibrate", "--engine", "tensor", "--out", "new")
+    assert code == 2
+    assert errors.startswith("error: specsim calibrate: Invalid value for '--engine': 'tensor' is ")
+
+
 def requests_file(path: Path, **columns: Any) -> None:
     rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -556,6 +573,30 @@ def test_a_narrow_terminal_breaks_no_number() -> None:
         assert max(map(len, lines)) <= max(width, 51)
 
 
+def test_no_word_of_a_head_is_broken_where_there_is_room() -> None:
+    heads = ["row", *["simulated at the speed of the machine"] * 5]
+    table = new_table("title", heads, [["one", *["41.4 %"] * 5]])
+    console = Console(width=70, file=StringIO())
+    keep_numbers_whole(table, console)
+    with console.capture() as shown:
+        console.print(table, crop=False)
+    assert shown.get().count("simulated") == shown.get().count("41.4 %") == 5
+
+
+def test_sentences_are_broken_between_words_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentences = ["Rent 4 H100: 2 servers of 2 GPUs, 13.39 USD per hour.", "Assumed: nothing."]
+    say(sentences)
+    assert capsys.readouterr().out.splitlines() == sentences
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "30")
+    say(sentences)
+    assert capsys.readouterr().out.splitlines() == [
+        "Rent 4 H100: 2 servers of 2", "  GPUs, 13.39 USD per hour.", "Assumed: nothing."
+    ]  # fmt: skip
+
+
 def test_the_module_runs_by_itself() -> None:
     command = [sys.executable, "-m", "specsim", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -622,3 +663,21 @@ def test_answers_of_one_token_have_no_time_between_tokens(
     for name in ("TPOT", "ITL"):
         row = next(line for line in out.splitlines() if f" {name} " in line)
         assert (row.count(" - ") == 4) is (output == 1)
+
+
+def test_sigterm_ends_all_processes_silently_and_leaves_nothing(
+    experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = experiment()
+    words = ("compare", str(path), "--policies", "off", "static:k=1", "--replications", "10000")
+    command = [sys.executable, "-m", "specsim", *words, "--workers", "2", "--out", "results"]
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while list(tmp_path.iterdir()) == [path] and process.poll() is None:
+            time.sleep(0.05)
+        time.sleep(2)  # in the middle of it
+        process.terminate()
+        said = process.communicate(timeout=30)
+    assert (process.returncode, *said) == (143, "", "")
+    assert list(tmp_path.iterdir()) == [path]

@@ -102,7 +102,7 @@ def test_a_number_that_is_none_is_one_line_with_the_remedy(
 @pytest.mark.parametrize(
     ("option", "text", "value"),
     [
-        ("attainment", "90%", 0.9), ("attainment", "99.9%", 0.999), ("attainment", " 0.5", 0.5),
+        ("attainment", "90%", 0.9), ("attainment", "99.9 %", 0.999), ("attainment", " 0.5", 0.5),
         ("qps", "1,000", 1000.0), ("qps", "12,345.5", 12345.5), ("qps", "1e3", 1000.0),
         ("seed", "9,007,199,254,740,993", 9007199254740993),
     ],

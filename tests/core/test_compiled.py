@@ -199,7 +199,9 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
         assert CACHE_VARIABLE in error
     else:
         out, errors = finished(start(room, before, **{CACHE_VARIABLE: "/dev/null/cache"}))
-        assert len(errors) == 1
+        [error] = errors
+        assert "once" not in error  # each process compiles for itself
+        assert CACHE_VARIABLE in error
     assert out == RESULTS
     assert not list((room / "cache").glob("*.code"))
 

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.core.reading import number_in
 
 
@@ -30,3 +30,23 @@ def test_what_is_shown_is_near_and_can_be_read_again() -> None:
         text = figures(value, digits)
         assert "e" not in text
         assert number_in(text) == pytest.approx(value, rel=0.51 * 10 ** (1 - digits))
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "sign", "text"),
+    [
+        (0.414, 1, False, "41.4 %"),
+        (0.49, 0, False, "49 %"),
+        (-0.2, 0, True, "-20 %"),
+        (0.0, 1, True, "+0.0 %"),
+    ],
+)
+def test_a_share_has_a_space_before_its_sign_and_can_be_read_again(
+    share: float, digits: int, sign: bool, text: str
+) -> None:
+    assert percent(share, digits, sign=sign) == text
+    assert number_in(text, is_share=True) == share
+
+
+def test_no_share_is_less_than_nothing_by_nothing() -> None:
+    assert [percent(-0.0001), percent(-0.0001, sign=True)] == ["0.0 %", "+0.0 %"]

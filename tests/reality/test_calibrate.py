@@ -162,6 +162,9 @@ def test_it_is_drawn_and_told(exact: tuple[Calibration, Path], tmp_path: Path) -
     assert (tmp_path / "plot.png").stat().st_size > 10_000
     cases, statistics = calibration_tables(found)
     assert cases.row_count == len(found.results)
+    assert all(
+        column.header for column in cases.columns
+    )  # nothing is beyond, and no column says so
     assert statistics.row_count == 15
     assert calibration_verdict(found)[-1] == "order of k: the same, wherever the real runs have one"
 

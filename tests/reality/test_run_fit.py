@@ -166,7 +166,7 @@ def test_a_fit_that_gains_little_stays_out(table: Path, start: Path, cli: Run) -
     )
     assert code == 0
     assert "the profile stays as built: what all loads but one say is" in errors
-    assert "(at least 50% is wanted); fit other loads, or more" in errors
+    assert "(at least 50 % is wanted); fit other loads, or more" in errors
     assert load_profile("new.yaml").target == load_profile(str(start)).target
 
 

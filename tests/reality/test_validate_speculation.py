@@ -94,6 +94,16 @@ def test_a_schedule_by_batch_size_is_followed(tmp_path: Path) -> None:
     assert drafts["num_drafts"] < drafts["draft_tokens"] < 3 * drafts["num_drafts"]
 
 
+def test_drafts_of_another_length_than_the_engine_says_are_noted(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, **METHODS["eagle3, asynchronous"])
+    assert not any("drafts had" in note for note in validate(folder, PROFILE).notes)
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["engine_kwargs"]["speculative_config"]["num_speculative_tokens"] = 2 * LONGEST
+    (folder / "meta.json").write_text(json.dumps(meta))
+    [note] = [note for note in validate(folder, PROFILE).notes if "drafts had" in note]
+    assert f"{LONGEST:.2f} tokens in the mean and have {2 * LONGEST:.2f}" in note
+
+
 def test_requests_with_an_error_are_left_out_with_a_note(tmp_path: Path) -> None:
     folder = run_of(tmp_path, **METHODS["ngram, with misses"])
     path = folder / "requests.jsonl"

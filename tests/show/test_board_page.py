@@ -28,6 +28,10 @@ def test_the_page_has_every_controller_in_one_small_file(
     [header, *rows] = module.script("policy-scoreboard/tables").board()
     assert [row[0] for row in data["rows"]] == [row[0].strip("`") for row in rows]
     assert len(data["rows"][0]) == len(header)
+    for own, theirs in zip(data["rows"], rows, strict=True):
+        means = ["–" if each is None else each["mean"] for each in own[2:-2]]
+        texts = [each.strip("*") for each in theirs[2:-2]]
+        assert means == [each if each == "–" else float(each) for each in texts]
     module.write(tmp_path / "board.html", data)
     text = (tmp_path / "board.html").read_text()
     assert len(text) < 100_000
@@ -57,4 +61,8 @@ def test_the_board_sorts_by_every_column(module: ModuleType, tmp_path: Path) -> 
                 assert keys == sorted(keys, reverse=falls)
         assert page.js(f"{rows}.some(r => r.cells[0].textContent === arguments[0])", EVIL)
         assert page.js("window.hacked ?? 0") == 0
+        no_row_is_hidden = (
+            "(e => e.scrollHeight <= e.clientHeight)(document.querySelector('.scroll'))"
+        )
+        assert page.js(no_row_is_hidden)
         assert not page.faint()

@@ -100,9 +100,9 @@ def test_errors_by_kind_of_step(tmp_path: Path, cli: Run) -> None:
         *("profile", "show", H100, "--steps", "steps.csv", "--plot", "new/both.png")
     )
     assert (code, errors) == (0, "")
-    assert rows(output, "decode only") == ["2", *["0.00%"] * 4]
-    assert rows(output, "with prefill") == ["2", *["25.00%"] * 4]
-    assert rows(output, "all steps")[:2] == ["4", "12.50%"]
+    assert rows(output, "decode only") == ["2", *["0.00 %"] * 4]
+    assert rows(output, "with prefill") == ["2", *["25.00 %"] * 4]
+    assert rows(output, "all steps")[:2] == ["4", "12.50 %"]
     assert "beyond the valid range: 1" in output
     assert (tmp_path / "new" / "both.png").stat().st_size > 10_000
 
@@ -149,7 +149,7 @@ def test_a_fit_beside_its_steps_has_no_more_than_its_error(tmp_path: Path, cli: 
     options = ("--kind", "linear", "--model", "llama-3.1-8b", "--gpu", "h100")
     cli("profile", "fit", "steps.csv", *options, "--out", "mine.yaml")
     output = cli("profile", "show", "mine.yaml", "--steps", "steps.csv")[1]
-    assert rows(output, "all steps") == ["39", *["0.00%"] * 4]
+    assert rows(output, "all steps") == ["39", *["0.00 %"] * 4]
     assert "valid range" not in output.split("forward pass")[-1]
 
 

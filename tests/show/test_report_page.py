@@ -319,3 +319,14 @@ def test_of_a_load_where_nobody_surely_keeps_up_the_answer_says_so(
     load = study.axes[2].labels[last]
     assert f"keeps up at every load but {load}" in answer
     assert "where that is undecided" in answer
+
+
+def test_a_bound_that_is_best_is_called_one(study: Study, tmp_path: Path) -> None:
+    labels = ["off", "static:k=1", "oracle", "my_oracle:Mine"]
+    axes = [study.axes[0], replace(study.axes[1], labels=labels), study.axes[2]]
+    best = [replace(each, places=(each.places[0], 2, *each.places[2:])) for each in study.finished]
+    write_page(replace(study, axes=axes, points=best), tmp_path / "bound.html")
+    with browser(width=1440, height=900) as driver:
+        page = Page(driver, tmp_path / "bound.html")
+        answer = page.js("document.getElementById('answer').textContent")
+    assert "oracle (a bound: no server could run it)" in answer

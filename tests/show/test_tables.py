@@ -11,6 +11,7 @@ from conftest import Run, tiny_config
 from rich.console import Console
 from rich.table import Table
 
+from specsim.core.figures import percent
 from specsim.core.request import Request
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -50,7 +51,10 @@ def test_of_pools_it_says_what_was_transferred(tmp_path: Path) -> None:
     assert rows["transferred tokens"] == f"{summary.data['total_input_tokens']:,}"
     share = found["mean_prefill_ms"] / summary.data["mean_ttft_ms"]
     assert 0 < share < 1
-    assert rows["of TTFT until prefilled"] == f"{found['mean_prefill_ms']:.2f} ms ({share:.0%})"
+    assert (
+        rows["of TTFT until prefilled"]
+        == f"{found['mean_prefill_ms']:.2f} ms ({percent(share, 0)})"
+    )
     page = page_of(summary, tmp_path / "run")
     for name in ("mean_prefill_ms", "mean_transfer_ms", "transferred_tokens"):
         assert page[f"pools.{name}"] == pytest.approx(found[name], rel=1e-5)
@@ -69,7 +73,10 @@ def test_of_kv_tiers_it_says_where_prefixes_were_found(tmp_path: Path) -> None:
     found = summary.data["specsim"]["hits"]
     gpu, host = (found[f"{tier}_tokens"] / 132 for tier in ("gpu", "host"))
     assert gpu > 0 < host
-    assert rows_of(summary)["prefix hits: GPU, host, disk"] == f"{gpu:.1%}, {host:.1%}, 0.0%"
+    assert (
+        rows_of(summary)["prefix hits: GPU, host, disk"]
+        == f"{percent(gpu)}, {percent(host)}, 0.0 %"
+    )
     page = page_of(summary, tmp_path / "run")
     assert page["hits.gpu_share"] == pytest.approx(gpu, rel=1e-5)
     assert page["hits.host_share"] == pytest.approx(host, rel=1e-5)

@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver"),
 ]
 
-RIGHT, TAB = "\ue014", "\ue004"
+RIGHT, TAB, HOME, END = "\ue014", "\ue004", "\ue011", "\ue010"
 
 
 @pytest.fixture(scope="module")
@@ -72,10 +72,22 @@ def test_what_is_wrong_is_told_and_can_be_taken_back(page: Page) -> None:
     shown = "document.querySelector('#error').checkVisibility()"
     assert page.js(shown)
     assert "max_model_len" in page.js("document.querySelector('#error').textContent")
+    price = "document.querySelector('#note').checkVisibility()"
+    assert not page.js(price)  # of another answer
     page.driver.find_element("css selector", "#reset").click()
     page.wait_for_update(answers + 1)
     assert not page.js(shown)
+    assert page.js(price)
     assert "SLO" in verdict(page)
+
+
+def test_every_draft_length_can_be_reached(page: Page) -> None:
+    page.js("document.querySelector('#k').focus()")
+    ends = []
+    for key in (HOME, END):
+        page.press(key)
+        ends.append(page.js("document.querySelector('#k').getAttribute('aria-valuetext')"))
+    assert ends == ["1", "8"]
 
 
 def test_the_experiment_can_be_downloaded(page: Page, tmp_path: Path) -> None:

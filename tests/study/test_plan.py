@@ -7,6 +7,7 @@ import shlex
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
+from io import StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import yaml
 from conftest import tiny_config
 from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
+from rich.console import Console
 
 from specsim.acceptance.nested import preset_names
 from specsim.core.errors import ConfigError, SpecsimError
@@ -31,7 +33,7 @@ from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
-from specsim.show.render.study_tables import plan_lines, plan_tables
+from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
 from specsim.study.capacity.probe import LoadProbe
@@ -852,6 +854,13 @@ def test_costs_whose_intervals_overlap_are_not_ordered() -> None:
     assert plan.ties == ["h100 off"]
 
 
+def test_what_may_be_as_cheap_is_named_with_its_size() -> None:
+    both = (24.5, 24.0, 26.0, 900.0), (26.0, 24.5, 27.0, 950.0)
+    plan = plan_of(*both, command=f"Qwen/Qwen3-8B {EAGLE} --tensor-parallel-size 2")
+    said = "Not shown to be cheaper than H100, no speculation (2 GPUs)."
+    assert said in notes(plan.advice)
+
+
 def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> None:
     advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
     assert [(c.servers, c.gpus, c.cost_per_hour) for c in advice.choices] == [
@@ -860,7 +869,7 @@ def test_the_answer_counts_whole_servers_and_says_what_speculation_saves() -> No
     said = headline(advice)
     assert said.startswith("Rent 3 H100: 3 servers of 1 GPU, 6.00 USD per hour. Speculation (EAGLE")
     assert "take 1.06 times as long (95 %: 1.06 to 1.06)" in said
-    assert "25% less cost on servers of the same kind" in said
+    assert "25 % less cost on servers of the same kind" in said
 
 
 @pytest.mark.parametrize(("cost", "is_told"), [(7.0, True), (9.0, False)])
@@ -1003,11 +1012,30 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
         shown = page["plan"]
         console = [*plan_lines(plan), *notes(plan.advice)]
         assert [shown["asked"].removesuffix("."), shown["headline"], *shown["notes"]] == console
-        columns = plan_tables(plan)[0].columns
-        assert [column.header for column in columns] == shown["heads"]
-        assert [list(cells) for cells in zip(*(c.cells for c in columns), strict=True)] == (
-            shown["rows"]
-        )
+        assert plan_tables(plan) == [Choices(shown["heads"], shown["rows"])]
+
+
+def test_tokens_cost_what_the_servers_cost_however_long_the_answers_of_a_run() -> None:
+    plan = of_two_gpus()
+    for run in (run for found in plan.searched.values() for p in found.probes for run in p.runs):
+        object.__setattr__(run, "mean_output_len", 110.0)
+    tokens_per_hour = 100.0 * plan.question.traffic.mean_lens[1] * 3600
+    costs = [(c.cost_per_hour, c.cost_per_million_tokens) for c in plan.advice.choices if c.gpus]
+    assert len(costs) == 4
+    for per_hour, per_million in costs:
+        assert per_million == pytest.approx(1e6 * per_hour / tokens_per_hour)
+
+
+@pytest.mark.parametrize(("width", "tables"), [(140, 1), (80, 2)])
+def test_the_table_fits_the_terminal(width: int, tables: int) -> None:
+    console = Console(width=width, file=StringIO())
+    [choices] = plan_tables(of_two_gpus())
+    with console.capture() as shown:
+        console.print(choices, crop=False)
+    lines = shown.get().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum("speculation" in line and "GPU" in line for line in lines) == tables
+    assert all(cell in shown.get() for row in choices.rows for cell in row[2:])
 
 
 def refined(held: int, is_enough: bool, *, asked_for: list[Asked] | None = None) -> Answer:
@@ -1257,7 +1285,7 @@ def test_containers_find_the_drafters_folder_and_a_chat_template(
 def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:
     advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
     loads = {each.what: each.gpus for each in advice.what_ifs if each.kind == "load"}
-    assert loads == {"80 requests/s (-20%)": 3, "120 requests/s (+20%)": 4}
+    assert loads == {"80 requests/s (-20 %)": 3, "120 requests/s (+20 %)": 4}
 
 
 def test_steps_that_take_longer_need_no_fewer_servers() -> None:
@@ -1299,7 +1327,7 @@ def test_what_costs_little_more_and_answers_much_faster_is_said(
     }
     choices = [c.model_copy(update=changes) if c.gpu == "l40s" else c for c in advice.choices]
     said = " ".join(notes(advice.model_copy(update={"choices": choices})))
-    wanted = "L40S, no speculation, answer about 3.00 times as fast for 1.0% more."
+    wanted = "L40S, no speculation, answer about 3.00 times as fast for 1.0 % more."
     assert (wanted in said, "times as fast for" in said) == (is_said, is_said)
 
 

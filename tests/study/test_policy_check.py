@@ -135,6 +135,24 @@ def test_a_policy_without_draft_lens_is_one_line(
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("mine.py:Yours", "no 'Yours'; choose from Mine, Other\n"),
+        ("./mine.py", "'./mine.py' is a file; name its class, too, as in ./mine.py:CLASS\n"),
+    ],
+)
+def test_a_class_is_chosen_of_those_that_the_file_defines(
+    cli: Run, tmp_path: Path, name: str, why: str
+) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from specsim.api import BatchView, Policy\nclass Mine: pass\nclass Other: pass\n"
+    )
+    code, _, errors = cli("policy", "check", name)
+    assert code == 2
+    assert errors.endswith(why)
+
+
 def test_misspelt_names_are_found(cli: Run, tmp_path: Path) -> None:
     meant = {"obsserve": "observe", "drop": "drops", "need_sync": "needs_sync"}
     body = (

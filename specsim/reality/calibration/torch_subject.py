@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 
 from specsim.core.atomic import new_file
+from specsim.core.figures import percent
 from specsim.core.step import StepLoad
 from specsim.profile import Profile
 from specsim.reality.calibration import (
@@ -261,11 +262,15 @@ def _level(pairs: list[tuple[float, float]]) -> float:
 
 def _notes(hardware: dict[str, Any], measured: Medians, costs: Costs) -> str:
     target, draft = np.abs(costs.target_errors), np.abs(costs.draft_errors)
+    ends = [
+        percent(float(np.percentile(errors, place)))
+        for errors in (target, draft)
+        for place in (50, 90)
+    ]
     return (
         f"on {hardware['device_name']}, {hardware['threads']} thread(s); error of a fitted step: "
-        f"target median {np.median(target):.1%}, 90th percentile {np.percentile(target, 90):.1%}; "
-        f"draft {np.median(draft):.1%}, {np.percentile(draft, 90):.1%}; drift while measuring "
-        f"{measured.drift:+.1%}"
+        f"target median {ends[0]}, 90th percentile {ends[1]}; draft {ends[2]}, {ends[3]}; drift "
+        f"while measuring {percent(measured.drift, sign=True)}"
     )
 
 

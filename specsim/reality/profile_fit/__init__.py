@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
+from specsim.core.figures import percent
 from specsim.latency import LatencyModel
 from specsim.latency.measured import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
@@ -188,7 +189,7 @@ def fitted_profile(fit: ModelFit, points: Points, origin: Origin, source: str) -
                 "date": "as in the source",
                 "notes": f"{fit.kind} fitted by `specsim profile fit` to {fit.num_points} "
                 f"steps ({fit.num_mixed} with prefill); error of a held-out step: median "
-                f"{error.median:.2%}, 90th percentile {error.p90:.2%}"
+                f"{percent(error.median, 2)}, 90th percentile {percent(error.p90, 2)}"
                 f"{drafting.notes if drafting else ''}",
             },
             "target": fit.model,

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from specsim.core.errors import ConfigError
+from specsim.core.figures import percent
 from specsim.profile import Profile
 from specsim.profile.profile import NOT_MEASURED
 from specsim.reality.profile_fit.problem import (
@@ -83,8 +84,8 @@ class LeftOut:
     def __str__(self) -> str:
         if not self.num_worse:
             share = 1 - sum(self.after) / sum(self.before)
-            least = "" if self.is_better else f" (at least {1 - _MOST_LEFT:.0%} is wanted)"
-            gain = f"{share:.0%} less off on that one than as built{least}"
+            least = "" if self.is_better else f" (at least {percent(1 - _MOST_LEFT, 0)} is wanted)"
+            gain = f"{percent(share, 0)} less off on that one than as built{least}"
             return f"what all loads but one say is {gain}"
         return (
             f"what all loads but one say is no better on that one than as built, of "

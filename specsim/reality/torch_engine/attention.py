@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from specsim.core.figures import percent
+
 flash = torch.ops.aten._flash_attention_forward
 
 log = logging.getLogger(__name__)
@@ -195,7 +197,7 @@ def disagreement(one: Attend, other: Attend, cache: Tensor, num_heads: int) -> s
             sizes = theirs.norm(dim=(1, 2))
             difference = float(((mine - theirs).norm(dim=(1, 2)) / sizes).max())
             if not difference < 0.05:  # of a token's norm; bfloat16 keeps eight bits
-                return f"{difference:.0%} away from plain attention, spans of {lens} tokens"
+                return f"{percent(difference, 0)} away from plain attention, spans of {lens} tokens"
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:

@@ -130,6 +130,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
     summary = summarized(composed.experiment, requests=composed.requests, profile=composed.profile)
     requests, deployment = summary.tables.requests, summary.run.deployment
     engine = deployment.engine
+    drafts = _draft_counts(run, summary)
     return Validation(
         folder=run.path,
         measured=run.runs[0],
@@ -146,9 +147,9 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
             "num_steps": int(summary.tables.totals["steps"]),
             "prefix_hit_tokens": int(requests["cached_len"].sum()),
             "preemptions": int(requests["preemptions"].sum()),
-            **_draft_counts(run, summary),
+            **drafts,
         },
-        notes=composed.notes,
+        notes=[*composed.notes, *_notes_on(drafts)],
         num_runs=len(run.runs),
     )
 
@@ -166,6 +167,20 @@ def _draft_counts(run: RunFolder, summary: Summary) -> dict[str, dict[str, int]]
         "measured_drafts": dict(zip(names, sums, strict=True)),
         "simulated_drafts": dict(zip(names, simulated, strict=True)),
     }
+
+
+_ANOTHER_LENGTH = 1.2  # times: the simulation drafts otherwise than the server did
+
+
+def _notes_on(drafts: dict[str, dict[str, int]]) -> list[str]:
+    """Return what is wrong if the server's drafts were longer or shorter than the simulation's."""
+    lens = [each["draft_tokens"] / max(1, each["num_drafts"]) for each in drafts.values()]
+    if not lens or max(lens) <= _ANOTHER_LENGTH * min(lens):
+        return []
+    return [
+        f"drafts had {lens[0]:.2f} tokens in the mean and have {lens[1]:.2f} in the simulation: "
+        "meta.json does not say how long the server drafted (engine_kwargs.speculative_config)"
+    ]
 
 
 def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:

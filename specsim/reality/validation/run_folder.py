@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specsim.acceptance.base import MAX_DRAFT_LEN, run_lengths
 from specsim.core.errors import ConfigError, TraceError
+from specsim.core.figures import percent
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping
 from specsim.proposers import PROPOSERS
@@ -221,10 +222,10 @@ def replayed(
     ]
     known = np.concatenate([fate[fate != _UNKNOWN] for fate in fates])
     overall = float(known.mean()) if len(known) else 0.0
-    num_tokens = sum(len(fate) for fate in fates)
+    unknown = 1 - len(known) / sum(len(fate) for fate in fates)
     notes.append(
-        f"acceptance is the run's, by output position; of {1 - len(known) / num_tokens:.1%} of the "
-        "tokens it says nothing: they are accepted as often as the others of their request"
+        f"acceptance is the run's, by output position; of {percent(unknown)} of the tokens "
+        "it says nothing: they are accepted as often as the others of their request"
     )
     return [
         replace(

@@ -19,6 +19,8 @@ from specsim.show.charts import (
 )
 from specsim.show.charts.sketch import TOLD, DrawnMeasure, Sketch, params
 
+_IN_PERCENT = "format(100 * datum.value, '.0f') + ' %'"
+
 
 def over_load(sketch: Sketch, shown: DrawnMeasure) -> Spec:
     """Return a measure over load: a line per policy, a band of 95 %, open marks of overload."""
@@ -252,7 +254,7 @@ def cdf(sketch: Sketch) -> Spec:
             latency=f"{literal(titles)}[datum.kind]",
             limit=f"{limits}[datum.kind]",
             text=(
-                "datum.policy + ': ' + format(datum.share, '.0%') + ' within ' + "
+                "datum.policy + ': ' + format(100 * datum.share, '.0f') + ' % within ' + "
                 f"{number('datum.value')} + ' ms'"
             ),
         ),
@@ -263,7 +265,7 @@ def cdf(sketch: Sketch) -> Spec:
         "share",
         "share of requests",
         scale={"domain": [0, 1]},
-        axis={"format": ".0%", "tickCount": 5},
+        axis={"labelExpr": _IN_PERCENT, "tickCount": 5},
     )
     place = {"x": x, "y": y, "color": sketch.by_line_colour}
     first: list[Spec] = [
@@ -315,7 +317,7 @@ def timeline(sketch: Sketch) -> Spec:
 def breakdown(sketch: Sketch) -> Spec:
     """Return where the time went, by policy."""
     parts = list(PARTS.values())
-    share = "format(datum.share, '.0%')"
+    share = "format(100 * datum.share, '.0f') + ' %'"
     stacked = {"stack": "share", "groupby": ["policy"], "sort": [{"field": "part"}]}
     spread: list[Spec] = [
         *calculate(part="[0, 1, 2, 3]"),
@@ -341,7 +343,7 @@ def breakdown(sketch: Sketch) -> Spec:
     x = quantity(
         "from",
         "share of the time of all replicas",
-        axis={"format": ".0%"},
+        axis={"labelExpr": _IN_PERCENT, "tickCount": 5},
         scale={"domain": [0, 1], "nice": False},
     )
     bar = {"x": x, "x2": {"field": "to"}, "fill": by_part, **TOLD}

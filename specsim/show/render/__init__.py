@@ -75,8 +75,3 @@ def shown(metric: str, value: float | None) -> str:
 def milliseconds(value: float) -> str:
     """Return a time in milliseconds as every table shows it."""
     return f"{value:,.2f}"
-
-
-def percent(share: float) -> str:
-    """Return a share in percent."""
-    return f"{100 * share:.1f} %"

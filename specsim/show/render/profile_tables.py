@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from specsim.core.errors import CapacityError
+from specsim.core.figures import percent
 from specsim.core.step import StepLoad
 from specsim.engine.config import EngineConfig
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
@@ -133,7 +134,7 @@ def comparison_table(comparison: "ProfileErrors", title: str) -> Table:
     counts["decode"] = counts["all"] - mixed
     for kind, error in comparison.errors.items():
         shares = (error.mean, error.median, error.p90, error.worst)
-        table.add_row(_KINDS[kind], f"{counts[kind]:,}", *(f"{share:.2%}" for share in shares))
+        table.add_row(_KINDS[kind], f"{counts[kind]:,}", *(percent(share, 2) for share in shares))
     if comparison.num_outside:
         table.caption = f"beyond the valid range: {comparison.num_outside:,}"
     return table
@@ -250,12 +251,12 @@ def study_tables(studies: list["ModelFit"], title: str) -> list[Table]:
     for study in studies:
         for name, error in study.held_out.items():
             numbers = (error.median, error.mean, error.p90)
-            held_out.add_row(study.kind, _KINDS[name], *(f"{number:.2%}" for number in numbers))
+            held_out.add_row(study.kind, _KINDS[name], *(percent(number, 2) for number in numbers))
     kinds = [study.kind for study in studies]
     curve = new_table("median error by number of points fitted", ["points", *kinds])
     curves = [dict(study.learning_curve) for study in studies]
     for size in sorted(set().union(*curves)):
-        shown = (f"{each[size]:.2%}" if size in each else "-" for each in curves)
+        shown = (percent(each[size], 2) if size in each else "-" for each in curves)
         curve.add_row(f"{size:,}", *shown)
     return [held_out, curve]
 

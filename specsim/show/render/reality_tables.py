@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.table import Table
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.reality.calibration import JUDGED, Calibration, CaseResult, judged
 from specsim.reality.validation import METRICS, STATISTICS, Validation
 from specsim.reality.validation.prediction_errors import HEADLINES, OF_TOKENS, TableErrors
 from specsim.results.metrics import SHOWN, TITLES, latency_statistics
-from specsim.show.render import add_wide_rows, milliseconds, new_table, percent, shown
+from specsim.show.render import add_wide_rows, milliseconds, new_table, shown
 
 if TYPE_CHECKING:
     from specsim.reality.observe import Observation
@@ -35,14 +35,15 @@ def error_tables(found: Calibration) -> list[Table]:
         table = new_table(title, ["", *(each.case.policy for each in mine)])
         for number, first in enumerate(mine[0].statistics):
             cells = [
-                f"{each.statistics[number].error:+.1%} / {each.at_speed[number].error:+.1%} "
-                f"({each.statistics[number].spread or 0.0:.1%})"
+                f"{percent(each.statistics[number].error, sign=True)} / "
+                f"{percent(each.at_speed[number].error, sign=True)} "
+                f"({percent(each.statistics[number].spread or 0.0)})"
                 for each in mine
             ]
             table.add_row(f"{_NAMES[first.metric]} {first.name}", *cells)
         table.add_section()
         sizes = [(each.mean_error, each.mean_error_at_speed, each.mean_spread) for each in mine]
-        cells = [f"{error:.1%} / {at_speed:.1%} ({apart:.1%})" for error, at_speed, apart in sizes]
+        cells = ["{} / {} ({})".format(*map(percent, each)) for each in sizes]
         table.add_row("mean size", *cells)
         tables.append(table)
     return tables
@@ -52,7 +53,8 @@ def _cases(found: Calibration) -> Table:
     columns = ["acceptance, load, policy"]
     for metric in JUDGED:
         columns += [f"mean {_NAMES[metric]}, ms", "simulated", "error", "at speed", "spread"]
-    columns += ["mean |error| of 15", "at speed", ""]
+    all_kept = not found.failed
+    columns += ["mean |error| of 15", "at speed", *([] if all_kept else [""])]
     table = new_table("measured against simulated", columns)
     last = None
     for each in found.results:
@@ -63,16 +65,16 @@ def _cases(found: Calibration) -> Table:
         row = [" ".join((*place, each.case.policy))]
         for metric in JUDGED:
             mean = each.statistic(metric, "mean")
-            spread = "-" if mean.spread is None else f"{mean.spread:.1%}"
+            spread = "-" if mean.spread is None else percent(mean.spread)
             row += [
                 milliseconds(mean.measured * 1e3),
                 milliseconds(mean.simulated * 1e3),
-                f"{mean.error:+.1%}",
-                f"{each.mean_at_speed(metric).error:+.1%}",
+                percent(mean.error, sign=True),
+                percent(each.mean_at_speed(metric).error, sign=True),
                 spread,
             ]
-        row += [f"{each.mean_error:.1%}", f"{each.mean_error_at_speed:.1%}"]
-        row.append("" if judged(each, found.stated_error) else "beyond")
+        row += [percent(each.mean_error), percent(each.mean_error_at_speed)]
+        row += [] if all_kept else ["" if judged(each, found.stated_error) else "beyond"]
         table.add_row(*row)
     return table
 
@@ -92,7 +94,7 @@ def _over_cases(results: list[CaseResult], metric: str, name: str) -> list[str]:
     errors = np.abs([each.error for each in found])
     spreads = np.array([each.spread or 0.0 for each in found])
     return [
-        f"{value:.1%}"
+        percent(value)
         for values in (errors, spreads)
         for value in (float(np.median(values)), float(values.max()))
     ]
@@ -102,7 +104,7 @@ def calibration_verdict(found: Calibration) -> list[str]:
     """Return in words whether the profile keeps to its stated error, and where not."""
     stated, total = found.stated_error, len(found.results)
     lines = [
-        f"profile: {found.status}; stated error {stated:.1%} of mean TPOT and mean latency, "
+        f"profile: {found.status}; stated error {percent(stated)} of mean TPOT and mean latency, "
         "or twice the spread of the real runs"
     ]
     told, untold = (
@@ -112,13 +114,14 @@ def calibration_verdict(found: Calibration) -> list[str]:
             [[each.statistic(name, "mean") for name in JUDGED] for each in found.results],
         )
     )
-    lines.append(f"{told} of {total} cases keep to it by themselves, whatever the spread")
+    kept = f"{told} of {total} cases keep to the stated error, whatever the spread"
     if any(each.slowness for each in found.results):
-        lines.append(
-            f"if the simulation is told how fast the machine was ('at speed'); if not, {untold}"
+        kept += (
+            f", if the simulation is told how fast the machine was ('at speed'); {untold} if not"
         )
+    lines.append(kept)
     if found.is_kept and not found.is_validated:
-        lines.append("but not where the real runs repeat no better: there this validates nothing")
+        lines.append("of the others the real runs repeat no better: they validate nothing")
     lines += [f"beyond it: {each.case.name}" for each in found.failed]
     lines += [f"left out: {name}: {reason}" for name, reason in found.left_out.items()]
     lines += [
@@ -145,22 +148,22 @@ def _validated(found: Validation, title: str) -> Table:
             f"{_NAMES[each.metric]} {each.name}, ms",
             milliseconds(each.measured * 1e3),
             milliseconds(each.simulated * 1e3),
-            f"{each.error:+.2%}",
+            percent(each.error, 2, sign=True),
         ]
         if was_repeated:
-            row.append("-" if each.spread is None else f"{each.spread:.2%}")
+            row.append("-" if each.spread is None else percent(each.spread, 2))
         table.add_row(*row)
     table.add_section()
     errors = found.request_errors()
     for metric in METRICS:
         table.add_row(
-            f"{_NAMES[metric]}, mean |error| of a request", "", "", f"{errors[metric]:.2%}"
+            f"{_NAMES[metric]}, mean |error| of a request", "", "", percent(errors[metric], 2)
         )
     number = len(found.statistics)
-    table.add_row(f"mean |error| of the {number} statistics", "", "", f"{found.mean_error:.2%}")
+    table.add_row(f"mean |error| of the {number} statistics", "", "", percent(found.mean_error, 2))
     worst = found.worst
     name = f"worst: {_NAMES[worst.metric]} {worst.name}"
-    table.add_row(name, "", "", f"{abs(worst.error):.2%}")
+    table.add_row(name, "", "", percent(abs(worst.error), 2))
     return table
 
 
@@ -173,7 +176,7 @@ def _throughput(found: Validation) -> Table:
         part = rows[first : first + width]
         real = sum(row["measured"] for row in part) / len(part)
         ours = sum(row["simulated"] for row in part) / len(part)
-        error = f"{(ours - real) / real:+.1%}" if real else "-"
+        error = percent((ours - real) / real, sign=True) if real else "-"
         span = f"{part[0]['start']:.{digits}f} - {part[-1]['end']:.{digits}f}"
         table.add_row(span, f"{real:,.0f}", f"{ours:,.0f}", error)
     return table
@@ -213,7 +216,7 @@ def _errors_by_metric(found: TableErrors) -> Table:
         [
             metric_name(each.metric),
             f"{each.count}",
-            *(percent(each.median_abs), percent(each.worst_abs), f"{each.median:+.1%}"),
+            *(percent(each.median_abs), percent(each.worst_abs), percent(each.median, sign=True)),
             each.worst_run,
         ]
         for each in found.by_metric
@@ -238,7 +241,7 @@ def _errors_by_group(found: TableErrors) -> list[Table]:
             cells = {e.metric: f"{percent(e.median_abs)} / {percent(e.worst_abs)}" for e in errors}
             count = max((each.count for each in errors), default=0)
             rows.append([group, f"{count}", *(cells.get(metric, "-") for metric in HEADLINES)])
-        names = [metric.replace(OF_TOKENS, "TPOT or ITL") for metric in HEADLINES]
+        names = [metric.replace(f"{OF_TOKENS}_", "TPOT or ITL ") for metric in HEADLINES]
         tables.append(new_table(f"|error| by {name}, median / worst", ["", "runs", *names], rows))
     return tables
 
@@ -247,7 +250,7 @@ def _speed_ups(found: TableErrors) -> list[Table]:
     ups = [
         [
             *(each.runs, each.choice, f"{each.measured:.3f}", f"{each.predicted:.3f}"),
-            f"{each.predicted / each.measured - 1:+.1%}",
+            percent(each.predicted / each.measured - 1, sign=True),
             "" if each.agrees else "WRONG SIGN",
         ]
         for each in found.speed_ups
@@ -285,7 +288,7 @@ def run_fit_tables(found: "RunFit", title: str) -> list[Table]:
             cells = [
                 [
                     *(metric_name(old["metric"]), f"{old['count']}"),
-                    *(_pair(old), _pair(new), f"{new['median']:+.1%}", new["worst_run"]),
+                    *(_pair(old), _pair(new), percent(new["median"], sign=True), new["worst_run"]),
                 ]
                 for old, new in zip(before, after, strict=True)
             ]

@@ -13,13 +13,13 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import STABILITY_MARKS, stability_in, together
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
-from specsim.show.render import add_wide_rows, interval, model_interval, new_table, percent, shown
+from specsim.show.render import add_wide_rows, interval, model_interval, new_table, shown
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown, EngineMemory
@@ -90,11 +90,14 @@ def _kv_rows(data: dict[str, Any]) -> list[tuple[str, str]]:
         rows += [
             (f"{found['transfers']:,} transfers, mean", f"{found['mean_transfer_ms']:,.2f} ms"),
             ("transferred tokens", f"{found['transferred_tokens']:,}"),
-            ("of TTFT until prefilled", f"{found['mean_prefill_ms']:,.2f} ms ({share:.0%})"),
+            (
+                "of TTFT until prefilled",
+                f"{found['mean_prefill_ms']:,.2f} ms ({percent(share, 0)})",
+            ),
         ]
     if "hits" in own:
         tokens = (own["hits"][f"{tier}_tokens"] for tier in ("gpu", "host", "disk"))
-        shares = ", ".join(f"{each / data['total_input_tokens']:.1%}" for each in tokens)
+        shares = ", ".join(percent(each / data["total_input_tokens"]) for each in tokens)
         rows.append(("prefix hits: GPU, host, disk", shares))
     return rows
 
@@ -105,7 +108,7 @@ def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
         found, turns = own["sessions"], own["sessions"]["by_turn"]
         median = found["duration_ms"]["median"] / 1e3
         rows.append((f"{found['count']:,} sessions, median", f"{median:,.1f} s"))
-        shares = ", ".join(f"{row['hit_share']:.0%}" for row in turns[:4])
+        shares = ", ".join(percent(row["hit_share"], 0) for row in turns[:4])
         rows.append((f"prefix hits, turns 1 to {min(4, len(turns))}", shares))
     for pool, found in scalings(own).items():
         name = f"{pool} " if pool else ""
@@ -356,7 +359,7 @@ def _speed_up(value: "SpeedUp") -> str:
 
 def _regret(name: str, standing: "Standing") -> str:
     value = standing.regrets[name]
-    return f"{value.mean:+.1f} %" + _half_width(value.low, value.high, 1)
+    return percent(value.mean / 100, sign=True) + _half_width(value.low, value.high, 1)
 
 
 def _half_width(low: float | None, high: float | None, digits: int) -> str:

@@ -1,24 +1,21 @@
-"""Studies: tunings, verdicts of a gate, capacities, splits of GPUs, and the plan in ten lines."""
+"""Studies: tunings, verdicts of a gate, capacities, and splits of GPUs."""
 
 import json
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import interval, milliseconds, model_interval, new_table, shown
 from specsim.study.capacity.choices import metric_name, promise_words
-from specsim.study.plan.words import asked, day_table, headline, table
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
     from specsim.study.capacity.findings import Ranking
     from specsim.study.gate.verdict import GateVerdict, MetricChange
     from specsim.study.paired import SpeedUp
-    from specsim.study.plan import Plan
     from specsim.study.split import Split, SplitRow
     from specsim.study.split_search import Search
     from specsim.study.tune import Tuning
@@ -160,7 +157,7 @@ def _share(check: "Check") -> str:
     share = check.share_of_oracle
     if share is None or not check.schedule_pays:
         return ""
-    return f", which is {share:.0%} of the oracle's gain"
+    return f", which is {percent(share, 0)} of the oracle's gain"
 
 
 _MARKS = {"same": "=", "within": "", "better": " better", "uncertain": " ?", "worse": " WORSE"}
@@ -173,7 +170,7 @@ def gate_table(judgement: "GateVerdict", title: str) -> Table:
     scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     table = new_table(title, ["% worse", *(metric.removesuffix("_ms") for metric in metrics)])
     limits = (cells[scenarios[0], metric].tolerance for metric in metrics)
-    table.add_row("tolerance", *(f"{limit:.1%}" for limit in limits), end_section=True)
+    table.add_row("tolerance", *(percent(limit) for limit in limits), end_section=True)
     for scenario in scenarios:
         table.add_row(scenario, *(_worsening(cells[scenario, metric]) for metric in metrics))
     return table
@@ -228,7 +225,7 @@ def _sustained_row(found: "Found") -> list[str]:
     head = [escape(found.hardware.label), escape(found.policy)]
     if probe is None or rate is None:
         lowest = found.probes[0]
-        at = f"{lowest.attainment:.2%} at {figures(lowest.load, 3)}"
+        at = f"{percent(lowest.attainment, 2)} at {figures(lowest.load, 3)}"
         return [*head, *(["none"] if goal.is_closed else []), "none", "", "", at]
     tried, latencies, between = found.tried(probe), probe.latencies_ms, found.interval
     row = [
@@ -237,7 +234,7 @@ def _sustained_row(found: "Found") -> list[str]:
         figures(rate),
         "-" if between is None else f"{figures(between.low)} - {figures(between.high)}",
         binding(found),
-        f"{probe.attainment:.2%}",
+        percent(probe.attainment, 2),
         milliseconds(latencies["p99_ttft_ms"]),
         milliseconds(latencies["p99_tpot_ms"]),
         shown("output_throughput", rate * probe.mean_output_len),
@@ -277,7 +274,7 @@ def capacity_verdict(capacity: "Capacity") -> list[str]:
     lines.append(_leaders(f"cheapest {at}", capacity.cheapest, unit))
     lines += [
         f"margins of {found.name}: "
-        + ", ".join(f"{_metric(name)} {share:.0%}" for name, share in found.margins.items())
+        + ", ".join(f"{_metric(name)} {percent(share, 0)}" for name, share in found.margins.items())
         for found in capacity.found
         if found.margins
     ]
@@ -343,7 +340,7 @@ def _cells(row: "SplitRow") -> list[str]:
         "-" if row.rate is None else figures(row.rate, 6),
         str(row.gpus),
         shown("request_throughput", values["request_throughput"]),
-        "-" if attainment is None else f"{attainment:.1%}",
+        "-" if attainment is None else percent(attainment),
         *(shown(name, values[name]) for name in _SPLIT_TIMES),
         ", ".join(filter(None, notes)),
     ]
@@ -352,32 +349,10 @@ def _cells(row: "SplitRow") -> list[str]:
 def search_lines(search: "Search") -> list[str]:
     """Return what was looked at on the way, and how exact that was."""
     worst = search.worst_error
-    error = "" if worst is None else f"; their mean latency was predicted within {worst:.1%}"
+    error = "" if worst is None else f"; their mean latency was predicted within {percent(worst)}"
     return [
         f"{len(search.predictions) + search.too_small} splits in {search.seconds:.0f} s: "
         f"{search.pieces} pools simulated by themselves, {search.too_small} splits left out "
         f"because a queue kept growing, the most promising simulated whole (the table){error}",
         *(f"left out: {each}" for each in search.left_out),
     ]
-
-
-def plan_lines(plan: "Plan") -> list[str]:
-    """Return the question, and the answer in plain sentences."""
-    return [asked(plan.advice), headline(plan.advice)]
-
-
-def plan_tables(plan: "Plan") -> list[Table]:
-    """Return all GPUs that were asked for, and, if a day was, what it costs."""
-    return [_worded(*each) for each in (table(plan.advice), day_table(plan.advice)) if each[1]]
-
-
-def _worded(heads: list[str], rows: list[list[str]]) -> Table:
-    found = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0))
-    for place, head in enumerate(heads):
-        words = [word for row in rows for word in row[place].split()]
-        is_text = place < 2 or head == "how sure"
-        widest = max(map(len, words), default=0)
-        found.add_column(head, justify="left" if is_text else "right", min_width=widest)
-    for row in rows:
-        found.add_row(*map(escape, row))
-    return found

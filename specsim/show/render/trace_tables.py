@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.core.figures import figures
-from specsim.show.render import new_table, percent
+from specsim.core.figures import figures, percent
+from specsim.show.render import new_table
 
 if TYPE_CHECKING:
     from specsim.tokens.describe import TokenDescription
@@ -150,7 +150,7 @@ def distances_table(fits: dict[str, dict[str, float]], title: str) -> Table:
         [
             escape(name),
             *(f"{fit[field]:.3f}" for field in ("per_step", "per_request", "per_window")),
-            f"{100 * fit['steps_error']:+.1f} %",
+            percent(fit["steps_error"], sign=True),
         ]
         for name, fit in fits.items()
     )

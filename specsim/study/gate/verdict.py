@@ -19,6 +19,7 @@ from xml.etree import ElementTree as Xml
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
+from specsim.core.figures import percent
 from specsim.core.settings import check_used, flattened
 from specsim.run.experiment import Experiment
 from specsim.study.gate import (
@@ -66,13 +67,13 @@ class MetricChange:
     def text(self) -> str:
         change = "0 before"
         if isfinite(self.worsening):
-            change = f"{abs(self.worsening):.1%} {'worse' if self.worsening > 0 else 'better'}"
+            change = f"{percent(abs(self.worsening))} {'worse' if self.worsening > 0 else 'better'}"
         if self.interval is not None:
             low, high = (100 * each for each in self.interval)
             change += f" (interval {low:.1f} to {high:.1f} %)"
         return (
             f"{self.metric} {self.baseline:,.6g} -> {self.current:,.6g}: {change}, tolerance "
-            f"{self.tolerance:.1%}"
+            f"{percent(self.tolerance)}"
         )
 
     def to_dict(self) -> dict[str, Any]:

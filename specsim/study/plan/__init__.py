@@ -15,7 +15,7 @@ from specsim.core.runner import Runner
 from specsim.study.capacity import Contender, Found, refined, searched
 from specsim.study.capacity.choices import metric_name, percentile
 from specsim.study.capacity.probe import Interval
-from specsim.study.plan.advice import option_words
+from specsim.study.plan.advice import option_words, sized_words
 from specsim.study.plan.answer import SHORT, Plan
 from specsim.study.plan.candidates import (
     FIRST_K,
@@ -90,7 +90,7 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
         plan = _screened_apart(plan, runner)
         yield plan
     chosen = plan.finalists()
-    tell(f"long runs of {'; '.join(_with_size(plan.options[name]) for name in chosen)}")
+    tell(f"long runs of {'; '.join(sized_words(plan.options[name]) for name in chosen)}")
     plan = with_long_runs(plan, chosen, runner)
     yield plan
     if any(not option.is_off for option in plan.options.values()):
@@ -160,12 +160,6 @@ def _shown(plan: Plan) -> set[str]:
         hardware = plan.options[name].hardware
         best.setdefault(hardware.profile.gpu, hardware.label)
     return set(best.values())
-
-
-def _with_size(option: Option) -> str:
-    """Return an option in words, with the GPUs of a server if it has several."""
-    size = option.hardware.gpus_per_replica
-    return option_words(option) + (f" ({size} GPUs)" if size > 1 else "")
 
 
 def _drafters(plan: Plan, labels: set[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.study.capacity import Found, Hardware
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
@@ -209,10 +209,21 @@ def option_words(option: Option) -> str:
     return f"{where}, {speculation_words(option)}"
 
 
+def sized_words(option: Option) -> str:
+    """Return an option in words, with the GPUs of a server if it has several."""
+    size = option.hardware.gpus_per_replica
+    return option_words(option) + (f" ({size} GPUs)" if size > 1 else "")
+
+
 def choice_of(
-    option: Option, found: Found, *, is_searched: bool, over: AgainstNone | None
+    option: Option,
+    found: Found,
+    *,
+    is_searched: bool,
+    over: AgainstNone | None,
+    tokens_per_hour: float,
 ) -> Choice:
-    """Return what is known of an option."""
+    """Return what is known of an option; of output, `tokens_per_hour` at the load asked for."""
     hardware, probe = found.hardware, found.at_target
     head = {
         "gpu": hardware.profile.gpu,
@@ -227,9 +238,10 @@ def choice_of(
     if found.rate is None or found.replicas is None or probe is None:
         lowest = found.probes[0]
         load = figures(lowest.load, 3)
-        why = f"{lowest.attainment:.0%} within the limits even at {load} requests/s"
+        why = f"{percent(lowest.attainment, 0)} within the limits even at {load} requests/s"
         return Choice(**head, state="impossible", why=why)
-    between, by_model = found.interval if is_searched else None, found.model_interval
+    cost, by_model = found.cost_per_hour, found.model_interval
+    between = found.interval if is_searched else None
     beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
     promises = beyond.promises if beyond is not None and has_own else {}
     return Choice(
@@ -238,8 +250,8 @@ def choice_of(
         servers=found.replicas,
         servers_interval=found.replicas_interval if is_searched else None,
         gpus=found.replicas * hardware.gpus_per_replica,
-        cost_per_hour=found.cost_per_hour,
-        cost_per_million_tokens=found.cost_at_target,
+        cost_per_hour=cost,
+        cost_per_million_tokens=None if cost is None else 1e6 * cost / tokens_per_hour,
         capacity=found.rate,
         capacity_interval=None if between is None else (between.low, between.high),
         capacity_by_model=by_model,

@@ -19,6 +19,7 @@ from specsim.study.plan.advice import (
     choice_of,
     drafter_words,
     option_words,
+    sized_words,
     speculation_words,
 )
 from specsim.study.plan.candidates import Option
@@ -158,7 +159,7 @@ class Plan:
             choices=[*choices, *self._impossible()],
             taken=taken,
             off_from=self._off_from(),
-            not_shown_cheaper_than=[option_words(self.options[name]) for name in self.ties],
+            not_shown_cheaper_than=[sized_words(self.options[name]) for name in self.ties],
             what_ifs=what_ifs(self),
             other_prices=other_prices(self),
             day=day_advice(self),
@@ -227,8 +228,15 @@ class Plan:
         none, found = self._none_beside(name), self.known(name)
         are_searched = none is not None and none in self.searched and name in self.searched
         over = None if none is None else against(self.known(none), found, is_searched=are_searched)
-        is_searched = name in self.searched
-        return choice_of(self.options[name], found, is_searched=is_searched, over=over)
+        # Of all rows alike: each run has drawn its own requests.
+        tokens_per_hour = self.question.rate * self.question.traffic.mean_lens[1] * 3600
+        return choice_of(
+            self.options[name],
+            found,
+            is_searched=name in self.searched,
+            over=over,
+            tokens_per_hour=tokens_per_hour,
+        )
 
     def _off_from(self) -> float | None:
         none = None if self.taken is None else self._none_beside(self.taken)

@@ -256,7 +256,7 @@ def _api_price_of(text: str) -> tuple[float, float]:
 def _spare_of(redundancy: str) -> int:
     found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
     if found is None:
-        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ...")
+        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ... up to n+999")
     return int(found[1] or 0)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.profile.model_error import QUANTILE
 from specsim.study.capacity import Found
 from specsim.study.plan.advice import (
@@ -71,13 +71,17 @@ def what_ifs(plan: "Plan") -> list[WhatIf]:
 def _worlds(plan: "Plan", taken: str) -> list[_World]:
     rate = plan.question.rate
     found = [
-        _World("load", f"{figures(rate * load, 6)} requests/s ({load - 1:+.0%})", load=load)
+        _World(
+            "load",
+            f"{figures(rate * load, 6)} requests/s ({percent(load - 1, 0, sign=True)})",
+            load=load,
+        )
         for load in _LOADS
     ]
     spread = plan.known(taken).time_spread
     for sign in (-1, 1) if spread is not None else ():
         off_by = exp(sign * QUANTILE * (spread or 0.0)) - 1
-        what = f"steps {abs(off_by):.0%} {'slower' if off_by > 0 else 'faster'}"
+        what = f"steps {percent(abs(off_by), 0)} {'slower' if off_by > 0 else 'faster'}"
         found.append(_World("step times", what, sign=sign))
     for change in (change for change, own in plan.moved.items() if own):
         what = f"acceptance {abs(change):g} {'higher' if change > 0 else 'lower'}"

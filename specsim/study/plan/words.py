@@ -3,7 +3,7 @@
 from math import inf
 from typing import Any
 
-from specsim.core.figures import figures
+from specsim.core.figures import figures, percent
 from specsim.study.capacity.choices import metric_name, percentile, promise_words
 from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import (
@@ -89,7 +89,7 @@ def _effect(choice: Choice) -> str:
 def _cost_words(ratio: float) -> str:
     if ratio == 1:
         return "the same cost"
-    change = f"{abs(1 - ratio):.0%} {'less' if ratio < 1 else 'more'}"
+    change = f"{percent(abs(1 - ratio), 0)} {'less' if ratio < 1 else 'more'}"
     return f"{change} cost on servers of the same kind"
 
 
@@ -135,7 +135,7 @@ def _day_row(fleet: DayFleet, fixed: float) -> list[str]:
         f"{most:,}" if least == most else f"{least:,} to {most:,}",
         f"{fleet.gpu_hours:,.0f}",
         _number(fleet.cost_per_day, 2),
-        f"{1 - fleet.cost_per_day / fixed:.0%}",
+        percent(1 - fleet.cost_per_day / fixed, 0),
     ]
 
 
@@ -168,7 +168,7 @@ def _row(advice: Advice, place: int) -> list[str]:
         *(_milliseconds(choice.reached_ms.get(name)) for name in advice.slo),
         _milliseconds(choice.mean_latency_ms),
         "-" if found is None else f"{about}{found.times_as_fast:.2f}",
-        f"{choice.spare or 0:.0%}",
+        percent(choice.spare or 0, 0),
         choice.state,
     ]
 
@@ -200,7 +200,7 @@ def notes(advice: Advice) -> list[str]:
     found += _none_elsewhere(advice)
     found += _faster_for_little(advice)
     if advice.not_shown_cheaper_than:
-        found.append(f"Not shown to be cheaper than {', '.join(advice.not_shown_cheaper_than)}.")
+        found.append(f"Not shown to be cheaper than {' or '.join(advice.not_shown_cheaper_than)}.")
     found += [] if advice.api is None else [_on_api(advice, advice.api)]
     found += [] if advice.day is None else _day_notes(advice.day)
     found += _what_if_notes(advice)
@@ -250,7 +250,7 @@ def _faster_for_little(advice: Advice) -> list[str]:
     place = place_words(best.gpu, best.pools, best.ranks)
     return [
         f"{best.gpus:,} {place}, {best.speculation}, answer {about}"
-        f"{own.mean_latency_ms / latency:.2f} times as fast for {more:.1%} more."
+        f"{own.mean_latency_ms / latency:.2f} times as fast for {percent(more)} more."
     ]
 
 

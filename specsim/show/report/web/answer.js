@@ -101,6 +101,12 @@ function capacityAnswer() {
   ];
 }
 
+/** A policy that is best, by its name; of one that knows what no server does, that it is a bound. */
+function winner(p) {
+  const name = POLICY.labels[p];
+  return /oracle|^bayes\b/.test(name) ? `${name} (a bound: no server could run it)` : name;
+}
+
 /** "static:k=5 up to 8, goodput at 16, off from 24 requests/s". */
 function winnersByLoad(h) {
   const runs = [];
@@ -113,7 +119,7 @@ function winnersByLoad(h) {
   }
   return runs
     .map(({ p, from, to }, index) => {
-      const name = POLICY.labels[p];
+      const name = winner(p);
       if (runs.length === 1) return `${name} ${IS_LOAD ? "at every load" : "everywhere"}`;
       if (index === 0) return `${name} up to ${LOAD.labels[to]}`;
       if (index === runs.length - 1) return `${name} from ${loadText(from)}`;
@@ -206,7 +212,7 @@ function caseHeadline(h, l) {
   const share = meanOf(found, "slo_attainment");
   const lead = POLICY.labels.length > 1 ? ` is best by ${METRIC.get(state.metric).title}` : "";
   const texts = [
-    `${POLICY.labels[p]}${lead}`,
+    `${winner(p)}${lead}`,
     over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`,
     share != null && `${percent(share)} of the requests within the SLO`,
     DATA.states[found.state],

@@ -1,0 +1,73 @@
+"""What the console says of a plan: the answer, and what else may be rented."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, ConsoleOptions
+from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
+
+from specsim.study.plan.words import asked, day_table, headline, table
+
+if TYPE_CHECKING:
+    from specsim.study.plan import Plan
+
+
+def plan_lines(plan: "Plan") -> list[str]:
+    """Return the question, and the answer in plain sentences."""
+    return [asked(plan.advice), headline(plan.advice)]
+
+
+def plan_tables(plan: "Plan") -> list["Choices | Table"]:
+    """Return all GPUs that were asked for, and, if a day was, what it costs."""
+    day = day_table(plan.advice)
+    return [Choices(*table(plan.advice)), *([_worded(*day)] if day[1] else [])]
+
+
+_NAMES, _COSTS, _SURE = slice(2), slice(2, 5), slice(-1, None)
+"""Columns of `table`: which choice, what it costs, how sure that is; the others say how fast."""
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What may be rented, to be printed by rich.
+
+    One table where it fits the width of the terminal, else two: what each costs, how fast it is.
+    """
+
+    heads: list[str]
+    rows: list[list[str]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        whole = _worded(self.heads, self.rows)
+        for place, column in enumerate(whole.columns):
+            column.min_width = max(len(row[place]) for row in self.rows)
+        unlimited = options.update(width=10_000)
+        if Measurement.get(console, unlimited, whole).minimum <= options.max_width:
+            yield whole
+            return
+        speeds = slice(_COSTS.stop, _SURE.start)
+        for parts in ((_NAMES, _COSTS, _SURE), (_NAMES, speeds)):
+            heads, *rows = (
+                [cell for part in parts for cell in row[part]] for row in (self.heads, *self.rows)
+            )
+            yield _worded(heads, rows)
+
+
+def _worded(heads: list[str], rows: list[list[str]]) -> Table:
+    """Return a table of words, which may be wrapped, and of numbers, below the words of a head."""
+    found = Table(box=box.SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False)
+    for place, head in enumerate(heads):
+        cells = [row[place] for row in rows]
+        if place < 2 or head == "how sure":
+            words = [word for cell in cells for word in cell.split()]
+            found.add_column(head, min_width=max(map(len, words), default=0))
+        else:
+            width = max(map(len, [*head.split(), *cells]))
+            found.add_column(head, justify="right", min_width=width, max_width=width)
+    for row in rows:
+        found.add_row(*map(escape, row))
+    return found
