@@ -30,7 +30,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     SupportsHMA,
 )
-from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
 if record.VERSION >= (0, 33):
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -241,7 +241,9 @@ class HostDriver(LoadsDriver):
 
     def idle(self) -> None:
         if self.scheduler.finished_req_ids:
-            self.begin_jobs(self.scheduler.schedule())
+            output = self.scheduler.schedule()
+            self.begin_jobs(output)
+            self.scheduler.update_from_output(output, EMPTY_MODEL_RUNNER_OUTPUT)
 
 
 KINDS = {
