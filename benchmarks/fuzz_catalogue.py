@@ -167,7 +167,7 @@ def catalogue() -> dict[str, tuple[Files, list[list[str]]]]:
                 [
                     "draft-eval",
                     "--proposer",
-                    "ngram",
+                    "ngram_gpu",
                     "--tokens",
                     "t.jsonl",
                     "--grid",

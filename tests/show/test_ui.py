@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import Event, Thread
 from time import process_time
 from typing import Any, Literal
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -139,11 +140,16 @@ def test_only_the_page_that_was_opened_gets_an_answer(server: UiServer, ask: Ask
     assert ask(Origin="http://evil.example")[0] == 403
     assert ask(Host="evil.example")[0] == 403  # its name may point to this machine
     assert ask(Origin=server.url.rsplit("/", 2)[0])[0] == 200
-    assert [ask(path=path)[0] for path in ("/", "/guess/answer", f"/{server.token}")] == [404] * 3
+    assert [ask(path=path)[0] for path in ("/", "/guess/answer", "/guess")] == [404] * 3
     assert ask(path="/etc/passwd", method="GET")[0] == 404
     assert ask(path="other")[0] == 404
     assert ask(method="GET", path="none")[0] == 404
     assert server.server_address[0] == "127.0.0.1"
+
+
+def test_an_address_without_its_last_slash_leads_to_the_page(server: UiServer, ask: Ask) -> None:
+    with urlopen(server.url.removesuffix("/"), timeout=30) as reply:
+        assert (reply.url, reply.read().decode()) == (server.url, ask(method="GET", path="")[1])
 
 
 def test_the_page_needs_nothing_from_a_network(ask: Ask) -> None:

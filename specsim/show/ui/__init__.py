@@ -10,6 +10,7 @@ from errno import EADDRINUSE
 from functools import cached_property
 from hmac import compare_digest
 from html import escape
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
@@ -302,6 +303,12 @@ class _UiHandler(BaseHTTPRequestHandler):
     timeout = 10  # seconds for what is announced to arrive
 
     def do_GET(self) -> None:
+        if compare_digest(self.path.encode(), f"/{self.server.token}".encode()):
+            self.send_response(HTTPStatus.MOVED_PERMANENTLY)  # typed without its last slash
+            self.send_header("Location", f"{self.path}/")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         self._reply({"": ("text/html", self.server.page)})
 
     def do_POST(self) -> None:
