@@ -47,6 +47,7 @@ NOT_DRAWN = {
         f"engine.{name}_parallel_size": "must be the profile's, and is it by default"
         for name in ("tensor", "pipeline")
     },
+    "engine.kv_cache_memory_bytes": "another number of blocks, which all worlds have",
     "kernels.data_parallel_size": "the engine's",
     "kernels.enable_expert_parallel": "the engine's",
     "kernels.tensor_parallel_size": "the profile's",

@@ -70,6 +70,8 @@ class EngineConfig(Settings):
     num_gpu_blocks: Annotated[int, Field(ge=2, le=1 << 26)] | None = None
     """KV blocks, the null block included; by default what fits into the GPU's memory."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = GPU_MEMORY_UTILIZATION
+    kv_cache_memory_bytes: Annotated[int, Field(gt=0, le=1 << 50)] | None = None
+    """Memory of each GPU for KV blocks, in place of what `gpu_memory_utilization` leaves."""
     kv_groups: Annotated[tuple[KVLayers, ...], Field(min_length=1)] | None = None
     """The attention layers, in the model's order, a drafter's last, from which KV cache groups are
     formed; by default those of the profile's model, and of ``prefill_first`` one group."""

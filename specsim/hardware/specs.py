@@ -106,10 +106,14 @@ class MemoryPlan:
     draft_block_bytes: float  # the drafter's share of one KV block
     block_size: int  # tokens of one, of the first kind of layers
 
+    @property
+    def taken_bytes(self) -> float:
+        return self.weight_bytes + self.draft_weight_bytes + self.reserved_bytes
+
     def num_blocks(self) -> int:
         return num_kv_blocks(
             memory_bytes=self.usable_bytes,
-            taken_bytes=self.weight_bytes + self.draft_weight_bytes + self.reserved_bytes,
+            taken_bytes=self.taken_bytes,
             block_bytes=self.block_bytes + self.draft_block_bytes,
         )
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specsim.core.errors import ConfigError, ProfileError
+from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.engine.config import EngineConfig
 from specsim.engine.front import Front
 from specsim.engine.setup import Setup
-from specsim.hardware import GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
+from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.hardware.cuda_graphs import (
     BLACKWELL_LARGEST,
     USUAL_LARGEST,
@@ -398,6 +398,14 @@ def _memory(
         gpu_memory_utilization=engine.gpu_memory_utilization,
         data_parallel_size=engine.data_parallel_size or 1,
     )
+    if (room := engine.kv_cache_memory_bytes) is not None:
+        plan = replace(plan, usable_bytes=room + plan.taken_bytes)
+        if plan.usable_bytes > plan.total_bytes:
+            raise CapacityError(
+                f"engine.kv_cache_memory_bytes = {room}: with weights and activations of "
+                f"{plan.taken_bytes / GIB:.1f} GiB that is more than the {gpu.memory_gib:g} GiB of "
+                f"{gpu.name}; use less, or leave it out"
+            )
     if layers is None:
         return plan
     alone, added = layers.block_bytes(engine.block_size)

@@ -201,6 +201,17 @@ def test_kv_blocks_follow_from_memory() -> None:
     assert deploy(gpu_memory_utilization=0.9).engine.num_gpu_blocks == expected == 28202
 
 
+def test_memory_for_kv_blocks_may_be_given() -> None:
+    """What the drafter keeps comes out of it, and gpu_memory_utilization does not count."""
+    room = 20 << 30
+    given = {"kv_cache_memory_bytes": room, "gpu_memory_utilization": 0.1}
+    assert deploy(**given).engine.num_gpu_blocks == room // (16 * 131072)
+    spec = {"method": "eagle3", "num_speculative_tokens": 3}
+    with_draft = deploy(speculative_config=spec, **given).engine.num_gpu_blocks
+    assert with_draft == room // (16 * (131072 + 4096))
+    assert deploy(num_gpu_blocks=9000, **given).engine.num_gpu_blocks == 9000
+
+
 def test_a_drafter_takes_kv_blocks() -> None:
     spec = {"method": "eagle3", "num_speculative_tokens": 3}
     with_draft = deploy(speculative_config=spec, gpu_memory_utilization=0.9).engine.num_gpu_blocks
@@ -213,6 +224,7 @@ def test_a_drafter_takes_kv_blocks() -> None:
     ("engine", "error", "message"),
     [
         ({"gpu_memory_utilization": 0.1}, CapacityError, "no KV block fits"),
+        ({"kv_cache_memory_bytes": 70 << 30}, CapacityError, "more than the 79.1 GiB of"),
         ({"num_gpu_blocks": 100}, CapacityError, "less than one request of max_model_len"),
         ({"model": "Qwen/Qwen3-8B"}, ProfileError, "the profile was made for"),
         ({"tensor_parallel_size": 2}, ProfileError, "-tp2"),
