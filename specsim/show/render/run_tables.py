@@ -109,7 +109,8 @@ def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
         median = found["duration_ms"]["median"] / 1e3
         rows.append((f"{found['count']:,} sessions, median", f"{median:,.1f} s"))
         shares = ", ".join(percent(row["hit_share"], 0) for row in turns[:4])
-        rows.append((f"prefix hits, turns 1 to {min(4, len(turns))}", shares))
+        hits = "GPU hits" if "hits" in own else "prefix hits"
+        rows.append((f"{hits}, turns 1 to {min(4, len(turns))}", shares))
     for pool, found in scalings(own).items():
         name = f"{pool} " if pool else ""
         means = f"{found['mean_replicas']:.2f}, at most {found['peak_replicas']}"
