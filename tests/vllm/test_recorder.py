@@ -97,5 +97,5 @@ def test_a_signal_loses_no_step_and_no_request(tmp_path: Path, sent: signal.Sign
     run = load_run(folder)
     assert run.runs[0]["output_len"].tolist() == [5]
     assert run.num_failed == NUM
-    # After a SIGTERM vLLM kills its engine (--shutdown-timeout 0), which may have stopped by itself.
+    # After a SIGTERM vLLM kills its engine (--shutdown-timeout 0), which may have stopped before.
     assert run.meta["complete"] is False or sent == signal.SIGTERM
