@@ -269,6 +269,7 @@ class EngineConfig(Settings):
             "reread_len": reread_len,
             "drops_in_last": rules.drops_where_drafted
             or (rules.drops_in_last and proposer is not None and proposer.drops_in_last_group),
+            "drops_stored": drops and rules.drops_stored,
             "publishes_outputs": rules.publishes_outputs and proposer is not None,
             "skips_drafts": skips,
         }

@@ -49,6 +49,9 @@ class Limits(Protocol):
     pads_with_sample: int
     counts_running_loras: int
     passes_over_short: int
+    ranks_requests: int
+    offers_anew: int
+    drops_stored: int
     skips_drafts: int  # `NOT_SKIPPED`, `SKIPPED` or `IDLE`
     drops_in_last: int  # whether only the groups that the last layer's bucket has drop it
     retention_len: int

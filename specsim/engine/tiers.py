@@ -6,9 +6,9 @@ block; what any tier has is loaded before the sequence runs (`specsim.engine.loa
 another loads some of it, it waits: then the GPU has it, too.
 
 Each tier gives up what was used least recently; what is being read is kept. All that a request
-uses counts as used when it first used any, and again when it has ended: of one request the end
-goes before the beginning. What is offered at once is stored whole or, where there is no room, not
-at all; then it is offered again with the next step.
+uses counts as used when it first used any (`Rules.ranks_requests`), and again when it has ended:
+of one request the end goes before the beginning. What is offered at once is stored whole or, where
+there is no room, not at all; then it is offered again with the next step.
 
 Sources: vLLM 0.33.0 ``distributed/kv_transfer/kv_connector/v1/offloading/scheduler.py``
 (`get_num_new_matched_tokens`, `update_state_after_alloc`, `_build_store_jobs`),
@@ -34,7 +34,9 @@ def stored_prefix(table: Table, row: int, cached_len: int) -> int:
     Note how many tokens of that only the disk has.
     """
     sequence, size = table.sequences[row], table.limits[0].hash_block_size
-    sequence.num_offered = sequence.disk_len = 0  # it begins anew
+    sequence.disk_len = 0
+    if table.limits[0].offers_anew:
+        sequence.num_offered = 0
     first, end = cached_len // size, sequence.known_len // size
     number, loading_at = first, end
     while number < end:
@@ -47,7 +49,7 @@ def stored_prefix(table: Table, row: int, cached_len: int) -> int:
         if table.stored[place].held_for == READING:
             loading_at = min(loading_at, number)
         number += 1
-    if table.groups[0].drops and number > first:
+    if table.limits[0].drops_stored and number > first:
         number -= 1
     if loading_at < number:
         return LOADING_NOW
@@ -95,7 +97,7 @@ def offer_step(table: Table) -> None:
         sequence = table.sequences[row]
         length = _stored_len(table, row, sequence.computed_len)
         num_blocks = length // size
-        if table.groups[0].drops and length > sequence.prompt_len:
+        if table.limits[0].drops_stored and length > sequence.prompt_len:
             num_blocks -= 1  # a draft model's entries of the last one may yet change
         first = sequence.num_offered
         if num_blocks > first and _offer(table, sequence, first, num_blocks):
@@ -176,7 +178,7 @@ def _offer_to(table: Table, tier: int, sequence: Sequence, first: int, last: int
     for number in range(first, last):
         key = prefix_key(table, request, 0, number)
         if _stored(table, tier, key) == NO_BLOCK:
-            _store(table, tier, key, _rank(sequence, number))
+            _store(table, tier, key, _rank_anew(table, sequence, number))
     for number in range(first, last):
         place = _stored(table, tier, prefix_key(table, request, 0, number))
         if table.stored[place].heap_at < 0 and not table.stored[place].held_for:
@@ -205,7 +207,8 @@ def _count_offered(
             continue
         block.offered_in = table.state[0].num_offers
         num_kept += block.heap_at >= 0
-        _raise_rank(table, tier, place, _rank(sequence, number))
+        if table.limits[0].ranks_requests:
+            _raise_rank(table, tier, place, _rank(sequence, number))
     return num_new, num_kept
 
 
@@ -213,6 +216,16 @@ def _count_offered(
 def _rank(sequence: Sequence, number: int) -> int:
     """Return when a block counts as used by a sequence that has not ended."""
     return int((sequence.use << _USE) - number - 1)
+
+
+@inner
+def _rank_anew(table: Table, sequence: Sequence, number: int) -> int:
+    """Return when a block counts as used that is stored now."""
+    state = table.state[0]
+    if table.limits[0].ranks_requests:
+        return _rank(sequence, number)
+    state.num_uses += 1
+    return int(state.num_uses << _USE)
 
 
 @inlined

@@ -82,6 +82,15 @@ class Rules(NamedTuple):
     passes_over_short: bool
     """A waiting request of whose prompt no piece may be read, since several MTP modules would have
     too few tokens left behind it, does not end admission; before, it did."""
+    ranks_requests: bool
+    """What a request uses of host memory counts as used when it used any first, until it has ended;
+    before, each block as used when it was stored (``v1/kv_offload/cpu/policies/lru.py``)."""
+    offers_anew: bool
+    """Who is admitted again offers host memory all that it has computed again; before, only what it
+    had not offered."""
+    drops_stored: bool
+    """With EAGLE and MTP the last block that host memory has is not loaded, nor is the last one
+    offered while its request decodes; before, where a model has one KV cache group, both were."""
     looks_up_on_gpu: bool
     """n-grams are looked up on the GPU, by the second model runner, which drafts all tokens for
     every request, whether or not it finds any (`ngram_gpu`)."""
@@ -93,7 +102,7 @@ class Rules(NamedTuple):
 
 NO_LIMITS = (
     *("keeps_few_prefixes", "drops_where_drafted", "hashes_look_ahead", "keeps_blocks_apart"),
-    "looks_up_on_gpu",
+    *("looks_up_on_gpu", "drops_stored"),
 )
 """Rules that decide what other limits are."""
 
@@ -126,6 +135,9 @@ _0_33 = _0_32._replace(
     skips_drafts=True,
     counts_running_loras=True,
     passes_over_short=True,
+    ranks_requests=True,
+    offers_anew=True,
+    drops_stored=True,
     keeps_blocks_apart=True,
 )
 RULES = {"0.28": _0_28, "0.29": _0_29, "0.30": _0_30, "0.31": _0_31, "0.32": _0_32, "0.33": _0_33}

@@ -9,8 +9,8 @@ its blocks are kept::
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host
 
 The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too. The third, for
-vLLM 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the worker
-that copies them: it stores at once, and what is loaded takes the scenario's time.
+vLLM 0.32 and 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the
+worker that copies them: it stores at once, and what is loaded takes the scenario's time.
 """
 
 import json
@@ -32,7 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
-if record.VERSION >= (0, 33):
+if record.VERSION >= (0, 32):
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
         OffloadingWorkerMetadata,
     )
@@ -258,6 +258,8 @@ def main() -> None:
     for seed in range(*map(int, seeds[:2])):
         scenario = drawn(seed)
         scenario["engine"] |= LACKING
+        if driver is HostDriver:
+            scenario["engine"]["vllm_version"] = ".".join(map(str, record.VERSION))
         path = Path(target) / f"{scenario['name']}.scenario.json"
         try:
             log = driver(scenario).log()

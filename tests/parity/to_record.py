@@ -333,7 +333,9 @@ def random_host_scenario(seed: int) -> dict[str, Any]:
     """The same with host memory behind the GPU's cache, and prompts that come again."""
     scenario, draw = random_scenario(seed), random.Random(f"host {seed}")
     engine = scenario["engine"]
-    engine |= {"enable_prefix_caching": True, "vllm_version": "0.33"}
+    engine["enable_prefix_caching"] = True
+    if engine["spec"] and engine["spec"]["method"] == "eagle":
+        engine["spec"]["method"] = random.Random(f"head {seed}").choice(["eagle", "mtp"])
     # A prompt of one token that is loaded whole is looked up anew for ever in vLLM.
     engine["block_size"] = max(2, engine["block_size"])
     rows = random_requests(draw, engine)
