@@ -9,7 +9,7 @@ its blocks are kept::
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host
 
 The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too. The third, for
-vLLM 0.32 and 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the
+vLLM 0.31 to 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the
 worker that copies them: it stores at once, and what is loaded takes the scenario's time.
 """
 
@@ -32,7 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
 
-if record.VERSION >= (0, 32):
+if record.VERSION >= (0, 31):
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
         OffloadingWorkerMetadata,
     )
