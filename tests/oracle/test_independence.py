@@ -21,7 +21,7 @@ SCENARIOS = [
     for path in sorted(folder.glob("*.scenario.json"))
     # It knows no connectors, states, stages, several MTP modules or clients that go away.
     if not path.name.startswith(
-        ("loads-", "states-", "pipeline-", "stages-", "modules-", "aborts-")
+        ("loads-", "host-", "states-", "pipeline-", "stages-", "modules-", "aborts-")
     )
 ]
 
