@@ -3,8 +3,8 @@
 Run by ``make follow VERSION=0.34.0``. The Python files of the release are laid over a vLLM that is
 installed; the scenarios in ``recorded`` and random ones are recorded with them and replayed with
 the rules of that version or, if it is not known yet, of the newest before it. The folder gets the
-recordings, ``report.txt`` and ``changes.diff``: what has changed in ``v1/core`` since the known
-version before.
+recordings, ``report.txt`` and ``changes.diff``: what has changed in the scheduler, and in the
+connector of host memory, since the known version before.
 """
 
 import argparse
@@ -26,8 +26,12 @@ from specsim.reality.parity import Scenario, compare_logs, load_log, load_scenar
 
 HERE = Path(__file__).parent
 KINDS = ("random", "groups", "stops", "states", "loras", "aborts", "mixed")
+LOADS = ((), ("host",))  # kinds of record_loads.py
 FIRST_SEED = 1_000  # those below are our own
-SCHEDULER = "vllm/v1/core"
+SOURCES = (
+    *("vllm/v1/core", "vllm/v1/kv_offload/cpu"),
+    "vllm/distributed/kv_transfer/kv_connector/v1/offloading",
+)
 
 
 class Replay(NamedTuple):
@@ -78,7 +82,7 @@ def recorded(python: str, source: Path, folder: Path, number: int) -> None:
     """Record our own scenarios and random ones of all kinds with the vLLM in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in sorted((HERE / "recorded").glob("*.scenario.json")):
-        if "loads" not in json.loads(path.read_text()):  # which need a connector
+        if "loads" not in json.loads(path.read_text()):  # of a connector only random ones
             (folder / path.name).write_bytes(path.read_bytes())
     options = {
         "PYTHONPATH": str(source),
@@ -87,8 +91,10 @@ def recorded(python: str, source: Path, folder: Path, number: int) -> None:
     }
     record = [python, str(HERE / "record.py"), str(folder)]
     seeds = [str(FIRST_SEED), str(FIRST_SEED - (-number // len(KINDS)))]
-    for arguments in ([], [*seeds, *KINDS]):
-        subprocess.run([*record, *arguments], env=os.environ | options, check=True)
+    loads = [python, str(HERE / "record_loads.py"), str(folder), *seeds]
+    runs = [record, [*record, *seeds, *KINDS], *([*loads, *kind] for kind in LOADS)]
+    for command in runs:
+        subprocess.run(command, env=os.environ | options, check=True)
 
 
 def features(scenario: Scenario) -> Iterator[str]:
@@ -99,6 +105,8 @@ def features(scenario: Scenario) -> Iterator[str]:
     yield f"method {engine.spec.method if engine.spec else 'none'}"
     if engine.spec and engine.spec.per_batch_size:
         yield "draft length by batch size"
+    if scenario.loads is not None:
+        yield "host memory" if scenario.loads.host_blocks else "loads"
     for name in ("async_scheduling", "enable_prefix_caching", "long_prefill_token_threshold"):
         if getattr(engine, name):
             yield name
@@ -115,6 +123,15 @@ def replayed(path: Path, version: str) -> Replay:
     found = compare_logs(json.loads(json.dumps(ours)), theirs)
     name, told = path.name.split(".")[0], tuple(features(scenario))
     return Replay(name, told, None if found is None else found.field, str(found))
+
+
+def all_functions(version: Path) -> dict[str, str]:
+    """Return the code of every function of a version that decides what is scheduled."""
+    return {
+        f"{source.rpartition('/')[2]}/{name}": code
+        for source in SOURCES
+        for name, code in functions(version / source).items()
+    }
 
 
 def functions(folder: Path) -> dict[str, str]:
@@ -200,7 +217,7 @@ def follow(version: str, folder: Path, python: str, number: int) -> str:
     recorded(python, source, recordings, number)
     logs = sorted(recordings.glob("*.log.json"))
     replays = [replayed(Path(str(log).replace(".log.", ".scenario.")), rules) for log in logs]
-    changed = changes(functions(before / SCHEDULER), functions(source / SCHEDULER))
+    changed = changes(*(all_functions(each) for each in (before, source)))
     diff = "\n".join(line for lines in changed.values() for line in lines)
     (recordings / "changes.diff").write_text(diff + "\n")
     title = f"vLLM {version} with the rules of {rules}; changes since {base}.0"
