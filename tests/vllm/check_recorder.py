@@ -42,7 +42,7 @@ def recorded(version: str) -> list[Path]:
     folder = PARITY / "recorded"
     paths = folder.glob("*.scenario.json" if version == FIRST else f"{version}/*.scenario.json")
     return sorted(
-        path for path in [*paths, *folder.glob("host-*.scenario.json")]
+        path for path in {*paths, *folder.glob("host-*.scenario.json")}
         if json.loads(path.read_text())["engine"].get("vllm_version", version) == version
     )  # fmt: skip
 
