@@ -53,11 +53,19 @@ def stored_prefix(table: Table, row: int, cached_len: int) -> int:
         number -= 1
     if loading_at < number:
         return LOADING_NOW
-    for place in range(first, number):
-        key = prefix_key(table, sequence.request, 0, place)
-        if _stored(table, HOST, key) == NO_BLOCK:
-            sequence.disk_len += size
+    if table.limits[0].num_tiers > 1:
+        sequence.disk_len = size * _num_on_disk(table, sequence.request, first, number)
     return number * size
+
+
+@inner
+def _num_on_disk(table: Table, request: int, first: int, last: int) -> int:
+    """Return how many of some blocks only the disk has."""
+    found = 0
+    for number in range(first, last):
+        key = prefix_key(table, request, 0, number)
+        found += _stored(table, HOST, key) == NO_BLOCK
+    return found
 
 
 @inner

@@ -49,8 +49,10 @@ def test_results_come_in_the_order_of_the_tasks_group_by_group(workers: int) -> 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_of_several_failures_the_first_task_is_named(workers: int) -> None:
-    with Runner(LocalProcesses(workers)) as runner, pytest.raises(ConfigError, match="task 2"):
-        runner.run(refused, [list(range(40))])
+    with Runner(LocalProcesses(workers)) as runner:
+        with pytest.raises(ConfigError, match="task 2"):
+            runner.run(refused, [list(range(40))])
+        assert runner.run(squared, [[2]]) == [[4]]
 
 
 def test_a_task_that_kills_its_process_is_an_error_and_the_others_go_on() -> None:
@@ -169,5 +171,7 @@ def test_what_a_function_defines_cannot_be_sent() -> None:
     class Local:
         pass
 
-    with Runner(LocalProcesses(2)) as runner, pytest.raises(ConfigError, match="top of a file"):
-        runner.run(repr, [[Local()]])
+    with Runner(LocalProcesses(2)) as runner:
+        with pytest.raises(ConfigError, match="top of a file"):
+            runner.run(repr, [[Local()]])
+        assert runner.run(repr, [[2]]) == [["2"]]

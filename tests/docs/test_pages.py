@@ -162,13 +162,13 @@ def test_commands_and_options_exist(path: Path) -> None:
             joined = block.text.replace("\\\n", " ")
             texts += re.findall(r"(?m)(?:^|\$\()(specsim [^|;)#\n]+)", joined)
     for text in texts:
-        check_command(text, f"{name(path)}: {text}")
+        assert_known(text, f"{name(path)}: {text}")
 
 
 COMMANDS: Any = typer.main.get_command(app)
 
 
-def check_command(text: str, place: str) -> None:
+def assert_known(text: str, place: str) -> None:
     command = COMMANDS
     words = shlex.split(text)[1:]
     while words and hasattr(command, "commands") and not words[0].startswith("-"):

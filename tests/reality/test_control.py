@@ -207,9 +207,12 @@ def test_what_loops_raise_as_python_is_raised(monkeypatch: pytest.MonkeyPatch) -
     def fails(both: object) -> int:
         raise IndexError("mine")
 
-    monkeypatch.setattr(FOR_ALL.loops["observe"], "function", fails)
-    with FOR_ALL.as_python(), pytest.raises(IndexError, match="mine"):
-        Controller(Control(policy="goodput"), ENGINE)
+    with FOR_ALL.as_python():
+        monkeypatch.setattr(FOR_ALL.loops["observe"], "function", fails)
+        with pytest.raises(IndexError, match="mine"):
+            Controller(Control(policy="goodput"), ENGINE)
+        monkeypatch.undo()
+        assert Controller(Control(policy="goodput"), ENGINE).constant is None
 
 
 def test_a_log_is_not_written_over(tmp_path: Path) -> None:
