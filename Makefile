@@ -30,6 +30,7 @@ test-vllm: $(VENV)/.installed-dev
 	test -x "$(SPECSIM_VLLM_PYTHON)" || tests/vllm/install.sh .venv-vllm
 	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_recorder.py
 	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_ngram_gpu.py
+	PYTHONPATH=. "$(SPECSIM_VLLM_PYTHON)" tests/vllm/check_ranks.py
 	$(BIN)/python -m pytest -n 0 tests/vllm tests/serve/test_clients.py
 	rm -rf results/vllm
 	$(BIN)/python tests/vllm/run.py --out results/vllm

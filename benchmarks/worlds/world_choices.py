@@ -55,7 +55,7 @@ ACCEPTANCES: tuple[dict[str, Any], ...] = (
 )
 ROUTERS: tuple[str, ...] = (
     *("round_robin", "random", "least_outstanding", "least_outstanding_tokens"),
-    *("prefix_affinity", "scored"),
+    *("prefix_affinity", "scored", "vllm_ranks"),
 )
 MODELS = ("eagle3", "eagle", "mtp", "draft_model", "medusa")
 """Methods whose drafts a model makes, at a cost of its own."""

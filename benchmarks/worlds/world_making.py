@@ -481,7 +481,7 @@ def _routing(rng: Random, unit: float) -> dict[str, Any]:
         router["refresh_ms"] = rng.choice([2e3, 20e3]) * unit
         router["index"] = rng.choice(["approximate", "precise"])
         router["weights"] = {"queue": 2.0, "running": 1.0, "session": rng.choice([0.0, 3.0])}
-    elif router["kind"].startswith("least") and rng.random() < 0.3:
+    elif router["kind"].startswith(("least", "vllm")) and rng.random() < 0.3:
         router["refresh_ms"] = 3e3 * unit
     return router
 

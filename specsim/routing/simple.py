@@ -50,11 +50,7 @@ class RandomRouter(Router):
 
 @final
 class LeastOutstanding(Router):
-    """The replica with the fewest requests, of equals the first.
-
-    vLLM's balancer between data-parallel replicas counts a waiting request four times
-    (``v1/engine/core_client.py``): ``waiting_weight: 4``.
-    """
+    """The replica with the fewest requests, of equals the first."""
 
     kind: Literal["least_outstanding"] = "least_outstanding"
     waiting_weight: float = Field(default=1.0, ge=0)
@@ -63,6 +59,32 @@ class LeastOutstanding(Router):
     def choose(self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Any) -> int:
         waiting, running = loads(replicas, "num_waiting"), loads(replicas, "num_running")
         return int(np.argmin(self.waiting_weight * waiting + running))
+
+
+@final
+class RankBalancer(Router):
+    """The rank with the fewest requests, of equals the next in turn, as vLLM 0.27 and later do.
+
+    While a rank holds more than half of its KV blocks, each of its waiting requests counts more: at
+    most four times, where all are held (0.33 ``v1/engine/core_client.py
+    get_core_engine_for_request``). One client with counts of this instant; vLLM's include requests
+    that have ended within the last 100 ms, and each of several API servers knows its own apart.
+    """
+
+    kind: Literal["vllm_ranks"] = "vllm_ranks"
+
+    def start(self, seed: int) -> Iterator[int]:
+        return count()
+
+    def choose(
+        self, prompt: PromptView, replicas: Sequence[ReplicaView], memory: Iterator[int]
+    ) -> int:
+        waiting = loads(replicas, "num_waiting")
+        scores = waiting + loads(replicas, "num_running")
+        if waiting.any():
+            scores = scores + waiting * 6.0 * np.maximum(0.0, loads(replicas, "kv_use") - 0.5)
+        first = next(memory) % len(replicas)
+        return int((np.argmin(np.roll(scores, -first)) + first) % len(replicas))
 
 
 @final

@@ -181,7 +181,7 @@ class Experiment(Settings):
             ranks = engine.get("data_parallel_size") if isinstance(engine, dict) else None
         if not isinstance(ranks, int) or ranks <= 1 or "routing" in data:
             return data
-        return {**data, "routing": {"kind": "least_outstanding"}}
+        return {**data, "routing": {"kind": "vllm_ranks"}}
 
     @property
     def num_engines(self) -> int:

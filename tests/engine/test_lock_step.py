@@ -106,7 +106,7 @@ def test_nothing_is_lost_with_drafts_or_clients_who_wait(
     config["workload"]["arrivals"] = arrivals
     config["engine"] |= {"data_parallel_size": 2, "async_scheduling": is_async}
     experiment = Experiment.parse(config, "ranks")
-    assert experiment.routing.kind == "least_outstanding"
+    assert experiment.routing.kind == "vllm_ranks"
     found = [Summary(simulate(experiment, check=True)).tables.requests for _ in range(2)]
     assert (found[0]["ended_at"] > found[0]["arrived_at"]).all()
     assert len(found[0]["ended_at"]) == config["workload"]["num_requests"]

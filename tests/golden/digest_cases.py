@@ -530,7 +530,7 @@ def workload_cases() -> Iterator[Case]:
 ROUTERS: list[Any] = [
     "round_robin", "random", "least_outstanding", {"kind": "least_outstanding",
                                                    "waiting_weight": 4.0},
-    "least_outstanding_tokens", "prefix_affinity",
+    "least_outstanding_tokens", "vllm_ranks", "prefix_affinity",
     {"kind": "prefix_affinity", "balance_abs": 4, "max_blocks": 300},
 ]  # fmt: skip
 CLOSED = {"arrivals": {"kind": "closed_loop", "concurrency": 90, "think_time": 0.05}}

@@ -98,6 +98,7 @@ NAMES = """
     routing/random/few_sync/closed
     routing/least_outstanding/async/open
     routing/least_outstanding_tokens/async/closed
+    routing/vllm_ranks/few_sync/closed
     routing/prefix_affinity/few_sync/prefixes
     incidents/several/v0/closed
     incidents/several/sync/open

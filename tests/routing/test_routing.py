@@ -9,7 +9,7 @@ import pytest
 
 from specsim.core.request import PrefixIds, Request
 from specsim.routing import ROUTING, PromptView
-from specsim.routing.simple import LeastOutstanding
+from specsim.routing.simple import LeastOutstanding, RankBalancer
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -92,6 +92,21 @@ def test_the_replica_with_the_fewest_requests_is_chosen() -> None:
 def test_the_replica_with_the_fewest_tokens_is_chosen() -> None:
     loads = [Replica(1, 0, 900), Replica(9, 0, 100), Replica(2, 0, 100)]
     assert ROUTING.parse("least_outstanding_tokens").choose(prompt(), loads, None) == 1
+
+
+def test_ranks_with_equally_many_requests_take_turns() -> None:
+    router, ranks = RankBalancer(), [Replica(1, 0)] * 3
+    memory = router.start(0)
+    assert [router.choose(prompt(), ranks, memory) for _ in range(5)] == [0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize(("kv_use", "chosen"), [(0.5, 0), (0.7, 0), (0.9, 1), (1.0, 1)])
+def test_requests_that_wait_at_a_rank_with_full_memory_count_more(
+    kv_use: float, chosen: int
+) -> None:
+    ranks = [Replica(1, 1, kv_use=kv_use), Replica(4, 0)]
+    router = RankBalancer()
+    assert router.choose(prompt(), ranks, router.start(0)) == chosen
 
 
 def test_of_equals_the_first() -> None:
