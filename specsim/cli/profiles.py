@@ -216,7 +216,8 @@ Drafts = Annotated[
     list[str] | None, Option(metavar="METHOD=MODEL", help="A drafter: eagle3=eagle3-llama-3.1-8b.")
 ]
 Reserved = Annotated[
-    float, Option(min=0, help="Activations and CUDA graphs; by default of an 8B model.")
+    float | None,
+    Option(min=0, help="Activations and CUDA graphs; by default 1.15, 2.15 where GPUs exchange."),
 ]
 Context = Annotated[int, Option(min=0, help="Tokens of context per sequence, in the table.")]
 MadeProfile = Annotated[Path | None, Option(help="Write the profile here, not to standard output.")]
@@ -298,7 +299,7 @@ def build(
     tables_of: str | None = Option(
         None, help="Another GPU, whose tables to carry over: h100 for an h100-nvl."
     ),
-    reserved_gib: Reserved = 1.15,
+    reserved_gib: Reserved = None,
     context: Context = 1024,
     out: MadeProfile = None,
 ) -> None:
@@ -348,7 +349,7 @@ def roofline(
     memory_efficiency: float = Option(
         0.8, max=1, help="Share of the memory's bandwidth that is reached, up to 1."
     ),
-    reserved_gib: Reserved = 1.15,
+    reserved_gib: Reserved = None,
     context: Context = 1024,
     out: MadeProfile = None,
 ) -> None:

@@ -72,6 +72,18 @@ def of_operation(
 
 
 GIB = 1 << 30
+RESERVED_GIB = 1.15
+"""Of a GPU's memory, what is neither weights nor KV cache: measured with vLLM 0.19 and Llama-3.1-8B
+at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights - 2,588 blocks
+of 2 MiB)."""
+
+
+def reserved_gib(given: float | None, gpus: int) -> float:
+    """Return what is set aside on each of so many GPUs that exchange, GiB.
+
+    Where it is not given, one more than on one alone (docs/explanation/fidelity.md, Memory).
+    """
+    return RESERVED_GIB + (gpus > 1) if given is None else given
 
 
 class GpuSpec(Settings):

@@ -9,7 +9,7 @@ from typing import Any, Self
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.hardware.specs import models_in
+from specsim.hardware.specs import models_in, reserved_gib
 from specsim.latency.roofline import Roofline
 from specsim.profile.profile import GPU_MEMORY_UTILIZATION, Profile, default_layout, memory_plan
 
@@ -27,7 +27,7 @@ class RooflineOptions:
     tensor_parallel_size: int = 1
     compute_efficiency: float = 0.7
     memory_efficiency: float = 0.8
-    reserved_gib: float = 1.15
+    reserved_gib: float | None = None
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
 
 
@@ -128,7 +128,7 @@ def _fields(options: RooflineOptions, model: ModelShape, gpu: GpuSpec) -> dict[s
         },
         **({"drafts": drafts} if drafts else {}),
         "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
-        "reserved_gib": options.reserved_gib,
+        "reserved_gib": reserved_gib(options.reserved_gib, size),
     }
 
 

@@ -12,6 +12,7 @@ from specsim.core.settings import nearest
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_fields import DTYPE_BYTES
+from specsim.hardware.specs import reserved_gib
 from specsim.profile.composer import Composer
 from specsim.profile.from_roofline import BLOCK_METHODS, MadeProfile, lasting, load_drafter
 from specsim.profile.kernel_tables import (
@@ -80,6 +81,8 @@ class TableProfile(MadeProfile):
         tables = GpuTables(folder, gpu, options.engine, options.versions)
         _check_bandwidth(tables, gpu)
         target = Composer(model, options, tables)
+        gpus = options.tensor_parallel_size * options.pipeline_parallel_size
+        gpus *= options.data_parallel_size
         fields: dict[str, Any] = {
             "model": lasting(options.model),
             "gpu": options.gpu,
@@ -89,7 +92,7 @@ class TableProfile(MadeProfile):
             "drafts": _drafts(options, model, tables),
             "overhead": HOST_TIMES,
             "valid_range": {"context_tokens": 1, "batched_tokens": _MAX_BATCHED_TOKENS},
-            "reserved_gib": options.reserved_gib,
+            "reserved_gib": reserved_gib(options.reserved_gib, gpus),
             "weights_gib": round(target.weight_bytes / GIB, 3),
             "kv_bytes_per_token": target.kv_bytes_per_token,
         }

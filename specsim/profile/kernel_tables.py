@@ -92,7 +92,7 @@ class TableOptions:
     """By table, such as ``allreduce``, the ENGINE/VERSION to take in place of the newest."""
     kernels: Mapping[str, str] = field(default_factory=dict)
     """By family, a part of the name of the kernel that the server logged."""
-    reserved_gib: float = 1.15
+    reserved_gib: float | None = None
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION
     tables_of: str | None = None
     """Another GPU, as in ``profiles/``, whose tables are carried over by the data sheets."""

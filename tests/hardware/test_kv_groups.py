@@ -176,8 +176,8 @@ def gpt_oss(tmp_path: Path) -> str:
             "mtp": {"step_ms": 1.0, "kv_bytes_per_token": 2048},
         },
         "valid_range": {"context_tokens": 10**7, "batched_tokens": 10**5},
-        "weights_gib": 60.8,
-        "reserved_gib": 8.1,
+        "weights_gib": 65.67,
+        "reserved_gib": 3.2,
     }
     path = tmp_path / "profile.yaml"
     path.write_text(yaml.safe_dump(profile))
@@ -206,7 +206,7 @@ def test_a_profile_of_a_model_with_windows_has_its_groups(deployed: Deployed) ->
         ("full_attention", 0),
     ]
     assert deployment.memory.block_bytes == 18 * 2048 * 16
-    left = deployment.memory.usable_bytes - (60.8 + 8.1) * GIB
+    left = deployment.memory.usable_bytes - (65.67 + 3.2) * GIB
     assert deployment.engine.num_gpu_blocks == int(left // 589_824)
     # Measured: 103,690 blocks; reserved_gib is such that it comes near.
     assert deployment.engine.num_gpu_blocks == pytest.approx(103_690, rel=0.001)

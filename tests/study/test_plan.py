@@ -1496,3 +1496,20 @@ def test_warnings_name_options_as_the_table_does(monkeypatch: pytest.MonkeyPatch
 def test_a_head_serves_nobody(head: str) -> None:
     with pytest.raises(ConfigError, match=f"^model {head}: is a head, .* --speculative-config"):
         model_of(head)
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("openai/gpt-oss-120b", "h100: 5.4 GiB of each GPU are left"),
+        ("openai/gpt-oss-120b --kv-cache-memory-bytes 4000000000", None),
+        ("openai/gpt-oss-20b", None),
+    ],
+)
+def test_where_little_memory_is_left_for_kv_blocks_that_is_said(
+    command: str, left: str | None
+) -> None:
+    command = f"vllm serve {command} --tensor-parallel-size 1 --max-model-len 8192 {EAGLE}"
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), vllm=command)
+    said = [text for text in plan.warnings if "left for KV blocks" in text]
+    assert [text.startswith(left or "") for text in said] == ([True] if left else [])

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import ProfileError
 from specsim.core.figures import percent
+from specsim.hardware.specs import RESERVED_GIB
 from specsim.latency import LatencyModel
 from specsim.latency.measured import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import (
-    RESERVED_GIB,
     Origin,
     Points,
     kernel_points,

@@ -13,6 +13,7 @@ from specsim.core.errors import ProfileError
 from specsim.core.settings import load_mapping, validated
 from specsim.core.step import StepLoad
 from specsim.hardware import GIB, find_gpu, find_model, load_gpu, load_model, num_kv_blocks
+from specsim.hardware.specs import RESERVED_GIB
 from specsim.latency.kernels import Kernels
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit.regression import DraftingOfRuns, without_drafting
@@ -40,10 +41,6 @@ _GRID = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
 _SKEW = ("pc", "kp", "n", "kv_mean", "t_mean_us", "t_skew_us")
 _BLOCK = 16  # tokens
 _UTILIZATION = 0.9  # gpu_memory_utilization, vLLM's default until 0.19
-RESERVED_GIB = 1.15
-"""Of a GPU's memory, what is neither weights nor KV cache: measured once, with vLLM 0.19 and
-Llama-3.1-8B at max_num_batched_tokens 2048 on an RTX 4090 (23.52 GiB x 0.9 - 14.96 GiB of weights -
-2,588 blocks of 2 MiB)."""
 _STEPS = "steps.jsonl"
 
 

@@ -16,12 +16,13 @@ from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
 from specsim.engine.versions import RULES, SINCE, minor_version, nearest_version
 from specsim.hardware import find_gpu, find_model, load_gpu, load_model
+from specsim.hardware.specs import RESERVED_GIB
 from specsim.latency.cuda_graph import CudaGraph
 from specsim.latency.kernels import Kernels, ZeroWrites
 from specsim.profile import Profile, load_profile
 from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
-from specsim.reality.profile_fit.points import RESERVED_GIB, Origin
+from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.measured_run import say_lookup
 from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
 from specsim.results.metrics import Requests

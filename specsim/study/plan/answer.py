@@ -8,6 +8,8 @@ from math import inf
 from typing import Any
 
 from specsim.core.version import __version__
+from specsim.hardware import GIB
+from specsim.run.deployment import Deployment
 from specsim.run.summary import ROOFLINE
 from specsim.study.capacity import Capacity, Found, hardware_notes
 from specsim.study.plan.advice import (
@@ -31,6 +33,7 @@ from specsim.study.plan.words import headline, listed
 
 SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
+_LITTLE = 8 * GIB  # for KV blocks: 2 GiB more or less, as servers differ, are a quarter of it
 _MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
 
 
@@ -302,8 +305,29 @@ class Plan:
             ),
             *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
             *question.notes,
+            *self._little_memory(),
             *(note for note in self.capacity.notes if ROOFLINE not in note),
             *(f"not tried: {text}" for text in others),
+        ]
+
+    def _little_memory(self) -> list[str]:
+        """Return how little is left for KV blocks of what is rented, where that decides."""
+        option = None if self.taken is None else self.options[self.taken]
+        if option is None or option.hardware.pools:
+            return []
+        if (
+            option.experiment.engine.num_gpu_blocks
+            or option.experiment.engine.kv_cache_memory_bytes
+        ):
+            return []
+        memory = Deployment.of(option.experiment, option.hardware.profile).memory
+        left = memory.usable_bytes - memory.taken_bytes
+        if left > _LITTLE:
+            return []
+        return [
+            f"{option.hardware.label}: {left / GIB:.1f} GiB of each GPU are left for KV blocks, if "
+            f"{memory.reserved_bytes / GIB:.3g} are set aside for activations and CUDA graphs; it "
+            "may be 1 to 2 more: give what a server's log says by --kv-cache-memory-bytes"
         ]
 
     def to_dict(self) -> dict[str, Any]:
