@@ -500,14 +500,16 @@ def test_of_a_gpu_that_cannot_hold_the_model_the_largest_size_is_named(tmp_path:
 def test_every_kind_of_traffic_has_an_acceptance_preset(kind: str) -> None:
     traffic = find_traffic(kind)
     for method in ("eagle3", "ngram", "draft_model"):
-        found, said = traffic.acceptance_for(method, "qwen3-8b")
+        found, said = traffic.acceptance_for(method, "mistral-7b")
         assert found["name"] in said
-        assert "model llama-3.1-8b of another family" in said
+        assert "of another family" in said
 
 
 def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
     code = find_traffic("code").acceptance_for("eagle3", "llama-3.1-8b")
     assert code[1] == "preset llama-3.1-8b/eagle/instructcoder, fitted to drafts of eagle"
+    alike = find_traffic("code").acceptance_for("eagle3", "qwen3-8b")
+    assert alike[1] == "preset qwen3-8b/eagle3/humaneval, fitted to data set humaneval"
     exact = find_traffic("math").acceptance_for("ngram", "llama-3.1-8b")
     assert exact[1] == "preset llama-3.1-8b/ngram/gsm8k"
     rag = find_traffic("rag").acceptance_for("ngram", "llama-3.1-8b")[1]
@@ -526,7 +528,18 @@ def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
             "family and data set speed-bench-coding",
         ),
         ("mimo-7b", "mtp", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model"),
-        ("qwen3-32b", "eagle3", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model"),
+        (
+            "qwen3-32b",
+            "eagle3",
+            "qwen3-30b-a3b/eagle3/speculator-benchmarks, fitted to model qwen3-30b-a3b of the same "
+            "family and data set speculator-benchmarks",
+        ),
+        ("gpt-oss-120b", "eagle3", "gpt-oss-120b/eagle3/mt-bench, fitted to data set mt-bench"),
+        (
+            "mistral-7b",
+            "eagle3",
+            "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model",
+        ),
     ],
 )
 def test_a_preset_of_the_models_own_drafter_comes_before_any_other(

@@ -16,6 +16,7 @@ from specsim.core.settings import load_mapping
 from specsim.study.plan.model_names import NAMES
 
 _KINDS: dict[str, list[str]] = NAMES["drafters"]
+_ALIKE: dict[str, str] = NAMES["alike"]
 _SAME, _VERSION, _FAMILY, _OTHER = range(4)  # how near models are
 
 
@@ -58,7 +59,8 @@ class Wanted(NamedTuple):
         model, method, dataset = name.split("/")
         kind = _kind_of(method) != _kind_of(self.method)
         drafter = (method != self.method) + (_line_of(method) != _line_of(self.method))
-        family, data = self._from_model(model), dataset != self.dataset
+        is_alike = _ALIKE.get(dataset) in (self.dataset, "all")
+        family, data = self._from_model(model), 0 if dataset == self.dataset else 2 - is_alike
         # Of what differs in nothing else: what was measured as the model is served by default.
         last = (len(dataset), -len(model))
         if family != _OTHER and _line_of(method) == _line_of(self.method):
