@@ -116,6 +116,7 @@ PUBLISHED_BY_NAME = {
     "devstral-2-123b": 125_025_988_608,
     "devstral-small-2-24b": 23_572_403_200,
     "ernie-4.5-21b-a3b": 21_825_437_888,
+    "ernie-4.5-300b-a47b": 299.5e9,  # 300 billion, by its name
     "exaone-4.0-32b": 32_003_200_000,
     "falcon-40b": 41_303_293_952,
     "falcon-7b": 6_921_720_704,
@@ -145,6 +146,7 @@ PUBLISHED_BY_NAME = {
     "hunyuan-a13b": 80_393_183_232,
     "internlm2_5-7b": 7_737_708_544,
     "internlm3-8b": 8_804_241_408,
+    "ling-flash-2.0": 102.9e9,  # 100 billion, 6.1 of them active, by its model card
     "ling-mini-2.0": 16.26e9,
     "llama-160m": 162_417_408,
     "llama-68m": 68_030_208,
