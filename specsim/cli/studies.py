@@ -64,7 +64,7 @@ def capacity(
         "rate", help="Vary the arrival rate, or how many clients wait for answers."
     ),
     qps: float | None = Option(
-        None, help="Requests/s of the whole service, to count replicas for."
+        None, help="Requests/s of the whole service, to count servers for."
     ),
     prices: PriceTable = None,
     tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),

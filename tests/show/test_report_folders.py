@@ -179,11 +179,11 @@ def test_a_capacity_is_compared_by_its_cost_at_the_asked_rate(tmp_path: Path) ->
 
 
 def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli: Run) -> None:
-    assert study.title == "llama-3.1-8b on h100, slow, with eagle3"
+    assert study.title == "llama-3.1-8b on H100, slow, with eagle3"
     assert study.slo == {"ttft_ms": 200.0, "tpot_ms": 30.0}
     lengths = {"kind": "dataset", "name": "sharegpt"}
     config = {"profile": "l40s/llama-3.1-8b", "workload": {"lengths": lengths}}
-    assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on l40s, sharegpt"
+    assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on L40S, sharegpt"
     assert title_of(config, ["h100", "l40s", "a100", "b200"]).startswith("llama-3.1-8b on 4 GPUs")
     assert title_of({"workload": None, "engine": None}, ["my/fast.yaml"]) == "fast"
     own = {"profile": "my/fast.yaml"}
@@ -193,8 +193,8 @@ def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli:
 def test_hardware_says_what_its_step_times_rest_on(folder: Path, cli: Run) -> None:
     assert cli("report", folder, "--out", "page.html")[0] == 0
     data = json.loads(Tags(Path("page.html").read_text()).data)
-    assert data["step_times"] == {"h100/llama-3.1-8b": "fitted", "slow": "fitted"}
-    assert data["gpus"] == {"h100/llama-3.1-8b": 1, "slow": 1}
+    assert data["step_times"] == {"H100/llama-3.1-8b": "fitted", "slow": "fitted"}
+    assert data["gpus"] == {"H100/llama-3.1-8b": 1, "slow": 1}
     assert step_times(load_profile("b200/llama-3.1-8b")) == "kernels"
     assert (
         cli("profile", "roofline", "--model", "llama-3.1-8b", "--gpu", "l4", "--out", "l4.yaml")[0]

@@ -235,7 +235,7 @@ _TOLD = (
 
 def _told(plan: CapacityDocument, places: list[tuple[int, int]]) -> dict[str, Any]:
     return {
-        "unit": "unit" if plan.experiment.get("pools") else "replica",
+        "unit": "unit" if plan.experiment.get("pools") else "server",
         **{name: getattr(plan, name) for name in ("percentiles", "slo", "target_rate")},
         "promise": promise_words(plan.slo, plan.attainment, plan.limit_shares),
         "most": [each.model_dump() for each in plan.most.leaders],
