@@ -63,9 +63,7 @@ def capacity(
     drive: Literal["rate", "concurrency"] = Option(
         "rate", help="Vary the arrival rate, or how many clients wait for answers."
     ),
-    qps: float | None = Option(
-        None, help="Requests/s of the whole service, to count servers for."
-    ),
+    qps: float | None = Option(None, help="Requests/s of the whole service, to count servers for."),
     prices: PriceTable = None,
     tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,

@@ -273,9 +273,14 @@ def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
 
 
 def test_a_bound_is_neither_best_nor_cheapest(tiny: Callable[..., Experiment]) -> None:
-    how: dict[str, Any] = {"slo": Slo(ttft_ms=500), "gpus": ["h100"], "num_requests": 60, "replications": 2}
+    how: dict[str, Any] = {
+        "slo": Slo(ttft_ms=500),
+        "gpus": ["h100"],
+        "num_requests": 60,
+        "replications": 2,
+    }
     for asked, leader in ((["off", "oracle"], "off"), (["oracle"], "oracle")):
-        found = capacity(tiny(), policies=asked, **how)
+        found = capacity(tiny(), policies=asked, replications=2, **how)
         every = [*found.most.leaders, *found.cheapest.leaders, *found.front]
         assert {each.policy for each in every} == {leader}
 
