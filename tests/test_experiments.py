@@ -535,7 +535,7 @@ def test_ones_own_policy_is_put_on_the_board(board: ModuleType) -> None:
     assert [row for row in kept if row == own[1]] == [own[1]]
     assert [row for row in together if row["policy"] == "goodput"] == [own[1]]
     table = board.standings(board.regrets(together), ["goodput"])
-    assert "[bold]goodput[/]" in table.columns[0]._cells
+    assert "[bold]goodput[/]" in [*table.columns[0].cells]
     old = [{**row, "mean_e2el_ms_0": "1"} for row in own]
     with pytest.raises(board.SpecsimError, match="policy off is not what it is now"):
         board.beside_others(old, ["goodput"])

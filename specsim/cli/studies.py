@@ -48,7 +48,10 @@ def capacity(
         "ttft:p90<800,tpot:p95<50; by default the experiment's slo.",
     ),
     attainment: float = Option(
-        0.99, max=1, help="Share of the requests that must keep all limits without a percentile."
+        0.99,
+        max=1,
+        help="Share of the requests that must keep the limits of --slo, all at once; one with a "
+        "percentile, ttft:p90<800, is kept by that share instead.",
     ),
     gpus: str | None = Option(
         None,

@@ -114,6 +114,7 @@ def test_synchronous_scheduling_for_the_sake_of_one_is_said(
             ("compare", "--policies", "static", "medusa_tree:widths=[1,1,1,1,1,1]"),
             "--policies medusa_tree:widths=[1,1,1,1,1,1]: ",
         ),
+        (("run", "--seed", "-1"), "--seed -1: should be a whole number"),
         (("tune", "--max-k", "300"), "--max-k 300: engine.speculative_config"),
     ],
 )
