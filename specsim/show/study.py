@@ -165,7 +165,7 @@ def for_readers(study: Study) -> Study:
 
 def gpu_first(label: str) -> str:
     """Return ``H100/llama-3.1-8b`` for ``h100/llama-3.1-8b``; files stay as they are called."""
-    gpu = re.split(r"[/ ]", label)[0]
+    gpu = re.split(r"[/ ]|-tp\d", label)[0]
     is_file = gpu.endswith((".yaml", ".yml"))
     return label if is_file or gpu_file(gpu) is None else gpu_name(gpu) + label[len(gpu) :]
 

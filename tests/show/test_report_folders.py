@@ -16,7 +16,7 @@ from specsim.profile import load_profile
 from specsim.run.summary import step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, title_of
-from specsim.show.study import Study, measured, restricted, with_prices
+from specsim.show.study import Study, gpu_first, measured, restricted, with_prices
 from specsim.study.capacity import Prices
 
 
@@ -188,6 +188,18 @@ def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli:
     assert title_of({"workload": None, "engine": None}, ["my/fast.yaml"]) == "fast"
     own = {"profile": "my/fast.yaml"}
     assert title_of(own, ["my/fast.yaml"], "meta-llama/Llama-3.1-8B") == "Llama-3.1-8B on fast"
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("h100", "H100"), ("h100/llama-3.1-8b", "H100/llama-3.1-8b"), ("l40s-tp2", "L40S-tp2"),
+        ("h100-nvl-tp2", "H100-NVL-tp2"), ("h100.yaml", "h100.yaml"), ("my/h100.yaml",) * 2,
+        ("mine", "mine"),
+    ],
+)  # fmt: skip
+def test_gpus_are_written_as_a_plan_writes_them(label: str, shown: str) -> None:
+    assert gpu_first(label) == shown
 
 
 def test_hardware_says_what_its_step_times_rest_on(folder: Path, cli: Run) -> None:

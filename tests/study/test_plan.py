@@ -938,8 +938,8 @@ def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -
     rates = (26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)
     plan = plan_of(*rates, slo="ttft:p90<800,tpot:50")
     assert (
-        "Beyond: at 34.68 requests/s 50 % of the requests within TPOT 50 ms (99 % must be), "
-        "90 % of the requests within TTFT 800 ms (90 % must be)."
+        "Beyond: at 34.68 requests/s 50 % of the requests are within TPOT 50 ms (99 % must be), "
+        "90 % of the requests are within TTFT 800 ms (90 % must be)."
     ) in notes(plan.advice)
 
 

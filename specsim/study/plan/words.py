@@ -348,6 +348,7 @@ def _kept(advice: Advice, shares: dict[str, float]) -> str:
     for promise, share in shares.items():
         names = [promise] if promise in own else [n for n in advice.slo if n not in own]
         kept = promise_words({name: advice.slo[name] for name in names}, share, {})
+        kept = kept.replace("requests within", "requests are within")
         parts.append(f"{kept} ({figures(100 * own.get(promise, advice.attainment))} % must be)")
     return ", ".join(parts)
 
