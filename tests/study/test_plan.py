@@ -1207,7 +1207,7 @@ def test_what_is_no_price_of_an_api_is_refused(text: str) -> None:
 
 def test_an_answer_on_the_edge_says_so() -> None:
     plan = plan_of((20.0, 19.9, 20.1, 900.0), (34.0, 32.0, 35.0, 600.0))
-    assert "That is on the edge: 4 may be needed." in headline(plan.advice)
+    assert "That is on the edge: 4 servers may be needed." in headline(plan.advice)
 
 
 def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> None:

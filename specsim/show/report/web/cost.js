@@ -86,12 +86,12 @@ function shortName(metric) {
   return metric.replace("_ms", "").replace(/^(ttft|tpot|itl|e2el)$/, (m) => m.toUpperCase());
 }
 
-function bindsText({ binds, resource, margins }) {
+function bindsText({ binds, what_binds: what, margins }) {
   if (!binds) return "";
   const left = Object.entries(margins).map(
     ([metric, share]) => `${shortName(metric)} ${Math.round(100 * share)} %`,
   );
-  return `${shortName(binds)} (${resource.replaceAll("_", " ")})${left.length ? `; margins ${listed(left)}` : ""}`;
+  return `${what}${left.length ? `; margins ${listed(left)}` : ""}`;
 }
 
 function limitsText() {
