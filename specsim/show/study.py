@@ -149,8 +149,13 @@ def for_readers(study: Study) -> Study:
     ]
     axes = [replace(hardware, labels=[*map(gpu_first, hardware.labels)])]
     axes += [replace(policy, labels=names), *others]
-    capacity = study.capacity
+    capacity, warnings = study.capacity, study.warnings
     if capacity is not None:
+        own = "|".join(map(re.escape, hardware.labels))  # warnings begin with what they are about
+        warnings = [
+            re.sub(rf"\b(?:{own})(?=:| )", lambda found: gpu_first(found[0]), text)
+            for text in warnings
+        ]
         best = {
             name: [{**each, "hardware": gpu_first(each["hardware"])} for each in capacity[name]]
             for name in ("most", "cheapest")
@@ -160,7 +165,7 @@ def for_readers(study: Study) -> Study:
         name: {gpu_first(label): value for label, value in getattr(study, name).items()}
         for name in ("prices", "gpus", "step_times")
     }
-    return replace(study, axes=axes, capacity=capacity, **by_label)
+    return replace(study, axes=axes, capacity=capacity, warnings=warnings, **by_label)
 
 
 def gpu_first(label: str) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -317,6 +318,10 @@ def test_a_capacity_plan_is_a_point_per_load_that_was_tried(cli: Run) -> None:
     assert [axis.labels for axis in study.axes] == [["h100"], ["off", "static:k=3"], ["8", "16"]]
     assert (study.draft_lens, study.currency) == ([0, 3], "EUR")
     assert study.points[3].metrics["cost_per_mtok"] == 0.125
+    told = replace(study, warnings=["h100 off: so", "h100: no", "no h100-nvl", "profile=h100"])
+    shown = page_data(told)
+    assert shown["warnings"] == ["H100 off: so", "H100: no", "no h100-nvl", "profile=h100"]
+    assert shown["capacity"]["results"][0]["what_binds"] == "TTFT (steps)"
     assert cli("report", "plan")[0] == 0
     code, output, _ = cli("plot", "plan")
     assert (code, "speed-up: not drawn: each was tried at loads" in output) == (0, True)
