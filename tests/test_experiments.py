@@ -523,6 +523,24 @@ def test_the_boards_regrets_are_those_of_its_cells(board: ModuleType) -> None:
     assert sum(row["cells"] for row in found if row["policy"] == "goodput") == 45
 
 
+def test_ones_own_policy_is_put_on_the_board(board: ModuleType) -> None:
+    base = board.Experiment.load(board.HERE / "experiment.yaml")
+    engine = base.engine.model_copy(update={"async_scheduling": None})
+    base = base.replace(engine=engine)
+    cell = next(board.cells(engine.model_dump(exclude_unset=True), shifts=True))
+    own = board.rows_of(base, ["goodput"], (0, cell))
+    kept = rows(board.HERE / "board.csv")
+    together = board.beside_others(own, ["goodput"])
+    assert sorted(map(str, together)) != sorted(map(str, kept))  # of it, this cell alone
+    assert [row for row in kept if row == own[1]] == [own[1]]
+    assert [row for row in together if row["policy"] == "goodput"] == [own[1]]
+    table = board.standings(board.regrets(together), ["goodput"])
+    assert "[bold]goodput[/]" in [*table.columns[0].cells]
+    old = [{**row, "mean_e2el_ms_0": "1"} for row in own]
+    with pytest.raises(board.SpecsimError, match="policy off is not what it is now"):
+        board.beside_others(old, ["goodput"])
+
+
 def test_a_board_of_equals_seldom_calls_one_of_them_worse(board: ModuleType) -> None:
     rng = np.random.default_rng(1)
     fixed = dict.fromkeys(("off", *board.FIXED), 9.0) | {"static:k=1": 1.0}

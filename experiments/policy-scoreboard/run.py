@@ -182,7 +182,7 @@ def rows_of(base: Experiment, cell: Cell) -> list[dict[str, Any]]:
     policies = allowed(experiment, asked)
     comparison = compare(experiment, policies, replications=REPLICATIONS)
     rows = []
-    for standing in comparison.standings:
+    for place, standing in enumerate(comparison.standings, 1):  # bounds have a place, too
         result, oracle = standing.result, standing.regrets.get("oracle")
         assert oracle is not None
         rows.append(
@@ -191,7 +191,7 @@ def rows_of(base: Experiment, cell: Cell) -> list[dict[str, Any]]:
                 "traffic": cell.traffic,
                 "load": cell.load,
                 "half": cell.half,
-                "rank": standing.rank,
+                "rank": place,
                 "policy": result.label,
                 "speed_up": round(result.speed_up.mean, 4),
                 "speed_up_low": round(result.speed_up.low or 0.0, 4),

@@ -169,9 +169,9 @@ def _validate_tables(
     from specsim.reality.validation.table_replay import DEFAULT_SPREAD, Replayer
     from specsim.show.render.reality_tables import prediction_tables
 
+    runs, skipped = _selected_rows(tables, asked)
     if profile is None:
         raise ConfigError("--profile: is missing; of a table's rows it must say what a step costs")
-    runs, skipped = _selected_rows(tables, asked)
     seed, spread = asked["seed"] or 0, asked["acceptance_spread"] or DEFAULT_SPREAD
     draws = out is not None and can_draw("report.png")
     with (

@@ -26,7 +26,7 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Replace a field: --set policy.k=3."),
 ]
-Seed = Annotated[int | None, typer.Option(help="Replace the seed.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Replace the seed.")]
 Out = Annotated[Path | None, typer.Option(help="Folder for the results.", show_default=False)]
 Workers = Annotated[int, typer.Option(min=1, help="Processes; the results do not depend on them.")]
 PriceTable = Annotated[

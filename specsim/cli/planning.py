@@ -51,7 +51,10 @@ def plan(
     ),
     gpus: str = Option("h100", metavar="GPU,...", help="GPUs to choose from: h100,l40s,b200."),
     attainment: float = Option(
-        0.99, max=1, help="Share of the requests that must keep all limits without a percentile."
+        0.99,
+        max=1,
+        help="Share of the requests that must keep the limits of --slo, all at once; one with a "
+        "percentile, ttft:p90<800, is kept by that share instead.",
     ),
     acceptance: str | None = Option(
         None,

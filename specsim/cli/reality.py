@@ -171,7 +171,7 @@ _KINDS_SHOWN = 8
 def observe(
     url: str = Option(..., help="Address of the server, such as http://127.0.0.1:8000."),
     workload: Path = Option(
-        ..., help="YAML with a workload and, optionally, engine and seed; or an experiment."
+        ..., help="YAML with a workload and, optionally, engine, policy and seed; or an experiment."
     ),
     out: Path = Option(..., help="Folder for the run; new."),
     model: str | None = Option(None, help="By default the only one that the server has."),

@@ -48,7 +48,10 @@ def capacity(
         "ttft:p90<800,tpot:p95<50; by default the experiment's slo.",
     ),
     attainment: float = Option(
-        0.99, max=1, help="Share of the requests that must keep all limits without a percentile."
+        0.99,
+        max=1,
+        help="Share of the requests that must keep the limits of --slo, all at once; one with a "
+        "percentile, ttft:p90<800, is kept by that share instead.",
     ),
     gpus: str | None = Option(
         None,
@@ -63,9 +66,7 @@ def capacity(
     drive: Literal["rate", "concurrency"] = Option(
         "rate", help="Vary the arrival rate, or how many clients wait for answers."
     ),
-    qps: float | None = Option(
-        None, help="Requests/s of the whole service, to count replicas for."
-    ),
+    qps: float | None = Option(None, help="Requests/s of the whole service, to count servers for."),
     prices: PriceTable = None,
     tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,

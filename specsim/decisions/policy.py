@@ -274,6 +274,11 @@ class OraclePolicy(Policy[Memory]):
     needs_sync: ClassVar[bool] = True
 
 
+def is_bound(policy: object) -> bool:
+    """Return whether a policy knows what no server does: others are held against it."""
+    return isinstance(policy, OraclePolicy | KnowsModel)
+
+
 def pricing_of(server: ServerView) -> Desk[Pricing]:
     """Return what steps take as loops see it: by numbers, or by asking Python."""
     if server.answers is not None:

@@ -16,13 +16,14 @@ from specsim.decisions.policy import (
     ServerView,
     check_proposer,
     has_async_form,
+    is_bound,
 )
 from specsim.policies.parts.times import quick_step_time, quick_step_times
 
 __all__ = [
     "POLICIES", "BySize", "DraftsTrees", "KnowsModel", "LoopPolicy", "Loops", "ModelView",
     "OraclePolicy", "PicksDrafter", "PicksPrefix", "PicksSource", "Policy", "ServerView", "View",
-    "check_proposer", "has_async_form", "quick_step_time", "quick_step_times", "row_of",
+    "check_proposer", "has_async_form", "is_bound", "quick_step_time", "quick_step_times", "row_of",
 ]  # fmt: skip
 
 POLICIES = Family("policies", Policy)

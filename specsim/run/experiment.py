@@ -361,7 +361,13 @@ class Experiment(Settings):
         """
         path = Path(path)
         begin = f"; `specsim init {path}` asks for them and writes it"
+        if path.suffix not in (".yaml", ".yml"):  # it may be a trace, which nobody wants written to
+            begin = "; give an experiment, a YAML file, which may name a trace"
         data = following(load_mapping(path, ConfigError, begin), path.parent)
+        if data.keys() >= {"base", "axes"}:
+            raise ConfigError(
+                f"{path}: is a sweep, not an experiment; run it by `specsim sweep {path}`"
+            )
         return cls.parse(overridden(data, overrides, option), str(path))
 
     def to_dict(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from specsim.decisions.loops import LoopMemory
 from specsim.engine.facts import Facts
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import ARRAY_TYPES
-from specsim.policies import DraftsTrees, KnowsModel, OraclePolicy, Policy
+from specsim.policies import DraftsTrees, Policy, is_bound
 from specsim.proposers.base import offers_by_table
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
@@ -203,7 +203,7 @@ def _check(experiment: Experiment, deployment: Deployment) -> None:
             raise ConfigError(f"{name}: specsim serve does not do that yet; leave it out")
     if proposer is None or acceptance is None:
         return
-    if isinstance(policy, OraclePolicy | KnowsModel):
+    if is_bound(policy):
         raise ConfigError(
             f"policy '{policy.kind}' knows the future or the acceptance model, as no server can; "
             "use another"

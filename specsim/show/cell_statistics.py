@@ -33,9 +33,9 @@ SERIES = {
     "waiting": "waiting, requests",
     "kv_usage": "KV cache in use, %",
     "draft_len": "k asked for, tokens",
-    "replicas": "replicas that take requests",
-    "prefill_replicas": "prefill replicas",
-    "decode_replicas": "decode replicas",
+    "replicas": "servers that take requests",
+    "prefill_replicas": "prefill servers",
+    "decode_replicas": "decode servers",
     "sessions": "sessions open",
 }
 PARTS = {"target": "target", "draft": "drafting", "overhead": "overhead", "idle": "idle"}
@@ -80,7 +80,10 @@ def told_cells(study: Study, measures: Sequence[Measure], stride: int | None = 1
     """Return the cells of a `restricted` study; details, by strides of samples, unless None."""
     cells = group(study)
     ranks = {
-        (hardware, load, measure.name): ranked(cells, hardware, load, measure)
+        # Bounds come last: whoever is first is called best.
+        (hardware, load, measure.name): sorted(
+            ranked(cells, hardware, load, measure), key=study.bounds.__getitem__
+        )
         for hardware, load in {(place[0], place[2]) for place in cells}
         for measure in measures
     }

@@ -1,5 +1,6 @@
 """Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -9,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import nearest
+from specsim.hardware.specs import gpu_file
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import Stability, stability_in, together
@@ -16,6 +18,7 @@ from specsim.run.deployment import gpus_of
 from specsim.run.summary import step_times
 from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
+from specsim.study.plan.advice import gpu_name
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 FleetKind = Literal["replicas", "scaled", "pools", "drafter"]
@@ -98,6 +101,14 @@ class Study:
         return self.draft_lens.index(0) if 0 in self.draft_lens else None
 
     @property
+    def bounds(self) -> list[bool]:
+        """Whether each policy knows what no server does, and so cannot be called best.
+
+        Such say so in their names, and nobody's class is loaded: results may come from elsewhere.
+        """
+        return [bool(re.search(r"oracle|\bbayes\b", name, re.I)) for name in self.axes[1].labels]
+
+    @property
     def finished(self) -> list[Point]:
         return [point for point in self.points if point.error is None]
 
@@ -128,6 +139,40 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
             prices[label] = point.cost / sum(point.fleet.values())
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=per_gpu.currency, price_date=per_gpu.date)
+
+
+def for_readers(study: Study) -> Study:
+    """Return a study with GPUs and policies as a plan names them: ``H100``, ``oracle (bound)``."""
+    hardware, policy, *others = study.axes
+    names = [
+        f"{p} (bound)" if own else p for p, own in zip(policy.labels, study.bounds, strict=True)
+    ]
+    axes = [replace(hardware, labels=[*map(gpu_first, hardware.labels)])]
+    axes += [replace(policy, labels=names), *others]
+    capacity, warnings = study.capacity, study.warnings
+    if capacity is not None:
+        own = "|".join(map(re.escape, hardware.labels))  # warnings begin with what they are about
+        warnings = [
+            re.sub(rf"\b(?:{own})(?=:| )", lambda found: gpu_first(found[0]), text)
+            for text in warnings
+        ]
+        best = {
+            name: [{**each, "hardware": gpu_first(each["hardware"])} for each in capacity[name]]
+            for name in ("most", "cheapest")
+        }
+        capacity = {**capacity, **best}
+    by_label: dict[str, Any] = {
+        name: {gpu_first(label): value for label, value in getattr(study, name).items()}
+        for name in ("prices", "gpus", "step_times")
+    }
+    return replace(study, axes=axes, capacity=capacity, warnings=warnings, **by_label)
+
+
+def gpu_first(label: str) -> str:
+    """Return ``H100/llama-3.1-8b`` for ``h100/llama-3.1-8b``; files stay as they are called."""
+    gpu = re.split(r"[/ ]|-tp\d", label)[0]
+    is_file = gpu.endswith((".yaml", ".yml"))
+    return label if is_file or gpu_file(gpu) is None else gpu_name(gpu) + label[len(gpu) :]
 
 
 def _at_hand(names: set[str]) -> dict[str, Profile]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.policies import POLICIES, Policy, has_async_form
+from specsim.policies import POLICIES, Policy, has_async_form, is_bound
 from specsim.policies.off import Off
 from specsim.profile import load_profile
 from specsim.profile.model_error import TimeError
@@ -66,11 +67,11 @@ class PolicyResult:
 class Standing:
     """The place of one policy among all."""
 
-    rank: int  # from 1, the highest speed-up
+    rank: int | None  # from 1, the highest speed-up; None of a bound, which nobody can run
     result: PolicyResult
     is_tied: bool | None
     """Whether the paired 95 % interval of the difference to the rank above includes 0; None for
-    the first, and with a single replication."""
+    the first, for bounds, and with a single replication."""
     regrets: dict[str, Regret]
     """Against the fastest policies ``oracle`` and ``bayes``, and ``best_static``, chosen with
     hindsight, as far as these take part."""
@@ -114,18 +115,21 @@ class Comparison:
             name: next((result for result in ranked if result.policy.kind == kind), None)
             for name, kind in REFERENCES.items()
         }
+        real = [result for result in ranked if not is_bound(result.policy)]
+        places = {result.label: rank for rank, result in enumerate(real, 1)}
+        above = {result.label: higher for higher, result in pairwise(real)}
         return [
             Standing(
-                rank,
+                places.get(result.label),
                 result,
-                _is_tied(above, result) if above is not None else None,
+                _is_tied(above[result.label], result) if result.label in above else None,
                 {
                     name: regret(each.latencies, result.latencies, each.label)
                     for name, each in references.items()
                     if each is not None
                 },
             )
-            for rank, (above, result) in enumerate(zip([None, *ranked], ranked, strict=False), 1)
+            for result in ranked
         ]
 
     def to_dict(self) -> dict[str, Any]:

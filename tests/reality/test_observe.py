@@ -272,6 +272,15 @@ def test_speculation_is_read_from_the_server(cli: Run, workload: Path) -> None:
     assert all(row["scheduled_ts"] == pytest.approx(row["queued_ts"] + 0.0015) for row in rows)
 
 
+def test_the_policy_of_the_file_is_that_of_the_server(cli: Run, workload: Path) -> None:
+    policy = {"kind": "static", "k": 3}
+    workload.write_text(workload.read_text() + yaml.safe_dump({"policy": policy}))
+    with serving(FakeVllm(tells_drafts=True)) as url:
+        _, _, err = observe(cli, url, workload, "--warm-up", 0)
+    assert read(Path("run"))[1]["policy"] == policy
+    assert "remove it from meta.json if the server has none" in err
+
+
 def spec(drafted: list[Any], accepted: list[Any]) -> dict[str, Any]:
     return {"speculative_decoding": {"per_step_drafted": drafted, "per_step_accepted": accepted}}
 

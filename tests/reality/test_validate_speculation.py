@@ -102,6 +102,9 @@ def test_drafts_of_another_length_than_the_engine_says_are_noted(tmp_path: Path)
     (folder / "meta.json").write_text(json.dumps(meta))
     [note] = [note for note in validate(folder, PROFILE).notes if "drafts had" in note]
     assert f"{LONGEST:.2f} tokens in the mean and have {2 * LONGEST:.2f}" in note
+    meta["policy"] = {"kind": "static", "k": LONGEST}  # as specsim observe takes it from the file
+    (folder / "meta.json").write_text(json.dumps(meta))
+    assert not any("drafts had" in note for note in validate(folder, PROFILE).notes)
 
 
 def test_requests_with_an_error_are_left_out_with_a_note(tmp_path: Path) -> None:

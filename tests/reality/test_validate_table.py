@@ -641,6 +641,10 @@ def test_files_that_are_no_tables(tmp_path: Path, cli: Run, table: Path) -> None
         code, _, errors = cli("validate", tmp_path / name, "--profile", PROFILE)
         assert code == 2
         assert words in errors
+    (tmp_path / "other.json").write_text("{}")
+    code, _, errors = cli("validate", tmp_path / "other.json")  # a profile would not mend it
+    assert code == 2
+    assert "other.json: duration is missing" in errors
     for arguments, words in (
         ((), "--profile: is missing"),
         (("--profile", PROFILE, "--tokens", "x"), "--tokens: is for the folder of a run"),

@@ -80,7 +80,7 @@ def test_the_head_says_how_many_choices_in_the_readers_words(tmp_path: Path) -> 
     with browser(width=1280, height=800, dark=False) as driver:
         page = Page(driver, path)
         said = page.js("document.getElementById('subtitle').textContent")
-        assert "loads: 2 choices of speculation · h100" in said
+        assert "loads: 2 choices of speculation · H100" in said
         words = page.js(
             "[...document.querySelectorAll('h2, h3, p, th, legend, label, button')]"
             ".map(e => e.textContent).join(' ')"

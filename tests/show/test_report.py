@@ -166,7 +166,7 @@ def test_prices_can_be_ones_own(folder: Path, cli: Run) -> None:
     Path("mine.yaml").write_text(yaml.safe_dump(table))
     assert cli("report", folder, "--prices", "mine.yaml", "--out", "page.html")[0] == 0
     data = json.loads(Tags(Path("page.html").read_text()).data)
-    assert data["prices"] == [["h100/llama-3.1-8b", 9.0]]  # and none of the other GPU
+    assert data["prices"] == [["H100/llama-3.1-8b", 9.0]]  # and none of the other GPU
     assert (data["currency"], data["price_date"]) == ("EUR", "2026-02-03")
     place = [metric["name"] for metric in data["metrics"]].index("cost_per_mtok")
     assert data["cells"][0]["mean"][place] is not None

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from specsim.profile import load_profile
 from specsim.run.summary import step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, title_of
-from specsim.show.study import Study, measured, restricted, with_prices
+from specsim.show.study import Study, gpu_first, measured, restricted, with_prices
 from specsim.study.capacity import Prices
 
 
@@ -179,22 +180,34 @@ def test_a_capacity_is_compared_by_its_cost_at_the_asked_rate(tmp_path: Path) ->
 
 
 def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli: Run) -> None:
-    assert study.title == "llama-3.1-8b on h100, slow, with eagle3"
+    assert study.title == "llama-3.1-8b on H100, slow, with eagle3"
     assert study.slo == {"ttft_ms": 200.0, "tpot_ms": 30.0}
     lengths = {"kind": "dataset", "name": "sharegpt"}
     config = {"profile": "l40s/llama-3.1-8b", "workload": {"lengths": lengths}}
-    assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on l40s, sharegpt"
+    assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on L40S, sharegpt"
     assert title_of(config, ["h100", "l40s", "a100", "b200"]).startswith("llama-3.1-8b on 4 GPUs")
     assert title_of({"workload": None, "engine": None}, ["my/fast.yaml"]) == "fast"
     own = {"profile": "my/fast.yaml"}
     assert title_of(own, ["my/fast.yaml"], "meta-llama/Llama-3.1-8B") == "Llama-3.1-8B on fast"
 
 
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        ("h100", "H100"), ("h100/llama-3.1-8b", "H100/llama-3.1-8b"), ("l40s-tp2", "L40S-tp2"),
+        ("h100-nvl-tp2", "H100-NVL-tp2"), ("h100.yaml", "h100.yaml"), ("my/h100.yaml",) * 2,
+        ("mine", "mine"),
+    ],
+)  # fmt: skip
+def test_gpus_are_written_as_a_plan_writes_them(label: str, shown: str) -> None:
+    assert gpu_first(label) == shown
+
+
 def test_hardware_says_what_its_step_times_rest_on(folder: Path, cli: Run) -> None:
     assert cli("report", folder, "--out", "page.html")[0] == 0
     data = json.loads(Tags(Path("page.html").read_text()).data)
-    assert data["step_times"] == {"h100/llama-3.1-8b": "fitted", "slow": "fitted"}
-    assert data["gpus"] == {"h100/llama-3.1-8b": 1, "slow": 1}
+    assert data["step_times"] == {"H100/llama-3.1-8b": "fitted", "slow": "fitted"}
+    assert data["gpus"] == {"H100/llama-3.1-8b": 1, "slow": 1}
     assert step_times(load_profile("b200/llama-3.1-8b")) == "kernels"
     assert (
         cli("profile", "roofline", "--model", "llama-3.1-8b", "--gpu", "l4", "--out", "l4.yaml")[0]
@@ -305,6 +318,10 @@ def test_a_capacity_plan_is_a_point_per_load_that_was_tried(cli: Run) -> None:
     assert [axis.labels for axis in study.axes] == [["h100"], ["off", "static:k=3"], ["8", "16"]]
     assert (study.draft_lens, study.currency) == ([0, 3], "EUR")
     assert study.points[3].metrics["cost_per_mtok"] == 0.125
+    told = replace(study, warnings=["h100 off: so", "h100: no", "no h100-nvl", "profile=h100"])
+    shown = page_data(told)
+    assert shown["warnings"] == ["H100 off: so", "H100: no", "no h100-nvl", "profile=h100"]
+    assert shown["capacity"]["results"][0]["what_binds"] == "TTFT (steps)"
     assert cli("report", "plan")[0] == 0
     code, output, _ = cli("plot", "plan")
     assert (code, "speed-up: not drawn: each was tried at loads" in output) == (0, True)

@@ -230,7 +230,7 @@ def test_the_gpus_of_pools_are_counted_pool_by_pool(tiny: Callable[..., Experime
     decode = {"replicas": 2, "profile": "h100/llama-3.1-8b-tp2"}
     pools = {"prefill": {"profile": "l40s/llama-3.1-8b"}, "decode": decode}
     answer = Playground(tiny(pools=pools, policy="off")).answer(Moved())
-    assert answer["gpus"] == "1 × l40s + 4 × h100"
+    assert answer["gpus"] == "1 × L40S + 4 × H100"
     prices = Prices.load(None).per_gpu_hour
     assert answer["cost_per_hour"] == pytest.approx(prices["l40s"] + 4 * prices["h100"])
 
@@ -241,8 +241,8 @@ def test_a_drafter_on_gpus_of_its_own_is_counted_where_it_drafts(
     drafts: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": 3}
     drafts["own_gpus"] = {"profile": "l40s/llama-3.1-8b"}
     playground = Playground(tiny(policy="static", engine={"speculative_config": drafts}))
-    assert playground.answer(Moved())["gpus"] == "1 × h100 + 1 × l40s"
-    assert playground.answer(Moved(policy="off"))["gpus"] == "1 × h100"
+    assert playground.answer(Moved())["gpus"] == "1 × H100 + 1 × L40S"
+    assert playground.answer(Moved(policy="off"))["gpus"] == "1 × H100"
 
 
 def test_a_simulation_ends_when_it_is_told(tiny: Callable[..., Experiment]) -> None:

@@ -26,6 +26,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Beyond, Summary
 from specsim.study.capacity import Goal, Prices, capacity, find_capacity, find_hardware, parse_slo
+from specsim.study.capacity.choices import binding_words
 from specsim.study.capacity.document import TriedLoad
 from specsim.study.capacity.findings import Ranked, best, pareto_front
 from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
@@ -270,6 +271,21 @@ def test_of_the_front_none_is_both_cheaper_and_faster() -> None:
 
     given = [offer(3, 10), offer(1, 30), offer(2, 40), offer(1, 35), offer(4, 10), offer(None, 1)]
     assert pareto_front(given) == [given[1], given[0]]
+
+
+def test_a_bound_is_neither_best_nor_cheapest(tiny: Callable[..., Experiment]) -> None:
+    how: dict[str, Any] = {"slo": Slo(ttft_ms=500), "gpus": ["h100"], "num_requests": 60}
+    for asked, leader in ((["off", "oracle"], "off"), (["oracle"], "oracle")):
+        found = capacity(tiny(), policies=asked, replications=2, **how)
+        every = [*found.most.leaders, *found.cheapest.leaders, *found.front]
+        assert {each.policy for each in every} == {leader}
+
+
+def test_what_binds_is_said_in_the_same_words_everywhere() -> None:
+    assert binding_words(None, None) == "-"
+    assert binding_words("ttft_ms", "max_num_seqs") == "TTFT (max_num_seqs)"  # vLLM's name
+    assert binding_words("tpot_ms", None) == "TPOT (steps)"
+    assert binding_words("backlog", "decode_pool") == "backlog (decode pool)"
 
 
 GOAL = Goal(Slo(ttft_ms=500), 0.99, 0.02, False, None, 5, 2000, 64_000)

@@ -951,8 +951,8 @@ def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -
     rates = (26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)
     plan = plan_of(*rates, slo="ttft:p90<800,tpot:50")
     assert (
-        "Beyond: at 34.68 requests/s 50 % of the requests within TPOT 50 ms (99 % must be), "
-        "90 % of the requests within TTFT 800 ms (90 % must be)."
+        "Beyond: at 34.68 requests/s 50 % of the requests are within TPOT 50 ms (99 % must be), "
+        "90 % of the requests are within TTFT 800 ms (90 % must be)."
     ) in notes(plan.advice)
 
 
@@ -1220,7 +1220,7 @@ def test_what_is_no_price_of_an_api_is_refused(text: str) -> None:
 
 def test_an_answer_on_the_edge_says_so() -> None:
     plan = plan_of((20.0, 19.9, 20.1, 900.0), (34.0, 32.0, 35.0, 600.0))
-    assert "That is on the edge: 4 may be needed." in headline(plan.advice)
+    assert "That is on the edge: 4 servers may be needed." in headline(plan.advice)
 
 
 def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> None:

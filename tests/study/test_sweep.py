@@ -150,6 +150,20 @@ def test_all_combinations_meet_the_same_requests(cli: Run, tmp_path: Path) -> No
     assert off[0] != off[1]
 
 
+def test_an_experiment_and_a_sweep_taken_for_each_other_are_named(cli: Run, tmp_path: Path) -> None:
+    sweep, experiment, trace = sweep_file(tmp_path, AXES), tmp_path / "e.yaml", tmp_path / "t.csv"
+    experiment.write_text(yaml.safe_dump(tiny_config()))
+    trace.write_text("arrival_time,prompt_len,output_len\n0,5,5\n")
+    for command, path, said in (
+        ("run", sweep, f"is a sweep, not an experiment; run it by `specsim sweep {sweep}`"),
+        ("sweep", experiment, "is an experiment, not a sweep; name it in one: base: e.yaml"),
+        ("run", trace, "give an experiment, a YAML file, which may name a trace"),
+    ):
+        code, _, err = cli(command, path)
+        assert (code, err.count("\n")) == (2, 1)
+        assert said in err
+
+
 def test_the_number_of_processes_changes_nothing(cli: Run, tmp_path: Path) -> None:
     path = sweep_file(tmp_path, AXES)
     for workers in (1, 3):

@@ -141,12 +141,24 @@ class _Run:
             "model": server.model,
             **({"vllm_version": server.version} if server.version else {"engine": "unknown"}),
             "engine_kwargs": engine,
+            **self._policy(notes),
             "kv_cache": kv_cache,
             "seed": self.workload.seed,
             "random_ids": [options.low_id, options.high_id],
             "request_body": options.body,
             "num_warm_up": options.num_warm_up,
         }
+
+    def _policy(self, notes: list[str]) -> dict[str, Any]:
+        """Return the policy that the user says decides in the server, which no server tells."""
+        policy = self.workload.policy
+        if policy is None:
+            return {}
+        notes.append(
+            f"policy = {policy} of the workload file was recorded as the server's, and specsim "
+            "validate simulates it: remove it from meta.json if the server has none"
+        )
+        return {"policy": policy}
 
 
 def _engine_kwargs(

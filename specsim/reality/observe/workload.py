@@ -16,6 +16,7 @@ from specsim.core.request import UNRECORDED, Request
 from specsim.core.rng import generator
 from specsim.core.settings import Settings, load_mapping, overridden, validated
 from specsim.engine.config import EngineConfig
+from specsim.policies import POLICIES, Policy
 from specsim.reality.observe.client import INTERRUPTED, Client, StreamedAnswer
 from specsim.run.experiment import Experiment
 from specsim.workload import WorkloadConfig
@@ -28,6 +29,8 @@ class _Observed(Settings):
     workload: WorkloadConfig
     engine: EngineConfig = EngineConfig()
     """How the server was started."""
+    policy: Annotated[Policy, POLICIES] | None = None
+    """What decides in the server, where that is not vLLM itself."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
 
@@ -40,12 +43,14 @@ class Workload:
     engine_kwargs: dict[str, Any]  # section ``engine``: how the user says the server was started
     concurrency: int | None  # clients of a closed loop; None for an open one
     think_times: list[float]  # of a closed loop: seconds that a client waits before each request
+    policy: Any = None  # section ``policy``: what the user says decides in the server
 
 
 def load_workload(path: Path, overrides: list[str]) -> Workload:
     """Return the requests of an experiment, or of its ``workload`` (``engine``, ``seed``) alone.
 
-    Overrides are those of ``specsim run``, such as ``workload.arrivals.rate=4``.
+    A ``policy`` is the server's. Overrides are those of ``specsim run``, such as
+    ``workload.arrivals.rate=4``.
     """
     data = overridden(load_mapping(path, ConfigError), overrides)
     if "workload" not in data:
@@ -66,7 +71,8 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
         concurrency = arrivals.concurrency
         rng = generator(config.seed, "think_times")  # the stream of the simulator
         think_times = arrivals.think_times(rng, len(requests)).tolist()
-    return Workload(requests, config.seed, data.get("engine", {}), concurrency, think_times)
+    engine, policy = data.get("engine", {}), data.get("policy")
+    return Workload(requests, config.seed, engine, concurrency, think_times, policy)
 
 
 @dataclass(frozen=True)

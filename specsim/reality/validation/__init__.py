@@ -179,7 +179,8 @@ def _notes_on(drafts: dict[str, dict[str, int]]) -> list[str]:
         return []
     return [
         f"drafts had {lens[0]:.2f} tokens in the mean and have {lens[1]:.2f} in the simulation: "
-        "meta.json does not say how long the server drafted (engine_kwargs.speculative_config)"
+        "meta.json does not say how long the server drafted (engine_kwargs.speculative_config, "
+        "policy)"
     ]
 
 

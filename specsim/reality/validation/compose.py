@@ -67,7 +67,11 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         notes.append("the recording was cut off (meta.json: complete is false)")
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
+    decisions: dict[str, Any] = {}
     if speculation is not None:
+        decisions["acceptance"] = {"kind": "recorded", "proposer": RECORD}
+        if "policy" in run.meta:
+            decisions["policy"] = run.meta["policy"]
         is_told = run.meta.get("vllm_version") is not None
         say_lookup(engine, speculation, is_told=is_told, on_cpu=_is_on_cpu(run))
         engine["speculative_config"] = speculation
@@ -95,7 +99,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             "engine": engine,
             "profile": replaced.profile or str(run.profile_folder),
             **routing,
-            **({"acceptance": {"kind": "recorded", "proposer": RECORD}} if speculation else {}),
+            **decisions,
         },
         str(run.path / "meta.json"),
     )

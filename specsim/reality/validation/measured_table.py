@@ -75,9 +75,10 @@ def _run_of(
     """
     for field in ("duration", "completed"):
         if not isinstance(result.get(field), int | float) or not result[field] > 0:
+            value = f"= {result[field]!r}" if field in result else "is missing: it"
             raise ConfigError(
-                f"{path}: {field} = {result.get(field)!r} must be a number above 0, as in a result "
-                "of `vllm bench serve --save-result`; give such a file, or a table as CSV"
+                f"{path}: {field} {value} must be a number above 0, as in a result of `vllm bench "
+                "serve --save-result`; give such a file, a table as CSV, or the folder of a run"
             )
     own, notes = {"run_id": name, **_cells(result)}, []
     of_drafts = {"num_speculative_tokens", "acceptance_length", "accept_rate_per_pos"}

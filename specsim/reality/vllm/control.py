@@ -21,14 +21,13 @@ from specsim.core.settings import Settings, validated
 from specsim.core.step import StepLoad
 from specsim.decisions.policy import (
     DraftsTrees,
-    KnowsModel,
-    OraclePolicy,
     PicksDrafter,
     PicksPrefix,
     PicksSource,
     Policy,
     ServerView,
     has_async_form,
+    is_bound,
 )
 from specsim.policies import POLICIES
 from specsim.profile import load_profile
@@ -295,7 +294,7 @@ def _experiment(control: Control, engine: Engine) -> dict[str, Any]:
 
 def _refused(policy: Policy) -> str | None:
     """Return why a policy cannot decide under vLLM, and what to do about it; None if it can."""
-    if isinstance(policy, OraclePolicy | KnowsModel):
+    if is_bound(policy):
         return "knows the future or the acceptance model, as no server can; use another"
     if isinstance(policy, DraftsTrees | PicksDrafter | PicksSource):
         return "drafts trees or has several drafters, which vLLM has not; use another"

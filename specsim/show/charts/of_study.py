@@ -145,7 +145,7 @@ def crossover(sketch: Sketch, shown: DrawnMeasure) -> Spec:
     y = category("hardware", None, sort=sketch.axis(0).labels)
     return {
         **params(shown),
-        "transform": [*_WINNERS, *sketch.names, *_lead_texts(literal(sketch.axis(1).labels))],
+        "transform": [*_WINNERS, *sketch.names, *_lead_texts(sketch)],
         "layer": layers,
         "encoding": {"x": sketch.load_column(), "y": y},
         "width": {"step": 116},
@@ -170,7 +170,8 @@ _WINNERS = [
 """Leave the best of each hardware and load, which know who is next."""
 
 
-def _lead_texts(policies: str) -> list[Spec]:
+def _lead_texts(sketch: Sketch) -> list[Spec]:
+    policies, is_bound = literal(sketch.axis(1).labels), literal(sketch.study.bounds)
     lead = "(low ? datum.next / datum.value : datum.value / datum.next)"
     tied = "indexof(datum.ties[metric] || [], datum.next_p) >= 0"
     ahead = f"({tied} ? '= ' + {policies}[datum.next_p] : '×' + format({lead}, '.2f'))"
@@ -180,6 +181,7 @@ def _lead_texts(policies: str) -> list[Spec]:
     told = f"(datum.next == null ? '' : {next_text}) + ({tied} ? {tie_text} : '')"
     is_over = "datum.state == 'overloaded' ? 'all overloaded'"
     return calculate(
+        next=f"{is_bound}[datum.next_p] ? null : datum.next",  # nobody is ahead of a bound
         what=what,
         lead=f"{is_over} : datum.next == null ? '' : {ahead}",
         text=f"datum.where + ': ' + {what} + {told} + datum.state_text",
@@ -187,7 +189,7 @@ def _lead_texts(policies: str) -> list[Spec]:
 
 
 def capacity(sketch: Sketch) -> Spec:
-    """Return what one replica sustains, of the rows ``results`` of a capacity plan."""
+    """Return what one server sustains, of the rows ``results`` of a capacity plan."""
     assert sketch.study.capacity is not None
     title = f"{sketch.axis(2).unit} that one {sketch.study.capacity['unit']} sustains"
     x = quantity("sustained", title, scale={"zero": True})
@@ -342,7 +344,7 @@ def breakdown(sketch: Sketch) -> Spec:
     on_part = category("name", legend=None, scale={"domain": parts, "range": colours("on")})
     x = quantity(
         "from",
-        "share of the time of all replicas",
+        "share of the time of all servers",
         axis={"labelExpr": _IN_PERCENT, "tickCount": 5},
         scale={"domain": [0, 1], "nice": False},
     )

@@ -7,7 +7,7 @@ from typing import Any
 from specsim.show.cell_statistics import known_measures, told_cells
 from specsim.show.charts import Rows, Spec, of_study, print_colour, save
 from specsim.show.charts.sketch import DrawnMeasure, Sketch
-from specsim.show.study import COST, Measure, Study, titled
+from specsim.show.study import COST, Measure, Study, for_readers, titled
 from specsim.study.capacity.findings import lower_front
 
 _OWN_LOADS = "each was tried at loads of its own"
@@ -77,6 +77,7 @@ class _Plots:
             cell for cell in self.cells if None not in (cell["mean"][cost], cell["mean"][latency])
         ]
         fine = [cell for cell in priced if cell["offer"]]
+        fine = [cell for cell in fine if not self.study.bounds[cell["p"]]] or fine
         best = lower_front(fine, lambda cell: (cell["mean"][cost], cell["mean"][latency]))
         front = [{**cell, "front": True} for cell in best]
         rows = [*(cell for cell in priced if cell not in best), *front]
@@ -145,7 +146,7 @@ def plot_study(
 
     Returns what was drawn, and why each of the others is missing.
     """
-    plots = _Plots(study, measure)
+    plots = _Plots(for_readers(study), measure)
     drawn, left_out = [], []
     for name in CHARTS:
         reason = _WHY_NOT[name](plots)

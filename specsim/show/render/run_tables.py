@@ -114,7 +114,7 @@ def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
     for pool, found in scalings(own).items():
         name = f"{pool} " if pool else ""
         means = f"{found['mean_replicas']:.2f}, at most {found['peak_replicas']}"
-        rows.append((f"{name}replicas ({found['changes']} changes)", means))
+        rows.append((f"{name}servers ({found['changes']} changes)", means))
         cost = "" if found["cost"] is None else f" = {found['cost']:,.2f}"
         rows.append((f"{name}GPU hours", f"{found['gpu_hours']:,.3f}{cost}"))
     return rows
@@ -143,7 +143,7 @@ def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[
 def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:
     """Return the tables of ``specsim breakdown``: time, memory, and use of the KV cache."""
     time, names = breakdown.time, ["batch size", "steps", "of the time", *PARTS]
-    times = new_table(f"{title}: time of all replicas", names)
+    times = new_table(f"{title}: time of all servers", names)
     for label, row in [*((row.label, row) for row in time.rows), ("all", time.overall)]:
         if row is time.overall:
             times.add_section()
@@ -316,14 +316,14 @@ def _ranked(standings: list["Standing"], columns: dict[str, Cell], title: str) -
 
 def _name_columns(standings: list["Standing"]) -> dict[str, Cell]:
     columns: dict[str, Cell] = {
-        "rank": lambda standing: f"{standing.rank}{' =' if standing.is_tied else '  '}",
+        "rank": lambda standing: f"{standing.rank or 'bound'}{' =' if standing.is_tied else '  '}",
         "policy": lambda standing: escape(standing.result.label),
     }
     if any(STABILITY_MARKS[standing.result.stability] for standing in standings):
         columns[_MARK] = lambda standing: STABILITY_MARKS[standing.result.stability]
     if gpus := _gpus([each.result for each in standings]):
-        counts = dict(zip((each.rank for each in standings), gpus, strict=True))
-        columns["GPUs"] = lambda standing: str(counts[standing.rank])
+        counts = dict(zip((each.result.label for each in standings), gpus, strict=True))
+        columns["GPUs"] = lambda standing: str(counts[standing.result.label])
     return columns
 
 
@@ -339,6 +339,8 @@ def _ranking_columns(standings: list["Standing"]) -> dict[str, Cell]:
 
 def _caption(standings: list["Standing"]) -> str:
     lines = []
+    if any(standing.rank is None for standing in standings):
+        lines.append("bound: knows what no server does")
     if standings[0].regrets:
         lines.append("regret: how much longer the mean E2E latency is")
     if standings[0].result.speed_up.low is not None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from specsim.core.figures import figures, percent
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import interval, milliseconds, model_interval, new_table, shown
-from specsim.study.capacity.choices import metric_name, promise_words
+from specsim.study.capacity.choices import binding_words, metric_name, promise_words
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
@@ -233,7 +233,7 @@ def _sustained_row(found: "Found") -> list[str]:
         *([f"{probe.load:,.0f}"] if goal.is_closed else []),
         figures(rate),
         "-" if between is None else f"{figures(between.low)} - {figures(between.high)}",
-        binding(found),
+        binding_words(found.binds, found.resource),
         percent(probe.attainment, 2),
         milliseconds(latencies["p99_ttft_ms"]),
         milliseconds(latencies["p99_tpot_ms"]),
@@ -248,23 +248,6 @@ def _sustained_row(found: "Found") -> list[str]:
     return row
 
 
-_SAID = {"kv_memory": "KV memory", "step_time": "steps"}
-
-
-def binding(found: "Found") -> str:
-    """Return what is missed first beyond the capacity, and what requests wait for there."""
-    if found.binds is None:
-        return "-"
-    resource = found.resource or "step_time"
-    if resource != "max_num_seqs":  # a name of vLLM's
-        resource = _SAID.get(resource, resource.replace("_", " "))
-    return f"{_metric(found.binds)} ({resource})"
-
-
-def _metric(name: str) -> str:
-    return name if name == "backlog" else metric_name(name)
-
-
 def capacity_verdict(capacity: "Capacity") -> list[str]:
     """Return in words what is most and what is cheapest, where that is shown, and the margins."""
     target, currency = capacity.goal.target_rate, capacity.goal.prices.currency
@@ -274,7 +257,9 @@ def capacity_verdict(capacity: "Capacity") -> list[str]:
     lines.append(_leaders(f"cheapest {at}", capacity.cheapest, unit))
     lines += [
         f"margins of {found.name}: "
-        + ", ".join(f"{_metric(name)} {percent(share, 0)}" for name, share in found.margins.items())
+        + ", ".join(
+            f"{metric_name(name)} {percent(share, 0)}" for name, share in found.margins.items()
+        )
         for found in capacity.found
         if found.margins
     ]

@@ -21,7 +21,17 @@ from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES, TAILS, all_ce
 from specsim.show.charts import SCHEMA, Spec, of_study, theme, vega
 from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
 from specsim.show.report.folders import load_study
-from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, styles
+from specsim.show.study import (
+    COST,
+    SYMBOLS,
+    Axis,
+    Measure,
+    Point,
+    Study,
+    Style,
+    for_readers,
+    styles,
+)
 
 __all__ = ["load_study", "page_data", "write_page", "write_web_page"]
 
@@ -77,6 +87,7 @@ def _security_policy(*scripts: str) -> str:
 
 def page_data(study: Study) -> dict[str, Any]:
     """Return the data of a page as plain values, as ``web/study.js`` reads them."""
+    study = for_readers(study)
     measures = known_measures(study)
     points = [*study.finished, *study.failed]
     return {
@@ -85,9 +96,12 @@ def page_data(study: Study) -> dict[str, Any]:
             for axis in study.axes
         ],
         "policies": [
-            {"colour": _colour(style), "path": SYMBOLS[style.symbol], "k": k}
-            for style, k in zip(
-                styles([k == 0 for k in study.draft_lens]), study.draft_lens, strict=True
+            {"colour": _colour(style), "path": SYMBOLS[style.symbol], "k": k, "bound": bound}
+            for style, k, bound in zip(
+                styles([k == 0 for k in study.draft_lens]),
+                study.draft_lens,
+                study.bounds,
+                strict=True,
             )
         ],
         "metrics": [

@@ -13,7 +13,17 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, validated
 from specsim.core.version import __version__
-from specsim.show.study import HARDWARE, LOAD, OTHER, POLICY, Axis, FleetKind, Point, Study
+from specsim.show.study import (
+    HARDWARE,
+    LOAD,
+    OTHER,
+    POLICY,
+    Axis,
+    FleetKind,
+    Point,
+    Study,
+    gpu_first,
+)
 from specsim.study.sweep import Sweep, SweepFolder, labels
 
 
@@ -31,7 +41,7 @@ _LOADS = {
     "workload.arrivals.time_scale": ("Time scale of the trace", ""),
 }
 _ARRIVALS = "workload.arrivals"
-_TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "replicas": "Replicas"}
+_TITLES = {"profile": "Hardware", "policy": "Policy", _ARRIVALS: "Arrivals", "replicas": "Servers"}
 
 
 def role_of(fields: list[str]) -> str:
@@ -112,7 +122,9 @@ def title_of(config: dict[str, Any], hardware: list[str], model_id: Any = None) 
     model = PurePath(str(model_id or "")).name if is_file else profile.partition("/")[2]
     gpus = list(
         dict.fromkeys(
-            PurePath(name).stem if name.endswith(("yaml", "yml")) else name.partition("/")[0]
+            gpu_first(
+                PurePath(name).stem if name.endswith(("yaml", "yml")) else name.partition("/")[0]
+            )
             for name in hardware
         )
     )

@@ -25,7 +25,7 @@ from specsim.show.report.axes import (
     title_of,
 )
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
-from specsim.study.capacity.choices import promise_words
+from specsim.study.capacity.choices import binding_words, promise_words
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.compare import folder_name
 from specsim.study.plan.advice import Advice
@@ -227,7 +227,7 @@ def _in_words(policies: list[str], words: dict[str, str]) -> list[str]:
 _TOLD = (
     "gpus_per_replica", "step_times", "sustained", "exceeded", "requests_per_second", "replicas",
     "replicas_interval", "cost_per_hour", "cost_per_hour_interval", "cost_per_million_tokens",
-    "cost_per_million_tokens_at_target", "requests_per_second_interval", "binds", "resource",
+    "cost_per_million_tokens_at_target", "requests_per_second_interval", "binds",
     "margins",
 )  # fmt: skip
 """Of what one hardware sustains under one policy."""
@@ -235,13 +235,17 @@ _TOLD = (
 
 def _told(plan: CapacityDocument, places: list[tuple[int, int]]) -> dict[str, Any]:
     return {
-        "unit": "unit" if plan.experiment.get("pools") else "replica",
+        "unit": "unit" if plan.experiment.get("pools") else "server",
         **{name: getattr(plan, name) for name in ("percentiles", "slo", "target_rate")},
         "promise": promise_words(plan.slo, plan.attainment, plan.limit_shares),
         "most": [each.model_dump() for each in plan.most.leaders],
         "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
         "results": [
-            {**{name: getattr(result, name) for name in _TOLD}, "places": list(own)}
+            {
+                **{name: getattr(result, name) for name in _TOLD},
+                "what_binds": binding_words(result.binds, result.resource),
+                "places": list(own),
+            }
             for own, result in zip(places, plan.results, strict=True)
         ],
     }

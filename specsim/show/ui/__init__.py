@@ -41,6 +41,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, step_times, summarized
 from specsim.show import filled, read_web
 from specsim.show.report.axes import fleet_of, title_of
+from specsim.show.study import gpu_first
 from specsim.study.capacity import Prices
 from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
@@ -192,7 +193,7 @@ class Playground:
             "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),
             "slo": slo,
             "speed_up": speed_up(means[1], means[0]).mean if len(means) > 1 else None,
-            "gpus": " + ".join(f"{n:.3g} × {gpu}" for gpu, n in gpus.items()),
+            "gpus": " + ".join(f"{n:.3g} × {gpu_first(gpu)}" for gpu, n in gpus.items()),
             "cost_per_hour": cost,
             "cost_per_million": None if cost is None else 1e6 * cost / tokens_per_hour,
             "currency": self.prices.currency,

@@ -12,7 +12,7 @@ from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.figures import figures
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.policies import Policy
+from specsim.policies import Policy, is_bound
 from specsim.results.metrics import Slo
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -160,7 +160,7 @@ def find_capacity(
     notes = hardware_notes(found) + _doubts(found) + model_notes(found)
     if experiment.replicas > 1:
         notes.append(
-            f"replicas = {experiment.replicas} of the experiment is not used: one replica is "
+            f"replicas = {experiment.replicas} of the experiment is not used: one server is "
             "searched, and for --qps they are counted"
         )
     return Capacity(experiment, goal, found, notes)
@@ -236,7 +236,8 @@ def _found(candidates: list[Contender], searches: list[Search], runner: Runner) 
             except StopIteration as stop:
                 del asked[number]
                 own = candidates[number]
-                ended[number] = Found(own.hardware, own.label, stop.value, own.goal)
+                bound = is_bound(own.policy)
+                ended[number] = Found(own.hardware, own.label, stop.value, own.goal, bound)
     return [ended[number] for number in range(len(candidates))]
 
 

@@ -143,6 +143,18 @@ def metric_name(limit: str) -> str:
     return limit.removesuffix("_ms").upper()
 
 
+_RESOURCES = {"kv_memory": "KV memory", "step_time": "steps", "max_num_seqs": "max_num_seqs"}
+
+
+def binding_words(binds: str | None, resource: str | None) -> str:
+    """Return ``TTFT (max_num_seqs)``: what is missed first, and what requests wait for there."""
+    if binds is None:
+        return "-"
+    what = binds if binds == "backlog" else metric_name(binds)
+    resource = resource or "step_time"
+    return f"{what} ({_RESOURCES.get(resource, resource.replace('_', ' '))})"
+
+
 def promise_words(
     slo: Mapping[str, float], attainment: float, limit_shares: Mapping[str, float]
 ) -> str:

@@ -62,6 +62,7 @@ class Found:
     policy: str
     answer: Answer
     goal: Goal
+    is_bound: bool = False  # of a policy that no server can run
 
     def __post_init__(self) -> None:
         goal, between, load = self.goal, self.answer.interval, self.answer.bracket.sustained
@@ -289,14 +290,19 @@ class Capacity:
 
     @property
     def unit(self) -> str:
-        """What is loaded and counted: a ``replica``, or a ``unit`` of both pools."""
-        return "replica" if self.experiment.pools is None else "unit"
+        """What is loaded and counted: a ``server``, or a ``unit`` of both pools."""
+        return "server" if self.experiment.pools is None else "unit"
+
+    @property
+    def _for_rent(self) -> list[Found]:
+        """What may be called best: all but bounds, unless there is nothing else."""
+        return [each for each in self.found if not each.is_bound] or self.found
 
     @cached_property
     def most(self) -> Ranking:
-        """What sustains the most requests per second, each by one replica or unit."""
+        """What sustains the most requests per second, each by one server or unit."""
         ranked = []
-        for f in self.found:
+        for f in self._for_rent:
             if f.rate is not None:
                 turned = None if f.interval is None else (-f.interval.high, -f.interval.low)
                 ranked.append(Ranked(f.hardware.label, f.policy, f.rate, -f.rate, turned))
@@ -305,7 +311,7 @@ class Capacity:
     @cached_property
     def cheapest(self) -> Ranking:
         """What costs the least for the target rate, or at full load where there is none."""
-        costs = [(f, *_cost_of(f)) for f in self.found]
+        costs = [(f, *_cost_of(f)) for f in self._for_rent]
         return best(
             [
                 Ranked(f.hardware.label, f.policy, cost, cost, between)
@@ -317,7 +323,7 @@ class Capacity:
     @cached_property
     def front(self) -> list[TriedLoad]:
         """The loads than which none is both cheaper and faster, by rising cost."""
-        return pareto_front(offer for each in self.found for offer in each.offers)
+        return pareto_front(offer for each in self._for_rent for offer in each.offers)
 
     def to_dict(self) -> dict[str, Any]:
         goal = self.goal

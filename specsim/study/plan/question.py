@@ -13,6 +13,7 @@ from typing import Any
 
 from specsim.acceptance import ACCEPTANCE
 from specsim.core.errors import ConfigError
+from specsim.core.figures import figures
 from specsim.core.reading import number_in
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
@@ -284,9 +285,11 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
         hint = nearest(text, ["agents", *KINDS, *DATASETS])
         raise ConfigError(f"--traffic '{text}': is no kind of traffic and no file; {hint}")
     arrivals = {"kind": "trace", "path": str(path.resolve())}
-    note = "lengths and gaps of the trace, stretched to the rate"
     trace = read_trace(path)
-    if trace.arrived_at is None or mean_rate(trace.arrived_at) is None:
+    own = None if trace.arrived_at is None else mean_rate(trace.arrived_at)
+    change = f"stretched or squeezed from {figures(own or 0.0, 3)} requests/s to the rate"
+    note = f"lengths and gaps of the trace, {change}"
+    if own is None:
         why = "" if trace.arrived_at is None else ", for there all arrive at once"
         arrivals, note = {"kind": "poisson"}, f"lengths of the trace, Poisson arrivals{why}"
     _check_adapters(path.name, trace)

@@ -35,7 +35,7 @@ def headline(advice: Advice) -> str:
         f"{best.cost_per_hour or 0:,.2f} {advice.currency} per hour."
     )
     if best.servers_interval is not None and best.servers_interval[1] > best.servers:
-        rent += f" That is on the edge: {best.servers_interval[1]:,} may be needed."
+        rent += f" That is on the edge: {best.servers_interval[1]:,} {unit}s may be needed."
     if best.pools is not None:
         rent += f" In each unit {best.pools[0]} prefill and {best.pools[1]} decode."
     return f"{rent} {_on_speculation(advice, best)}{_on_day(advice)}"
@@ -348,6 +348,7 @@ def _kept(advice: Advice, shares: dict[str, float]) -> str:
     for promise, share in shares.items():
         names = [promise] if promise in own else [n for n in advice.slo if n not in own]
         kept = promise_words({name: advice.slo[name] for name in names}, share, {})
+        kept = kept.replace("requests within", "requests are within")
         parts.append(f"{kept} ({figures(100 * own.get(promise, advice.attainment))} % must be)")
     return ", ".join(parts)
 

@@ -116,6 +116,11 @@ class Sweep(Settings):
         A ConfigError if it cannot be read, or an axis or override is of no use.
         """
         data = load_with_base(path)
+        if "workload" in data and "axes" not in data:
+            raise ConfigError(
+                f"{path}: is an experiment, not a sweep; name it in one: base: {path.name}, "
+                "axes: [{policy: [off, static:k=3]}]"
+            )
         with validated(str(path), ConfigError):
             sweep = cls.model_validate(data)
         overrides = listed(overrides)

@@ -23,7 +23,7 @@ function costOf(result) {
 
 /** The best of the results that are shown, and those that no interval tells from it. */
 function leader(results) {
-  const [first] = [...results].sort((a, b) => costOf(a) - costOf(b));
+  const [first] = real(results, ({ places }) => places[1]).sort((a, b) => costOf(a) - costOf(b));
   if (!first) return null;
   const names = DATA.capacity.cheapest.length ? DATA.capacity.cheapest : DATA.capacity.most;
   const isOf = (each) => (name) =>
@@ -101,12 +101,6 @@ function capacityAnswer() {
   ];
 }
 
-/** A policy that is best, by its name; of one that knows what no server does, that it is a bound. */
-function winner(p) {
-  const name = POLICY.labels[p];
-  return /oracle|^bayes\b/.test(name) ? `${name} (a bound: no server could run it)` : name;
-}
-
 /** "static:k=5 up to 8, goodput at 16, off from 24 requests/s". */
 function winnersByLoad(h) {
   const runs = [];
@@ -119,7 +113,7 @@ function winnersByLoad(h) {
   }
   return runs
     .map(({ p, from, to }, index) => {
-      const name = winner(p);
+      const name = POLICY.labels[p];
       if (runs.length === 1) return `${name} ${IS_LOAD ? "at every load" : "everywhere"}`;
       if (index === 0) return `${name} up to ${LOAD.labels[to]}`;
       if (index === runs.length - 1) return `${name} from ${loadText(from)}`;
@@ -135,7 +129,7 @@ function breakingPoint(h) {
   const places = shown("load").filter((l) => best(h, l));
   const broken = places.filter((l) => best(h, l).state === "overloaded");
   if (broken.length) return `no policy keeps up from ${loadText(broken[0])} on`;
-  const isStable = (l) => cells.some((each) => each.h === h && each.l === l && each.state === "stable");
+  const isStable = (l) => real().some((each) => each.h === h && each.l === l && each.state === "stable");
   const unsure = places.filter((l) => !isStable(l));
   if (unsure.length === places.length) return "undecided whether any policy keeps up";
   if (unsure.length) {
@@ -144,7 +138,7 @@ function breakingPoint(h) {
   return `some policy keeps up at every load, up to ${loadText(places[places.length - 1])}`;
 }
 
-/** GPUs of all replicas and what they cost, where that is known. */
+/** GPUs of all servers and what they cost, where that is known. */
 function gpusText(h) {
   const label = HARDWARE.labels[h];
   const known = cells.filter((each) => each.h === h && each.gpus);
@@ -163,11 +157,12 @@ function gpusText(h) {
 /** The largest load at which 99 % of the requests keep their limits, and with which policy. */
 function withinLimits(h) {
   if (!METRIC.has("slo_attainment")) return null;
-  const fine = cells.filter((each) => each.h === h && meanOf(each, "slo_attainment") >= 0.99);
+  const fine = real().filter((each) => each.h === h && meanOf(each, "slo_attainment") >= 0.99);
   if (!fine.length) return "at none of these loads do 99 % of the requests keep the SLO";
   const top = Math.max(...fine.map((each) => each.l));
   const names = fine.filter((each) => each.l === top).map((each) => POLICY.labels[each.p]);
-  const who = names.length === shown("policy").length ? "every policy" : listed(names);
+  const all = new Set(real().map(({ p }) => p));
+  const who = names.length === all.size ? "every policy" : listed(names);
   const policies = POLICY.labels.length > 1 ? `, with ${who}` : "";
   return `99 % of the requests keep the SLO up to ${loadText(top)}${policies}`;
 }
@@ -212,7 +207,7 @@ function caseHeadline(h, l) {
   const share = meanOf(found, "slo_attainment");
   const lead = POLICY.labels.length > 1 ? ` is best by ${METRIC.get(state.metric).title}` : "";
   const texts = [
-    `${winner(p)}${lead}`,
+    `${POLICY.labels[p]}${lead}`,
     over && `×${over.mean.toFixed(2)} over ${POLICY.labels[DATA.baseline]}`,
     share != null && `${percent(share)} of the requests within the SLO`,
     DATA.states[found.state],

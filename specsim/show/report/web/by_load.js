@@ -78,7 +78,7 @@ function crossoverCard() {
         LOAD.labels[first.l],
         POLICY.labels[first.p],
         meanOf(first, state.metric),
-        second ? POLICY.labels[second.p] : null,
+        second && !DATA.policies[second.p].bound ? POLICY.labels[second.p] : null,
         KEEPS_UP[first.state],
       ]),
     }),
@@ -97,7 +97,8 @@ function crossoverFinding() {
   for (const [{ p }] of found) wins.set(p, (wins.get(p) ?? 0) + 1);
   const names = [...wins].sort((a, b) => b[1] - a[1]).map(([p, count]) => `${POLICY.labels[p]} in ${count}`);
   const ties = DATA.replications.length > 1 ? "; = marks a lead over the next that may be 0 (paired, 95 %)" : "";
-  return `Best of ${plural(found.length, "case")}: ${listed(names)}. × is the lead over the next policy${ties}.`;
+  const bounds = DATA.policies.some(({ bound }) => bound) ? " Bounds, which no server could run, do not count." : "";
+  return `Best of ${plural(found.length, "case")}: ${listed(names)}. × is the lead over the next policy${ties}.${bounds}`;
 }
 
 function gained() {

@@ -10,7 +10,7 @@ function costPoints() {
 
 /** Those offers that no other beats in cost and latency, by rising cost. */
 function front(points) {
-  const sorted = points.filter(({ offer }) => offer).sort((a, b) => a.cost - b.cost || a.latency - b.latency);
+  const sorted = real(points).filter(({ offer }) => offer).sort((a, b) => a.cost - b.cost || a.latency - b.latency);
   let lowest = Infinity;
   return sorted.filter((each) => each.latency < lowest && ((lowest = each.latency), true));
 }
@@ -21,7 +21,7 @@ function priceText() {
   const priced = new Set(DATA.prices.map(([label]) => label));
   const others = DATA.capacity ? [] : HARDWARE.labels.filter((label) => !priced.has(label));
   const unknown = others.length ? `; no price is known of ${listed(others)}` : "";
-  return `${date}${each.length ? `; a replica's hour costs on ${listed(each)}` : ""}${unknown}`;
+  return `${date}${each.length ? `; a server's hour costs on ${listed(each)}` : ""}${unknown}`;
 }
 
 function costName(each) {
@@ -64,7 +64,7 @@ function costCard() {
   });
 }
 
-/* What `specsim capacity` found: how much one replica sustains, and how many it takes. */
+/* What `specsim capacity` found: how much one server sustains, and how many it takes. */
 
 function capacityName({ places: [h, p] }) {
   return costName({ h, p });
@@ -86,12 +86,12 @@ function shortName(metric) {
   return metric.replace("_ms", "").replace(/^(ttft|tpot|itl|e2el)$/, (m) => m.toUpperCase());
 }
 
-function bindsText({ binds, resource, margins }) {
+function bindsText({ binds, what_binds: what, margins }) {
   if (!binds) return "";
   const left = Object.entries(margins).map(
     ([metric, share]) => `${shortName(metric)} ${Math.round(100 * share)} %`,
   );
-  return `${shortName(binds)} (${resource.replaceAll("_", " ")})${left.length ? `; margins ${listed(left)}` : ""}`;
+  return `${what}${left.length ? `; margins ${listed(left)}` : ""}`;
 }
 
 function limitsText() {

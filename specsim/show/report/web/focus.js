@@ -125,7 +125,7 @@ function breakdownFinding() {
     const [low, high] = [Math.min(...shares), Math.max(...shares)];
     return percent(low) === percent(high) ? percent(low) : `${number(100 * low)} to ${percent(high)}`;
   };
-  return `Of the time of all replicas, drafting takes ${span(1)}, and they idle for ${span(3)}.`;
+  return `Of the time of all servers, drafting takes ${span(1)}, and they idle for ${span(3)}.`;
 }
 
 function breakdownCard() {

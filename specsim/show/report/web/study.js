@@ -87,12 +87,18 @@ function titled({ title, unit }) {
 
 const KEEPS_UP = { overloaded: "no", undecided: "undecided", stable: "yes" };
 
-/** The policies of some hardware at some load that are shown, best first. */
+/** The policies of some hardware at some load that are shown, best first; bounds come last. */
 function ranked(h, l, name = state.metric) {
   const place = (each) => each.rank[METRIC.get(name).index];
   return cells
     .filter((each) => each.h === h && each.l === l && place(each) != null)
     .sort((a, b) => place(a) - place(b));
+}
+
+/** The cells, or others, of policies that a server could run; all, if there is none of them. */
+function real(all = cells, policyOf = ({ p }) => p) {
+  const found = all.filter((each) => !DATA.policies[policyOf(each)].bound);
+  return found.length ? found : [...all];
 }
 
 function best(h, l) {
