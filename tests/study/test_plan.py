@@ -521,12 +521,7 @@ def test_the_nearest_preset_is_of_the_traffic_and_the_drafter() -> None:
     [
         ("kimi-k2.5", "eagle3", "kimi-k2.5/eagle3/speed-bench-coding, fitted to data set speed-"),
         ("kimi-k2.5", "ngram", "llama-3.1-8b/ngram/sharegpt, fitted to model llama-3.1-8b of"),
-        (
-            "deepseek-v3",
-            "mtp",
-            "deepseek-v4-pro/mtp/speed-bench-coding, fitted to model deepseek-v4-pro of the same "
-            "family and data set speed-bench-coding",
-        ),
+        ("deepseek-v3", "mtp", "deepseek-v3/mtp/chat-code-math, fitted to data set chat-code-math"),
         ("mimo-7b", "mtp", "llama-3.1-8b/eagle/sharegpt, fitted to drafts of eagle and model"),
         (
             "qwen3-32b",
