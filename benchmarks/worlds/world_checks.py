@@ -333,12 +333,12 @@ def _check_pools_at_work(summary: Summary) -> None:
 def _check_links(run: Run, owners: NDArray[Any], moved: NDArray[np.void]) -> None:
     assert run.experiment.pools is not None
     link = run.experiment.pools.transfer
-    per_token = run.deployment.token_bytes(with_drafts=link.draft_kv == "moved")
-    seconds_each = per_token / (link.bandwidth_gb_s * 1e9 / link.max_transfers)
+    assert run.pools is not None
+    size, rate = run.pools.pools.size, link.bandwidth_gb_s * 1e9 / link.max_transfers
     for owner in np.unique(owners):
         rows = moved[(owners == owner) & (moved["transfers"] == 1)]
         ends = rows["transfer_ended_at"] - link.latency_ms * 1e-3
-        begins = ends - rows["transferred_len"] * seconds_each
+        begins = ends - np.array([size.of(tokens) for tokens in rows["transferred_len"]]) / rate
         spans = np.rec.fromarrays([begins, ends], names="scheduled_at,ended_at")
         waits = rows["transfer_began_at"], begins
         demand(begins >= waits[0] - SLACK * (1 + ends), "link", "faster than it can be")

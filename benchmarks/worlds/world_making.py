@@ -73,6 +73,7 @@ def draw_world(rng: Random) -> World:
     _draft_in_turn(config)
     _verify_surest(config)
     _divide(config, profile)
+    _window_pools(config)
     _capture_graphs(config["engine"], profile, unit)
     return {
         "config": config,
@@ -199,6 +200,22 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
     is_async = engine.get("async_scheduling") is not False and is_late
     if is_async and not others & {*config, *engine} and rng.random() < 0.7:
         profile["stage_shares"] = rng.choice([[0.5, 0.5], [0.3, 0.3, 0.4], [0.25] * 4])
+
+
+def _window_pools(config: dict[str, Any]) -> None:
+    """Give the model of some pools windows; all else stays as it was."""
+    engine, rng = config["engine"], Random(f"window pools {json.dumps(config)}")
+    pools = config.get("pools")
+    if pools is None or "kv_offload" in pools["prefill"].get("engine", {}) or rng.random() > 0.4:
+        return
+    layers: list[dict[str, Any]] = [{"kind": "full_attention", "layers": rng.randint(1, 4)}]
+    windows = rng.choices([2, 5, 8, 17, 40], k=rng.choice([1, 1, 2]))
+    layers += [{"kind": "sliding_window", "window": each, "layers": 2} for each in windows]
+    rng.shuffle(layers)
+    engine["kv_groups"] = layers
+    if "num_gpu_blocks" in engine:
+        engine["num_gpu_blocks"] *= len(layers) + 2
+    pools["transfer"]["draft_kv"] = "moved"
 
 
 def _capture_graphs(engine: dict[str, Any], profile: dict[str, Any], unit: float) -> None:

@@ -3,7 +3,7 @@
 from math import floor
 
 from specsim.core.compiled import inner
-from specsim.engine.kv import release
+from specsim.engine.kv import leave_windows, release
 from specsim.engine.loading import free_deferred, hold_ended
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Step, Table
@@ -86,6 +86,12 @@ def _finish(table: Table, row: int, landing_len: int) -> None:
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     if limits.num_tiers:
         leave_to_tiers(table, row, max(sequence.prompt_len, sequence.known_len - 1))
+    if limits.has_connector and limits.has_windows and sequence.tables_at >= 0:
+        # It hands over what later tokens would read (vLLM: `_connector_finished`).
+        settled_len = sequence.computed_len - sequence.in_flight_len + landing_len
+        if limits.trims_ended:
+            settled_len = sequence.known_len - 1
+        leave_windows(table, row, settled_len)
     if sequence.status == WAITING:
         leave_queue(table, row)
     elif limits.holds_ended:

@@ -37,6 +37,7 @@ class Limits(Protocol):
     claims_states: int
     spares_in_flight: int
     loads_first: int
+    trims_ended: int
     reserves_drafts: int
     reserves_together: int
     looks_to_end: int
@@ -97,6 +98,7 @@ class Limits(Protocol):
     holds_ended: int  # whether blocks of what has ended are kept until they have been read
     lacks_loaded: int  # whether the drafter has no entries of what has been loaded
     skips_loaded: int  # whether it then serves no such sequence, rather than reading it first
+    has_connector: int  # whether KV entries come from elsewhere, or go there
     defers_frees: int
     """Whether blocks are given back only after all steps that write to them have come back."""
     valid_context_tokens: int  # beyond which the costs are extrapolated

@@ -12,7 +12,17 @@ it; all other entries are null.
 from specsim.core.compiled import inner
 from specsim.engine.blocks import hold, release_block, take_block
 from specsim.engine.prefix import publish
-from specsim.engine.table import FULL, NEVER, NO_BLOCK, NO_KEY, SLIDING, STATE, Group, Table
+from specsim.engine.table import (
+    CHUNKED,
+    FULL,
+    NEVER,
+    NO_BLOCK,
+    NO_KEY,
+    SLIDING,
+    STATE,
+    Group,
+    Table,
+)
 
 
 @inner
@@ -23,7 +33,7 @@ def admit_blocks(table: Table, row: int, cached_len: int, scheduled_len: int) ->
     """
     limits = table.limits[0]
     end_len = cached_len + scheduled_len
-    if not _begin_holding(table, row, cached_len, end_len, limits.lookahead_len, 0):
+    if not _begin_holding(table, row, cached_len, 0, scheduled_len):
         return False
     if limits.enable_prefix_caching:
         publish(table, row, end_len)
@@ -43,7 +53,8 @@ def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
     whole = needed = 0
     for number in range(limits.num_groups):
         group, held = table.groups[number], table.holdings[sequence.tables_at + number].num_blocks
-        whole += max(0, _blocks_for(known_len, group.block_size) - held)
+        most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
+        whole += max(0, most - held)
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
         needed += group.wanted_blocks - held
     if limits.reserve_full_prompt and whole + unavailable > state.num_free:
@@ -63,7 +74,7 @@ def load_blocks(table: Table, row: int, cached_len: int, loaded_len: int) -> boo
     It cannot be preempted while it loads, and so leaves what others need that are in their prefill.
     Returns whether the blocks were there.
     """
-    return _begin_holding(table, row, cached_len, loaded_len, 0, _reserved_blocks(table))
+    return _begin_holding(table, row, cached_len, loaded_len - cached_len, 0)
 
 
 @inner
@@ -74,9 +85,11 @@ def _reserved_blocks(table: Table) -> int:
     draft_len = 0
     if limits.max_draft_len and limits.reserves_drafts:
         draft_len = 1 + limits.max_draft_len + limits.lookahead_len
-    reserved = 0
-    for number in range(limits.num_groups):
-        reserved += _blocks_for(draft_len, table.groups[number].block_size)
+    reserved = _blocks_for(draft_len, limits.common_block_size)
+    if limits.reserves_together:
+        reserved = 0
+        for number in range(limits.num_groups):
+            reserved += _blocks_for(draft_len, table.groups[number].block_size)
     for place in range(state.num_loading):
         reserved += _remaining_blocks(table, table.loading[place], draft_len)
     for place in range(state.num_running):
@@ -96,26 +109,33 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
     """Return how many blocks a sequence lacks for its known tokens and the first drafts."""
     sequence = table.sequences[row]
     limits = table.limits[0]
-    length, apart_len = min(sequence.known_len, limits.max_model_len), draft_len
+    length, remaining = min(sequence.known_len, limits.max_model_len), 0
     if limits.reserves_together:
-        length, apart_len = length + draft_len, 0
-    remaining = 0
+        length += draft_len
+    else:
+        remaining = _blocks_for(draft_len, limits.common_block_size)
     for number in range(limits.num_groups):
-        size = table.groups[number].block_size
+        group = table.groups[number]
         held = table.holdings[sequence.tables_at + number].num_blocks
-        remaining += max(0, _blocks_for(length, size) - held) + _blocks_for(apart_len, size)
+        most = min(_blocks_for(length, group.block_size), group.most_admitted)
+        remaining += max(0, most - held)
     return remaining
 
 
 @inner
 def _begin_holding(
-    table: Table, row: int, cached_len: int, end_len: int, lookahead_len: int, reserved: int
+    table: Table, row: int, cached_len: int, loaded_len: int, scheduled_len: int
 ) -> bool:
-    """Give a sequence tables, the blocks of its hit and those up to `end_len`; False, and nothing.
+    """Give a sequence tables, the blocks of its hit, and those to load and to compute; or nothing.
 
-    `reserved` blocks are to be left over, unless the whole prompt is asked for.
+    What windows have left where its hit and its load end it does not hold. One that loads leaves
+    over what is reserved for others.
     """
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    computed_len = cached_len + loaded_len
+    end_len = computed_len + scheduled_len
+    reserved = _reserved_blocks(table) if loaded_len else 0
+    lookahead_len = 0 if loaded_len else limits.lookahead_len
     reach = min(end_len + lookahead_len, limits.max_model_len)
     known_len = min(sequence.known_len, limits.max_model_len)
     unavailable = limits.watermark_blocks if state.num_running else 0
@@ -123,7 +143,8 @@ def _begin_holding(
     for number in range(limits.num_groups):
         group = table.groups[number]
         num_hits = cached_len // group.block_size
-        unavailable += _count_unheld(table, number, num_hits)
+        left = _left_blocks(table, number, computed_len)
+        unavailable += _count_unheld(table, number, left, num_hits)
         if group.kind == STATE:
             if num_hits and _is_being_computed(table, number, num_hits):
                 return False
@@ -133,9 +154,10 @@ def _begin_holding(
             continue
         # It gives blocks back as they leave the window, and so never needs more at once.
         most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
-        whole += max(0, most - num_hits)
-        group.wanted_blocks = max(num_hits, _blocks_for(reach, group.block_size))
-        needed += group.wanted_blocks - num_hits
+        held = max(left, num_hits)
+        whole += max(0, most - held)
+        group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
+        needed += group.wanted_blocks - held
     if limits.reserve_full_prompt and whole + unavailable > state.num_free:
         return False
     if needed + unavailable + reserved > state.num_free or not state.num_free_tables:
@@ -143,7 +165,8 @@ def _begin_holding(
     state.num_free_tables -= 1
     sequence.tables_at = table.free_tables[state.num_free_tables]
     for number in range(limits.num_groups):
-        _hold_hits(table, sequence.tables_at + number, number, cached_len)
+        left = _left_blocks(table, number, computed_len)
+        _hold_hits(table, sequence.tables_at + number, number, left, cached_len)
     _take(table, row)
     if limits.enable_prefix_caching:
         sequence.next_publish_len = cached_len + limits.hash_block_size
@@ -160,10 +183,10 @@ def _is_being_computed(table: Table, number: int, num_hits: int) -> bool:
 
 
 @inner
-def _count_unheld(table: Table, number: int, num_hits: int) -> int:
-    """Return how many blocks of a group's hit nobody holds."""
+def _count_unheld(table: Table, number: int, left: int, num_hits: int) -> int:
+    """Return how many blocks of a group's hit nobody holds that no window has left."""
     unheld = 0
-    for place in range(num_hits):
+    for place in range(left, num_hits):
         block = table.hits[number, place]
         if block != NO_BLOCK and table.blocks[block].holders == 0:
             unheld += 1
@@ -171,17 +194,17 @@ def _count_unheld(table: Table, number: int, num_hits: int) -> int:
 
 
 @inner
-def _hold_hits(table: Table, at: int, number: int, cached_len: int) -> None:
-    """Begin the holding of a group with the blocks of its hit."""
+def _hold_hits(table: Table, at: int, number: int, left: int, cached_len: int) -> None:
+    """Begin the holding of a group with the blocks of its hit that no window has left."""
     num_hits = cached_len // table.groups[number].block_size
     holding = table.holdings[at]
-    holding.num_blocks = num_hits
+    holding.num_blocks = max(left, num_hits)
     holding.null_blocks = 0
-    holding.published_blocks = num_hits
+    holding.published_blocks = holding.num_blocks
     holding.has_taken = 0
     holding.last_state = -1
-    for place in range(num_hits):
-        block = table.hits[number, place]
+    for place in range(holding.num_blocks):
+        block = NO_BLOCK if place < left else table.hits[number, place]
         table.tables[at, place] = block
         if block == NO_BLOCK:
             holding.null_blocks += 1
@@ -198,7 +221,7 @@ def extend(table: Table, row: int, end_len: int) -> bool:
     """
     limits, sequence = table.limits[0], table.sequences[row]
     if limits.has_windows:
-        _leave_windows(table, row)
+        leave_windows(table, row, sequence.computed_len - sequence.in_flight_len)
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
     needed = 0
     for number in range(limits.num_groups):
@@ -219,14 +242,13 @@ def extend(table: Table, row: int, end_len: int) -> bool:
 
 
 @inner
-def _leave_windows(table: Table, row: int) -> None:
-    """Give back the blocks that no token of a sequence will read again.
+def leave_windows(table: Table, row: int, settled_len: int) -> None:
+    """Give back the blocks that no token of a sequence will read again, after `settled_len`.
 
     Steps in flight still read theirs, and rejected drafts can take a sequence back to where they
-    began, so that only what came before counts.
+    began, so that only what came before is settled.
     """
     limits, sequence = table.limits[0], table.sequences[row]
-    settled_len = sequence.computed_len - sequence.in_flight_len
     for number in range(limits.num_groups):
         group = table.groups[number]
         if group.kind == FULL:
@@ -234,12 +256,21 @@ def _leave_windows(table: Table, row: int) -> None:
         if group.kind == STATE:
             _leave_states(table, sequence.tables_at + number, group.block_size, settled_len)
             continue
-        left_len = settled_len // group.span_len * group.span_len
-        if group.kind == SLIDING:
-            left_len = max(0, settled_len - group.span_len + 1 - limits.reread_len)
         holding = table.holdings[sequence.tables_at + number]
-        left = min(left_len // group.block_size, holding.num_blocks)
+        left = min(_left_blocks(table, number, settled_len), holding.num_blocks)
         _leave_leading(table, sequence.tables_at + number, left)
+
+
+@inner
+def _left_blocks(table: Table, number: int, length: int) -> int:
+    """Return how many leading blocks the window of a group has left at a length."""
+    group = table.groups[number]
+    if group.kind == SLIDING:
+        left_len = max(0, length - group.span_len + 1 - table.limits[0].reread_len)
+        return left_len // group.block_size
+    if group.kind == CHUNKED:
+        return length // group.span_len * group.span_len // group.block_size
+    return 0
 
 
 @inner
@@ -296,10 +327,32 @@ def _next_leave_len(group: Group, null_blocks: int) -> int:
 @inner
 def release(table: Table, row: int) -> None:
     """Take every block, and its tables, away from a sequence that ends or is preempted."""
-    state, sequence = table.state[0], table.sequences[row]
+    at = table.sequences[row].tables_at
     for number in range(table.limits[0].num_groups):
-        holding = table.holdings[sequence.tables_at + number]
-        _give_back(table, sequence.tables_at + number, holding.null_blocks, holding.num_blocks)
+        holding = table.holdings[at + number]
+        _give_back(table, at + number, holding.null_blocks, holding.num_blocks)
+    _leave_tables(table, row)
+
+
+@inner
+def release_together(table: Table, row: int) -> None:
+    """The same after all steps have come back that write to the blocks.
+
+    vLLM has those of all groups in one list then (`pop_blocks_for_free`): groups go last one first.
+    """
+    at, num_groups = table.sequences[row].tables_at, table.limits[0].num_groups
+    for number in range(num_groups - 1, -1, -1):
+        holding = table.holdings[at + number]
+        _give_published(table, at + number, holding.null_blocks, holding.num_blocks)
+    for number in range(num_groups):
+        holding = table.holdings[at + number]
+        _give_unpublished(table, at + number, holding.null_blocks, holding.num_blocks)
+    _leave_tables(table, row)
+
+
+@inner
+def _leave_tables(table: Table, row: int) -> None:
+    state, sequence = table.state[0], table.sequences[row]
     table.free_tables[state.num_free_tables] = sequence.tables_at
     state.num_free_tables += 1
     sequence.tables_at = -1
@@ -309,16 +362,24 @@ def release(table: Table, row: int) -> None:
 
 @inner
 def _give_back(table: Table, at: int, first: int, end: int) -> None:
-    """Release the blocks of a holding from one place to before another.
+    """Release the blocks of a holding from one place to before another."""
+    _give_published(table, at, first, end)
+    _give_unpublished(table, at, first, end)
 
-    Published blocks go to the end of the free queue, the last one first; unpublished ones to its
-    front, so that the last one is the next to be used.
-    """
+
+@inner
+def _give_published(table: Table, at: int, first: int, end: int) -> None:
+    """Release what is published, the last one first: it goes to the end of the free queue."""
     for place in range(end - 1, first - 1, -1):
         block = table.tables[at, place]
         if table.blocks[block].key != NO_KEY:
             release_block(table, block)
             table.tables[at, place] = NO_BLOCK
+
+
+@inner
+def _give_unpublished(table: Table, at: int, first: int, end: int) -> None:
+    """Release what is left: it goes to the front, so that the last one is the next to be used."""
     for place in range(first, end):
         block = table.tables[at, place]
         if block != NO_BLOCK:

@@ -13,7 +13,7 @@ Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py``: `schedule` (`load_kv_async`
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.kv import release
+from specsim.engine.kv import release, release_together
 from specsim.engine.table import (
     BLOCKS_HELD,
     BLOCKS_READ,
@@ -160,10 +160,10 @@ def free_deferred(table: Table) -> None:
         is_last = sequence.in_flight_len == entry.scheduled_len
         is_kept = sequence.tables_at >= 0 and not sequence.is_sending
         if sequence.status == FINISHED and is_last and is_kept:
-            release(table, entry.row)
+            release_together(table, entry.row)
     row = NO_ROW if limits.spares_in_flight else _first_preempted(table)
     while row != NO_ROW:
-        release(table, row)
+        release_together(table, row)
         row = _first_preempted(table)
 
 

@@ -11,7 +11,6 @@ Sources: vLLM 0.32.0 ``distributed/kv_transfer/kv_connector/v1/nixl/pull_schedul
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from math import inf
 from typing import Any, NamedTuple
@@ -26,7 +25,7 @@ from specsim.engine.cluster import Cluster, EventClock
 from specsim.engine.front import Front
 from specsim.engine.replica import Replica
 from specsim.engine.table import BLOCKS_HELD, BLOCKS_READ, LOAD_ENDED, LOAD_FAILED
-from specsim.engine.transfer import Link, TransferConfig
+from specsim.engine.transfer import KVSize, Link, TransferConfig
 
 TRANSFER_FIELDS = np.dtype(
     [
@@ -89,15 +88,6 @@ class _Place(NamedTuple):
     row: int
 
 
-@dataclass(frozen=True)
-class KVSize:
-    """What a transfer moves, bytes."""
-
-    per_token: float
-    last_share: float
-    """Part of it that the last layer is."""
-
-
 class Pools:
     """What happens between the prefill pool and the decode pool."""
 
@@ -105,7 +95,7 @@ class Pools:
         self, clock: EventClock, requests: list[Request], config: TransferConfig, size: KVSize
     ) -> None:
         self._clock, self._requests = clock, requests
-        self._config, self._size = config, size
+        self._config, self.size = config, size
         self._links: dict[Any, Link] = defaultdict(lambda: Link(config))
         self._held: dict[int, _Place] = {}
         """Where the prefill pool keeps blocks of a request."""
@@ -152,12 +142,12 @@ class Pools:
         """Transfer KV entries of a request."""
         now, source = self._clock.now, self._held[request]
         links = {"decode": target.replica, "prefill": source.replica, "all": None}
-        size = tokens * self._size.per_token
+        size = self.size.of(tokens)
         overlaps = self._config.overlap == "layers"
         ends_at = self._links[links[self._config.link]].book(
             now,
             size,
-            size * self._size.last_share if overlaps else size,
+            size * self.size.last_share if overlaps else size,
             self._prefill_began_at[request] if overlaps else now,
         )
         self._loads[request] = target

@@ -1,6 +1,7 @@
 """Transfer: how KV entries get from one replica to another, and how long that takes."""
 
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -60,6 +61,31 @@ class TransferConfig(LinkConfig):
     """The KV entries of a drafter that reads prompts: made by the prefill pool and ``moved`` with
     the others, ``recomputed`` by the drafter of the decode replica, or missing (``cold``), so that
     nothing is drafted for the request."""
+
+
+class KVPart(NamedTuple):
+    """Layers of which a transfer moves as much."""
+
+    per_token: float
+    """Bytes, over all GPUs of a replica."""
+    most_tokens: float
+    """That are moved: the last ones, which a window reads."""
+
+
+@dataclass(frozen=True)
+class KVSize:
+    """What a transfer moves.
+
+    Source: vLLM 0.33.0 ``nixl/base_scheduler.py get_exchange_clipped_blocks``.
+    """
+
+    parts: tuple[KVPart, ...]
+    last_share: float
+    """Part of it that the last layer is."""
+
+    def of(self, tokens: int) -> float:
+        """Return the bytes of so many tokens, which end where a prompt does."""
+        return sum(part.per_token * min(tokens, part.most_tokens) for part in self.parts)
 
 
 class Link:

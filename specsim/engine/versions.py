@@ -94,6 +94,9 @@ class Rules(NamedTuple):
     looks_up_on_gpu: bool
     """n-grams are looked up on the GPU, by the second model runner, which drafts all tokens for
     every request, whether or not it finds any (`ngram_gpu`)."""
+    trims_ended: bool
+    """Drafts that were accepted beyond the end of a request do not count as computed; before, they
+    did, so that windows had left more when a KV connector was told of the end."""
     keeps_blocks_apart: bool
     """DFlash and DSpark, which draft in a pass of their own from what the target has read alone,
     drop no block of a hit and take no input slots; before, as an EAGLE head with a mask for each
@@ -138,6 +141,7 @@ _0_33 = _0_32._replace(
     ranks_requests=True,
     offers_anew=True,
     drops_stored=True,
+    trims_ended=True,
     keeps_blocks_apart=True,
 )
 RULES = {"0.28": _0_28, "0.29": _0_29, "0.30": _0_30, "0.31": _0_31, "0.32": _0_32, "0.33": _0_33}

@@ -67,6 +67,7 @@ class Deployment:
     costs: StepCosts
     believed: StepCosts  # by the policy, which may be told otherwise
     memory: MemoryPlan  # of each GPU
+    layers: LayersOf | None  # as they keep KV entries; None where all keep those of all tokens
 
     def front(self, num_engines: int, num_requests: int) -> Front:
         overhead = self.costs.overhead
@@ -127,6 +128,7 @@ class Deployment:
             costs=costs,
             believed=costs if believed is None else cls.of(experiment, believed).costs,
             memory=memory,
+            layers=layers,
         )
 
     @property
@@ -170,6 +172,7 @@ class Deployment:
         limits = {
             # Whoever holds blocks has at least one; some thousands are as good as no limit.
             "most_holding": most + min(blocks, max(4 * most, _MOST_HOLDING)),
+            "has_connector": 1,
             "defers_frees": int(self.is_async),
         }
         tiers = self.engine.kv_offload

@@ -7,6 +7,7 @@ over links, replicas come, fail and go.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,11 +22,13 @@ from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep
 from specsim.engine.offload import Offload
-from specsim.engine.pools import KVSize, PoolCluster, Pools, check_free
+from specsim.engine.pools import PoolCluster, Pools, check_free
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
 from specsim.engine.table import BLOCKS_HELD
+from specsim.engine.transfer import KVPart, KVSize
 from specsim.hardware import load_model
+from specsim.hardware.kv_groups import FULL, SLIDING
 from specsim.results.logs import Deliveries
 from specsim.results.metrics import LimitUse
 from specsim.results.records import PrefillRecords, ReplicaRecords, records_of_run
@@ -76,13 +79,7 @@ class PoolServers:
                 raise ConfigError(
                     f"pools.{name}: a pipeline in pools is not simulated; name a profile without"
                 )
-            layout = server.setup.kv
-            if len(layout.groups) > 1 or layout.has_windows:
-                raise ConfigError(
-                    f"pools.{name}: the model has {len(layout.groups)} KV cache groups, some with "
-                    "windows, whose transfer is not simulated; set "
-                    "engine.disable_hybrid_kv_cache_manager to true"
-                )
+            _check_layers(name, server, experiment.pools)
         servers._check_alike()
         return servers
 
@@ -92,6 +89,10 @@ class PoolServers:
             ("models", *(load_model(each.profile.model).name for each in both)),
             ("block_size", *(each.engine.block_size for each in both)),
             ("KV bytes per token", *(each.token_bytes(with_drafts=False) for each in both)),
+            (
+                "disable_hybrid_kv_cache_manager",
+                *(each.engine.disable_hybrid_kv_cache_manager for each in both),
+            ),
         ):
             if prefill != decode:
                 raise ConfigError(
@@ -101,10 +102,38 @@ class PoolServers:
 
     @property
     def size(self) -> KVSize:
-        is_moved = self.config.transfer.draft_kv == "moved"
-        per_token = self.decode.token_bytes(with_drafts=is_moved)
-        layers = load_model(self.decode.profile.model).num_hidden_layers
-        return KVSize(per_token, 1 / layers)
+        server, is_moved = self.decode, self.config.transfer.draft_kv == "moved"
+        layers, size = server.layers, server.engine.block_size
+        last_share = 1 / load_model(server.profile.model).num_hidden_layers
+        whole = server.token_bytes(with_drafts=is_moved)
+        if layers is None or not server.setup.kv.has_windows:
+            return KVSize((KVPart(whole, inf),), last_share)
+        target = server.token_bytes(with_drafts=False)
+        total = sum(each.layers * (each.bytes_per_token or 0.0) for each in layers.target)
+        parts = [KVPart(whole - target, inf)]  # the drafter's
+        for each in layers.target:
+            # A window may begin within a block.
+            most = (-(-each.span_len // size) + 1) * size if each.kind == SLIDING else inf
+            share = each.layers * (each.bytes_per_token or 0.0) / total
+            parts.append(KVPart(target * share, most))
+        return KVSize(tuple(parts), last_share)
+
+
+def _check_layers(name: str, server: Deployment, pools: PoolsConfig) -> None:
+    """Raise a ConfigError if it is not known how a pool's KV entries are moved."""
+    layers = server.layers.target if server.layers else ()
+    for each in layers:
+        if each.kind not in (FULL, SLIDING) or each.block_size:
+            raise ConfigError(
+                f"pools.{name}: the model has layers of kind {each.kind!r}"
+                + (" with blocks of their own" if each.block_size else "")
+                + ", whose transfer is not simulated; name a model of full attention and windows"
+            )
+    if server.setup.kv.has_windows and pools.transfer.draft_kv != "moved":
+        raise ConfigError(
+            f"pools.transfer.draft_kv: {pools.transfer.draft_kv!r} is not simulated with a model "
+            "that has windows; leave it out, or set engine.disable_hybrid_kv_cache_manager to true"
+        )
 
 
 def prefill_requests(requests: list[Request]) -> list[Request]:

@@ -21,6 +21,12 @@ STEP = 0.25  # seconds
 KV_BYTES = 131072  # of one token of llama-3.1-8b
 
 
+def with_windows(windows: list[int]) -> list[dict[str, Any]]:
+    """Return one layer in two that attends to everything, and others with windows, in turn."""
+    sliding = [{"kind": "sliding_window", "window": each, "layers": 16} for each in windows]
+    return [{"kind": "full_attention", "layers": 16}, *sliding]
+
+
 @pytest.fixture
 def run(constant_step: Callable[..., str]) -> Callable[..., Run]:
     """Run requests (arrival, prompt, output) on pools with a constant step."""
@@ -311,6 +317,11 @@ def test_whatever_happens_every_request_ends_once_and_every_block_is_free(
         "overlap": data.draw(st.sampled_from(["none", "layers"])),
         "draft_kv": data.draw(st.sampled_from(["moved", "recomputed", "cold"])),
     }
+    if data.draw(st.booleans()):
+        windows = data.draw(st.lists(st.sampled_from([2, 8, 40]), min_size=1, max_size=2))
+        engine["kv_groups"] = with_windows(windows)
+        engine["num_gpu_blocks"] *= 2 + len(windows)
+        transfer["draft_kv"] = "moved"
     routing = data.draw(st.sampled_from(["round_robin", "least_outstanding_tokens"]))
     pools = {
         "prefill": {"replicas": sizes[0]}, "decode": {"replicas": sizes[1], "routing": routing},
@@ -338,6 +349,26 @@ def test_whatever_happens_every_request_ends_once_and_every_block_is_free(
     assert (moved.transfers["transferred_len"] <= rows["prompt_len"])[once].all()
 
 
+def test_of_layers_with_windows_what_they_read_is_moved(run: Callable[..., Run]) -> None:
+    """A prompt of 48 tokens: all in half of the layers, in the others the window's three blocks."""
+    link = {"bandwidth_gb_s": KV_BYTES * 1e-9, "latency_ms": 0.0}  # a token a second
+    engine = {"block_size": 4, "kv_groups": with_windows([8])}
+    found = run([(0.0, 48, 2)], engine=engine, transfer=link)
+    assert found.pools is not None
+    moved = found.pools.pools.transfers[0]
+    seconds = moved["transfer_ended_at"] - moved["transfer_began_at"]
+    assert seconds == pytest.approx(48 / 2 + 12 / 2)
+    assert moved["transferred_len"] == 48
+
+
+def test_a_loaded_prompt_holds_what_windows_read(run: Callable[..., Run]) -> None:
+    """Nine blocks suffice for a prompt that would fill 24; the null block is one more."""
+    engine = {"block_size": 4, "kv_groups": with_windows([8])[1:], "num_gpu_blocks": 10}
+    engine |= {"max_num_batched_tokens": 16, "max_model_len": 100}
+    found = run([(0.0, 95, 2)], engine=engine)
+    assert len(found.replicas[0].requests) == 1
+
+
 TIER = {"blocks": 100}
 
 
@@ -351,6 +382,21 @@ TIER = {"blocks": 100}
     ({"pools": {"prefill": {"replica": 2}}}, "unknown field 'replica'"),
     ({"pools": {"prefill": {"profile": "h100/llama-3.1-70b-tp4"}}}, "models of prefill"),
     ({"pools": {"prefill": {"engine": {"block_size": 32}}}}, "block_size of prefill"),
+    (
+        {"pools": {"prefill": {"engine": {"disable_hybrid_kv_cache_manager": True}}}},
+        "disable_hybrid_kv_cache_manager of prefill",
+    ),
+    (
+        {"engine": {"kv_groups": [*with_windows([]), {"kind": "state", "layers": 16}]}},
+        "pools.prefill: the model has layers of kind 'state', whose transfer",
+    ),
+    (
+        {
+            "engine": {"kv_groups": with_windows([8])},
+            "pools": {"prefill": {}, "transfer": {"draft_kv": "cold"}},
+        },
+        "pools.transfer.draft_kv: 'cold' is not simulated with a model that has windows",
+    ),
     ({"incidents": [failure("middle", 0, 1.0)]}, "pool"),
     ({"incidents": [{"kind": "failure", "replica": 0, "at": 1}]}, "prefill or decode"),
     ({"incidents": [failure("decode", 1, 1.0)]}, "replicas = 1"),

@@ -312,11 +312,16 @@ def random_aborts_scenario(
 
 
 def random_loads_scenario(seed: int) -> dict[str, Any]:
-    """The same with prompts of which another engine has some, and blocks that are kept at the end.
+    """The same with prompts of which another engine has some; see `_with_loads`."""
+    scenario = _with_loads(random_scenario(seed), random.Random(f"loads {seed}"))
+    return scenario | {"name": f"loads-{seed}", "kind": "loads"}
+
+
+def _with_loads(scenario: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Let another engine have some of the prompts, and blocks be kept at the end.
 
     Of half the scenarios all prompts are there as a whole: a decode pool.
     """
-    scenario, draw = random_scenario(seed), random.Random(f"loads {seed}")
     is_pool = draw.random() < 0.5
     for row in scenario["requests"]:
         whole = is_pool or draw.random() < 0.3
@@ -326,7 +331,7 @@ def random_loads_scenario(seed: int) -> dict[str, Any]:
         "per_token_ns": draw.choice([0, 10_000, 1_000_000]),
         "held_ns": draw.choice([None, None, 4_000_000, 30_000_000]),
     }
-    return scenario | {"name": f"loads-{seed}", "kind": "loads"}
+    return scenario
 
 
 def random_host_scenario(seed: int) -> dict[str, Any]:
@@ -371,6 +376,17 @@ def random_groups_scenario(
     scenario, draw = random_scenario(seed), random.Random(f"groups {seed}")
     scenario |= {"name": f"groups-{seed}", "kind": "random groups"}
     return _with_layers(scenario, random_layers(draw), draw, needs_of)
+
+
+def random_group_loads_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with layers that attend differently, but not in chunks: that no connector moves."""
+    scenario, draw = random_scenario(seed), random.Random(f"group loads {seed}")
+    layers = [run for run in random_layers(draw) if run["kind"] != "chunked_local_attention"]
+    layers = layers or [{"kind": "sliding_window", "window": 8, "layers": 1}]
+    scenario = _with_layers(scenario, layers, draw, needs_of)
+    return _with_loads(scenario, draw) | {"name": f"loads-groups-{seed}", "kind": "loads groups"}
 
 
 def random_states_scenario(

@@ -363,6 +363,7 @@ class _Outside:
             **setup.limits,
             "most_holding": setup.limits["max_num_running"] + setup.limits["num_blocks"],
             "holds_ended": int(self._loads.held_ns is not None),
+            "has_connector": 1,
             "defers_frees": int(setup.is_async),
             "host_blocks": self._loads.host_blocks,
             "offloads_outputs": int(not self._loads.offload_prompt_only),
