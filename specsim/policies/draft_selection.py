@@ -11,7 +11,7 @@ from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.decisions.policy import PicksDrafter, ServerView
 from specsim.policies.parts.estimate import alpha_of_all
-from specsim.policies.parts.least_squares import Weights, least_squares
+from specsim.policies.parts.least_squares import AlphaWeights, least_squares
 
 Rates = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ class _Memory:
     totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     """and of all."""
     num_arrived: int = 0
-    weights: list[Weights] | None = None
+    weights: list[AlphaWeights] | None = None
     """Of each drafter, once they have been fitted."""
 
 
@@ -75,7 +75,7 @@ class DraftSelection(PicksDrafter[_Memory]):
         memory.history.up_to(np.array([request]))[request, :2] = chosen, prompt_len
         return chosen
 
-    def _fitted(self, memory: _Memory) -> list[Weights] | None:
+    def _fitted(self, memory: _Memory) -> list[AlphaWeights] | None:
         """Return the weights, or None while some model has been seen on too few requests."""
         drafters, prompt_lens, accepted, trials = memory.history.values.T
         (seen,) = (trials > 0).nonzero()

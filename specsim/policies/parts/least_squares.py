@@ -8,7 +8,7 @@ SAME = 1e-9
 """Share of variance that two features must not have in common, to be told apart."""
 
 
-class Weights(NamedTuple):
+class AlphaWeights(NamedTuple):
     """alpha = base + by_len * tokens / 1000 + by_log * log2 tokens."""
 
     base: float
@@ -21,7 +21,7 @@ class Weights(NamedTuple):
         return self.base + self.by_len * by_len + self.by_log * by_log
 
 
-def least_squares(prompt_lens: Sequence[float], rates: Sequence[float]) -> Weights:
+def least_squares(prompt_lens: Sequence[float], rates: Sequence[float]) -> AlphaWeights:
     """Return the weights of least squares, the same to the bit on every machine.
 
     In closed form with exact sums, since LAPACK adds in an order that depends on the processor.
@@ -45,7 +45,7 @@ def least_squares(prompt_lens: Sequence[float], rates: Sequence[float]) -> Weigh
         by_log = (len_squares * log_rates - both * len_rates) / determinant
     elif len_squares:
         by_len = len_rates / len_squares
-    return Weights(rate_mean - by_len * len_mean - by_log * log_mean, by_len, by_log)
+    return AlphaWeights(rate_mean - by_len * len_mean - by_log * log_mean, by_len, by_log)
 
 
 def _features(prompt_len: float) -> tuple[float, float]:
