@@ -10,6 +10,7 @@ from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.shares import smooth_shares
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 BUCKETS = 32
@@ -89,17 +90,7 @@ def drop(view: View, memory: ShortenedMemory) -> None:
 
 def observe(view: View, memory: ShortenedMemory) -> None:
     """Smooth the share of drafts that were accepted up to each position."""
-    step, weight = view.step[0], memory.known[0].weight
-    for place in range(step.max_draft_len):
-        drafted, accepted = 0, 0
-        for row in range(step.num_rows):
-            drafted += view.draft_lens[row] > place
-            accepted += view.draft_lens[row] > place and view.accepted_lens[row] > place
-        if drafted:
-            fresh = weight * (accepted / drafted)
-            memory.survival[place] = (1.0 - weight) * memory.survival[place] + fresh
-    for place in range(1, step.max_draft_len):
-        memory.survival[place] = min(memory.survival[place], memory.survival[place - 1])
+    smooth_shares(view, memory.survival, memory.known[0].weight)
 
 
 @final
