@@ -1,19 +1,19 @@
 """A few draft lengths for each size of batch, chosen by a smoothed accepted length."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
 from specsim.decisions.policy import Policy, ServerView
 from specsim.policies.parts.tiers_by_size import (
     TiersBySize,
-    check_tiers,
     cut_tiers,
     middle,
     range_of,
+    rising_from,
 )
 
 
@@ -55,7 +55,9 @@ class EmaTiers(Policy[_Memory]):
 
     kind: Literal["ema_tiers"] = "ema_tiers"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tiers": [0, 2, 4]})
-    tiers: TiersBySize = Field(default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)})
+    tiers: Annotated[TiersBySize, rising_from(0)] = Field(
+        default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
+    )
     """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     smoothing: float = Field(default=0.2, gt=0, le=1)
     """Weight of the newest step."""
@@ -66,18 +68,6 @@ class EmaTiers(Policy[_Memory]):
     down_hysteresis: float | None = None
     """By default -0.25 for the smallest batches and 0 for others."""
     up_hysteresis: float = 0.0
-
-    @model_validator(mode="before")
-    @classmethod
-    def _for_all_sizes(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("tiers"), list | tuple):
-            return {**data, "tiers": {1: data["tiers"]}}
-        return data
-
-    @model_validator(mode="after")
-    def _check_tiers(self) -> Self:
-        check_tiers(self.tiers, 0)
-        return self
 
     def start(self, server: ServerView) -> _Memory:
         """Return the middle tiers; tiers beyond the longest draft are cut to it."""

@@ -1,9 +1,9 @@
 """Tiers of draft lengths, of which the one with most tokens per second is taken."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Ints
@@ -14,11 +14,11 @@ from specsim.policies.parts.shares import mean_share, note_shares
 from specsim.policies.parts.tiers_by_size import (
     Tiers,
     TiersBySize,
-    check_tiers,
     cut_tiers,
     has_len,
     middle,
     range_of,
+    rising_from,
     tiers_desk,
 )
 from specsim.profile.step_time import priced, put_load
@@ -117,8 +117,8 @@ class ThroughputTiers(LoopPolicy):
         {},
         {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}},
     )
-    tiers: TiersBySize = Field(default={1: (1, 3, 5, 7)})
-    """Draft lengths by the least size of batch that they are for."""
+    tiers: Annotated[TiersBySize, rising_from(1)] = Field(default={1: (1, 3, 5, 7)})
+    """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     window: int = Field(default=20, ge=1)
     """Steps that a share is a mean of."""
     interval: int = Field(default=5, ge=1)
@@ -127,11 +127,6 @@ class ThroughputTiers(LoopPolicy):
     """By which share another tier must be faster, to be taken."""
 
     loops: ClassVar[Loops] = Loops(TierMemory, decide=decide, observe=observe, rooms=ROOMS)
-
-    @model_validator(mode="after")
-    def _check_tiers(self) -> Self:
-        check_tiers(self.tiers, 1)
-        return self
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest tier, or the middle one of the smallest batches; nothing seen."""

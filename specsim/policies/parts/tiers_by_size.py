@@ -2,30 +2,38 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from pydantic import Field
+from numpy.typing import NDArray
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Flags, Ints
 
+
+def _for_all_sizes(tiers: Any) -> Any:
+    return {1: tiers} if isinstance(tiers, list | tuple) else tiers
+
+
 TiersBySize = Annotated[
     dict[Annotated[int, Field(ge=1)], Annotated[tuple[int, ...], Field(min_length=1)]],
     Field(min_length=1),
+    BeforeValidator(_for_all_sizes),
 ]
-"""Draft lengths, rising, by the least size of batch that they are for."""
+"""Draft lengths by the least size of batch that they are for; a list is for all sizes."""
 
 
-def check_tiers(tiers: dict[int, tuple[int, ...]], least: int) -> None:
-    """Refuse lengths that do not rise, or are shorter than `least`.
+def rising_from(least: int) -> AfterValidator:
+    """Return what refuses lengths that do not rise, or are shorter than that."""
 
-    Raises:
-        ValueError: They are.
-    """
-    for lens in tiers.values():
-        if lens[0] < least or any(b <= a for a, b in pairwise(lens)):
-            raise ValueError(f"tiers {list(lens)} must be at least {least} and rising")
+    def check(tiers: dict[int, tuple[int, ...]]) -> dict[int, tuple[int, ...]]:
+        for lens in tiers.values():
+            if lens[0] < least or any(b <= a for a, b in pairwise(lens)):
+                raise ValueError(f"tiers {list(lens)} must be at least {least} and rising")
+        return tiers
+
+    return AfterValidator(check)
 
 
 def cut_tiers(tiers: dict[int, tuple[int, ...]], longest: int) -> tuple[list[int], list[list[int]]]:
@@ -38,6 +46,26 @@ def cut_tiers(tiers: dict[int, tuple[int, ...]], longest: int) -> tuple[list[int
 def middle(lens: list[int]) -> int:
     """Return where a policy stands in its tiers before it has learned anything."""
     return len(lens) // 2
+
+
+def lens_up_to(schedule: dict[int, int], longest: int) -> NDArray[np.int64]:
+    """Return the length of each size of batch, given by the largest size that it is for.
+
+    None beyond the last, which stands for all that are larger.
+    """
+    sizes = sorted(schedule)
+    of_each = [*(schedule[size] for size in sizes), 0]
+    by_size = np.searchsorted(sizes, np.arange(sizes[-1] + 2))
+    return np.minimum(of_each, longest)[by_size]
+
+
+@inner
+def power_of(size: int) -> int:
+    """Return the logarithm of the next power of two, as batches of like sizes share it."""
+    power = 0
+    while 1 << power < size:
+        power += 1
+    return power
 
 
 @inner
