@@ -92,7 +92,8 @@ class AcceptanceGate(LoopPolicy):
     none beyond the last) and its gate of ``acceptance_window`` and ``acceptance_length_threshold``
     (``_torch/speculative/speculation_gate.py SpeculationGate`` at 41080dc), neither of which it
     sets by default. Who is not in a step any more has ended; a request that is preempted counts as
-    such, once.
+    such, once. Later ones have a gate of the share of drafts accepted in place of their number
+    (``acceptance_rate_threshold``, in its tests at 205f8c2), which is not this one.
     """
 
     kind: Literal["acceptance_gate"] = "acceptance_gate"
