@@ -9,10 +9,10 @@ is all that the policy adds to a step: its views, `drops`, `verify_lens`, `obser
 and `stop_len`. The median CPU time over many steps, of the least disturbed of five repeats.
 """
 
+import argparse
 import csv
 import platform
 import statistics
-import sys
 from dataclasses import replace
 from pathlib import Path
 from time import thread_time_ns
@@ -87,12 +87,12 @@ def costs(method: str) -> StepCosts:
     return StepCosts(profile.target, (profile.drafts[method],), profile.overhead)
 
 
-def samples(policy: str, method: str) -> list[float]:
-    """Microseconds of each step."""
+def samples(policy: str, method: str, batch: int) -> list[float]:
+    """Microseconds of each step of so many sequences."""
     rng = np.random.default_rng(1)
     step_costs, parsed = costs(method), POLICIES.parse(policy)
     longest = parsed.max_draft_len(3 if method == "medusa" else LONGEST)
-    lens = (rng.geometric(0.3, (BATCH, OUTPUT)) - 1).clip(0, LONGEST).astype(np.uint8)
+    lens = (rng.geometric(0.3, (batch, OUTPUT)) - 1).clip(0, LONGEST).astype(np.uint8)
     oracle = Oracle(lens.ravel(), np.arange(0, lens.size + 1, OUTPUT))
     plain_time = quick_step_time(replace(step_costs, drafts=()))
     server = ServerView(
@@ -115,14 +115,14 @@ def samples(policy: str, method: str) -> list[float]:
     )
     memory = parsed.start(server)
     # The engine's own columns, gathered by its loop, of which a policy sees a copy.
-    requests, prompt_lens = np.arange(BATCH), np.full(BATCH, PROMPT)
-    known_lens = prompt_lens + rng.integers(1, 200, BATCH)
-    gathered = np.stack([requests, prompt_lens, known_lens, np.zeros(BATCH, dtype=np.int64)])
+    requests, prompt_lens = np.arange(batch), np.full(batch, PROMPT)
+    known_lens = prompt_lens + rng.integers(1, 200, batch)
+    gathered = np.stack([requests, prompt_lens, known_lens, np.zeros(batch, dtype=np.int64)])
     context = int(known_lens.sum())
 
     def view(load: StepLoad, now: float) -> BatchView:
         columns = gathered.copy()
-        decodes = StepLoad(context - BATCH, BATCH, BATCH)
+        decodes = StepLoad(context - batch, batch, batch)
         return BatchView(*columns[:3], columns[3] == 1, load, now=now, decodes=decodes)
 
     asked: Any = LONGEST
@@ -130,12 +130,12 @@ def samples(policy: str, method: str) -> list[float]:
     for step in range(STEPS):
         is_tree = isinstance(asked, Tree)
         nodes = asked.num_nodes if is_tree else asked
-        drafts = np.full(BATCH, nodes) if isinstance(nodes, int) else nodes
-        load = StepLoad(context, BATCH + int(drafts.sum()), BATCH)
-        confidences = rng.random((BATCH, drafts.max()), dtype=np.float32) ** np.float32(0.3)
+        drafts = np.full(batch, nodes) if isinstance(nodes, int) else nodes
+        load = StepLoad(context, batch + int(drafts.sum()), batch)
+        confidences = rng.random((batch, drafts.max()), dtype=np.float32) ** np.float32(0.3)
         found = DraftView(drafts, confidences)
         limit = asked.depth if is_tree else LONGEST
-        survived = (rng.geometric(0.3, BATCH) - 1).clip(0, limit)
+        survived = (rng.geometric(0.3, batch) - 1).clip(0, limit)
         tokens = [rng.integers(0, 30_000, n + 1).tolist() for n in survived]
 
         began = thread_time_ns()
@@ -150,11 +150,11 @@ def samples(policy: str, method: str) -> list[float]:
             draft_lens=drafts,
             accepted_lens=accepted,
             load=load,
-            output_tokens=int(accepted.sum()) + BATCH,
+            output_tokens=int(accepted.sum()) + batch,
             target_time=0.02,
             draft_time=0.003,
             overhead_time=0.001,
-            trees=[asked if is_tree else None] * BATCH,
+            trees=[asked if is_tree else None] * batch,
             paths=[(1,) * n for n in accepted.tolist()],
             token_ids=[t[: n + 1] for t, n in zip(tokens, accepted.tolist(), strict=True)],
         )
@@ -162,25 +162,29 @@ def samples(policy: str, method: str) -> list[float]:
         if parsed.overrides(Policy.observe):
             parsed.observe(output, memory)
         if parsed.is_dynamic:
-            asked = parsed.draft_lens(view(load, 0.03 * step), memory)
+            seen = view(load, 0.03 * step)
+            asked = parsed.draft_lens(seen, memory)
             if parsed.overrides(Policy.alpha_estimate):
                 parsed.alpha_estimate(memory)
             if parsed.overrides(Policy.stop_len):
-                parsed.stop_len(view(load, 0.03 * step), found, memory)
+                parsed.stop_len(seen, found, memory)
         spent += thread_time_ns() - began
         taken.append(spent / 1e3)
     return taken[WARM_UP:]
 
 
 def main() -> None:
-    rows = []
-    names = [name for name in CASES if len(sys.argv) < 2 or name in sys.argv[1:]]
+    parser = argparse.ArgumentParser(description="What a decision costs; see above.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="by default all")
+    parser.add_argument("--batch", type=int, default=BATCH, help="sequences of a step")
+    options = parser.parse_args()
+    rows, names = [], options.names or list(CASES)
     for name in names:
-        repeats = [samples(*CASES[name]) for _ in range(REPEATS)]
+        repeats = [samples(*CASES[name], options.batch) for _ in range(REPEATS)]
         taken = min(repeats, key=statistics.median)
         rows.append((name, statistics.median(taken), statistics.quantiles(taken, n=20)[-1]))
         print(f"{name:28} {rows[-1][1]:8.1f} us, 95 %: {rows[-1][2]:8.1f} us", flush=True)
-    if names == list(CASES):
+    if not options.names and options.batch == BATCH:
         with (HERE / "policies.csv").open("w", newline="") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["policy", "median_us", "p95_us"])

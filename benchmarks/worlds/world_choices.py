@@ -19,7 +19,7 @@ POLICIES: tuple[Any, ...] = (
     {"kind": "schedule", "ranges": [[1, 2, 2], [3, 8, 1], [9, 300, 0]]},
     {"kind": "turbospec", "reset_steps": 4, "window": 6},
     *("slo_aware", "adaptive_k", "throughput_tiers", "ucbspec", "spec_serve"),
-    *({"kind": "nightjar", "bin_steps": 2}, {"kind": "dsde", "calibration_steps": 3}, "tapout"),
+    *("nightjar", {"kind": "dsde", "calibration_steps": 3}, "tapout"),
     {"kind": "acceptance_gate", "acceptance_window": 3, "acceptance_length_threshold": 1.5},
     {"kind": "static_tree", "widths": [3, 1]},
     {"kind": "eagle2_tree", "total_tokens": 12, "top_k": 3},
@@ -117,7 +117,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "hybrid_suffix": {"tau": (0.0, 0.7, 2.0)},
     "joint": {"calibration_window": (2, 50), **_PAST},
     "medusa_tree": {"widths": ([2], [3, 2]), "max_width": (2,), **_PAST},
-    "nightjar": {"bin_steps": (1, 5), "switch_ms": (0.5,)},
+    "nightjar": {"switch_ms": (0.5,)},
     "q_learning": {
         "decay": (1.0,),
         "discount": (0.0,),

@@ -218,6 +218,7 @@ class LoopMemory:
         self._views = Desk(View, step=_no_step(longest), pricing=pricing)
         self._room = self._num_requests = -1
         self._bound: dict[str, Hook] = {}
+        self._shown: BatchView | None = None
 
     def bind(self, view: View, most: int, num_requests: int) -> dict[str, Hook]:
         """Return the loops over a view, for steps of so many of so many requests at most."""
@@ -243,10 +244,15 @@ class LoopMemory:
             self._of_batch, self._of_outcome = view.step[_OF_BATCH], view.step[_OF_OUTCOME]
         view = self._views.arrays
         view.requests[:num], view.step["num_rows"] = requests, num
+        self._shown = None
         if drafts is not None:
-            stated = drafts.confidences
-            view.confidences[: stated.size] = stated.ravel()
-            view.draft_lens[:num], view.step["width"] = drafts.draft_lens, stated.shape[1]
+            self._show_drafts(drafts)
+        return view
+
+    def _show_drafts(self, drafts: DraftView) -> View:
+        view, num, stated = self._views.arrays, len(drafts.draft_lens), drafts.confidences
+        view.confidences[: stated.size] = stated.ravel()
+        view.draft_lens[:num], view.step["width"] = drafts.draft_lens, stated.shape[1]
         return view
 
     def _show_batch(self, batch: BatchView, drafts: DraftView | None = None) -> View:
@@ -270,6 +276,7 @@ class LoopMemory:
             batch.drafts is not None,
             *batch.load[:4],
         )
+        self._shown = batch
         return view
 
     def draft_lens(self, batch: BatchView) -> Ints:
@@ -284,7 +291,10 @@ class LoopMemory:
             return None
         if not drafts.draft_lens.any():
             return None
-        view = self._show_batch(batch, drafts)
+        if batch is self._shown:  # by `draft_lens`, which has just been asked
+            view = self._show_drafts(drafts)
+        else:
+            view = self._show_batch(batch, drafts)
         view.draft_lens[: batch.size][batch.in_prefill] = 0
         view.lens[: batch.size] = drafts.draft_lens
         self._bound["stop"]()

@@ -9,8 +9,9 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-
-MOST = 1 << 20  # what engine.max_num_seqs may be
+from specsim.policies.parts import ROOMS
+from specsim.policies.parts.leavers import MOST, PresentPart, find_leavers, nobody_present
+from specsim.policies.parts.tiers_by_size import lens_up_to
 
 
 class Gate(Protocol):
@@ -21,7 +22,6 @@ class Gate(Protocol):
     num_ended: int
     total: float
     is_shut: int
-    num_present: int  # of the last step
 
 
 class GateMemory(NamedTuple):
@@ -33,14 +33,11 @@ class GateMemory(NamedTuple):
     """Draft length by batch size; the last is for all that are larger."""
     means: Floats
     """Accepted tokens per step of the last requests that ended, a ring."""
-    present: Ints
-    """Requests of the last step."""
     steps: Floats
     """Of each request: steps that gave it tokens, -1 once it is counted;"""
     accepted: Floats
     """and the drafts accepted in them."""
-    marks: Floats
-    """Whether it is in the step, while that is looked at."""
+    present: PresentPart
 
 
 @inner
@@ -63,16 +60,9 @@ def count_ended(memory: GateMemory, request: int) -> None:
 def decide(view: View, memory: GateMemory) -> None:
     """Draft as the schedule says, nothing once the gate is shut."""
     step, gate = view.step[0], memory.gate[0]
-    if gate.window and step.num_rows == step.num_running:
-        for row in range(step.num_rows):
-            memory.marks[view.requests[row]] = 1.0
-        for place in range(gate.num_present):
-            if not memory.marks[memory.present[place]]:
-                count_ended(memory, memory.present[place])
-        for row in range(step.num_rows):
-            memory.marks[view.requests[row]] = 0.0
-            memory.present[row] = view.requests[row]
-        gate.num_present = step.num_rows
+    if gate.window:
+        for place in range(find_leavers(view, memory.present)):
+            count_ended(memory, memory.present.left[place])
     step.may_drop = gate.is_shut
     k = memory.lens[min(step.num_rows, len(memory.lens) - 1)]
     for row in range(step.num_rows):
@@ -102,7 +92,8 @@ class AcceptanceGate(LoopPolicy):
     none beyond the last) and its gate of ``acceptance_window`` and ``acceptance_length_threshold``
     (``_torch/speculative/speculation_gate.py SpeculationGate`` at 41080dc), neither of which it
     sets by default. Who is not in a step any more has ended; a request that is preempted counts as
-    such, once.
+    such, once. Later ones have a gate of the share of drafts accepted in place of their number
+    (``acceptance_rate_threshold``, in its tests at 205f8c2), which is not this one.
     """
 
     kind: Literal["acceptance_gate"] = "acceptance_gate"
@@ -119,7 +110,9 @@ class AcceptanceGate(LoopPolicy):
     acceptance_length_threshold: float = Field(default=0.0, ge=0)
     """Accepted tokens per step and request, below which it does."""
 
-    loops: ClassVar[Loops] = Loops(GateMemory, decide=decide, observe=observe, drop=drop)
+    loops: ClassVar[Loops] = Loops(
+        GateMemory, decide=decide, observe=observe, drop=drop, rooms=ROOMS
+    )
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -131,10 +124,7 @@ class AcceptanceGate(LoopPolicy):
         """Return an open gate."""
         lens = np.array([server.max_draft_len])
         if self.draft_len_schedule is not None:
-            sizes = sorted(self.draft_len_schedule)
-            of_each = [*(self.draft_len_schedule[size] for size in sizes), 0]
-            by_size = np.searchsorted(sizes, np.arange(sizes[-1] + 2))
-            lens = np.minimum(of_each, server.max_draft_len)[by_size]
+            lens = lens_up_to(self.draft_len_schedule, server.max_draft_len)
         window, threshold = self.acceptance_window, self.acceptance_length_threshold
         return self.remember(
             server,
@@ -143,6 +133,5 @@ class AcceptanceGate(LoopPolicy):
             means=np.zeros(window + 1),
             steps=PerRequest(0.0),
             accepted=PerRequest(0.0),
-            marks=PerRequest(0.0),
-            present=np.zeros(MOST, dtype=np.int64),
+            present=nobody_present(),
         )

@@ -10,6 +10,8 @@ from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.shares import smooth_shares
+from specsim.policies.parts.tiers_by_size import power_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 BUCKETS = 32
@@ -38,15 +40,6 @@ class ShortenedMemory(NamedTuple):
 
 
 @inner
-def bucket_of(size: int) -> int:
-    """Return the logarithm of the next power of two."""
-    bucket = 0
-    while 1 << bucket < size:
-        bucket += 1
-    return bucket
-
-
-@inner
 def best_k(view: View, memory: ShortenedMemory, num: int) -> int:
     """Return the candidate 0, 1, 3, 7, ..., longest of most expected tokens per second."""
     step, tokens = view.step[0], 1.0
@@ -69,7 +62,7 @@ def best_k(view: View, memory: ShortenedMemory, num: int) -> int:
 def decide(view: View, memory: ShortenedMemory) -> None:
     """Draft as was chosen for such a batch; choose anew after an interval, nothing longer."""
     step, known, num = view.step[0], memory.known[0], view.step[0].num_decodes
-    bucket = bucket_of(num)
+    bucket = power_of(num)
     if num and known.cap:
         if not memory.uses[bucket] or memory.uses[bucket] >= known.interval:
             known.cap = min(known.cap, best_k(view, memory, num))
@@ -89,17 +82,7 @@ def drop(view: View, memory: ShortenedMemory) -> None:
 
 def observe(view: View, memory: ShortenedMemory) -> None:
     """Smooth the share of drafts that were accepted up to each position."""
-    step, weight = view.step[0], memory.known[0].weight
-    for place in range(step.max_draft_len):
-        drafted, accepted = 0, 0
-        for row in range(step.num_rows):
-            drafted += view.draft_lens[row] > place
-            accepted += view.draft_lens[row] > place and view.accepted_lens[row] > place
-        if drafted:
-            fresh = weight * (accepted / drafted)
-            memory.survival[place] = (1.0 - weight) * memory.survival[place] + fresh
-    for place in range(1, step.max_draft_len):
-        memory.survival[place] = min(memory.survival[place], memory.survival[place - 1])
+    smooth_shares(view, memory.survival, memory.known[0].weight)
 
 
 @final

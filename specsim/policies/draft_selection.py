@@ -11,6 +11,9 @@ from specsim.core.desk import PerRequest
 from specsim.core.step import BatchView, Ints, StepOutcome
 from specsim.decisions.policy import PicksDrafter, ServerView
 from specsim.policies.parts.estimate import alpha_of_all
+from specsim.policies.parts.least_squares import AlphaWeights, least_squares
+
+Rates = NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -24,8 +27,8 @@ class _Memory:
     totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     """and of all."""
     num_arrived: int = 0
-    weights: NDArray[np.float64] | None = None
-    """Z of eq. 8, shape (features, drafters), once it has been fitted."""
+    weights: list[AlphaWeights] | None = None
+    """Of each drafter, once they have been fitted."""
 
 
 @final
@@ -66,32 +69,34 @@ class DraftSelection(PicksDrafter[_Memory]):
         if memory.weights is None:
             chosen = memory.num_arrived % num_drafters
         else:
-            alphas = _features(np.array([prompt_len])) @ memory.weights
-            chosen = self._fastest(np.clip(alphas[0], 0.0, self.alpha_max), memory)
+            alphas = np.array([each.alpha(prompt_len) for each in memory.weights]).clip(0.0)
+            chosen = int(self._rates(alphas, np.arange(num_drafters), memory).max(axis=1).argmax())
         memory.num_arrived += 1
         memory.history.up_to(np.array([request]))[request, :2] = chosen, prompt_len
         return chosen
 
-    def _fitted(self, memory: _Memory) -> NDArray[np.float64] | None:
+    def _fitted(self, memory: _Memory) -> list[AlphaWeights] | None:
         """Return the weights, or None while some model has been seen on too few requests."""
         drafters, prompt_lens, accepted, trials = memory.history.values.T
         (seen,) = (trials > 0).nonzero()
-        columns = []
+        found = []
         for drafter in range(len(memory.server.pass_times)):
             rows = seen[drafters[seen] == drafter]
             if len(rows) < self.num_probes:
                 return None
             rates = accepted[rows] / trials[rows]
-            features = _features(prompt_lens[rows])
-            columns.append(np.linalg.lstsq(features, rates, rcond=None)[0])
-        return np.stack(columns, axis=1)
+            found.append(least_squares(prompt_lens[rows].tolist(), rates.tolist()))
+        return found
 
-    @staticmethod
-    def _fastest(alphas: NDArray[np.float64], memory: _Memory) -> int:
-        k = np.arange(memory.server.max_draft_len + 1)
-        emitted = (1.0 - alphas[:, np.newaxis] ** (k + 1)) / (1.0 - alphas[:, np.newaxis])
-        passes = np.array(memory.server.pass_times)[:, np.newaxis]
-        return int((emitted / (k * passes + memory.verify_time)).max(axis=1).argmax())
+    def _rates(self, alphas: NDArray[np.float64], drafters: Ints, memory: _Memory) -> Rates:
+        """Return tokens per second with windows of 0, 1, ... tokens, shape (alphas, windows)."""
+        lens = np.arange(memory.server.max_draft_len + 1)
+        powers = np.tile(np.minimum(alphas, self.alpha_max)[:, np.newaxis], len(lens))
+        powers[:, 0] = 1.0
+        times = np.outer(memory.server.pass_times, lens) + memory.verify_time
+        # Sums of products, since powers and matrix products end otherwise on other processors.
+        rates: Rates = powers.cumprod(axis=1).cumsum(axis=1) / times[drafters]
+        return rates
 
     def alpha_estimate(self, memory: _Memory) -> float:
         """Return the rate of all requests together."""
@@ -102,10 +107,7 @@ class DraftSelection(PicksDrafter[_Memory]):
         accepted, trials = memory.counts.of(batch.requests).T
         alphas = (accepted + self.alpha_estimate(memory)) / (trials + 1.0)
         drafters = memory.history.of(batch.requests)[:, 0].astype(np.intp)
-        lens = np.arange(memory.server.max_draft_len + 1)
-        times = np.outer(memory.server.pass_times, lens) + memory.verify_time
-        powers = np.tile(np.minimum(alphas, self.alpha_max)[:, np.newaxis], len(lens))
-        best: Ints = ((1.0 - powers.cumprod(axis=1)) / times[drafters]).argmax(axis=1)
+        best: Ints = self._rates(alphas, drafters, memory).argmax(axis=1)
         return best
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
@@ -117,8 +119,3 @@ class DraftSelection(PicksDrafter[_Memory]):
         keep, counts = 1.0 - 1.0 / self.window, memory.counts.up_to(requests)
         counts[requests] = keep * counts[requests] + seen
         memory.totals = keep * memory.totals + seen.sum(axis=0)
-
-
-def _features(prompt_lens: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return u of each prompt, shape (n, 3)."""
-    return np.stack([np.ones(len(prompt_lens)), prompt_lens / 1000.0, np.log2(prompt_lens)], axis=1)

@@ -1,15 +1,20 @@
 """A few draft lengths for each size of batch, chosen by a smoothed accepted length."""
 
-from bisect import bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, Self, final
+from typing import Annotated, Any, ClassVar, Literal, final
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specsim.core.step import BatchView, StepOutcome
 from specsim.decisions.policy import Policy, ServerView
+from specsim.policies.parts.tiers_by_size import (
+    TiersBySize,
+    cut_tiers,
+    middle,
+    range_of,
+    rising_from,
+)
 
 
 @dataclass(slots=True)
@@ -31,7 +36,7 @@ class _Memory:
     ranges: list[_Range]
 
     def of_size(self, num_requests: int) -> _Range:
-        return self.ranges[max(0, bisect_right(self.sizes, num_requests) - 1)]
+        return self.ranges[range_of(self.sizes, num_requests)]
 
 
 @final
@@ -50,8 +55,8 @@ class EmaTiers(Policy[_Memory]):
 
     kind: Literal["ema_tiers"] = "ema_tiers"
     examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tiers": [0, 2, 4]})
-    tiers: dict[Annotated[int, Field(ge=1)], Annotated[tuple[int, ...], Field(min_length=1)]] = (
-        Field(default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}, min_length=1)
+    tiers: Annotated[TiersBySize, rising_from(0)] = Field(
+        default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
     )
     """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     smoothing: float = Field(default=0.2, gt=0, le=1)
@@ -64,30 +69,16 @@ class EmaTiers(Policy[_Memory]):
     """By default -0.25 for the smallest batches and 0 for others."""
     up_hysteresis: float = 0.0
 
-    @model_validator(mode="before")
-    @classmethod
-    def _for_all_sizes(cls, data: Any) -> Any:
-        if isinstance(data, dict) and isinstance(data.get("tiers"), list | tuple):
-            return {**data, "tiers": {1: data["tiers"]}}
-        return data
-
-    @model_validator(mode="after")
-    def _check_tiers(self) -> Self:
-        for tiers in self.tiers.values():
-            if tiers[0] < 0 or any(b <= a for a, b in pairwise(tiers)):
-                raise ValueError(f"tiers {list(tiers)} must be at least 0 and rising")
-        return self
-
     def start(self, server: ServerView) -> _Memory:
         """Return the middle tiers; tiers beyond the longest draft are cut to it."""
         ranges = []
-        for number, (_, lens) in enumerate(sorted(self.tiers.items())):
-            tiers = sorted({min(k, server.max_draft_len) for k in lens})
-            tier = len(tiers) // 2
+        sizes, tiers_of = cut_tiers(self.tiers, server.max_draft_len)
+        for number, tiers in enumerate(tiers_of):
+            tier = middle(tiers)
             usual = 0.0 if number else -0.25
             down = usual if self.down_hysteresis is None else self.down_hysteresis
             ranges.append(_Range(tiers, tier, tiers[tier] - 1.0, down))
-        return _Memory(sorted(self.tiers), ranges)
+        return _Memory(sizes, ranges)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
         """Return the k of the tier."""

@@ -11,25 +11,15 @@ from specsim.core.desk import FloatRows, Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.arms import next_draw, note_reward, played_k, rate_of
+from specsim.policies.parts.arms import Bins, begin_bin, next_draw, note_reward, played_k, rate_of
 
-MOST = 1024  # sequences beyond which batches are alike
-
-
-class Bins(Protocol):
-    """Of batches of one size."""
-
-    arm: int  # played in the bin
-    steps_left: int  # of the bin
-    number: int  # of the bin in its block, from 1
-    block_len: int  # bins
+NUM_SIZES = 12  # two sizes of batch are alike, and all beyond 22
 
 
 class NightjarState(Protocol):
     """What moves, and the policy's numbers."""
 
     arm: int  # played last
-    bin_steps: int
     switch_time: float  # seconds
     by_model: int  # whether drafts tell which arm was played
 
@@ -40,7 +30,7 @@ class NightjarMemory(NamedTuple):
     state: Rows[NightjarState]
     """One row."""
     bins: Rows[Bins]
-    """By the number of sequences in the batch; so are tokens per second,"""
+    """By size of batch; so are tokens per second and sequence,"""
     rates: FloatRows
     """mean over the steps of each k = 0, 1, ...,"""
     plays: FloatRows
@@ -50,12 +40,18 @@ class NightjarMemory(NamedTuple):
 
 
 @inner
-def cheapest(memory: NightjarMemory, size: int, longest: int) -> int:
+def place_of(size: int) -> int:
+    """Return where batches of a size stand; at least one sequence."""
+    return min((size - 1) // 2, NUM_SIZES - 1)
+
+
+@inner
+def cheapest(memory: NightjarMemory, place: int, longest: int) -> int:
     """Return the k of least time per token, eq. 4, of those that have been played; -1: none."""
     state, best, least = memory.state[0], -1, inf
     for k in range(longest + 1):
-        if memory.plays[size, k]:
-            loss = 1.0 / memory.rates[size, k]
+        if memory.plays[place, k]:
+            loss = 1.0 / memory.rates[place, k]
             loss += state.switch_time / k if k and not state.arm else 0.0
             if loss < least:
                 best, least = k, loss
@@ -64,16 +60,14 @@ def cheapest(memory: NightjarMemory, size: int, longest: int) -> int:
 
 def decide(view: View, memory: NightjarMemory) -> None:
     """Play the arm of the bin of such a batch; of the b-th of a block any, at times."""
-    step, state, size = view.step[0], memory.state[0], min(view.step[0].num_decodes, MOST)
+    step, state, size = view.step[0], memory.state[0], view.step[0].num_decodes
     if size:
-        its = memory.bins[size]
+        its = memory.bins[place_of(size)]
         if not its.steps_left:
-            its.arm = cheapest(memory, size, step.max_draft_len)
+            begin_bin(its)
+            its.arm = cheapest(memory, place_of(size), step.max_draft_len)
             if its.arm < 0 or next_draw(memory.draws) * its.number < 1.0:
                 its.arm = int(next_draw(memory.draws) * (step.max_draft_len + 1))
-            its.steps_left, its.number = state.bin_steps, its.number + 1
-            if its.number > its.block_len:
-                its.number, its.block_len = 1, 2 * its.block_len
         its.steps_left -= 1
         state.arm = its.arm
     for row in range(step.num_rows):
@@ -86,8 +80,9 @@ def observe(view: View, memory: NightjarMemory) -> None:
     if not state.by_model and step.num_rows and not step.prefill_tokens:
         k = state.arm
     if k >= 0:
-        size = min(step.num_rows, MOST)
-        note_reward(memory.rates[size], memory.plays[size], k, rate_of(view))
+        place = place_of(step.num_rows)
+        reward = rate_of(view) / step.num_rows
+        note_reward(memory.rates[place], memory.plays[place], k, reward)
 
 
 @final
@@ -95,16 +90,17 @@ class Nightjar(LoopPolicy):
     """One k of 0 to V for the batch, of least time per token at its size, kept for some steps.
 
     Li et al. (2025), "Nightjar: Dynamic Adaptive Speculative Decoding for Large Language Models
-    Serving", arXiv 2512.22420: ADA-BINGREEDY by size of batch. Of a block of 1, 2, 4, ... bins the
-    b-th explores with probability 1 / b, else least 1 / (tokens per second) is taken, plus C / k
-    where drafts begin anew (eq. 4). Chosen here: the length of a bin, and that unknown arms are
-    found by exploring alone. C, there 18 to 102 ms, is what rebuilding the drafter's cache takes;
-    here the drafter reads along, and keeps its memory, so that it is 0 unless set.
+    Serving", arXiv 2512.22420: ADA-BINGREEDY by size of batch. Of a block the b-th bin explores
+    with probability 1 / b, else least 1 / (tokens per second) is taken, plus C / k where drafts
+    begin anew (eq. 4). Sizes and bins are those of their code, lihuahua123/vllm_speculative
+    (``vllm/core/spec_scheduler.py ADABinGreedy``): sizes in pairs, all beyond 22 alike; blocks of
+    1, 2, 4, ... steps in bins of the root of that; tokens are those of one sequence. Not taken are
+    its odds of 1 / sqrt(b), a draw at every step, its prior and its rule that ends drafts of more
+    than 20 sequences. C, there 18 to 102 ms, is what rebuilding the drafter's cache
+    takes; here the drafter reads along, and keeps its memory, so that it is 0 unless set.
     """
 
     kind: Literal["nightjar"] = "nightjar"
-    bin_steps: int = Field(default=10, ge=1)
-    """Steps of one size of batch before its arm is chosen anew."""
     switch_ms: float = Field(default=0.0, ge=0)
     """C."""
 
@@ -112,9 +108,10 @@ class Nightjar(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""
-        shape, bins = (MOST + 1, server.max_draft_len + 1), row_of(Bins, number=1, block_len=1)
-        numbers = {"bin_steps": self.bin_steps, "switch_time": self.switch_ms * 1e-3}
-        state = row_of(NightjarState, by_model=server.drafts_by_model, **numbers)
+        shape = (NUM_SIZES, server.max_draft_len + 1)
+        bins = np.repeat(row_of(Bins, bin_len=1, block_len=1), NUM_SIZES)
+        by_model = server.drafts_by_model
+        state = row_of(NightjarState, by_model=by_model, switch_time=self.switch_ms * 1e-3)
         means = {"rates": np.zeros(shape), "plays": np.zeros(shape)}
-        draws, bins = server.rng.random(4096), np.repeat(bins, MOST + 1)
+        draws = server.rng.random(4096)
         return self.remember(server, state=state, bins=bins, draws=draws, **means)

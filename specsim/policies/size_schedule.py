@@ -1,6 +1,5 @@
 """A draft length looked up by batch size."""
 
-from bisect import bisect_right
 from typing import Any, ClassVar, Literal, Self, final
 
 import numpy as np
@@ -9,6 +8,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.step import BatchView
 from specsim.decisions.policy import BySize, ServerView
+from specsim.policies.parts.tiers_by_size import range_of
 
 
 @final
@@ -54,7 +54,7 @@ class Schedule(BySize[tuple[list[int], list[int]]]):
     def draft_lens(self, batch: BatchView, memory: tuple[list[int], list[int]]) -> int:
         """Return the k of the range that the batch falls in, or that it lies beyond."""
         firsts, ks = memory
-        return ks[bisect_right(firsts, batch.size) - 1]
+        return ks[range_of(firsts, batch.size)]
 
     def lens_by_size(self, largest: int, memory: tuple[list[int], list[int]]) -> NDArray[np.int64]:
         """Return the k of every batch size."""

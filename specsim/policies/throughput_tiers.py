@@ -1,26 +1,36 @@
 """Tiers of draft lengths, of which the one with most tokens per second is taken."""
 
-from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
-from specsim.core.desk import Flags, Floats, Ints
+from specsim.core.desk import FloatRows, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.shares import mean_share, note_shares
+from specsim.policies.parts.tiers_by_size import (
+    Tiers,
+    TiersBySize,
+    cut_tiers,
+    has_len,
+    middle,
+    range_of,
+    rising_from,
+    tiers_desk,
+)
 from specsim.profile.step_time import priced, put_load
 
 
 class TierState(Protocol):
-    """Where it stands; window and interval are the policy's."""
+    """Where it stands; the last two are the policy's numbers."""
 
     k: int
-    num_steps: int
-    window: int
+    num_steps: int  # verified since it was looked at
     interval: int
+    hysteresis: float
 
 
 class TierMemory(NamedTuple):
@@ -28,129 +38,107 @@ class TierMemory(NamedTuple):
 
     state: Rows[TierState]
     """One row."""
-    sizes: Ints
-    """Least batch size of each range, rising."""
-    may_take: Flags
-    """Shape (ranges, longest + 1): whether a range has a tier of that length."""
-    shares: Floats
-    """Shape (longest, window): share of drafts that were accepted up to each position, a ring."""
-    filled: Ints
-    """How many of each ring have been put down."""
+    shares: FloatRows
+    """Of drafts, those accepted up to each position in its last steps, shape (longest, window);"""
+    counts: Ints
+    """and how many steps these were."""
+    tiers: Annotated[Any, Tiers]
 
 
 @inner
-def share_at(memory: TierMemory, place: int, first: float, last: float) -> float:
-    """Return the mean of a position, or what the positions before it make likely; NaN if none."""
-    window, filled = memory.state[0].window, memory.filled[place]
-    known: int = min(filled, window)
-    total = 0.0
-    for age in range(known, 0, -1):
-        total += memory.shares[place * window + (filled - age) % window]
-    if known:
-        return total / known
-    if place <= 1:
-        return last
-    if first <= 0.0:
-        return 0.0
-    ratio: float = (last / first) ** (1.0 / (place - 1))
-    return last * min(1.0, ratio)
+def best_tier(view: View, memory: TierMemory, place: int, held: int, margin: float) -> int:
+    """Return the tier of a range that promises most tokens per second.
 
-
-@inner
-def best_tier(view: View, memory: TierMemory, number: int, num: int) -> int:
-    """Return the tier of most expected tokens per second; what it was if nothing is known."""
-    step, tokens = view.step[0], 1.0
-    best, best_rate, first, last = memory.state[0].k, 0.0, np.nan, np.nan
+    `held` is taken unless another promises more than `margin` times what it does, and where nothing
+    is known.
+    """
+    step, num, tokens, first, last = view.step[0], view.step[0].num_decodes, 1.0, np.nan, np.nan
+    best, best_rate, held_rate = held, 0.0, 0.0
     put_load(view.pricing, step.next_context_tokens, num, num, 0)
     for k in range(1, step.max_draft_len + 1):
-        last = share_at(memory, k - 1, first, last)
+        last = mean_share(memory.shares, memory.counts, k - 1, first, last)
         first = last if k == 1 else first
         tokens += last
-        if memory.may_take[number * (step.max_draft_len + 1) + k]:
+        if has_len(memory.tiers, place, k):
             rate = tokens / priced(view.pricing, num * (1 + k), k)
             if rate > best_rate:
                 best, best_rate = k, rate
-    return best
+            if k == held:
+                held_rate = rate
+    return best if best_rate > held_rate * margin else held
+
+
+@inner
+def take(memory: TierMemory, k: int) -> None:
+    """Take a tier; forget the positions that it no longer drafts."""
+    for place in range(k, memory.state[0].k):
+        memory.counts[place] = 0
+    memory.state[0].k = k
 
 
 def decide(view: View, memory: TierMemory) -> None:
-    """Draft as the tier says, which is looked at anew at the end of an interval."""
+    """Draft as a tier of the batch's size says; at the end of an interval choose it anew."""
     step, state = view.step[0], memory.state[0]
-    is_known = state.num_steps > 0 and state.num_steps % state.interval == 0
-    for place in range(state.k):
-        is_known = is_known and memory.filled[place] >= state.window
-    if is_known and step.num_decodes:
-        number = 0
-        while number + 1 < len(memory.sizes) and memory.sizes[number + 1] <= step.num_decodes:
-            number += 1
-        best = best_tier(view, memory, number, step.num_decodes)
-        for place in range(best, state.k):
-            memory.filled[place] = 0
-        state.k = best
+    if step.num_decodes:
+        place = range_of(memory.tiers.sizes, step.num_decodes)
+        if not has_len(memory.tiers, place, state.k):
+            take(memory, best_tier(view, memory, place, memory.tiers.middles[place], 0.0))
+        if state.num_steps >= state.interval:
+            # Windows fill from the first position on, so that the last says whether all are full.
+            if not state.k or memory.counts[state.k - 1] >= memory.shares.shape[1]:
+                margin = 1.0 + state.hysteresis
+                take(memory, best_tier(view, memory, place, state.k, margin))
+            state.num_steps = 0
     for row in range(step.num_rows):
         view.lens[row] = state.k
 
 
 def observe(view: View, memory: TierMemory) -> None:
     """Note which share of the drafts was accepted up to each position."""
-    step, state, num, longest = view.step[0], memory.state[0], 0, 0
-    for row in range(step.num_rows):
-        num += view.draft_lens[row] > 0
-        longest = max(longest, view.draft_lens[row])
-    state.num_steps += num > 0
-    for place in range(longest):
-        accepted = 0
-        for row in range(step.num_rows):
-            accepted += view.accepted_lens[row] > place
-        at = place * state.window + memory.filled[place] % state.window
-        memory.shares[at] = accepted / num
-        memory.filled[place] += 1
+    memory.state[0].num_steps += note_shares(view, memory.shares, memory.counts)
 
 
 @final
 class ThroughputTiers(LoopPolicy):
     """The tier k of the batch size that maximises (1 + sum of accepted shares) / step time.
 
-    SGLang's throughput-aware adaptive speculation (``srt/speculative/`` in it,
-    ``throughput_aware_controller.py`` at 088c5ab and ``throughput_aware_spec_params.py`` at
-    2357074) with the tiers of its example. The share of drafts accepted up to a position is a mean
-    over its last steps, all batch sizes together; positions not seen are extrapolated by the ratio
-    of those before. SGLang measures step times once, by batch size; here they are the profile's,
-    for the context of the step.
+    SGLang's throughput-aware adaptive speculation (PR 28045:
+    ``srt/speculative/throughput_aware_controller.py ThroughputAwarePolicy`` at a12239f, its counter
+    of steps as in its tests at 1688f2a; ``throughput_aware_spec_params.py`` at 2357074), with its
+    default tiers. The share of drafts accepted up to a position is a mean over its last steps, all
+    batch sizes together; positions not seen are extrapolated by the ratio of those before. A batch
+    whose size does not have the tier takes another at once, the middle one where nothing is known.
+    SGLang rounds sizes up to a CUDA graph's and measures step times once, by size; here sizes are
+    as they are, and times the profile's, for the context of the step.
     """
 
     kind: Literal["throughput_tiers"] = "throughput_tiers"
-    tiers: dict[Annotated[int, Field(ge=1)], Annotated[tuple[int, ...], Field(min_length=1)]] = (
-        Field(default={1: (1, 3, 5, 7), 8: (1, 3, 5), 32: (1, 3), 128: (1,)}, min_length=1)
+    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+        {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}},
     )
-    """Draft lengths by the least size of batch that they are for."""
+    tiers: Annotated[TiersBySize, rising_from(1)] = Field(default={1: (1, 3, 5, 7)})
+    """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     window: int = Field(default=20, ge=1)
     """Steps that a share is a mean of."""
-    interval: int = Field(default=10, ge=1)
+    interval: int = Field(default=5, ge=1)
     """Verified steps between decisions."""
+    hysteresis: float = Field(default=0.1, ge=0)
+    """By which share another tier must be faster, to be taken."""
 
     loops: ClassVar[Loops] = Loops(TierMemory, decide=decide, observe=observe, rooms=ROOMS)
 
-    @model_validator(mode="after")
-    def _check_tiers(self) -> Self:
-        for lens in self.tiers.values():
-            if lens[0] < 1 or any(b <= a for a, b in pairwise(lens)):
-                raise ValueError(f"tiers {list(lens)} must be at least 1 and rising")
-        return self
-
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest tier, or the middle one of the smallest batches; nothing seen."""
-        longest, ranges = server.max_draft_len, sorted(self.tiers.items())
-        may_take = np.zeros((len(ranges), longest + 1), dtype=np.bool_)
-        for place, (_, lens) in enumerate(ranges):
-            may_take[place, np.minimum(lens, longest)] = longest > 0
-        first = ranges[0][1]
-        k = longest if may_take[:, longest].any() else first[len(first) // 2]
-        fields: dict[str, Any] = {
-            "state": row_of(TierState, k=k, window=self.window, interval=self.interval),
-            "sizes": np.array([size for size, _ in ranges]),
-            "may_take": may_take.ravel(),
-            "shares": np.zeros(longest * self.window + 1),
-            "filled": np.zeros(longest + 1, dtype=np.int64),
-        }
-        return self.remember(server, **fields)
+        longest = server.max_draft_len
+        _, lens_of = cut_tiers(self.tiers, longest)
+        is_tier = any(longest in lens for lens in lens_of)
+        k = longest if is_tier else lens_of[0][middle(lens_of[0])]
+        numbers = {"interval": self.interval, "hysteresis": self.hysteresis}
+        return self.remember(
+            server,
+            state=row_of(TierState, k=k, **numbers),
+            shares=np.zeros((longest + 1, self.window)),
+            counts=np.zeros(longest + 1, dtype=np.int64),
+            tiers=tiers_desk(self.tiers, longest),
+        )

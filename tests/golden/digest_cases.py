@@ -809,7 +809,7 @@ def pool_cases() -> Iterator[Case]:
 
 LATER_POLICIES: list[Any] = [
     "spec_serve", {"kind": "dsde", "calibration_steps": 5}, "tapout",
-    {"kind": "nightjar", "bin_steps": 3, "switch_ms": 2.0},
+    {"kind": "nightjar", "switch_ms": 2.0},
 ]  # fmt: skip
 
 

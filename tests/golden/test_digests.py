@@ -134,7 +134,7 @@ NAMES = """
     later/spec_serve/eagle3:4/v1
     later/dsde-5/draft_model:5/sync
     later/tapout/suffix:4/few
-    later/nightjar-3-2.0/draft_model:5/v1
+    later/nightjar-2.0/draft_model:5/v1
     at_once/dflash/0.32/static
     at_once/dflash/0.33/goodput
     at_once/dspark/0.32/goodput

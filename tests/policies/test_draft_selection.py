@@ -5,9 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.policies.draft_selection import DraftSelection
+from specsim.policies.parts.least_squares import least_squares
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
@@ -156,3 +159,28 @@ def test_theorem_2_as_printed_is_not_what_eq_3_to_5_say() -> None:
         printed = fewer > slower / (rho[1] - rho[0])
         agreed += bool(printed) == bool(exact)
     assert 0.6 < agreed / num < 0.8
+
+
+PROBES = st.lists(st.tuples(st.integers(1, 4000), st.floats(0, 1)), min_size=3, max_size=30)
+
+
+@settings(max_examples=100, deadline=None)
+@given(probes=PROBES)
+def test_weights_are_those_of_least_squares_in_whichever_order(
+    probes: list[tuple[int, float]],
+) -> None:
+    lens, rates = zip(*probes, strict=True)
+    weights = least_squares(lens, rates)
+    features = np.stack([np.ones(len(lens)), np.array(lens) / 1000, np.log2(lens)], axis=1)
+    solved = np.linalg.lstsq(features, np.array(rates), rcond=1e-9)[0]
+    predicted = [weights.alpha(each) for each in lens]
+    assert predicted == pytest.approx((features @ solved).tolist(), abs=1e-6)
+    order = np.random.default_rng(len(probes)).permutation(len(probes)).tolist()
+    assert least_squares([lens[at] for at in order], [rates[at] for at in order]) == weights
+
+
+def test_weights_of_prompts_of_one_length_are_the_mean_and_of_two_a_line() -> None:
+    assert least_squares([64, 64, 64], [0.5, 0.75, 0.25]) == (0.5, 0.0, 0.0)
+    line = least_squares([500, 1500, 1500], [0.25, 0.75, 0.75])
+    assert line == pytest.approx((0.0, 0.5, 0.0))
+    assert line.alpha(1000) == pytest.approx(0.5)

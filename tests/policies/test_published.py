@@ -2,6 +2,7 @@
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -120,40 +121,69 @@ def test_adaptive_k_lets_go_of_the_drafter_once_no_draft_pays() -> None:
 # SGLang: throughput_tiers
 
 
+TIERS = {1: (1, 3, 5, 7), 8: (1, 3, 5), 32: (1, 3), 128: (1,)}
+
+
+def shares_of(windows: list[deque[float]]) -> list[float]:
+    """Return the mean of each position, extrapolated where nothing is known of it."""
+    shares: list[float] = []
+    for place, window in enumerate(windows):
+        if window:
+            shares.append(sum(window) / len(window))
+        elif place == 1:
+            shares.append(shares[0])
+        else:
+            ratio = shares[-1] / shares[0] if shares[0] else 0.0
+            shares.append(min(shares[-1], shares[-1] * ratio ** (1.0 / (place - 1))))
+    return shares
+
+
 @settings(max_examples=40, deadline=None)
-@given(seed=SEEDS, verified=st.sampled_from([0.003, 0.02, 0.1]), interval=st.integers(1, 10))
+@given(
+    seed=SEEDS,
+    verified=st.sampled_from([0.003, 0.02, 0.1]),
+    interval=st.integers(1, 10),
+    hysteresis=st.sampled_from([0.0, 0.1]),
+)
 def test_throughput_tiers_take_the_tier_of_most_tokens_per_second(
-    seed: int, verified: float, interval: int
+    seed: int, verified: float, interval: int, hysteresis: float
 ) -> None:
-    config = {"kind": "throughput_tiers", "window": 6, "interval": interval}
+    config = {"kind": "throughput_tiers", "window": 6, "interval": interval, "tiers": TIERS,
+              "hysteresis": hysteresis}  # fmt: skip
     policy, memory = started(config, 7, priced_by(1.0, verified, 0.05))
     rng = np.random.default_rng(seed)
-    tiers = {1: (1, 3, 5, 7), 8: (1, 3, 5), 32: (1, 3), 128: (1,)}
     windows: list[deque[float]] = [deque(maxlen=6) for _ in range(7)]
-    k, alphas = 7, rng.uniform(0.2, 0.95, 3)
+    k, since, alphas = 7, 0, rng.uniform(0.2, 0.95, 3)
     for step in range(90):
         size = int(rng.choice([2, 9, 40, 130]))
-        if step and step % interval == 0 and all(len(each) == 6 for each in windows[:k]):
-            taken = tiers[max(least for least in tiers if least <= size)]
-            rates: list[float] = []
-            for place, window in enumerate(windows):
-                if window:
-                    rates.append(sum(window) / len(window))
-                elif place == 1:
-                    rates.append(rates[0])
-                else:
-                    ratio = rates[-1] / rates[0] if rates[0] else 0.0
-                    rates.append(min(rates[-1], rates[-1] * ratio ** (1.0 / (place - 1))))
-            best = max(taken, key=lambda k: (1.0 + sum(rates[:k]))
-                       / (1.0 + verified * size * (1 + k) + 0.05 * k))  # fmt: skip
-            for window in windows[best:]:
-                if best < k:
-                    window.clear()
-            k = best
+        taken = TIERS[max(least for least in TIERS if least <= size)]
+
+        def rates(size: int = size, taken: tuple[int, ...] = taken) -> dict[int, float]:
+            shares = shares_of(windows)
+            return {k: (1.0 + sum(shares[:k])) / (1.0 + verified * size * (1 + k) + 0.05 * k)
+                    for k in taken}  # fmt: skip
+
+        before = k
+        if k not in taken:  # at once, and with whatever is known
+            k = taken[len(taken) // 2]
+            if windows[0]:
+                found = rates()
+                k = max(found, key=lambda k: found[k])
+        for window in windows[k:] if k < before else []:
+            window.clear()
+        if since >= interval:
+            since, before = 0, k
+            if all(len(each) == 6 for each in windows[:k]):
+                found = rates()
+                best = max(found, key=lambda k: found[k])
+                k = best if found[best] > found[k] * (1.0 + hysteresis) else k
+            for window in windows[k:] if k < before else []:
+                window.clear()
         lens = policy.draft_lens(batch(*range(size)), memory)
         assert lens == [k] * size
         accepted = accepted_of(rng, lens, alphas[step // 30])
         policy.observe(outcome(lens, accepted), memory)
+        since += 1
         for place in range(k):
             windows[place].append(float(np.mean(np.array(accepted) > place)))
 
@@ -196,40 +226,46 @@ def test_ucbspec_learns_nothing_where_no_arm_was_played(lens: list[int]) -> None
 # Nightjar
 
 
+def numbers_of_bins() -> Iterator[tuple[int, int]]:
+    """Yield block and bin of the steps of one size; each block has twice the steps of the last."""
+    for block in range(1, 10):
+        steps = 2 ** (block - 1)
+        for at in range(-(-steps // math.isqrt(steps)) * math.isqrt(steps)):
+            yield block, at // math.isqrt(steps) + 1
+
+
 @settings(max_examples=20, deadline=None)
 @given(seed=SEEDS, switch_ms=st.sampled_from([0.0, 900.0]))
 def test_nightjar_plays_the_cheapest_arm_of_the_size_unless_it_explores(
     seed: int, switch_ms: float
 ) -> None:
-    config = {"kind": "nightjar", "bin_steps": 3, "switch_ms": switch_ms}
+    config = {"kind": "nightjar", "switch_ms": switch_ms}
     policy, memory = started(config, 4, rng=np.random.default_rng(seed))
     draws, rng = np.random.default_rng(seed).random(4096)[1:].tolist(), np.random.default_rng(seed)
-    means = {size: [0.0] * 5 for size in (1, 2, 3)}
-    plays = {size: [0] * 5 for size in (1, 2, 3)}
-    bins = {size: [0, 0, 1, 1] for size in (1, 2, 3)}  # arm, steps left, number, bins of the block
-    last = 0
-    for _ in range(150):
-        size = int(rng.integers(1, 4))
-        its = bins[size]
-        if not its[1]:
-            losses = {k: 1.0 / means[size][k] + (switch_ms * 1e-3 / k if k and not last else 0.0)
-                      for k in range(5) if plays[size][k]}  # fmt: skip
-            if not losses or draws.pop(0) * its[2] < 1.0:
-                its[0] = int(draws.pop(0) * 5)
+    means = [[0.0] * 5 for _ in range(12)]
+    plays = [[0] * 5 for _ in range(12)]
+    # Of each size the numbers of its bins in their blocks, a step each: 1, 1 2, 1 1 2 2 3 3 ...
+    bins = [iter(numbers_of_bins()) for _ in range(12)]
+    arms, before, last = [0] * 12, [(0, 0)] * 12, 0
+    for _ in range(300):
+        size = int(rng.integers(1, 30))
+        place = min((size + 1) // 2, 12) - 1
+        bin_ = next(bins[place])
+        if bin_ != before[place]:
+            losses = {k: 1.0 / means[place][k] + (switch_ms * 1e-3 / k if k and not last else 0.0)
+                      for k in range(5) if plays[place][k]}  # fmt: skip
+            if not losses or draws.pop(0) * bin_[1] < 1.0:
+                arms[place] = int(draws.pop(0) * 5)
             else:
-                its[0] = min(losses, key=lambda k: losses[k])
-            its[1:3] = 3, its[2] + 1
-            if its[2] > its[3]:
-                its[2:] = 1, 2 * its[3]
-        its[1] -= 1
-        last = its[0]
+                arms[place] = min(losses, key=lambda k: losses[k])
+        before[place], last = bin_, arms[place]
         assert policy.draft_lens(batch(*range(size)), memory) == [last] * size
         accepted = accepted_of(rng, [last] * size, 0.6)
         time = 1.0 + 0.2 * last * size
         policy.observe(outcome([last] * size, accepted, target_time=time), memory)
-        total = means[size][last] * plays[size][last] + (sum(accepted) + size) / time
-        plays[size][last] += 1
-        means[size][last] = total / plays[size][last]
+        total = means[place][last] * plays[place][last] + (sum(accepted) + size) / time / size
+        plays[place][last] += 1
+        means[place][last] = total / plays[place][last]
 
 
 # TapOut

@@ -1,5 +1,6 @@
 """Drafters that stop by themselves: DISCO, SpecDec++ and AdaEDL, in closed forms."""
 
+from dataclasses import replace
 from math import inf, log, sqrt
 from typing import Any
 
@@ -126,3 +127,18 @@ def test_other_requests_have_thresholds_of_their_own() -> None:
     for _ in range(10):
         policy.observe(outcome([3], [0]), memory)
     assert stopped(policy, memory, [[0.4] * 6, [0.4] * 6]) == [1, 6]
+
+
+@pytest.mark.parametrize("kind", ["disco", "specdec_pp", "adaedl", "tapout", "spec_serve", "joint"])
+@settings(max_examples=20, deadline=None)
+@given(rows=ROWS, chunk=st.integers(0, 4))
+def test_drafts_end_alike_whether_or_not_the_batch_has_just_been_shown(
+    kind: str, rows: list[list[float]], chunk: int
+) -> None:
+    view = batch(*range(len(rows)), chunks=(chunk,))
+    lens = []
+    for seen in (view, replace(view, now=view.now)):
+        policy, memory = started(kind, 6, lambda load, lens: 1.0 + 0.02 * load.batched_tokens)
+        asked = policy.draft_lens(view, memory)
+        lens.append([asked, plain(policy.stop_len(seen, sure_drafts(*rows), memory))])
+    assert lens[0] == lens[1]

@@ -1,10 +1,21 @@
 """Bandits: which arm a step has played, what it yielded, and which to play next."""
 
 from math import inf, log, sqrt
+from typing import Protocol
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import View
+
+
+class Bins(Protocol):
+    """Steps in bins, each of which plays one arm, and bins in blocks, each twice as long."""
+
+    arm: int  # played in the bin
+    steps_left: int  # of the bin
+    number: int  # of the bin in its block, from 1
+    bin_len: int  # steps
+    block_len: int  # steps
 
 
 @inner
@@ -61,3 +72,15 @@ def next_draw(draws: Floats) -> float:
     place = int(draws[0]) % (len(draws) - 1) + 1
     draws[0] = place
     return float(draws[place])
+
+
+@inner
+def begin_bin(bins: Bins) -> None:
+    """Begin the next bin, in the next block where this one has no steps left.
+
+    Of the steps of a block a bin has the root. Before the first bin, both lengths are 1.
+    """
+    if bins.number * bins.bin_len >= bins.block_len:
+        bins.number, bins.block_len = 0, 2 * bins.block_len
+        bins.bin_len = int(sqrt(float(bins.block_len)))
+    bins.number, bins.steps_left = bins.number + 1, bins.bin_len
