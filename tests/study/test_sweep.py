@@ -270,7 +270,7 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
         ([{"replicas": {"linspace": [1, 9, 9]}}], {"replications": 99999}, "899,991 runs are more"),
         ([{"policy": ["off"]}], {"replicationz": 2}, "did you mean 'replications'"),
         ([{"policy": ["off"]}], {"replications": 0}, "replications = 0"),
-        ([{"policy": ["off"]}], {"base": "no.yaml"}, "no.yaml: cannot be read"),
+        ([{"policy": ["off"]}], {"base": "no.yaml"}, "s.yaml: base: .*no.yaml: cannot be read"),
     ],
 )
 def test_a_bad_sweep_is_one_line_that_names_it(
