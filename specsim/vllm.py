@@ -5,8 +5,8 @@
         --additional-config '{"specsim": {"policy": "goodput"}}'
 
 `Scheduler` where vLLM schedules synchronously. In place of ``--additional-config`` the environment
-variable `VARIABLE` may hold what would stand under "specsim", in JSON. What is scheduled is vLLM's
-affair; the policy settles one number, which its runners draft by (vLLM 0.32.0
+variable ``SPECSIM_CONTROL`` may hold what would stand under "specsim", in JSON. What is scheduled
+is vLLM's affair; the policy settles one number, which its runners draft by (vLLM 0.32.0
 ``v1/core/sched/output.py SchedulerOutput.num_spec_tokens_to_schedule``). If it fails, the server
 goes on with the drafts that it was configured for, and says so once.
 """
@@ -26,7 +26,7 @@ from vllm.v1.core.sched.scheduler import Scheduler as _Sync
 from specsim.core.errors import ConfigError
 from specsim.reality.clock import Clock
 from specsim.reality.vllm.at_work import Columns
-from specsim.reality.vllm.control import VARIABLE, Control, Controller, Engine, told
+from specsim.reality.vllm.control import NO_POLICY, Control, Controller, Engine, told
 
 _LOOKUPS = {"ngram", "ngram_gpu", "suffix"}
 _FIELD = "num_spec_tokens_to_schedule"
@@ -178,10 +178,7 @@ def _control(config: Any) -> Control:
         raise ConfigError("a policy needs a drafter; add --speculative-config")
     found = told(config.additional_config)
     if found is None:
-        raise ConfigError(
-            'no policy is named; add --additional-config \'{"specsim": {"policy": "goodput"}}\', '
-            f"or set {VARIABLE}"
-        )
+        raise ConfigError(NO_POLICY)
     return found
 
 

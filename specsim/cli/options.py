@@ -71,9 +71,13 @@ def results_folder(out: Path | None, replaced: Iterable[str] = ()) -> Iterator[P
 
     What it holds under the names in `replaced` must be specsim's own, and does not stay in it.
     """
+    from specsim.results import check_kind
+
     if out is None:
         yield None
     else:
+        replaced = tuple(replaced)
+        check_kind(out, replaced)
         with new_folder(out, replaced) as unfinished:
             yield unfinished
 

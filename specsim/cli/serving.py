@@ -128,12 +128,15 @@ def check_vllm_start() -> None:
 
     if parent_process() is not None:
         return
-    from specsim.core.errors import SpecsimError
-    from specsim.reality.vllm.control import check, told
+    from specsim.core.errors import ConfigError, SpecsimError
+    from specsim.reality.vllm.control import NO_POLICY, check, told
 
     try:
-        if (control := told(_additional_config(sys.argv))) is not None:
+        config = _additional_config(sys.argv)
+        if (control := told(config)) is not None:
             check(control)
+        elif config is not None and not any("additional-config." in word for word in sys.argv):
+            raise ConfigError(NO_POLICY)
     except SpecsimError as error:
         typer.echo(f"error: {error}", err=True)
         raise SystemExit(2) from None

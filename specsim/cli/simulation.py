@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -244,7 +245,7 @@ def sweep(
         with progress("points", plan.num_points) as on_progress:
             records = run_sweep(folder, place, on_progress)
     except KeyboardInterrupt:
-        warn([f"stopped; --resume --out {folder.path} goes on with what is left"])
+        warn([f"stopped; --resume --out {quote(str(folder.path))} goes on with what is left"])
         raise
     show(*sweep_tables(records, config.name))
     warn(plan.notes)

@@ -232,13 +232,13 @@ def gate(
     from specsim.study.gate.verdict import GateFailure, github_annotations, write_junit
 
     outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
-    given = parse_tolerances(tolerance or ())
     if update:
         refuse(outputs, "cannot be used with --update, which compares nothing")
         stored = {"CURRENT": current if is_stored else None}
         refuse(stored, "cannot be used with --update; name a suite, YAML")
         suite = Suite.load(current, overrides or ())
-        _write_baseline(baseline, suite, {**tolerances_of(suite), **given}, workers, date)
+        tolerances = {**tolerances_of(suite), **parse_tolerances(tolerance or ())}
+        _write_baseline(baseline, suite, tolerances, workers, date)
         return
     inputs = {baseline.resolve(), current.resolve()}
     files = {"--json": json_out and json_out.resolve(), "--junit": junit and junit.resolve()}
@@ -251,17 +251,18 @@ def gate(
         if is_wrong:
             raise ConfigError(f"{option}: cannot be used {where}")
 
+    title = f"{current.name} against {baseline.name}"
     with output_file(json_out) as json_file, output_file(junit) as junit_file:
-        judgement = _judged(baseline, current, overrides or [], given, workers)
+        judgement = _judged(baseline, current, overrides or [], tolerance or [], workers)
         write_json(json_file, judgement.to_dict())
         if junit_file is not None:
-            write_junit(judgement, junit_file)
-    annotations = github_annotations(judgement) if github else []
+            write_junit(judgement, junit_file, title)
+    annotations = github_annotations(judgement, title) if github else []
     if isinstance(judgement, GateFailure):
         typer.echo(indent(judgement.error, "error: "), err=True)
         _say(annotations)
         raise typer.Exit(3 if judgement.is_crash else 2)
-    show(gate_table(judgement, f"{current.name} against {baseline.name}"))
+    show(gate_table(judgement, title))
     _say([*gate_verdict(judgement), *annotations])
     warn(judgement.notes)
     if not judgement.is_passed:
@@ -274,14 +275,15 @@ def _say(lines: list[str]) -> None:
 
 
 def _judged(
-    baseline: Path, current: Path, overrides: list[str], given: dict[str, float], workers: int
+    baseline: Path, current: Path, overrides: list[str], tolerance: list[str], workers: int
 ) -> "GateVerdict | GateFailure":
     """Return a judgement, or why there is none: the files say so, too, and no older ones stay."""
-    from specsim.study.gate import GateResults
+    from specsim.study.gate import GateResults, parse_tolerances
     from specsim.study.gate.verdict import GateFailure
     from specsim.study.gate.verdict import gate as run_gate
 
     try:
+        given = parse_tolerances(tolerance)
         before = GateResults.load(baseline)
         asked: dict[str, Any] = {"overrides": overrides, "tolerances": given, "workers": workers}
         with progress("runs", sum(len(old.seeds) for old in before.scenarios.values())) as told:

@@ -201,6 +201,8 @@ def parse_json(text: str | bytes, *, is_line: bool = False) -> Any:
     Args:
         is_line: Whether it is one line of many, so that the caller knows which.
     """
+    if not text.strip():
+        raise UnreadableError("is empty")
     try:
         text = text if isinstance(text, str) else text.decode("utf-8-sig")
         value = json.loads(text)

@@ -4,12 +4,30 @@ The reference pages are made from the same file, and Parquet files say it of the
 """
 
 import re
+from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
+
+_WRITTEN_BY = {
+    "points": "sweep", "comparison.json": "compare", "capacity.json": "capacity",
+    "summary.json": "run",
+}  # fmt: skip
+
+
+def check_kind(folder: Path, written: Collection[str]) -> None:
+    """Raise a ConfigError if a folder holds results of another command than writes these files.
+
+    Whoever reads the folder could not tell which are meant.
+    """
+    for file, command in _WRITTEN_BY.items():
+        if file not in written and (folder / file).exists():
+            raise ConfigError(
+                f"{folder}: holds the results of `specsim {command}` ({file}); name another folder"
+            )
 
 
 @cache

@@ -44,7 +44,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.workload.arrivals import Arrivals, OpenArrivals
 from specsim.workload.arrivals.patterns import Burst, ClosedLoop
-from specsim.workload.trace import mean_rate
+from specsim.workload.trace import TraceRequests, mean_rate
 
 
 @dataclass(frozen=True)
@@ -250,6 +250,9 @@ class Summary:
             for profile in profiles
             if step_times(profile) == "roofline"
         ]
+        requests = self.run.requests
+        if isinstance(requests, TraceRequests) and (dropped := requests.num_dropped):
+            found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len
             found.append(f"{num_cut:,} answers are cut off at engine.max_model_len = {longest}")

@@ -185,7 +185,7 @@ def compare(
     experiment: Experiment,
     policies: Mapping[str, Policy | str] | Sequence[str],
     *,
-    replications: int,
+    replications: int = 3,
     workers: int = 1,
     folder: Path | str | None = None,
     on_progress: Callable[[int], None] | None = None,

@@ -104,5 +104,8 @@ def load_with_base(path: Path) -> dict[str, Any]:
     data: dict[str, Any] = following(load_mapping(path, ConfigError), path.parent)
     if isinstance(data.get("base"), str):
         base = path.parent / data["base"]
-        data["base"] = following(load_mapping(base, ConfigError), base.parent)
+        try:
+            data["base"] = following(load_mapping(base, ConfigError), base.parent)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: base: {error}") from error
     return data

@@ -239,6 +239,10 @@ class TraceRequests(Sequence[Request]):
     def take(self, rows: NDArray[np.int64]) -> "TraceRequests":
         return TraceRequests(self._trace.take(rows), self._numbers[rows])
 
+    @property
+    def num_dropped(self) -> int:
+        return self._trace.num_dropped
+
     @cached_property
     def columns(self) -> Columns:
         """What can be known of them without making any."""

@@ -320,8 +320,9 @@ def test_acceptance_fit_prints_distances_and_what_an_experiment_takes(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--proposer": "medusa"}, "nor 'accepted_lens_medusa' of a trace of ours; name one that"),
-        ({"FILE": "none.jsonl"}, "nor 'accepted_lens_eagle' of a trace of ours; give a trace that"),
+        ({"--proposer": "medusa"}, "what was accepted; name one that was recorded"),
+        ({"FILE": "none.jsonl"}, "'accepted_lens_eagle', in which a trace of format 'native' says"),
+        ({"FILE": "ids.jsonl"}, "'acc_eagle', in which a trace of format 'token_trace' says"),
         ({"--k": 9}, "tokens.jsonl: k = 9, but no recorded draft survived longer than 3"),
         ({"--max-output-len": 100}, "no request with 2 to 100 recorded output tokens"),
         ({"FILE": "empty.jsonl"}, "empty.jsonl: is empty"),
@@ -341,6 +342,8 @@ def test_acceptance_fit_on_bad_input(
     (tmp_path / "never.jsonl").write_text(4 * never)
     (tmp_path / "empty.jsonl").write_text("")
     (tmp_path / "none.jsonl").write_text('{"prompt_len": 3, "output_len": 2}\n')
+    ids = {"prompt_token_ids": [1], "generated_token_ids": [1, 2], "accepted_lens_eagle": [0, 0]}
+    (tmp_path / "ids.jsonl").write_text(json.dumps(ids) + "\n")
     given = {"FILE": "tokens.jsonl", "--proposer": "eagle", "--k": 3, **options}
     file = given.pop("FILE")
     code, _, err = cli(

@@ -314,9 +314,10 @@ def started(monkeypatch: pytest.MonkeyPatch, control: dict[str, str], *, form: s
 @pytest.mark.parametrize(
     ("control", "said"),
     [
-        ({"policy": "godput"}, "did you mean 'goodput'"),
+        ({"policy": "godput"}, "--additional-config specsim.policy = godput: no kind 'godput'"),
+        ({"policy": "static:kk=2"}, "--additional-config specsim.policy = static:kk=2: unknown"),
         ({"policy": "eagle2_tree"}, "drafts trees"),
-        ({"policy": "static:k=2", "profile": "h100/nothing"}, "h100/nothing"),
+        ({"policy": "static:k=2", "profile": "h100/nothing"}, "specsim.profile = h100/nothing: no"),
         ({"policy": "static:k=2", "log": "."}, "name a new file"),
         ({"policy": "static:k=2", "log": "missing/log"}, "name a new file"),
         ({"policy": "static:k=2", "profil": "h100"}, "profil"),
@@ -343,4 +344,17 @@ def test_a_start_that_is_right_goes_on_and_leaves_no_log(
     assert not list(tmp_path.iterdir())
     monkeypatch.setattr("sys.argv", ["vllm", "serve", "m", "--additional-config", "{"])
     [plugin] = entry_points(group="vllm.general_plugins", name="specsim")
+    plugin.load()()
+
+
+def test_a_misspelt_key_is_said_unless_more_comes_in_dotted_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["vllm", "--scheduler-cls=specsim.vllm.Scheduler", '--additional-config={"spec": 1}']
+    [plugin] = entry_points(group="vllm.general_plugins", name="specsim")
+    monkeypatch.setattr("sys.argv", words)
+    with pytest.raises(SystemExit, match="2"):
+        plugin.load()()
+    assert capsys.readouterr().err.startswith("error: no policy is named; add --additional-config")
+    monkeypatch.setattr("sys.argv", [*words, "--additional-config.specsim.policy=off"])
     plugin.load()()

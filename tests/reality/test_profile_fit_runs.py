@@ -111,6 +111,16 @@ def test_a_folder_without_steps_among_several_is_refused(tmp_path: Path, cli: Ru
     assert "empty: has no steps.jsonl" in errors
 
 
+def test_a_run_observed_from_outside_has_no_steps(tmp_path: Path, cli: Run) -> None:
+    """It was taken for a folder of kernel tables that lacks dense.csv."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "requests.jsonl").write_text("{}\n")
+    code, _, errors = fit(cli, tmp_path / "run")
+    assert code == 2
+    assert "run: has no steps.jsonl, for a run that was observed from outside" in errors
+    assert errors.count("run:") == 1
+
+
 def write_lengths(tmp_path: Path, lens: tuple[int, ...]) -> list[Path]:
     """Write a run per draft length: a step that drafts takes 1 ms, each pass 0.5 ms."""
     folders = []

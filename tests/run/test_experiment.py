@@ -312,6 +312,16 @@ def test_answers_that_the_longest_request_cuts_off_are_said(
     assert said == ["3 answers are cut off at engine.max_model_len = 1024"] * (output_len > 2)
 
 
+def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n1,9,0\n2,9,5\n")
+    experiment = tiny(workload={"arrivals": {"kind": "trace", "path": str(table)}})
+    summary = Summary(simulate(experiment))
+    assert summary.warnings[0] == "rows of the trace without prompt or output, left out: 1"
+    table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n2,9,5\n")
+    assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

@@ -165,7 +165,11 @@ def test_a_policy_made_5_percent_worse_is_caught(
     assert len(cases) == 14
     worse = sum(c["verdict"] == "worse" for c in found["comparisons"])
     assert sum(case.find("failure") is not None for case in cases) == worse >= 2
-    assert out.count("::error title=specsim gate%3A ") == worse
+    assert out.count("::error title=specsim gate%3A suite.yaml against base.json%3A ") == worse
+    # several gates in a workflow, whose scenarios may be called alike, are told apart
+    assert {case.get("classname") for case in cases} == {
+        f"suite.yaml against base.json: {each['scenario']}" for each in found["comparisons"]
+    }
     assert "busy%2C 4::mean_tpot_ms" in out
 
 
@@ -297,11 +301,11 @@ def test_from_nothing_to_something_is_infinitely_worse() -> None:
 def test_a_doubt_is_a_warning_and_a_regression_an_error() -> None:
     doubt = verdict_of([100.0, 110.0, 120.0], [90.0, 140.0, 112.0])[1]
     assert doubt.is_passed
-    (line,) = github_annotations(doubt)
-    assert line.startswith("::warning title=specsim gate%3A s::mean_tpot_ms ")
+    (line,) = github_annotations(doubt, "a.yaml")
+    assert line.startswith("::warning title=specsim gate%3A a.yaml%3A s::mean_tpot_ms ")
     assert "%25" in line
     hope = verdict_of([100.0, 110.0, 120.0], [80.0, 140.0, 90.0])[1]
-    assert github_annotations(hope) == []
+    assert github_annotations(hope, "a.yaml") == []
 
 
 def test_what_is_tested_may_differ_and_the_scenario_may_not() -> None:
@@ -410,7 +414,7 @@ def test_bad_suites_are_explained(case: str, cli: Run, suite: Callable[..., Path
     ("args", "message"),
     [
         (("none.json", "suite.yaml"), "does not exist; write one with `specsim gate --update`"),
-        (("empty.json", "suite.yaml"), "empty.json: line 1: not JSON"),
+        (("empty.json", "suite.yaml"), "empty.json: is empty"),
         (("other.json", "suite.yaml"), "is not a baseline of this version"),
         (("cut.json", "suite.yaml"), "'scenarios' is missing"),
         (("b.json", "other.json"), "is not a baseline of this version"),
@@ -473,9 +477,12 @@ def test_a_run_that_crashes_is_told_in_every_file(
     code, out, err = cli("gate", "b.json", path.name, *files, "--github")
     assert code == 3
     [annotation] = out.splitlines()
-    assert annotation.startswith("::error title=specsim gate::")
+    assert annotation.startswith(f"::error title=specsim gate%3A {path.name} against b.json::")
     assert "ZeroDivisionError" in annotation
     assert "ZeroDivisionError" in err
     assert "gate_crash.py, line 8" in err
     assert json.loads((tmp_path / "v.json").read_text())["is_crash"]
     assert 'type="crash"' in (tmp_path / "v.xml").read_text()
+    assert cli("gate", "b.json", path.name, *files, "--tolerance", "mean_e2el=2%")[0] == 2
+    assert "no metric 'mean_e2el'" in json.loads((tmp_path / "v.json").read_text())["error"]
+    assert "no metric" in (tmp_path / "v.xml").read_text()

@@ -42,7 +42,7 @@ def swept(**asked: Any) -> Any:
 ERRORS: dict[str, Callable[[], object]] = {
     "policies off: is given 2 times": lambda: parse_policies(["off", "off"]),
     "policies static:k=x: k = 'x'": lambda: compare(tiny(), ["static:k=x"], replications=1),
-    "policies static:k=9: policy.k": lambda: compare(tiny(), ["static:k=9"], replications=1),
+    "policies static:k=9: policy.k": lambda: compare(tiny(), ["static:k=9"]),
     "max_k 0: ": lambda: tune(tiny(), max_k=0),
     "slo is missing": lambda: capacity(tiny()),
     "slo x:1: no metric": lambda: capacity(tiny(), slo="x:1"),

@@ -270,7 +270,7 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
         ([{"replicas": {"linspace": [1, 9, 9]}}], {"replications": 99999}, "899,991 runs are more"),
         ([{"policy": ["off"]}], {"replicationz": 2}, "did you mean 'replications'"),
         ([{"policy": ["off"]}], {"replications": 0}, "replications = 0"),
-        ([{"policy": ["off"]}], {"base": "no.yaml"}, "no.yaml: cannot be read"),
+        ([{"policy": ["off"]}], {"base": "no.yaml"}, "s.yaml: base: .*no.yaml: cannot be read"),
     ],
 )
 def test_a_bad_sweep_is_one_line_that_names_it(
@@ -451,3 +451,20 @@ def ray_processes(ancestor: int) -> dict[int, str]:
     while more := {pid for pid, parent in parents.items() if parent in found} - found:
         found |= more
     return {pid: lines[pid] for pid in found if pid in lines}
+
+
+def test_a_folder_holds_the_results_of_one_command(cli: Run, tmp_path: Path) -> None:
+    """A run, a comparison and a sweep went into one folder, and a report was of any of them."""
+    config, sweep = tmp_path / "e.yaml", sweep_file(tmp_path, AXES[:1])
+    config.write_text(yaml.safe_dump(tiny_config()))
+    compare = ("compare", config, "--policies", "off", "--replications", 1, "--workers", 1)
+    commands = {"run": ("run", config), "compare": compare, "sweep": ("sweep", sweep)}
+    for name, command in commands.items():
+        assert cli(*command, "--out", name)[0] == 0
+        before = sorted(Path(name).rglob("*"))
+        for other in commands.keys() - {name}:
+            code, _, err = cli(*commands[other], "--out", name)
+            assert (code, err.count("\n")) == (2, 1)
+            assert f"error: {name}: holds the results of `specsim {name}`" in err
+        assert sorted(Path(name).rglob("*")) == before
+    assert cli(*compare, "--out", "compare")[0] == 0  # the same again takes its place

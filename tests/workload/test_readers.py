@@ -284,6 +284,10 @@ BAD = {
     "short row": (
         VIDUR + b"1,5\n", r"no value for 'num_decode_tokens' \(found: arrived_at, num_prefill"),
     "long row": (VIDUR + b"1,1,000,5\n", "line 2: more values than the 3 columns; quote what"),
+    "two columns of a name": (
+        b"arrival_time,prompt_len,prompt_len,output_len,,\n0,9,100,5,,\n",
+        "several columns are called 'prompt_len'; leave one",
+    ),
     "YAML": (b"workload:\n  arrivals: {kind: poisson, rate: 8}\n", "no known format has these"),
     "truncated line": (
         b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "outp',

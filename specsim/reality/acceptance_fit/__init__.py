@@ -48,9 +48,11 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     if proposer not in trace.recorded_lens:
         known = ", ".join(sorted(trace.recorded_lens))
         others = f"name one that was recorded (--proposer: {known}), or " if known else ""
+        is_tokens = trace.format == "token_trace"
+        kind, column = ("token_trace", "acc") if is_tokens else ("native", "accepted_lens")
         raise TraceError(
-            f"{path}: no column 'acc_{proposer}' of a token trace of SpecDecode-Bench, nor "
-            f"'accepted_lens_{proposer}' of a trace of ours; {others}give a trace that has it"
+            f"{path}: has no column '{column}_{proposer}', in which a trace of format '{kind}' "
+            f"says what was accepted; {others}give a trace that has it"
         )
     rows = zip(trace.recorded_lens[proposer], trace.output_lens.tolist(), strict=True)
     # A record may be that of another, longer answer to the same prompt.

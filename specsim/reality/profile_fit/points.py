@@ -42,6 +42,7 @@ _SKEW = ("pc", "kp", "n", "kv_mean", "t_mean_us", "t_skew_us")
 _BLOCK = 16  # tokens
 _UTILIZATION = 0.9  # gpu_memory_utilization, vLLM's default until 0.19
 _STEPS = "steps.jsonl"
+_REQUESTS = "requests.jsonl"
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,11 @@ def measured_steps(
         raise ProfileError(
             f"{names}: has no {_STEPS}; of several sources each must be a table of steps or a "
             "measured run"
+        )
+    if (sources[0] / _REQUESTS).exists() and not (sources[0] / "profile").is_dir():
+        raise ProfileError(
+            f"{sources[0]}: has no {_STEPS}, for a run that was observed from outside tells no "
+            "steps; record one inside vLLM"
         )
     kernels, origin = kernels_of(sources[0], model, gpu, tensor_parallel_size)
     limits = (origin.kv_tokens, max_num_seqs, max_num_batched_tokens)

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import Settings, validated
 from specsim.core.step import StepLoad
 from specsim.decisions.policy import (
@@ -40,6 +40,10 @@ from specsim.run.experiment import Experiment
 
 VARIABLE = "SPECSIM_CONTROL"
 """Environment variable for what would stand under "specsim" of ``--additional-config``, in JSON."""
+NO_POLICY = (
+    'no policy is named; add --additional-config \'{"specsim": {"policy": "goodput"}}\', or set '
+    f"{VARIABLE}"
+)
 _SOURCE = "--additional-config specsim"
 _ANY = "h100/llama-3.1-8b"
 
@@ -72,11 +76,13 @@ def told(additional_config: Any) -> Control | None:
 
 def check(control: Control) -> None:
     """Raise a SpecsimError for what is wrong whatever the server: policy, profile or log."""
-    with validated(f"{_SOURCE}.policy", ConfigError):
-        policy = POLICIES.parse(control.policy)
+    policy = POLICIES.given(f"{_SOURCE}.policy = {control.policy}", control.policy)
     _check_policy(policy, control)
     if control.profile is not None:
-        load_profile(control.profile)
+        try:
+            load_profile(control.profile)
+        except SpecsimError as error:
+            raise ConfigError(f"{_SOURCE}.profile = {control.profile}: {error}") from error
     if control.log is not None:
         _opened(control.log, 0, {}).close()
         Path(control.log).unlink()

@@ -114,7 +114,8 @@ def events_of(path: Path, kinds: Mapping[str, type[Settings]]) -> Iterator[tuple
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; name a log of decisions") from error
+        why = getattr(error, "strerror", None) or "is not a UTF-8 text"
+        raise ConfigError(f"{path}: cannot be read: {why}; name a log of decisions") from error
     if not lines:
         raise ConfigError(f"{path}: is empty; name a file that specsim.vllm has written")
     for number, line in enumerate(lines, start=1):

@@ -299,27 +299,34 @@ def _welch(
     return change, student_t(freedom, error) * sum(parts) ** 0.5
 
 
-def write_junit(judgement: "GateVerdict | GateFailure", path: Path) -> None:
-    """Write JUnit XML: a suite per scenario and a case per metric, or one case with an error."""
-    root = Xml.Element("testsuites", name="specsim gate")
+def write_junit(judgement: "GateVerdict | GateFailure", path: Path, title: str) -> None:
+    """Write JUnit XML: a suite per scenario and a case per metric, or one case with an error.
+
+    Args:
+        title: Of the gate, so that several in one workflow are told apart.
+    """
+    root, title = Xml.Element("testsuites", name="specsim gate"), _printable(title)
     if isinstance(judgement, GateFailure):
-        suite = _xml_suite(root, "specsim gate", tests=1, errors=1)
-        case = Xml.SubElement(suite, "testcase", classname="specsim gate", name="run")
+        suite = _xml_suite(root, title, tests=1, errors=1)
+        case = Xml.SubElement(suite, "testcase", classname=title, name="run")
         kind = "crash" if judgement.is_crash else "input"
-        letters = (c if c.isprintable() or c == "\n" else "?" for c in judgement.error)
-        Xml.SubElement(case, "error", message="".join(letters), type=kind)
+        Xml.SubElement(case, "error", message=_printable(judgement.error), type=kind)
     else:
         for scenario, group in groupby(judgement.comparisons, key=lambda each: each.scenario):
-            _add_scenario(root, scenario, list(group))
+            _add_scenario(root, f"{title}: {scenario}", list(group))
     Xml.indent(root)
     Xml.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
 
 
-def _add_scenario(root: Xml.Element, scenario: str, comparisons: list[MetricChange]) -> None:
+def _printable(text: str) -> str:
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
+def _add_scenario(root: Xml.Element, title: str, comparisons: list[MetricChange]) -> None:
     failures = sum(each.verdict == "worse" for each in comparisons)
-    suite = _xml_suite(root, scenario, tests=len(comparisons), failures=failures)
+    suite = _xml_suite(root, title, tests=len(comparisons), failures=failures)
     for each in comparisons:
-        case = Xml.SubElement(suite, "testcase", classname=scenario, name=each.metric)
+        case = Xml.SubElement(suite, "testcase", classname=title, name=each.metric)
         if each.verdict == "worse":
             Xml.SubElement(case, "failure", message=each.text, type="regression")
         else:
@@ -350,18 +357,21 @@ class GateFailure:
         return {"passed": False, "error": self.error, "is_crash": self.is_crash}
 
 
-def github_annotations(judgement: GateVerdict | GateFailure) -> list[str]:
+def github_annotations(judgement: GateVerdict | GateFailure, title: str) -> list[str]:
     """Return workflow commands: an error per regression or for a failure, a warning per doubt."""
     if isinstance(judgement, GateFailure):
-        return [f"::error title=specsim gate::{_escaped(judgement.error)}"]
-    lines = []
-    for verdict, command in (("worse", "error"), ("uncertain", "warning")):
-        for each in judgement.comparisons:
-            if each.verdict == verdict and each.worsening > 0:
-                title = _escaped(f"specsim gate: {each.scenario}")
-                title = title.replace(":", "%3A").replace(",", "%2C")
-                lines.append(f"::{command} title={title}::{_escaped(each.text)}")
-    return lines
+        return [_annotation("error", title, judgement.error)]
+    return [
+        _annotation(command, f"{title}: {each.scenario}", each.text)
+        for verdict, command in (("worse", "error"), ("uncertain", "warning"))
+        for each in judgement.comparisons
+        if each.verdict == verdict and each.worsening > 0
+    ]
+
+
+def _annotation(command: str, title: str, text: str) -> str:
+    title = _escaped(f"specsim gate: {title}").replace(":", "%3A").replace(",", "%2C")
+    return f"::{command} title={title}::{_escaped(text)}"
 
 
 def _escaped(text: str) -> str:

@@ -19,6 +19,7 @@ from specsim.core.runner import Backend, Job, Runner
 from specsim.core.settings import as_yaml, flattened, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.profile import load_profile
+from specsim.results import check_kind
 from specsim.results.folder import StepsTable, described, structured_columns
 from specsim.results.metrics import distributions
 from specsim.results.stability import as_flags, stability_of
@@ -71,6 +72,7 @@ class SweepFolder:
         if not plan.exists():
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")
+            check_kind(path, ["points"])
             folder = cls(path, sweep, __version__, *_digests(sweep))
             with new_file(plan, is_own=True) as temporary:
                 temporary.write_text(folder._as_yaml(), encoding="utf-8")

@@ -211,6 +211,12 @@ class TraceFile:
 
     def _csv_rows(self, stream: IO[str]) -> Iterator[Row]:
         reader = csv.DictReader(lines(stream), restval=None, delimiter=self._delimiter)
+        names = [name for name in reader.fieldnames or () if name]
+        if len({*names}) < len(names):
+            name = next(name for name in names if names.count(name) > 1)
+            raise TraceError(
+                f"{self.path}: several columns are called {name!r}; leave one, or rename them"
+            )
         for values in reader:
             place = f"{self.path}, line {reader.line_num}"
             if any(values.pop(None, ())) and len(values) > 1:  # else it is no table
