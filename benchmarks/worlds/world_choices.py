@@ -135,6 +135,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "tiers": ({"1": [1, 2]}, {"1": [2], "3": [1]}),
         "window": (1, 4),
         "interval": (1, 3),
+        "hysteresis": (0.0, 0.5),
     },
     "turbospec": {"prior": (0.0, 1.0)},
     "ucbspec": {"num_arms": (1, 2)},
