@@ -203,7 +203,7 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
 
 
 def _window_pools(config: dict[str, Any]) -> None:
-    """Give the model of some pools windows; all else stays as it was."""
+    """Give the model of some pools windows and states; all else stays as it was."""
     engine, rng = config["engine"], Random(f"window pools {json.dumps(config)}")
     pools = config.get("pools")
     if pools is None or "kv_offload" in pools["prefill"].get("engine", {}) or rng.random() > 0.4:
@@ -211,6 +211,9 @@ def _window_pools(config: dict[str, Any]) -> None:
     layers: list[dict[str, Any]] = [{"kind": "full_attention", "layers": rng.randint(1, 4)}]
     windows = rng.choices([2, 5, 8, 17, 40], k=rng.choice([1, 1, 2]))
     layers += [{"kind": "sliding_window", "window": each, "layers": 2} for each in windows]
+    if rng.random() < 0.4:
+        layers[1] = {"kind": "state", "layers": 3}
+        pools["decode"]["engine"] = {"enable_prefix_caching": False}
     rng.shuffle(layers)
     engine["kv_groups"] = layers
     if "num_gpu_blocks" in engine:

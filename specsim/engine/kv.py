@@ -21,6 +21,7 @@ from specsim.engine.table import (
     SLIDING,
     STATE,
     Group,
+    Holding,
     Table,
 )
 
@@ -52,7 +53,14 @@ def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
     unavailable = limits.watermark_blocks if state.num_running else 0
     whole = needed = 0
     for number in range(limits.num_groups):
-        group, held = table.groups[number], table.holdings[sequence.tables_at + number].num_blocks
+        group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
+        held = holding.num_blocks
+        if group.kind == STATE:
+            whole += max(0, _lacking_states(group, holding, known_len))
+            needed += max(0, _lacking_states(group, holding, end_len))
+            wanted = _blocks_for(end_len, group.block_size) + group.num_spare
+            group.wanted_blocks = max(held, wanted)
+            continue
         most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
         whole += max(0, most - held)
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
@@ -89,7 +97,8 @@ def _reserved_blocks(table: Table) -> int:
     if limits.reserves_together:
         reserved = 0
         for number in range(limits.num_groups):
-            reserved += _blocks_for(draft_len, table.groups[number].block_size)
+            if table.groups[number].kind != STATE:
+                reserved += _blocks_for(draft_len, table.groups[number].block_size)
     for place in range(state.num_loading):
         reserved += _remaining_blocks(table, table.loading[place], draft_len)
     for place in range(state.num_running):
@@ -109,16 +118,21 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
     """Return how many blocks a sequence lacks for its known tokens and the first drafts."""
     sequence = table.sequences[row]
     limits = table.limits[0]
-    length, remaining = min(sequence.known_len, limits.max_model_len), 0
+    known_len, remaining = min(sequence.known_len, limits.max_model_len), 0
+    length = known_len
     if limits.reserves_together:
         length += draft_len
     else:
         remaining = _blocks_for(draft_len, limits.common_block_size)
     for number in range(limits.num_groups):
-        group = table.groups[number]
-        held = table.holdings[sequence.tables_at + number].num_blocks
+        group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
+        if group.kind == STATE:
+            lacking = _lacking_states(group, holding, known_len)
+            # With prefix caching vLLM lets what is held beyond that count for other groups.
+            remaining += lacking if limits.enable_prefix_caching else max(0, lacking)
+            continue
         most = min(_blocks_for(length, group.block_size), group.most_admitted)
-        remaining += max(0, most - held)
+        remaining += max(0, most - holding.num_blocks)
     return remaining
 
 
@@ -144,7 +158,7 @@ def _begin_holding(
         group = table.groups[number]
         num_hits = cached_len // group.block_size
         left = _left_blocks(table, number, computed_len)
-        unavailable += _count_unheld(table, number, left, num_hits)
+        unavailable += _count_unheld(table, number, left if group.kind != STATE else 0, num_hits)
         if group.kind == STATE:
             if num_hits and _is_being_computed(table, number, num_hits):
                 return False
@@ -167,6 +181,8 @@ def _begin_holding(
     for number in range(limits.num_groups):
         left = _left_blocks(table, number, computed_len)
         _hold_hits(table, sequence.tables_at + number, number, left, cached_len)
+    if loaded_len:
+        _take_loaded(table, row, computed_len)
     _take(table, row)
     if limits.enable_prefix_caching:
         sequence.next_publish_len = cached_len + limits.hash_block_size
@@ -230,8 +246,7 @@ def extend(table: Table, row: int, end_len: int) -> bool:
         if group.kind == STATE:
             wanted = _blocks_for(end_len, group.block_size) + group.num_spare
             group.wanted_blocks = max(held, wanted)
-            most = 1 if holding.has_taken else 1 + group.num_spare
-            needed += min(group.wanted_blocks - held, most)
+            needed += max(0, _lacking_states(group, holding, end_len))
             continue
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
         needed += group.wanted_blocks - held
@@ -270,7 +285,7 @@ def _left_blocks(table: Table, number: int, length: int) -> int:
         return left_len // group.block_size
     if group.kind == CHUNKED:
         return length // group.span_len * group.span_len // group.block_size
-    return 0
+    return max(0, length - 1) // group.block_size if group.kind == STATE else 0
 
 
 @inner
@@ -387,6 +402,18 @@ def _give_unpublished(table: Table, at: int, first: int, end: int) -> None:
 
 
 @inner
+def _take_loaded(table: Table, row: int, computed_len: int) -> None:
+    """Give a sequence what is loaded into; of states that at the end, and spare ones after all."""
+    sequence = table.sequences[row]
+    for number in range(table.limits[0].num_groups):
+        holding = table.holdings[sequence.tables_at + number]
+        end = _blocks_for(computed_len, table.groups[number].block_size)
+        for place in range(holding.num_blocks, end):
+            table.tables[sequence.tables_at + number, place] = take_block(table)
+        holding.num_blocks = max(holding.num_blocks, end)
+
+
+@inner
 def _take(table: Table, row: int) -> None:
     """Give a sequence, of each group, what it is to hold; there are enough free blocks."""
     limits, sequence = table.limits[0], table.sequences[row]
@@ -406,6 +433,13 @@ def _take(table: Table, row: int) -> None:
             left_len = _next_leave_len(group, holding.null_blocks)
             capacity_len = min(capacity_len, left_len + limits.lookahead_len)
     sequence.capacity_len = capacity_len
+
+
+@inner
+def _lacking_states(group: Group, holding: Holding, length: int) -> int:
+    """Return how many blocks a holding of states lacks up to a length; below 0: it has more."""
+    lacking = _blocks_for(length, group.block_size) + group.num_spare - holding.num_blocks
+    return min(lacking, 1 if holding.has_taken else 1 + group.num_spare)
 
 
 @inner

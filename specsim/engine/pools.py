@@ -92,9 +92,19 @@ class Pools:
     """What happens between the prefill pool and the decode pool."""
 
     def __init__(
-        self, clock: EventClock, requests: list[Request], config: TransferConfig, size: KVSize
+        self,
+        clock: EventClock,
+        requests: list[Request],
+        config: TransferConfig,
+        size: KVSize,
+        kept_back_len: int = 0,
     ) -> None:
-        self._clock, self._requests = clock, requests
+        """Begin with nothing kept or moved.
+
+        Args:
+            kept_back_len: Tokens at the end of a prompt that are computed where it is decoded.
+        """
+        self._clock, self._requests, self._kept_back_len = clock, requests, kept_back_len
         self._config, self.size = config, size
         self._links: dict[Any, Link] = defaultdict(lambda: Link(config))
         self._held: dict[int, _Place] = {}
@@ -116,8 +126,12 @@ class Pools:
         return any(place.replica is replica for place in self._held.values())
 
     def held_len(self, request: int) -> int:
-        """Return how many tokens of a request's KV entries the prefill pool keeps."""
-        return self._requests[request].prompt_len if request in self._held else 0
+        """Return how many tokens of a request's KV entries the prefill pool has for another."""
+        if request not in self._held:
+            return 0
+        prompt_len = self._requests[request].prompt_len
+        kept_back_len = self._kept_back_len if prompt_len > self._kept_back_len else 0
+        return prompt_len - kept_back_len
 
     def prefilled(self, requests: Ints, at: NDArray[np.float64]) -> None:
         """Send requests that have been prefilled on to the decode pool."""

@@ -273,12 +273,7 @@ def _admit_to_read(table: Table, row: int, cached_len: int, joins: bool) -> int:
     missing_len = table.sequences[row].known_len - cached_len
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return BLOCKED
-    scheduled_len = _first_piece(table, missing_len, cached_len, joins)
-    if limits.state_block_size:
-        piece_len = _to_state(table, row, cached_len, scheduled_len)
-        if scheduled_len > missing_len and piece_len != scheduled_len:
-            piece_len = min(piece_len, 1)  # without dummy drafts, rather than with some
-        scheduled_len = piece_len
+    scheduled_len = _first_piece(table, row, missing_len, cached_len, joins)
     piece_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
     if limits.passes_over_short and scheduled_len > 0 and piece_len <= 0:
         return PASSED
@@ -338,7 +333,7 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
     missing_len = sequence.known_len - computed_len
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return False
-    scheduled_len = _first_piece(table, missing_len, computed_len, num_running_scheduled > 0)
+    scheduled_len = _first_piece(table, row, missing_len, computed_len, num_running_scheduled > 0)
     scheduled_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
     if scheduled_len <= 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
@@ -347,8 +342,20 @@ def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
 
 
 @inner
-def _first_piece(table: Table, missing_len: int, cached_len: int, joins: bool) -> int:
-    """Return how many tokens the next admission may compute; 0 if it has to wait."""
+def _first_piece(table: Table, row: int, missing_len: int, cached_len: int, joins: bool) -> int:
+    """Return how many tokens an admission may compute; 0 if it has to wait."""
+    scheduled_len = _allowed_piece(table, missing_len, cached_len, joins)
+    if not table.limits[0].state_block_size:
+        return scheduled_len
+    piece_len = _to_state(table, row, cached_len, scheduled_len)
+    if scheduled_len > missing_len and piece_len != scheduled_len:
+        return min(piece_len, 1)  # without dummy drafts, rather than with some
+    return piece_len
+
+
+@inner
+def _allowed_piece(table: Table, missing_len: int, cached_len: int, joins: bool) -> int:
+    """Return how many tokens an admission may compute, wherever its state is kept."""
     limits = table.limits[0]
     step = table.steps[table.state[0].current]
     budget = min(step.tokens_left, step.inputs_left - limits.draft_slots)

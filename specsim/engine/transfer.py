@@ -82,10 +82,13 @@ class KVSize:
     parts: tuple[KVPart, ...]
     last_share: float
     """Part of it that the last layer is."""
+    state_bytes: float = 0.0
+    """States of layers that keep one, whatever the length."""
 
     def of(self, tokens: int) -> float:
         """Return the bytes of so many tokens, which end where a prompt does."""
-        return sum(part.per_token * min(tokens, part.most_tokens) for part in self.parts)
+        moved = (part.per_token * min(tokens, part.most_tokens) for part in self.parts)
+        return sum(moved) + self.state_bytes
 
 
 class Link:

@@ -28,7 +28,7 @@ from specsim.engine.setup import Setup, Wiring
 from specsim.engine.table import BLOCKS_HELD
 from specsim.engine.transfer import KVPart, KVSize
 from specsim.hardware import load_model
-from specsim.hardware.kv_groups import FULL, SLIDING
+from specsim.hardware.kv_groups import CHUNKED, SLIDING, STATE
 from specsim.results.logs import Deliveries
 from specsim.results.metrics import LimitUse
 from specsim.results.records import PrefillRecords, ReplicaRecords, records_of_run
@@ -104,7 +104,8 @@ class PoolServers:
     def size(self) -> KVSize:
         server, is_moved = self.decode, self.config.transfer.draft_kv == "moved"
         layers, size = server.layers, server.engine.block_size
-        last_share = 1 / load_model(server.profile.model).num_hidden_layers
+        model = load_model(server.profile.model)
+        last_share = 1 / model.num_hidden_layers
         whole = server.token_bytes(with_drafts=is_moved)
         if layers is None or not server.setup.kv.has_windows:
             return KVSize((KVPart(whole, inf),), last_share)
@@ -112,22 +113,40 @@ class PoolServers:
         total = sum(each.layers * (each.bytes_per_token or 0.0) for each in layers.target)
         parts = [KVPart(whole - target, inf)]  # the drafter's
         for each in layers.target:
+            if each.kind == STATE:
+                continue
             # A window may begin within a block.
             most = (-(-each.span_len // size) + 1) * size if each.kind == SLIDING else inf
             share = each.layers * (each.bytes_per_token or 0.0) / total
             parts.append(KVPart(target * share, most))
-        return KVSize(tuple(parts), last_share)
+        gpus = server.profile.tensor_parallel_size
+        return KVSize(tuple(parts), last_share, gpus * model.state_bytes(gpus))
+
+    @property
+    def kept_back_len(self) -> int:
+        """Return how many tokens at the end of a prompt the decode pool computes itself.
+
+        A state comes from before the last token; several MTP modules have to read all that they
+        look ahead to (vLLM: ``nixl/base_scheduler.py _prefill_backoff``).
+        """
+        has_states = any(group.kind == STATE for group in self.decode.setup.kv.groups)
+        return max(int(has_states), self.decode.setup.limits["reread_len"])
 
 
 def _check_layers(name: str, server: Deployment, pools: PoolsConfig) -> None:
     """Raise a ConfigError if it is not known how a pool's KV entries are moved."""
     layers = server.layers.target if server.layers else ()
     for each in layers:
-        if each.kind not in (FULL, SLIDING) or each.block_size:
+        if each.kind == CHUNKED or each.block_size:
             raise ConfigError(
                 f"pools.{name}: the model has layers of kind {each.kind!r}"
                 + (" with blocks of their own" if each.block_size else "")
-                + ", whose transfer is not simulated; name a model of full attention and windows"
+                + ", whose transfer is not simulated; name another"
+            )
+        if each.kind == STATE and name == "decode" and server.engine.enable_prefix_caching:
+            raise ConfigError(
+                "pools.decode.engine.enable_prefix_caching: what a decode replica finds of a model "
+                "that keeps states is not simulated; set it to false"
             )
     if server.setup.kv.has_windows and pools.transfer.draft_kv != "moved":
         raise ConfigError(
@@ -197,7 +216,7 @@ class PoolSystem:
         self._drafting = Drafting(
             servers.prefill_experiment, servers.prefill, prefill_requests(requests)
         )
-        self.pools = Pools(clock, requests, config.transfer, servers.size)
+        self.pools = Pools(clock, requests, config.transfer, servers.size, servers.kept_back_len)
         self.offload = _offload(servers.prefill, clock, len(requests))
 
     def decode_replica(

@@ -361,6 +361,25 @@ def test_of_layers_with_windows_what_they_read_is_moved(run: Callable[..., Run])
     assert moved["transferred_len"] == 48
 
 
+@pytest.mark.parametrize(("prompt", "moved"), [(48, 47), (1, 1)])
+def test_of_layers_with_states_all_but_the_last_token_is_moved(
+    run: Callable[..., Run], prompt: int, moved: int
+) -> None:
+    states = {"kind": "state", "layers": 16}
+    engine = {"block_size": 4, "kv_groups": [*with_windows([]), states]}
+    found = run([(0.0, prompt, 2)], engine=engine)
+    assert found.pools is not None
+    assert found.pools.pools.transfers["transferred_len"].tolist() == [moved]
+
+
+def test_modules_that_draft_in_turn_read_what_they_look_ahead_to(run: Callable[..., Run]) -> None:
+    spec = {"method": "mtp", "num_speculative_tokens": 3, "num_nextn_predict_layers": 3}
+    drafts = {"mtp": {"target_share": 0.25}}
+    found = run([(0.0, 48, 2)], engine={"speculative_config": spec}, costs={"drafts": drafts})
+    assert found.pools is not None
+    assert found.pools.pools.transfers["transferred_len"].tolist() == [46]
+
+
 def test_a_loaded_prompt_holds_what_windows_read(run: Callable[..., Run]) -> None:
     """Nine blocks suffice for a prompt that would fill 24; the null block is one more."""
     engine = {"block_size": 4, "kv_groups": with_windows([8])[1:], "num_gpu_blocks": 10}
@@ -387,8 +406,12 @@ TIER = {"blocks": 100}
         "disable_hybrid_kv_cache_manager of prefill",
     ),
     (
+        {"engine": {"kv_groups": [{"kind": "chunked_local_attention", "chunk": 8, "layers": 4}]}},
+        "pools.prefill: the model has layers of kind 'chunked_local_attention', whose transfer",
+    ),
+    (
         {"engine": {"kv_groups": [*with_windows([]), {"kind": "state", "layers": 16}]}},
-        "pools.prefill: the model has layers of kind 'state', whose transfer",
+        "pools.decode.engine.enable_prefix_caching: what a decode replica finds of a model",
     ),
     (
         {

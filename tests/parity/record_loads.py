@@ -7,10 +7,12 @@ its blocks are kept::
     python tests/parity/record_loads.py tests/parity/recorded 0 6
     python tests/parity/record_loads.py tests/parity/recorded 0 6 loras
     python tests/parity/record_loads.py tests/parity/recorded 0 6 groups
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 states
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host
 
 The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too; the third
-``loads-groups-SEED``, whose layers attend differently. The last, for
+and fourth ``loads-groups-SEED`` and ``loads-states-SEED``, whose layers attend differently, or keep
+a state. The last, for
 vLLM 0.31 to 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the
 worker that copies them: it stores at once, and what is loaded takes the scenario's time.
 """
@@ -29,6 +31,7 @@ from to_record import (
     random_group_loads_scenario,
     random_host_scenario,
     random_loads_scenario,
+    random_state_loads_scenario,
 )
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -255,6 +258,7 @@ class HostDriver(LoadsDriver):
 
 KINDS = {
     "groups": (lambda seed: random_group_loads_scenario(seed, record.needs_of), LoadsDriver),
+    "states": (lambda seed: random_state_loads_scenario(seed, record.needs_of), LoadsDriver),
     "loras": (random_adapters_scenario, LoadsDriver),
     "host": (random_host_scenario, HostDriver),
 }

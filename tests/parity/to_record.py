@@ -398,6 +398,19 @@ def random_states_scenario(
     return _with_layers(scenario, _layers_with_state(draw), draw, needs_of)
 
 
+def random_state_loads_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with prompts that another engine has but for their last token, after which a state
+    would be of no use."""
+    scenario = random_states_scenario(seed, needs_of)
+    scenario = _with_loads(scenario, random.Random(f"state loads {seed}"))
+    for row in scenario["requests"]:
+        is_whole = row["external_len"] == row["prompt_len"]
+        row["external_len"] = row["prompt_len"] - 1 if is_whole else 0
+    return scenario | {"name": f"loads-states-{seed}", "kind": "loads states"}
+
+
 def _layers_with_state(draw: random.Random) -> list[dict[str, Any]]:
     usual = draw.choice([1, 2, 4])
     layers = [{"kind": "state", "layers": draw.choice([1, 2, 3]) * usual}]
