@@ -24,10 +24,10 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler as VllmScheduler
 from specsim.hardware import load_model
 from specsim.reality.clock import Clock, MachineClock
 from specsim.reality.torch_engine.speed_probe import Probe, keep_kernels
-from specsim.reality.vllm.control import Control, Controller, Engine
+from specsim.reality.vllm.control import VARIABLE, Control, Controller, Engine
 from specsim.reality.vllm.scheduler import FOLDER_VARIABLE, RecordingAsyncScheduler
 from specsim.reality.vllm.worker import run_every_size
-from specsim.vllm import VARIABLE, AsyncScheduler
+from specsim.vllm import AsyncScheduler
 
 _EVERY, _WEIGHT = 0.03, 0.5
 """Seconds from one probe to the next, and what the last one counts."""
