@@ -91,7 +91,7 @@ class PoolServers:
             ("KV bytes per token", *(each.token_bytes(with_drafts=False) for each in both)),
             (
                 "disable_hybrid_kv_cache_manager",
-                *(each.engine.disable_hybrid_kv_cache_manager for each in both),
+                *(bool(each.engine.disable_hybrid_kv_cache_manager) for each in both),
             ),
         ):
             if prefill != decode:
@@ -137,11 +137,15 @@ def _check_layers(name: str, server: Deployment, pools: PoolsConfig) -> None:
     """Raise a ConfigError if it is not known how a pool's KV entries are moved."""
     layers = server.layers.target if server.layers else ()
     for each in layers:
-        if each.kind == CHUNKED or each.block_size:
+        if each.block_size:
             raise ConfigError(
-                f"pools.{name}: the model has layers of kind {each.kind!r}"
-                + (" with blocks of their own" if each.block_size else "")
-                + ", whose transfer is not simulated; name another"
+                f"pools.{name}: the model has layers with blocks of their own, whose transfer is "
+                "not simulated; name another model"
+            )
+        if each.kind == CHUNKED:
+            raise ConfigError(
+                f"pools.{name}: the model has layers that attend in chunks, whose transfer is not "
+                "simulated; set engine.disable_hybrid_kv_cache_manager to true"
             )
         if each.kind == STATE and name == "decode" and server.engine.enable_prefix_caching:
             raise ConfigError(
@@ -151,7 +155,7 @@ def _check_layers(name: str, server: Deployment, pools: PoolsConfig) -> None:
     if server.setup.kv.has_windows and pools.transfer.draft_kv != "moved":
         raise ConfigError(
             f"pools.transfer.draft_kv: {pools.transfer.draft_kv!r} is not simulated with a model "
-            "that has windows; leave it out, or set engine.disable_hybrid_kv_cache_manager to true"
+            "that has windows or states; leave it out"
         )
 
 

@@ -361,6 +361,23 @@ def test_of_layers_with_windows_what_they_read_is_moved(run: Callable[..., Run])
     assert moved["transferred_len"] == 48
 
 
+def test_a_switch_that_is_off_is_one_that_is_left_out(run: Callable[..., Run]) -> None:
+    engine = {"block_size": 4, "kv_groups": with_windows([8])}
+    off = {"prefill": {"engine": {"disable_hybrid_kv_cache_manager": False}}}
+    found = run([(0.0, 48, 2)], engine=engine, pools=off)
+    assert len(found.replicas[0].requests) == 1
+
+
+def test_layers_in_chunks_are_moved_whole_without_the_hybrid_manager(
+    run: Callable[..., Run],
+) -> None:
+    chunks = {"kind": "chunked_local_attention", "chunk": 8, "layers": 16}
+    engine = {"block_size": 4, "kv_groups": [*with_windows([]), chunks]}
+    found = run([(0.0, 48, 2)], engine={**engine, "disable_hybrid_kv_cache_manager": True})
+    assert found.pools is not None
+    assert found.pools.pools.size.of(48) == 48 * KV_BYTES
+
+
 @pytest.mark.parametrize(("prompt", "moved"), [(48, 47), (1, 1)])
 def test_of_layers_with_states_all_but_the_last_token_is_moved(
     run: Callable[..., Run], prompt: int, moved: int
@@ -407,7 +424,7 @@ TIER = {"blocks": 100}
     ),
     (
         {"engine": {"kv_groups": [{"kind": "chunked_local_attention", "chunk": 8, "layers": 4}]}},
-        "pools.prefill: the model has layers of kind 'chunked_local_attention', whose transfer",
+        "pools.prefill: the model has layers that attend in chunks, whose transfer",
     ),
     (
         {"engine": {"kv_groups": [*with_windows([]), {"kind": "state", "layers": 16}]}},
