@@ -12,6 +12,7 @@ entry point in the group ``specsim.<family>``.
 
 import inspect
 import os
+import re
 import sys
 from abc import ABC
 from collections.abc import Mapping
@@ -138,10 +139,20 @@ class Family(Generic[M]):
             hint = nearest(name, list(everything))
             if self.of_files and ("/" in name or name.endswith(".yaml")):
                 hint = f"a {self.of_files} is {{{self.tag}: {self.of_files}, name: {name}}}"
+            elif (file := _file_named(name)) is not None:
+                hint = self._classes_in(name, file)
             elif (module := _module_in(name)) is not None:
                 hint = f"a class of yours is {module}:{name.removeprefix(module)[1:] or 'CLASS'}"
             raise ConfigError(f"no {self.tag} '{name}'; {hint}")
         return everything[name]
+
+    def _classes_in(self, name: str, file: Path) -> str:
+        """Return what to write in place of the name of a file of the user's."""
+        own = _classes_of(_loaded_module(name, Path(name)))
+        members = [each.__name__ for each in own if issubclass(each, self.base)]
+        if not members:
+            return f"there is {file}, but it has no class that is a {self.base.__name__}"
+        return f"name a class of {file}, too: {' or '.join(f'{name}:{each}' for each in members)}"
 
     def _loaded(self, path: str) -> object:
         """Return the class of a path; ``static:k`` may be meant as a field without a value."""
@@ -164,7 +175,7 @@ class Family(Generic[M]):
         value = _unquoted(value)
         fields = from_short_form(value, self.tag) if isinstance(value, str) else value
         if fields == {} and isinstance(value, str) and value.endswith(".py"):
-            raise ConfigError(f"'{value}' is a file; name its class, too, as in {value}:CLASS")
+            fields = {self.tag: value}  # which `find` explains
         if fields == {} and isinstance(value, str):
             raise ConfigError(f"'{value}' is not of the form name:field=value,field=value")
         if not isinstance(fields, Mapping):
@@ -318,10 +329,20 @@ def _module_in(name: str) -> str | None:
 def _load(path: str) -> object:
     """Return what ``module:Class`` or ``folder/file.py:Class`` names."""
     module, _, attribute = path.rpartition(":")
+    found = _loaded_module(path, Path(module))
+    if not hasattr(found, attribute):
+        names = [each.__name__ for each in _classes_of(found)]
+        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
+    return getattr(found, attribute)
+
+
+def _loaded_module(path: str, place: Path) -> ModuleType:
+    """Return a module of the user's; a ConfigError, which names the path, if it fails."""
     try:
-        found = _module_at(Path(module))
+        return _module_at(place)
     except ModuleNotFoundError as error:
-        where = f" in {Path.cwd()}, nor among what is installed" if error.name == module else ""
+        is_it = error.name == str(place)
+        where = f" in {Path.cwd()}, nor among what is installed" if is_it else ""
         raise ConfigError(f"cannot load '{path}': {error}{where}") from error
     except ImportError as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
@@ -329,12 +350,21 @@ def _load(path: str) -> object:
         raise
     except Exception as error:  # the user's module runs when it is imported
         raise ConfigError(f"cannot load '{path}': {fault(error)}") from error
-    if not hasattr(found, attribute):
-        module = getattr(found, "__name__", "")  # of classes that it imports nobody asks for one
-        classes = (each for each in vars(found).values() if isinstance(each, type))
-        names = [each.__name__ for each in classes if each.__module__ == module]
-        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
-    return getattr(found, attribute)
+
+
+def _classes_of(module: ModuleType) -> list[type]:
+    """Return the classes that a module makes; of those that it imports nobody asks for one."""
+    classes = (each for each in vars(module).values() if isinstance(each, type))
+    return [each for each in classes if each.__module__ == module.__name__]
+
+
+def _file_named(name: str) -> Path | None:
+    """Return the Python file, or package, that a module's or a file's name leads to here."""
+    if not re.fullmatch(r"[\w./-]+", name):
+        return None
+    path = Path(name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    found = (each for each in (path, path.with_suffix("") / "__init__.py") if each.is_file())
+    return next(found, None)
 
 
 def _module_at(place: Path) -> ModuleType:

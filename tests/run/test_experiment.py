@@ -322,6 +322,27 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
     assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
 
 
+def test_a_trace_of_too_few_requests_is_said(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n1,9,5\n2,9,5\n")
+
+    def said(count: int, **more: Any) -> list[str]:
+        arrivals = {"kind": "trace", "path": str(table), **more}
+        workload = {"arrivals": arrivals, "num_requests": count}
+        warnings = Summary(simulate(tiny(workload=workload))).warnings
+        return [each for each in warnings if "num_requests" in each]
+
+    assert said(4) == [
+        f"workload.num_requests = 4, but {table} has 3 requests, each of which was replayed once"
+    ]
+    assert said(3, window=[0.0, 2.0])[0].endswith(
+        " has 2 requests in its window, each of which was replayed once"
+    )
+    assert said(3) == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [

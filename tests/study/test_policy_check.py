@@ -1,5 +1,6 @@
 """Policies of the user's are held to their contract."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
@@ -139,15 +140,26 @@ def test_a_policy_without_draft_lens_is_one_line(
     ("name", "why"),
     [
         ("mine.py:Yours", "no 'Yours'; choose from Mine, Other\n"),
-        ("./mine.py", "'./mine.py' is a file; name its class, too, as in ./mine.py:CLASS\n"),
+        (
+            "./mine_2.py",
+            "no kind './mine_2.py'; name a class of mine_2.py, too: ./mine_2.py:Mine\n",
+        ),
+        ("mine_3", "no kind 'mine_3'; name a class of mine_3.py, too: mine_3:Mine\n"),
+        ("mine_4.Mine", "no kind 'mine_4.Mine'; a class of yours is mine_4:Mine\n"),
+        ("mean.py", "no kind 'mean.py'; a class of yours is mean.py:CLASS\n"),
+        ("none", "there is none.py, but it has no class that is a Policy\n"),
     ],
 )
 def test_a_class_is_chosen_of_those_that_the_file_defines(
     cli: Run, tmp_path: Path, name: str, why: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from specsim.api import BatchView, Policy\nclass Mine: pass\nclass Other: pass\n"
-    )
+    file = f"{re.findall('[a-z_0-9]+', name)[0]}.py"  # a name has one module in a process
+    if file.startswith("mine"):
+        (tmp_path / file).write_text(
+            "from specsim.api import BatchView, Policy\n"
+            "class Mine(Policy): pass\nclass Other: pass\n"
+        )
+    (tmp_path / "none.py").write_text("from specsim.api import Policy\n")
     code, _, errors = cli("policy", "check", name)
     assert code == 2
     assert errors.endswith(why)

@@ -347,3 +347,16 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
         f"{path}: no known format has these columns: {columns}; name the columns of a table "
         "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
     )
+
+
+def read_named(path: Path, field: str) -> Trace:
+    """Return the workload in the file that a field of an experiment names.
+
+    A TraceError names the field if there is no such file.
+    """
+    if not locate(path).exists():
+        raise TraceError(
+            f"{field} = {path}: there is no such file, neither beside the experiment nor in "
+            f"{Path.cwd()}; correct the path"
+        )
+    return read_trace(path)

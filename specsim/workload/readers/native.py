@@ -165,6 +165,7 @@ _OF_HTTP = {"request", "response"}
 _SIZES = {"len", "length", "lens", "lengths", "size", "bytes", "body", "upstream"}
 """Of HTTP messages in logs of web servers and gateways (nginx's ``$request_length``), in bytes."""
 _SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nano": 1e-9}
+_UNITS = {"s": "seconds", "sec": "seconds", "nano": "ns"}
 _CLOCKS = {
     "arrived", "created", "received", "sent", "started", "submitted", "time", "timestamp", "ts",
     "datetime", "unix",
@@ -207,13 +208,15 @@ class NamedColumns(Reader):
                 )
         taken = {what: names[0] for what, names in found.items() if names}
         builder = TraceBuilder(file.path, self.kind)
+        clock = _Clock(taken["arrival"]) if "arrival" in taken else None
         for row in _rows(file):
-            arrived_at = _seconds(row, taken["arrival"]) if "arrival" in taken else None
+            arrived_at = None if clock is None else clock.seconds(row)
             lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
             builder.add(*lens, arrived_at)
         used = {*taken.values(), *(name.partition(".")[0] for name in taken.values())}
         ignored = [name for name in file.columns if name not in used]
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
+        said += f", {clock.form}" if clock else ""
         builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
         return builder.build()
 
@@ -272,26 +275,52 @@ def _words(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
 
 
-def _seconds(row: Row, name: str) -> float:
-    text = row.get(name)
-    unit = next((_SECONDS[word] for word in _words(name) if word in _SECONDS), None)
-    try:
-        seconds = float(text) * (unit or _unit(float(text)))
-        if isfinite(seconds):
-            return seconds
-    except (TypeError, ValueError, OverflowError):
-        pass
-    try:
-        clock = datetime.fromisoformat(str(text).strip())
-    except ValueError:
-        raise TraceError(
-            f"{row.place}: {name} = {short(text)} is neither seconds nor a time such as "
+class _Clock:
+    """Reads the arrivals of a column, all of which are in one form."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._unit = next((word for word in _words(name) if word in _SECONDS), None)
+        self.form = ""  # what was taken for the form, once a row has been read
+
+    def seconds(self, row: Row) -> float:
+        text = row.get(self._name)
+        try:
+            number = float(text)
+        except (TypeError, ValueError, OverflowError):
+            return self._of_text(str(text).strip(), row)
+        if not isfinite(number):
+            raise self._no_time(text, row)
+        unit = self._unit or _unit(number)
+        self._check_form(f"in {_UNITS.get(unit, unit)}", row)
+        return number * _SECONDS[unit]
+
+    def _of_text(self, text: str, row: Row) -> float:
+        try:
+            clock = datetime.fromisoformat(text)
+        except ValueError:
+            raise self._no_time(text, row) from None
+        self._check_form("as dates and times, UTC where none names a zone", row)
+        return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
+
+    def _no_time(self, text: object, row: Row) -> TraceError:
+        return TraceError(
+            f"{row.place}: {self._name} = {short(text)} is neither seconds nor a time such as "
             "2026-11-16T18:17:03.5 (with its date, in one column); correct or remove the row"
-        ) from None
-    return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
+        )
+
+    def _check_form(self, form: str, row: Row) -> None:
+        """Raise a TraceError if a row is in another form than those before it."""
+        if self.form not in ("", form):
+            raise TraceError(
+                f"{row.place}: {self._name} = {short(row.values[self._name])} was read {form}, "
+                f"rows before it {self.form}; say the unit in the name of the column, such as "
+                f"{self._name}_ms, or correct the row"
+            )
+        self.form = form
 
 
-def _unit(since_1970: float) -> float:
+def _unit(since_1970: float) -> str:
     """Return the unit of a time that would be in a far century, were it in seconds."""
-    fitting = (1e-3**n for n in (3, 2, 1) if since_1970 > _LATER * 1e3 ** (n - 1))
-    return next(fitting, 1.0)
+    units = ((3, "ns"), (2, "us"), (1, "ms"))
+    return next((unit for n, unit in units if since_1970 > _LATER * 1e3 ** (n - 1)), "s")
