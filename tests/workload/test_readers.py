@@ -308,7 +308,7 @@ BAD = {
     ),
     "some without": (
         b'{"prompt_len": 3, "output_len": 1, "id": "a"}\n{"prompt_len": 3, "output_len": 1}\n',
-        "only 1 of 2 requests have 'ids'",
+        "only 1 of 2 requests have 'id'",
     ),
     "a list for a name": (
         b'{"chat_id": [], "timestamp": 0, "input_length": 20, "output_length": 5, '
@@ -335,6 +335,17 @@ BAD = {
         b"arrival_time,prompt_len,output_len\nnoon,2,3\n",
         "line 2: arrival_time = 'noon' is neither seconds nor a time",
     ),
+    "misspelt column": (
+        b'{"prompt_len": 1, "output_len": 3, "sesion": "a"}\n',
+        "unknown column 'sesion'; did you mean 'session'",
+    ),
+    "a session here and there": (
+        b'{"prompt_len": 1, "output_len": 3, "session": "a"}\n{"prompt_len": 1, "output_len": 3}\n',
+        "only 1 of 2 requests have 'session'; all of them",
+    ),
+    "true for a length": (
+        b'{"prompt_tokens": true, "completion_tokens": 3}\n', "prompt_tokens = True is not a"),
+    "Latin 1": (b"prompt_len,output_len\n1,2\n\xfc,2\n", "save it in UTF-8"),
     "seconds and milliseconds": (
         b"timestamp,prompt_len,output_len\n1763971200,2,3\n1763971201000,2,3\n",
         "line 3: timestamp = '1763971201000' was read in ms, rows before it in seconds; say the",
@@ -380,6 +391,32 @@ def test_the_form_of_arrivals_is_said(
     trace = read_trace(path)
     assert trace.note.endswith(f"{name} is the arrival, {form}")
     assert trace.arrived_at == pytest.approx([0.0, end])
+
+
+def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "ts_ms,prompt_tokens,output_tokens,session,adapter,think_time,tenant\n"
+        "0,100,10,a,,,x\n100,200,10,a,1,0.5,y\n900,100,10,,2,,x\n"
+    )
+    trace = read_trace(path)
+    assert trace.sessions is not None
+    assert trace.sessions.tolist() == [0, 0, 1]
+    assert trace.adapters is not None
+    assert trace.adapters.tolist() == [0, 1, 2]
+    assert trace.think_times is not None
+    assert trace.think_times.tolist() == [0.0, 0.5, 0.0]
+    said = "; as in specsim's own format: adapter, session, think_time; ignored: tenant"
+    assert trace.note.endswith(said)
+    assert describe(trace).num_sessions == 2
+
+
+def test_columns_that_nobody_knows_are_said(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt_len": 1, "output_len": 3, "tenant": "a"}\n')
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert trace.note == "ignored: tenant"
+    write_trace(trace, tmp_path / "own.jsonl")
+    assert read_trace(tmp_path / "own.jsonl").note == ""
 
 
 def test_a_file_that_is_missing_is_named_with_its_field() -> None:
