@@ -348,7 +348,7 @@ def _loaded_module(path: str, place: Path) -> ModuleType:
         raise ConfigError(f"cannot load '{path}': {error}") from error
     except SpecsimError:
         raise
-    except Exception as error:  # the user's module runs when it is imported
+    except (Exception, SystemExit) as error:  # the user's module runs when it is imported
         raise ConfigError(f"cannot load '{path}': {fault(error)}") from error
 
 

@@ -47,6 +47,11 @@ class Mine(Policy):
         ("[2**70] * batch.size", "whole numbers"),
         ("1 // 0", "ZeroDivisionError: .* line 10, in draft_lens"),
         ("batch.nothing", "AttributeError: .* line 10, in draft_lens"),
+        ("exit(4)", "SystemExit: 4 .* line 10, in draft_lens"),
+        (
+            "setattr(self, 'kind', 'x')",
+            "kind = 'x': instance is frozen: an object does not change while it is used; put what",
+        ),
     ],
 )
 def test_a_wrong_answer_names_policy_step_and_value(
@@ -163,6 +168,14 @@ def test_a_class_is_chosen_of_those_that_the_file_defines(
     code, _, errors = cli("policy", "check", name)
     assert code == 2
     assert errors.endswith(why)
+
+
+def test_a_file_that_ends_the_program_is_one_line(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    code, _, errors = cli("policy", "check", f"{tmp_path}/leaves.py:Mine")
+    assert code == 2
+    assert "SystemExit: 3 (" in errors
+    assert "leaves.py, line 1" in errors
 
 
 def test_misspelt_names_are_found(cli: Run, tmp_path: Path) -> None:

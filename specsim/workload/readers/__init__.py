@@ -312,7 +312,7 @@ class Reader(Member):
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         """Add what a row says; of a format without rows, `read` does everything."""
-        raise NotImplementedError
+        raise NotImplementedError("write add, or read")
 
 
 READERS = Family("workload.readers", Reader)
