@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
@@ -118,12 +118,30 @@ class Family(Generic[M]):
         return str(member.model_fields[self.tag].default)
 
     def all_members(self) -> dict[str, type[M]]:
-        """Return the shipped members and those of installed entry points."""
-        plugins = {
-            entry.name: self._checked(entry.load(), entry.value)
-            for entry in entry_points(group=f"specsim.{self.name}")
-        }
-        return {**self.members, **plugins}
+        """Return the shipped members and those of installed packages, whose names come second.
+
+        A ConfigError if one of them cannot be loaded.
+        """
+        entries = self._entries.items()
+        installed = {n: self._installed(each) for n, each in entries if n not in self.members}
+        return {**self.members, **installed}
+
+    @property
+    def _entries(self) -> dict[str, EntryPoint]:
+        """What installed packages add, by name; nothing is loaded."""
+        return {entry.name: entry for entry in entry_points(group=f"specsim.{self.name}")}
+
+    def _installed(self, entry: EntryPoint) -> type[M]:
+        """Return the class of an installed package."""
+        try:
+            return self._checked(entry.load(), entry.value)
+        except (Exception, SystemExit) as error:
+            why = str(error) if isinstance(error, SpecsimError) else fault(error)
+            package = entry.dist.name if entry.dist is not None else "an installed package"
+            raise ConfigError(
+                f"{self.tag} '{entry.name}' of {package} cannot be loaded from '{entry.value}': "
+                f"{why}; mend or uninstall it"
+            ) from error
 
     def find(self, name: str) -> type[M]:
         """Return the class behind a name, alias, entry point or path; else a ConfigError."""
@@ -134,9 +152,8 @@ class Family(Generic[M]):
             return shipped
         if ":" in name:
             return self._checked(self._loaded(name), name)
-        everything = self.all_members()
-        if name not in everything:
-            hint = nearest(name, list(everything))
+        if (entry := self._entries.get(name)) is None:
+            hint = nearest(name, [*self.members, *self._entries])
             if self.of_files and ("/" in name or name.endswith(".yaml")):
                 hint = f"a {self.of_files} is {{{self.tag}: {self.of_files}, name: {name}}}"
             elif (file := _file_named(name)) is not None:
@@ -144,7 +161,7 @@ class Family(Generic[M]):
             elif (module := _module_in(name)) is not None:
                 hint = f"a class of yours is {module}:{name.removeprefix(module)[1:] or 'CLASS'}"
             raise ConfigError(f"no {self.tag} '{name}'; {hint}")
-        return everything[name]
+        return self._installed(entry)
 
     def _classes_in(self, name: str, file: Path) -> str:
         """Return what to write in place of the name of a file of the user's."""
@@ -195,8 +212,8 @@ class Family(Generic[M]):
             raise
         except Exception as error:  # the user's own constructor or validator
             raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
-        # Written back out, a class from elsewhere keeps the path under which it was found.
-        return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
+        # Written back out, a class from elsewhere keeps the name under which it was found.
+        return parsed.model_copy(update={self.tag: name}) if self._found[name] is None else parsed
 
     def _explained(self, problem: Any, member: type[M], *, is_short: bool) -> InitErrorDetails:
         """Return a problem of a member; of a field that is another's, with whose it is."""
