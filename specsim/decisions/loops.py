@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from specsim.core.compiled import Bound, Hook, Loop, Pointers, Rows, inner, record_of, types_of
 from specsim.core.desk import Desk, Flags, Floats, Ints
@@ -102,10 +103,14 @@ _OF_OUTCOME += _LOAD
 Act = Callable[[Any, Any], None]
 
 
-def row_of(kind: type, **values: float) -> NDArray[Any]:
-    """Return a record array of one row with the fields of a class, 0 but for these."""
+def row_of(kind: type, policy: BaseModel | None = None, /, **values: float) -> NDArray[Any]:
+    """Return a record array of one row with the fields of a class, 0 but for these.
+
+    And but for those that a policy has, too, under the same name.
+    """
     row = np.zeros(1, dtype=record_of(kind))
-    for field, value in values.items():
+    shared = row.dtype.fields.keys() & type(policy).model_fields if policy is not None else ()
+    for field, value in {**{name: getattr(policy, name) for name in shared}, **values}.items():
         row[field] = value
     return row
 

@@ -10,6 +10,7 @@ from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all, let_all_go
 from specsim.policies.parts.leavers import MOST, PresentPart, find_leavers, nobody_present
 from specsim.policies.parts.tiers_by_size import lens_up_to
 
@@ -24,7 +25,7 @@ class Gate(Protocol):
     is_shut: int
 
 
-class GateMemory(NamedTuple):
+class Gated(NamedTuple):
     """What it remembers."""
 
     gate: Rows[Gate]
@@ -41,7 +42,7 @@ class GateMemory(NamedTuple):
 
 
 @inner
-def count_ended(memory: GateMemory, request: int) -> None:
+def count_ended(memory: Gated, request: int) -> None:
     """Take in a request that has ended; shut the gate where the mean is too low."""
     gate = memory.gate[0]
     if memory.steps[request] <= 0.0 or gate.is_shut:
@@ -57,7 +58,7 @@ def count_ended(memory: GateMemory, request: int) -> None:
         gate.is_shut = gate.total / gate.window < gate.threshold
 
 
-def decide(view: View, memory: GateMemory) -> None:
+def decide(view: View, memory: Gated) -> None:
     """Draft as the schedule says, nothing once the gate is shut."""
     step, gate = view.step[0], memory.gate[0]
     if gate.window:
@@ -65,17 +66,15 @@ def decide(view: View, memory: GateMemory) -> None:
             count_ended(memory, memory.present.left[place])
     step.may_drop = gate.is_shut
     k = memory.lens[min(step.num_rows, len(memory.lens) - 1)]
-    for row in range(step.num_rows):
-        view.lens[row] = 0 if gate.is_shut else k
+    ask_all(view, 0 if gate.is_shut else k)
 
 
-def drop(view: View, memory: GateMemory) -> None:
+def drop(view: View, memory: Gated) -> None:
     """Let go of everybody once the gate is shut: the drafter runs no more."""
-    for row in range(view.step[0].num_rows):
-        view.let_go[row] = memory.gate[0].is_shut != 0
+    let_all_go(view, memory.gate[0].is_shut != 0)
 
 
-def observe(view: View, memory: GateMemory) -> None:
+def observe(view: View, memory: Gated) -> None:
     """Count what was accepted of each request."""
     for row in range(view.step[0].num_rows):
         request = view.requests[row]
@@ -110,9 +109,7 @@ class AcceptanceGate(LoopPolicy):
     acceptance_length_threshold: float = Field(default=0.0, ge=0)
     """Accepted tokens per step and request, below which it does."""
 
-    loops: ClassVar[Loops] = Loops(
-        GateMemory, decide=decide, observe=observe, drop=drop, rooms=ROOMS
-    )
+    loops: ClassVar[Loops] = Loops(Gated, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -122,16 +119,8 @@ class AcceptanceGate(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return an open gate."""
-        lens = np.array([server.max_draft_len])
-        if self.draft_len_schedule is not None:
-            lens = lens_up_to(self.draft_len_schedule, server.max_draft_len)
         window, threshold = self.acceptance_window, self.acceptance_length_threshold
-        return self.remember(
-            server,
-            gate=row_of(Gate, window=window, threshold=threshold),
-            lens=lens,
-            means=np.zeros(window + 1),
-            steps=PerRequest(0.0),
-            accepted=PerRequest(0.0),
-            present=nobody_present(),
-        )
+        gate = row_of(Gate, window=window, threshold=threshold)
+        lens = lens_up_to(self.draft_len_schedule, server.max_draft_len)
+        seen = {"steps": PerRequest(0.0), "accepted": PerRequest(0.0), "present": nobody_present()}
+        return self.remember(server, gate=gate, lens=lens, means=np.zeros(window + 1), **seen)

@@ -109,13 +109,6 @@ class AdaEdl(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the first threshold for all."""
-        known = row_of(
-            EdlNumbers,
-            scale=self.gamma,
-            target=self.target,
-            change=self.change,
-            rate_memory=self.rate_memory,
-            threshold_memory=self.threshold_memory,
-        )
+        known = row_of(EdlNumbers, self, scale=self.gamma)
         thresholds, rates = PerRequest(self.threshold), PerRequest(0.0)
         return self.remember(server, known=known, thresholds=thresholds, rates=rates)

@@ -1,12 +1,12 @@
 """vLLM's adaptive verification: the surest drafts of the whole batch, as many as pay."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
 import numpy as np
 
-from specsim.core.compiled import Rows, inner
-from specsim.core.desk import FloatRows, Floats, PerRequest
-from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.core.compiled import inner
+from specsim.core.desk import Flags, FloatRows, PerRequest
+from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.acceptance_estimator import (
@@ -15,14 +15,9 @@ from specsim.policies.parts.acceptance_estimator import (
     learn_fates,
     predict,
 )
+from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
 from specsim.profile.step_time import put_len, put_load
-
-
-class AdaptState(Protocol):
-    """The policy's numbers."""
-
-    learns: int
 
 
 class Adapting(NamedTuple):
@@ -30,19 +25,15 @@ class Adapting(NamedTuple):
 
     stale: FloatRows
     """Confidences of each request's last draft."""
-    state: Rows[AdaptState]
-    """One row."""
-    gains: Floats
-    """As in `Spending`."""
+    learns: Flags
+    """Whether it does."""
     estimator: Annotated[Any, Estimator]
     spending: Annotated[Any, Spending]
 
 
 def decide(view: View, memory: Adapting) -> None:
     """Ask for the longest drafts."""
-    step = view.step[0]
-    for row in range(step.num_rows):
-        view.lens[row] = step.max_draft_len
+    ask_all(view, view.step[0].max_draft_len)
 
 
 @inner
@@ -56,7 +47,7 @@ def put_stale(view: View, memory: Adapting) -> int:
         product = 1.0
         for place in range(view.draft_lens[row]):
             product *= memory.stale[view.requests[row], place]
-            memory.gains[index] = product
+            memory.spending.gains[index] = product
             index += 1
     return index
 
@@ -67,19 +58,19 @@ def put_fresh(view: View, memory: Adapting) -> None:
 
     Products are as exact as what drafters state: single precision.
     """
-    step = view.step[0]
+    step, gains = view.step[0], memory.spending.gains
     for row in range(step.num_rows):
         request, stated = view.requests[row], 1.0
         for place in range(step.width):
             at = place * step.num_rows + row
-            memory.gains[at] = -1.0
+            gains[at] = -1.0
             if place < view.draft_lens[row]:
                 confidence = view.confidences[row * step.width + place]
-                if memory.state[0].learns:
+                if memory.learns[0]:
                     confidence = predict(memory.estimator, request, place, confidence)
                 memory.stale[request, place] = confidence
                 stated = float(np.float32(stated * confidence))
-                memory.gains[at] = stated
+                gains[at] = stated
 
 
 def verify(view: View, memory: Adapting) -> None:
@@ -101,7 +92,7 @@ def verify(view: View, memory: Adapting) -> None:
 
 def observe(view: View, memory: Adapting) -> None:
     """Learn, if it does."""
-    if memory.state[0].learns:
+    if memory.learns[0]:
         learn_fates(memory.estimator, view.step[0].num_rows)
 
 
@@ -137,7 +128,7 @@ class AdaptiveVerification(LoopPolicy):
         return self.remember(
             server,
             stale=PerRequest(1.0, longest),
-            state=row_of(AdaptState, learns=self.learns),
+            learns=np.array([self.learns]),
             estimator=estimator_desk(longest),
             spending=spending_desk(),
         )

@@ -49,4 +49,4 @@ class Disco(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the threshold."""
-        return self.remember(server, rule=row_of(StopRule, threshold=self.threshold))
+        return self.remember(server, rule=row_of(StopRule, self))

@@ -13,9 +13,9 @@ from specsim.policies.parts.by_request import (
     foresee_each,
     learn_each,
     settle_each,
+    spend_each,
     tell,
 )
-from specsim.policies.parts.spending import spend_by_len
 from specsim.policies.parts.trials import let_go
 
 
@@ -25,7 +25,7 @@ def decide(view: View, memory: ByRequest) -> None:
     foresee_each(view, memory)
     emitted = float(step.num_decodes)
     if step.num_decodes:
-        spend_by_len(spending, step.max_draft_len, step.free_slots, memory.known[0].one_cost > 0)
+        spend_each(view, memory)
     for row in range(step.num_rows):
         view.lens[row] = spending.counts[row]
         for place in range(spending.counts[row]):

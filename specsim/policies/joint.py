@@ -22,6 +22,7 @@ from specsim.policies.draft_goodput import (
     tally,
 )
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import verify_all
 from specsim.policies.parts.estimate import PRIOR_TRIALS, alpha_of_all, fade, fading_desk, survive
 from specsim.policies.parts.exchange import (
     Trade,
@@ -481,8 +482,7 @@ def verify(view: View, desk: Joining) -> None:
     """Settle what is verified of what was drafted."""
     step, trade = view.step[0], desk.trade
     if not desk.state[0].has_confidences or not step.width:
-        for row in range(step.num_rows):
-            view.lens[row] = view.draft_lens[row]
+        verify_all(view)
         return
     desk.state[0].num_rows, desk.state[0].width = step.num_rows, step.width
     _put_running(view, trade)

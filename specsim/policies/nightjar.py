@@ -12,6 +12,7 @@ from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import Bins, begin_bin, next_draw, note_reward, played_k, rate_of
+from specsim.policies.parts.asking import ask_all
 
 NUM_SIZES = 12  # two sizes of batch are alike, and all beyond 22
 
@@ -70,8 +71,7 @@ def decide(view: View, memory: NightjarMemory) -> None:
                 its.arm = int(next_draw(memory.draws) * (step.max_draft_len + 1))
         its.steps_left -= 1
         state.arm = its.arm
-    for row in range(step.num_rows):
-        view.lens[row] = state.arm if size else 0
+    ask_all(view, state.arm if size else 0)
 
 
 def observe(view: View, memory: NightjarMemory) -> None:

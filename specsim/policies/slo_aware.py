@@ -11,6 +11,7 @@ from specsim.core.desk import Desk, Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.by_request import (
     ByRequest,
     alpha_now,
@@ -18,10 +19,10 @@ from specsim.policies.parts.by_request import (
     foresee_each,
     learn_each,
     settle_each,
+    spend_each,
     tell,
 )
 from specsim.policies.parts.estimate import best_common_len, expected_len
-from specsim.policies.parts.spending import spend_by_len
 from specsim.policies.parts.trials import KEPT, let_go
 from specsim.profile.step_time import priced
 
@@ -70,18 +71,15 @@ def spend_on_late(view: View, memory: OnTime) -> None:
 
 def decide(view: View, memory: OnTime) -> None:
     """Ask for what each request needs to be on time, and what pays on top."""
-    step, num, its, what = view.step[0], view.step[0].num_decodes, memory.its, KEPT
-    alpha = alpha_now(its)
+    step, its, alpha, what = view.step[0], memory.its, alpha_now(memory.its), KEPT
     foresee_each(view, its)
-    if num:
+    if step.num_decodes:
         spend_on_late(view, memory)
-        one_cost = its.known[0].one_cost > 0
-        spend_by_len(its.spending, step.max_draft_len, step.free_slots, one_cost)
+        spend_each(view, its)
         # What the late are given need not pay; whether the drafter does is another question.
         k = best_common_len(view, alpha)
-        for row in range(step.num_rows):
-            view.lens[row] = k
-        what = settle_each(view, its, num * expected_len(alpha, k))
+        ask_all(view, k)
+        what = settle_each(view, its, step.num_decodes * expected_len(alpha, k))
     for row in range(step.num_rows if what == KEPT else 0):
         view.lens[row] = its.spending.counts[row]
     tell(view, its)
@@ -127,6 +125,5 @@ class SloAware(LoopPolicy):
         tpot = 0.05 if server.tpot_slo is None else server.tpot_slo
         if self.tpot_ms is not None:
             tpot = self.tpot_ms * 1e-3
-        memory = by_request(server, self.prior, self.window, 20.0, tpot)
-        its = Desk(ByRequest, **memory)
+        its = Desk(ByRequest, **by_request(server, self.prior, self.window, 20.0, tpot))
         return self.remember(server, first_token_at=PerRequest(np.nan), its=its)

@@ -7,10 +7,11 @@ import numpy as np
 from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
-from specsim.core.desk import Floats, Ints
+from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all, verify_all
 from specsim.policies.parts.estimate import (
     PRIOR_TRIALS,
     WindowState,
@@ -39,15 +40,13 @@ class Serving(NamedTuple):
     """One row."""
     ring: Ints
     """Accepted tokens, and drafts cut short, of its last steps."""
-    gains: Floats
-    """As in `Spending`."""
     spending: Annotated[Any, Spending]
 
 
 @inner
 def put_gains(view: View, memory: Serving, place: int) -> None:
     """Work out how likely the tokens at a place of the drafts are accepted."""
-    step, gains = view.step[0], memory.gains
+    step, gains = view.step[0], memory.spending.gains
     for row in range(step.num_rows):
         before = gains[(place - 1) * step.num_rows + row] if place else 1.0
         confidence = 0.0
@@ -68,8 +67,7 @@ def decide(view: View, memory: Serving) -> None:
         price_lens(view.pricing, 2)
         if (1.0 + state.expected) / times[1] <= 1.0 / times[0]:
             k = 0
-    for row in range(step.num_rows):
-        view.lens[row] = k
+    ask_all(view, k)
 
 
 def stop(view: View, memory: Serving) -> None:
@@ -86,7 +84,7 @@ def stop(view: View, memory: Serving) -> None:
         gain, drafted, stated = 0.0, 0, 0.0
         for row in range(step.num_rows):
             if k <= view.draft_lens[row]:
-                gained = memory.gains[(k - 1) * step.num_rows + row]
+                gained = memory.spending.gains[(k - 1) * step.num_rows + row]
                 drafted += 1 if gained > 0.0 else 0  # an answer may end before
                 gain += gained
                 stated += view.confidences[row * step.width + k - 1]
@@ -103,11 +101,9 @@ def stop(view: View, memory: Serving) -> None:
 
 def verify(view: View, memory: Serving) -> None:
     """Verify of each draft what is among the tokens that are worth it."""
-    step = view.step[0]
-    for row in range(step.num_rows):
-        view.lens[row] = view.draft_lens[row]
-    if memory.state[0].by_confidence and step.width:
-        for place in range(step.width):
+    verify_all(view)
+    if memory.state[0].by_confidence and view.step[0].width:
+        for place in range(view.step[0].width):
             put_gains(view, memory, place)
         memory.spending.found[2] = memory.state[0].tpot
         spend_on_drafts_made(view, memory.spending)
@@ -154,13 +150,8 @@ class SpecServe(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior and the limit."""
-        state = row_of(
-            ServeState,
-            prior=self.prior,
-            tpot=(server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3,
-            expected=self.first_confidence,
-            num_drafted=PRIOR_TRIALS,
-            by_confidence=server.has_confidences,
-        )
+        tpot = (server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3
+        known = {"expected": self.first_confidence, "by_confidence": server.has_confidences}
+        state = row_of(ServeState, self, tpot=tpot, num_drafted=PRIOR_TRIALS, **known)
         ring = np.zeros(2 * self.window, dtype=np.int64)
         return self.remember(server, state=state, ring=ring, spending=spending_desk())

@@ -53,5 +53,4 @@ class SpecDecPP(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the threshold."""
-        rule = row_of(StopRule, threshold=self.threshold, least_len=self.least_len)
-        return self.remember(server, rule=rule)
+        return self.remember(server, rule=row_of(StopRule, self))

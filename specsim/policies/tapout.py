@@ -110,7 +110,7 @@ class TapOut(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""
-        state = row_of(TapState, reward_share=self.reward_share)
+        state = row_of(TapState, self)
         sure, svip, adaedl, rise, margin = self.limits
         root = least_sure(lambda sure: sqrt(least_entropy(sure)) > svip)
         bound = least_sure(lambda sure: 1.0 - sqrt(GAMMA * least_entropy(sure)) < adaedl)

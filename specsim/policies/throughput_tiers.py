@@ -10,6 +10,7 @@ from specsim.core.desk import FloatRows, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.shares import mean_share, note_shares
 from specsim.policies.parts.tiers_by_size import (
     Tiers,
@@ -89,8 +90,7 @@ def decide(view: View, memory: TierMemory) -> None:
                 margin = 1.0 + state.hysteresis
                 take(memory, best_tier(view, memory, place, state.k, margin))
             state.num_steps = 0
-    for row in range(step.num_rows):
-        view.lens[row] = state.k
+    ask_all(view, state.k)
 
 
 def observe(view: View, memory: TierMemory) -> None:
@@ -134,10 +134,9 @@ class ThroughputTiers(LoopPolicy):
         _, lens_of = cut_tiers(self.tiers, longest)
         is_tier = any(longest in lens for lens in lens_of)
         k = longest if is_tier else lens_of[0][middle(lens_of[0])]
-        numbers = {"interval": self.interval, "hysteresis": self.hysteresis}
         return self.remember(
             server,
-            state=row_of(TierState, k=k, **numbers),
+            state=row_of(TierState, self, k=k),
             shares=np.zeros((longest + 1, self.window)),
             counts=np.zeros(longest + 1, dtype=np.int64),
             tiers=tiers_desk(self.tiers, longest),

@@ -11,20 +11,14 @@ from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.estimate import (
-    WindowState,
-    alpha_of,
-    best_common_len,
-    expected_len,
-    note_trials,
-    renew_alpha,
-)
-from specsim.policies.parts.trials import BEGUN, TrialState, gives_up, learn, no_trials, settle
+from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.estimate import alpha_of, best_common_len
+from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn_in_common, no_trials
 from specsim.profile.step_time import priced, put_load
 
 
-class TurboState(WindowState, TrialState, Protocol):
-    """What it knows of acceptance, and of whether drafting pays."""
+class TurboState(Known, Protocol):
+    """And from which batch on it does not."""
 
     by_model: int  # whether a model drafts
     disable_size: float  # batch size at which nothing was proposed any more
@@ -43,17 +37,14 @@ class Turbo(NamedTuple):
 
 def decide(view: View, memory: Turbo) -> None:
     """Propose the longest draft where a lookup drafts, else that of highest goodput."""
-    step, known, alpha = view.step[0], memory.known[0], alpha_of(memory.known[0])
-    num, k = step.num_decodes, int(step.max_draft_len)
+    step, known = view.step[0], memory.known[0]
     if known.by_model:
-        k = best_common_len(view, alpha)
-    for row in range(step.num_rows):
-        view.lens[row] = k
-    if known.by_model and num:
-        if k == 0:
+        k = best_common_len(view, alpha_of(known))
+        if k == 0 and step.num_decodes:
             known.disable_size = step.num_rows
-        if settle(view, known, num * expected_len(alpha, k)) == BEGUN:
-            renew_alpha(known, memory.ring)
+        ask_in_common(view, known, memory.ring, k)
+    else:
+        ask_all(view, step.max_draft_len)
     step.alpha, step.may_drop = alpha_of(known), gives_up(known) or known.disable_size < inf
 
 
@@ -94,8 +85,7 @@ def verify(view: View, memory: Turbo) -> None:
 def observe(view: View, memory: Turbo) -> None:
     """Learn from what was accepted, and what prompts take to be read by the drafter."""
     known = memory.known[0]
-    note_trials(view, known, memory.ring)
-    learn(view, known)
+    learn_in_common(view, known, memory.ring)
     view.step[0].may_drop = gives_up(known) or known.disable_size < inf
 
 
@@ -145,12 +135,6 @@ class TurboSpec(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior and no threshold."""
-        known = row_of(
-            TurboState,
-            prior=self.prior,
-            by_model=server.drafts_by_model,
-            disable_size=inf,
-            reset_steps=self.reset_steps,
-            **no_trials(self.window),
-        )
+        new = {"by_model": server.drafts_by_model, "disable_size": inf}
+        known = row_of(TurboState, self, **new, **no_trials(self.window))
         return self.remember(server, known=known, ring=np.zeros(2 * self.window, dtype=np.int64))

@@ -11,6 +11,7 @@ from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import note_reward, played_k, rate_of
+from specsim.policies.parts.asking import ask_all
 
 
 class Arms(NamedTuple):
@@ -40,8 +41,7 @@ def decide(view: View, memory: Arms) -> None:
     """Play all arms in turn, twice but for the last; then the one of the highest mean."""
     step = view.step[0]
     k = best_arm(memory) + 1 if step.num_decodes and step.max_draft_len else 0
-    for row in range(step.num_rows):
-        view.lens[row] = k
+    ask_all(view, k)
 
 
 def observe(view: View, memory: Arms) -> None:

@@ -91,6 +91,5 @@ class WindowOpt(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and no time seen."""
-        times = row_of(SeenTimes, prior=self.prior, alpha_max=self.alpha_max)
         fading = fading_desk(self.window, 1.0, forgets=True)
-        return self.remember(server, times=times, fading=fading)
+        return self.remember(server, times=row_of(SeenTimes, self), fading=fading)

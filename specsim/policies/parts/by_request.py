@@ -7,7 +7,7 @@ from specsim.core.desk import Floats
 from specsim.decisions.loops import View, row_of
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, survive
-from specsim.policies.parts.spending import Spending, spending_desk
+from specsim.policies.parts.spending import Spending, spend_by_len, spending_desk
 from specsim.policies.parts.trials import BEGUN, TrialState, learn, may_drop, no_trials, settle
 from specsim.profile.step_time import put_load
 
@@ -47,6 +47,13 @@ def foresee_each(view: View, memory: ByRequest) -> None:
     spending.sizes[2], spending.found[0] = step.num_rows, num
     for row in range(step.num_rows):
         spending.counts[row] = 0
+
+
+@inner
+def spend_each(view: View, memory: ByRequest) -> None:
+    """Add to what each drafts what makes goodput highest."""
+    step, one_cost = view.step[0], memory.known[0].one_cost > 0
+    spend_by_len(memory.spending, step.max_draft_len, step.free_slots, one_cost)
 
 
 @inner

@@ -48,11 +48,13 @@ def middle(lens: list[int]) -> int:
     return len(lens) // 2
 
 
-def lens_up_to(schedule: dict[int, int], longest: int) -> NDArray[np.int64]:
+def lens_up_to(schedule: dict[int, int] | None, longest: int) -> NDArray[np.int64]:
     """Return the length of each size of batch, given by the largest size that it is for.
 
-    None beyond the last, which stands for all that are larger.
+    None beyond the last, which stands for all that are larger; without a schedule the longest.
     """
+    if schedule is None:
+        return np.array([longest])
     sizes = sorted(schedule)
     of_each = [*(schedule[size] for size in sizes), 0]
     by_size = np.searchsorted(sizes, np.arange(sizes[-1] + 2))

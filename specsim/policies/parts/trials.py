@@ -13,8 +13,17 @@ a useless drafter costs next to nothing, and one that has become better is found
 from typing import Protocol
 
 from specsim.core.compiled import inner
+from specsim.core.desk import Ints
 from specsim.decisions.loops import View
-from specsim.policies.parts.estimate import num_cut_short
+from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.estimate import (
+    WindowState,
+    alpha_of,
+    expected_len,
+    note_trials,
+    num_cut_short,
+    renew_alpha,
+)
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200
@@ -181,6 +190,26 @@ def settle(view: View, trials: TrialState, emitted: float) -> int:
         view.lens[row] = 0 if is_out else 1
         left -= view.lens[row]
     return what
+
+
+class Known(WindowState, TrialState, Protocol):
+    """What is known of the acceptance of the last steps, and of whether drafting pays."""
+
+
+@inner
+def ask_in_common(view: View, known: Known, ring: Ints, k: int) -> None:
+    """Ask all for a length, none or a trial's; when one begins, what was learned is renewed."""
+    num, alpha = view.step[0].num_decodes, alpha_of(known)
+    ask_all(view, k)
+    if num and settle(view, known, num * expected_len(alpha, k)) == BEGUN:
+        renew_alpha(known, ring)
+
+
+@inner
+def learn_in_common(view: View, known: Known, ring: Ints) -> None:
+    """Learn from what was accepted, and what prompts take to be read by the drafter."""
+    note_trials(view, known, ring)
+    learn(view, known)
 
 
 @inner
