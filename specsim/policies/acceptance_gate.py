@@ -1,6 +1,6 @@
 """TensorRT-LLM: k by batch size, and an end to speculation where little is accepted."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -10,9 +10,9 @@ from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.asking import ask_all, let_all_go
-from specsim.policies.parts.leavers import MOST, PresentPart, find_leavers, nobody_present
-from specsim.policies.parts.tiers_by_size import lens_up_to
+from specsim.policies.parts.asking import ask_all, let_go_of
+from specsim.policies.parts.leavers import PresentPart, find_leavers, nobody_present
+from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
 
 
 class Gate(Protocol):
@@ -50,8 +50,7 @@ def count_ended(memory: Gated, request: int) -> None:
     mean = memory.accepted[request] / memory.steps[request]
     memory.steps[request] = -1.0
     place = gate.num_ended % gate.window
-    gate.total += mean
-    gate.total -= memory.means[place]
+    gate.total = gate.total + mean - memory.means[place]
     memory.means[place] = mean
     gate.num_ended += 1
     if gate.num_ended >= gate.window:
@@ -71,7 +70,7 @@ def decide(view: View, memory: Gated) -> None:
 
 def drop(view: View, memory: Gated) -> None:
     """Let go of everybody once the gate is shut: the drafter runs no more."""
-    let_all_go(view, memory.gate[0].is_shut != 0)
+    let_go_of(view, memory.gate[0].is_shut != 0, False)
 
 
 def observe(view: View, memory: Gated) -> None:
@@ -100,9 +99,7 @@ class AcceptanceGate(LoopPolicy):
         {"draft_len_schedule": {4: 4, 8: 2, 32: 1}},
         {"acceptance_window": 4, "acceptance_length_threshold": 2.0},
     )
-    draft_len_schedule: (
-        dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]] | None
-    ) = None
+    draft_len_schedule: LensUpTo | None = None
     """Draft length by the largest batch that it is for; by default the longest for all."""
     acceptance_window: int = Field(default=0, ge=0)
     """Requests that a mean is taken over; 0: speculation never ends."""

@@ -10,7 +10,7 @@ from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.asking import ask_all, let_all_go
+from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.shares import smooth_shares
 from specsim.policies.parts.tiers_by_size import power_of
 from specsim.profile.step_time import priced, priced_plain, put_load
@@ -75,7 +75,7 @@ def decide(view: View, memory: Shorter) -> None:
 
 def drop(view: View, memory: Shorter) -> None:
     """Let go of everybody once nothing will be drafted any more."""
-    let_all_go(view, memory.known[0].cap == 0)
+    let_go_of(view, memory.known[0].cap == 0, False)
 
 
 def observe(view: View, memory: Shorter) -> None:

@@ -15,7 +15,7 @@ from specsim.policies.parts.acceptance_estimator import (
     learn_fates,
     predict,
 )
-from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.asking import ask_all, verify_all
 from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
 from specsim.profile.step_time import put_len, put_load
 
@@ -84,10 +84,11 @@ def verify(view: View, memory: Adapting) -> None:
     budget = best_budget(spending)
     put_fresh(view, memory)
     spending.sizes[0], spending.sizes[2] = step.num_rows * step.width, step.num_rows
+    verify_all(view)
     if budget < most:
         take_largest(spending, budget)
-    for row in range(step.num_rows):
-        view.lens[row] = view.draft_lens[row] if budget >= most else spending.counts[row]
+        for row in range(step.num_rows):
+            view.lens[row] = spending.counts[row]
 
 
 def observe(view: View, memory: Adapting) -> None:
@@ -125,10 +126,6 @@ class AdaptiveVerification(LoopPolicy):
     def start(self, server: ServerView) -> LoopMemory:
         """Return confidence 1 for all."""
         longest = server.max_draft_len
-        return self.remember(
-            server,
-            stale=PerRequest(1.0, longest),
-            learns=np.array([self.learns]),
-            estimator=estimator_desk(longest),
-            spending=spending_desk(),
-        )
+        learns, stale = np.array([self.learns]), PerRequest(1.0, longest)
+        parts = {"estimator": estimator_desk(longest), "spending": spending_desk()}
+        return self.remember(server, learns=learns, stale=stale, **parts)

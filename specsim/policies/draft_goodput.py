@@ -11,7 +11,13 @@ from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
 from specsim.policies.parts.estimate import longest_of
-from specsim.policies.parts.spending import Spending, spend, spend_on_drafts_made, spending_desk
+from specsim.policies.parts.spending import (
+    Spending,
+    put_stated,
+    spend,
+    spend_on_drafts_made,
+    spending_desk,
+)
 from specsim.profile.step_time import priced, put_load
 
 _STATED = 20  # bins of equal width
@@ -160,20 +166,15 @@ class DraftMemory(NamedTuple):
 @inner
 def put_gains(view: View, memory: DraftMemory, are_new: bool) -> None:
     """Work out how likely each token of the drafts is accepted; 0 beyond their ends."""
-    step, calibrating, gains = view.step[0], memory.calibrating, memory.gains
+    step, calibrating = view.step[0], memory.calibrating
     if memory.state[0].calibrates:
         for row in range(step.num_rows):
             calibrating.row_kinds[row] = DEPTHS * memory.len_kinds[view.draft_lens[row]]
         calibrating.sizes[0], calibrating.sizes[1] = step.num_rows, step.width
         calibrating.sizes[2], calibrating.sizes[3] = are_new, KINDS * DEPTHS
         gains_of(calibrating)
-        return
-    for row in range(step.num_rows):
-        stated = 1.0
-        for place in range(step.width):
-            stated *= view.confidences[row * step.width + place]
-            is_drafted = place < view.draft_lens[row]
-            gains[place * step.num_rows + row] = stated if is_drafted else 0.0
+    else:
+        put_stated(view, memory.gains)
 
 
 def decide(view: View, memory: DraftMemory) -> None:

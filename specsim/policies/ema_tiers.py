@@ -102,9 +102,9 @@ class EmaTiers(Policy[_Memory]):
             own.tier = self._next_tier(own)
 
     def _next_tier(self, own: _Range) -> int:
-        tiers, tier = own.tiers, own.tier
+        tiers, tier, last = own.tiers, own.tier, len(own.tiers) - 1
         if tiers[tier] == 0:  # without drafts there is nothing to learn from: try again
-            tier = min(tier + 1, len(tiers) - 1)
+            tier = min(tier + 1, last)
             if own.accepted_len < 0:
                 own.accepted_len = tiers[tier] - 1.0
             return tier
@@ -115,8 +115,6 @@ class EmaTiers(Policy[_Memory]):
                 break
             tier -= 1
         if tier == own.tier:
-            while tier < len(tiers) - 1:
-                if own.accepted_len <= tiers[tier] - 0.5 + self.up_hysteresis:
-                    break
+            while tier < last and own.accepted_len > tiers[tier] - 0.5 + self.up_hysteresis:
                 tier += 1
         return tier

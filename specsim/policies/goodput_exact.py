@@ -14,7 +14,6 @@ from specsim.policies.parts.by_request import (
     learn_each,
     settle_each,
     spend_each,
-    tell,
 )
 from specsim.policies.parts.trials import let_go
 
@@ -30,9 +29,7 @@ def decide(view: View, memory: ByRequest) -> None:
         view.lens[row] = spending.counts[row]
         for place in range(spending.counts[row]):
             emitted += memory.gains[place * step.num_rows + row]
-    if step.num_decodes:
-        settle_each(view, memory, emitted)
-    tell(view, memory)
+    settle_each(view, memory, emitted)
 
 
 def observe(view: View, memory: ByRequest) -> None:

@@ -541,14 +541,9 @@ class Joint(LoopPolicy):
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and a drafter that is taken at its word."""
         longest = max(server.max_draft_len, 1)
-        state = row_of(
-            JointState,
-            believed=self.prior,
-            prior=self.prior,
-            num_trials=PRIOR_TRIALS,
-            has_confidences=server.has_confidences,
-            drafts_alike=server.drafts_alike,
-        )
+        known = {"has_confidences": server.has_confidences, "drafts_alike": server.drafts_alike}
+        beliefs = {"believed": self.prior, "num_trials": PRIOR_TRIALS}
+        state = row_of(JointState, self, **known, **beliefs)
         return self.remember(
             server,
             states=PerRequest(0, dtype=np.int64),

@@ -14,13 +14,11 @@ from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.by_request import (
     ByRequest,
-    alpha_now,
     by_request,
     foresee_each,
     learn_each,
     settle_each,
     spend_each,
-    tell,
 )
 from specsim.policies.parts.estimate import best_common_len, expected_len
 from specsim.policies.parts.trials import KEPT, let_go
@@ -71,18 +69,18 @@ def spend_on_late(view: View, memory: OnTime) -> None:
 
 def decide(view: View, memory: OnTime) -> None:
     """Ask for what each request needs to be on time, and what pays on top."""
-    step, its, alpha, what = view.step[0], memory.its, alpha_now(memory.its), KEPT
+    step, its, emitted = view.step[0], memory.its, 0.0
     foresee_each(view, its)
     if step.num_decodes:
         spend_on_late(view, memory)
         spend_each(view, its)
         # What the late are given need not pay; whether the drafter does is another question.
-        k = best_common_len(view, alpha)
+        k = best_common_len(view, step.alpha)
         ask_all(view, k)
-        what = settle_each(view, its, step.num_decodes * expected_len(alpha, k))
-    for row in range(step.num_rows if what == KEPT else 0):
+        emitted = step.num_decodes * expected_len(step.alpha, k)
+    is_kept = settle_each(view, its, emitted) == KEPT
+    for row in range(step.num_rows if is_kept else 0):
         view.lens[row] = its.spending.counts[row]
-    tell(view, its)
 
 
 def observe(view: View, memory: OnTime) -> None:
@@ -122,8 +120,6 @@ class SloAware(LoopPolicy):
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior and the limit."""
-        tpot = 0.05 if server.tpot_slo is None else server.tpot_slo
-        if self.tpot_ms is not None:
-            tpot = self.tpot_ms * 1e-3
+        tpot = (server.tpot_slo or 0.05) if self.tpot_ms is None else self.tpot_ms * 1e-3
         its = Desk(ByRequest, **by_request(server, self.prior, self.window, 20.0, tpot))
         return self.remember(server, first_token_at=PerRequest(np.nan), its=its)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, fina
 import numpy as np
 from pydantic import Field
 
-from specsim.core.compiled import Rows, inner
+from specsim.core.compiled import Rows
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
@@ -20,7 +20,12 @@ from specsim.policies.parts.estimate import (
     note_trials,
     price_lens,
 )
-from specsim.policies.parts.spending import Spending, spend_on_drafts_made, spending_desk
+from specsim.policies.parts.spending import (
+    Spending,
+    put_stated,
+    spend_on_drafts_made,
+    spending_desk,
+)
 from specsim.profile.step_time import put_load
 
 
@@ -41,18 +46,6 @@ class Serving(NamedTuple):
     ring: Ints
     """Accepted tokens, and drafts cut short, of its last steps."""
     spending: Annotated[Any, Spending]
-
-
-@inner
-def put_gains(view: View, memory: Serving, place: int) -> None:
-    """Work out how likely the tokens at a place of the drafts are accepted."""
-    step, gains = view.step[0], memory.spending.gains
-    for row in range(step.num_rows):
-        before = gains[(place - 1) * step.num_rows + row] if place else 1.0
-        confidence = 0.0
-        if place < view.draft_lens[row]:
-            confidence = view.confidences[row * step.width + place]
-        gains[place * step.num_rows + row] = before * confidence
 
 
 def decide(view: View, memory: Serving) -> None:
@@ -79,8 +72,8 @@ def stop(view: View, memory: Serving) -> None:
     put_load(view.pricing, step.next_context_tokens, num, num, 0)
     times = view.pricing.times
     price_lens(view.pricing, step.width + 1)
+    put_stated(view, memory.spending.gains)
     for k in range(1, step.width + 1):
-        put_gains(view, memory, k - 1)
         gain, drafted, stated = 0.0, 0, 0.0
         for row in range(step.num_rows):
             if k <= view.draft_lens[row]:
@@ -103,8 +96,7 @@ def verify(view: View, memory: Serving) -> None:
     """Verify of each draft what is among the tokens that are worth it."""
     verify_all(view)
     if memory.state[0].by_confidence and view.step[0].width:
-        for place in range(view.step[0].width):
-            put_gains(view, memory, place)
+        put_stated(view, memory.spending.gains)
         memory.spending.found[2] = memory.state[0].tpot
         spend_on_drafts_made(view, memory.spending)
 

@@ -134,10 +134,7 @@ class ThroughputTiers(LoopPolicy):
         _, lens_of = cut_tiers(self.tiers, longest)
         is_tier = any(longest in lens for lens in lens_of)
         k = longest if is_tier else lens_of[0][middle(lens_of[0])]
-        return self.remember(
-            server,
-            state=row_of(TierState, self, k=k),
-            shares=np.zeros((longest + 1, self.window)),
-            counts=np.zeros(longest + 1, dtype=np.int64),
-            tiers=tiers_desk(self.tiers, longest),
-        )
+        state, tiers = row_of(TierState, self, k=k), tiers_desk(self.tiers, longest)
+        shares = np.zeros((longest + 1, self.window))
+        counts = np.zeros(longest + 1, dtype=np.int64)
+        return self.remember(server, state=state, shares=shares, counts=counts, tiers=tiers)

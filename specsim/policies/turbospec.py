@@ -11,8 +11,8 @@ from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts import ROOMS
-from specsim.policies.parts.asking import ask_all
-from specsim.policies.parts.estimate import alpha_of, best_common_len
+from specsim.policies.parts.asking import ask_all, let_go_of
+from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of
 from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn_in_common, no_trials
 from specsim.profile.step_time import priced, put_load
 
@@ -55,14 +55,13 @@ def best_verified_len(view: View, alpha: float) -> int:
     Only sequences with a match have anything to verify; the rest is there in any case, and so is
     the drafting, whatever is verified of it.
     """
-    step, pricing, most, drafted = view.step[0], view.pricing, 0, 0
+    step, pricing, drafted = view.step[0], view.pricing, 0
     for row in range(step.num_rows):
-        most = max(most, view.draft_lens[row])
         drafted += view.draft_lens[row]
     tokens, expected, gain = step.batched_tokens - drafted, float(step.num_decodes), 1.0
     put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
     best_k, best_rate = 0, 0.0
-    for k in range(most + 1):
+    for k in range(longest_of(view) + 1):
         longer = 0
         for row in range(step.num_rows if k else 0):
             longer += 1 if view.draft_lens[row] >= k else 0
@@ -94,16 +93,13 @@ def drop(view: View, memory: Turbo) -> None:
 
     Of everybody where the drafter is given up.
     """
-    step, known, num_new, lets_all_go = view.step[0], memory.known[0], 0, gives_up(memory.known[0])
-    for row in range(step.num_rows):
-        num_new += 1 if view.is_admitted[row] else 0
-    skips = not lets_all_go and num_new > 0 and step.num_running > known.disable_size
+    step, known, lets_all_go = view.step[0], memory.known[0], gives_up(memory.known[0])
+    skips = not lets_all_go and step.num_admitted > 0 and step.num_running > known.disable_size
     if skips:
         known.num_skips += 1
         if known.num_skips % known.reset_steps == 0:
             known.disable_size = inf
-    for row in range(step.num_rows):
-        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])
+    let_go_of(view, lets_all_go, skips)
 
 
 @final

@@ -19,7 +19,7 @@ def verify_all(view: View) -> None:
 
 
 @inner
-def let_all_go(view: View, has_ended: bool) -> None:
-    """Let go of everybody once the policy has ended speculation, of nobody before."""
+def let_go_of(view: View, everybody: bool, new_ones: bool) -> None:
+    """Let go of everybody, or of whom the step admits, or of nobody."""
     for row in range(view.step[0].num_rows):
-        view.let_go[row] = has_ended
+        view.let_go[row] = everybody or (new_ones and view.is_admitted[row])

@@ -8,7 +8,15 @@ from specsim.decisions.loops import View, row_of
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, survive
 from specsim.policies.parts.spending import Spending, spend_by_len, spending_desk
-from specsim.policies.parts.trials import BEGUN, TrialState, learn, may_drop, no_trials, settle
+from specsim.policies.parts.trials import (
+    BEGUN,
+    KEPT,
+    TrialState,
+    learn,
+    may_drop,
+    no_trials,
+    settle,
+)
 from specsim.profile.step_time import put_load
 
 
@@ -42,7 +50,8 @@ def foresee_each(view: View, memory: ByRequest) -> None:
     """Work out what drafts gain in the next step, and put that down without any."""
     step, num, spending = view.step[0], view.step[0].num_decodes, memory.spending
     memory.fading.sizes[0], memory.fading.sizes[1] = step.num_rows, step.max_draft_len
-    survive(memory.fading, alpha_now(memory))
+    step.alpha = alpha_now(memory)
+    survive(memory.fading, step.alpha)
     put_load(view.pricing, step.next_context_tokens, num, num, 0)
     spending.sizes[2], spending.found[0] = step.num_rows, num
     for row in range(step.num_rows):
@@ -58,18 +67,15 @@ def spend_each(view: View, memory: ByRequest) -> None:
 
 @inner
 def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
-    """Do what `settle` does, and renew what was learned when a trial begins."""
-    what = settle(view, memory.known[0], emitted)
+    """Do what `settle` does if somebody decodes, renew what was learned when a trial begins."""
+    known, what = memory.known[0], KEPT
+    if view.step[0].num_decodes:
+        what = settle(view, known, emitted)
     if what == BEGUN:  # count for no more than a prior does
-        memory.known[0].prior = alpha_now(memory)
+        known.prior = alpha_now(memory)
         memory.fading.totals[0] = memory.fading.totals[1] = 0.0
+    view.step[0].alpha, view.step[0].may_drop = alpha_now(memory), may_drop(known)
     return what
-
-
-@inner
-def tell(view: View, memory: ByRequest) -> None:
-    """Say what is believed."""
-    view.step[0].alpha, view.step[0].may_drop = alpha_now(memory), may_drop(memory.known[0])
 
 
 @inner

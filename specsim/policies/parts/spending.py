@@ -366,6 +366,18 @@ def spend_by_len(desk: Spending, longest: int, free_slots: int, one_cost: bool) 
 
 
 @inner
+def put_stated(view: View, gains: Floats) -> None:
+    """Take drafters at their word on how likely each token is accepted; 0 beyond a draft's end."""
+    step = view.step[0]
+    for row in range(step.num_rows):
+        stated = 1.0
+        for place in range(step.width):
+            stated *= view.confidences[row * step.width + place]
+            is_drafted = place < view.draft_lens[row]
+            gains[place * step.num_rows + row] = stated if is_drafted else 0.0
+
+
+@inner
 def spend_on_drafts_made(view: View, desk: Spending) -> None:
     """Say how many tokens of each draft that a step has made are worth verifying.
 

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Flags, Ints
+from specsim.policies.parts.leavers import MOST
 
 
 def _for_all_sizes(tiers: Any) -> Any:
@@ -46,6 +47,10 @@ def cut_tiers(tiers: dict[int, tuple[int, ...]], longest: int) -> tuple[list[int
 def middle(lens: list[int]) -> int:
     """Return where a policy stands in its tiers before it has learned anything."""
     return len(lens) // 2
+
+
+LensUpTo = dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]]
+"""A draft length by the largest batch that it is for."""
 
 
 def lens_up_to(schedule: dict[int, int] | None, longest: int) -> NDArray[np.int64]:

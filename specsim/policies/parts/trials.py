@@ -15,7 +15,7 @@ from typing import Protocol
 from specsim.core.compiled import inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import View
-from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.estimate import (
     WindowState,
     alpha_of,
@@ -238,6 +238,4 @@ def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
 @inner
 def let_go(view: View, trials: TrialState) -> None:
     """Let go of everybody where the drafter is given up; of whom is new, where it hardly pays."""
-    lets_all_go, skips = gives_up(trials), skips_prefill(trials)
-    for row in range(view.step[0].num_rows):
-        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])
+    let_go_of(view, gives_up(trials), skips_prefill(trials))
