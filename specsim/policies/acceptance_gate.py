@@ -28,16 +28,11 @@ class Gate(Protocol):
 class Gated(NamedTuple):
     """What it remembers."""
 
-    gate: Rows[Gate]
-    """One row."""
-    lens: Ints
-    """Draft length by batch size; the last is for all that are larger."""
-    means: Floats
-    """Accepted tokens per step of the last requests that ended, a ring."""
-    steps: Floats
-    """Of each request: steps that gave it tokens, -1 once it is counted;"""
-    accepted: Floats
-    """and the drafts accepted in them."""
+    gate: Rows[Gate]  # one row
+    lens: Ints  # draft length by batch size; the last is for all that are larger
+    means: Floats  # accepted tokens per step of the last requests that ended, a ring
+    steps: Floats  # of each request: steps that gave it tokens, -1 once it is counted;
+    accepted: Floats  # and the drafts accepted in them
     present: PresentPart
 
 

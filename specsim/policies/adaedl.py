@@ -28,12 +28,9 @@ class EdlNumbers(Protocol):
 class EdlMemory(NamedTuple):
     """What it remembers."""
 
-    known: Rows[EdlNumbers]
-    """One row."""
-    thresholds: Floats
-    """Of each request: the least bound to draft on;"""
-    rates: Floats
-    """and its smoothed share of drafts that were accepted."""
+    known: Rows[EdlNumbers]  # one row
+    thresholds: Floats  # of each request: the least bound to draft on;
+    rates: Floats  # and its smoothed share of drafts that were accepted
 
 
 @inner

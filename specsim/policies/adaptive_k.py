@@ -30,14 +30,10 @@ class Shortened(Protocol):
 class Shorter(NamedTuple):
     """What it remembers."""
 
-    known: Rows[Shortened]
-    """One row."""
-    survival: Floats
-    """Smoothed share of drafts accepted up to each position."""
-    chosen: Ints
-    """By batch size, up to a power of two: the k of late;"""
-    uses: Ints
-    """and how many steps have used it, 0 if none has been chosen."""
+    known: Rows[Shortened]  # one row
+    survival: Floats  # smoothed share of drafts accepted up to each position
+    chosen: Ints  # by batch size, up to a power of two: the k of late;
+    uses: Ints  # and how many steps have used it, 0 if none has been chosen
 
 
 @inner

@@ -23,10 +23,8 @@ from specsim.profile.step_time import put_len, put_load
 class Adapting(NamedTuple):
     """What it remembers."""
 
-    stale: FloatRows
-    """Confidences of each request's last draft."""
-    learns: Flags
-    """Whether it does."""
+    stale: FloatRows  # confidences of each request's last draft
+    learns: Flags  # whether it does
     estimator: Annotated[Any, Estimator]
     spending: Annotated[Any, Spending]
 

@@ -17,10 +17,8 @@ class _Memory:
     sums: NDArray[np.float64]
     """Shape (3, k_max + 1): plays of each arm, their rewards, and the squares of those."""
     drafts_by_model: bool
-    scale: float = 0.0
-    """Largest reward so far, tokens per second and sequence."""
-    arm: int = 0
-    """Played last."""
+    scale: float = 0.0  # largest reward so far, tokens per second and sequence
+    arm: int = 0  # played last
 
 
 @final

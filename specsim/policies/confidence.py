@@ -16,10 +16,8 @@ class Stated(NamedTuple):
     draft_lens: Ints
     survival: Singles
     """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
-    budgets: Ints
-    """Tokens of the drafts when cut to 0, 1, ..., longest; filled in."""
-    sizes: Ints
-    """n, longest."""
+    budgets: Ints  # tokens of the drafts when cut to 0, 1, ..., longest; filled in
+    sizes: Ints  # n, longest
 
 
 @loop_on(Stated)

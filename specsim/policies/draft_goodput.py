@@ -35,28 +35,20 @@ class Calibrating(NamedTuple):
 
     bins: ShortRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
-    row_kinds: Ints
-    """Of each draft; a token is of the sum of this"""
-    place_kinds: Ints
-    """and this, by its place in it."""
+    row_kinds: Ints  # of each draft; a token is of the sum of this
+    place_kinds: Ints  # and this, by its place in it
     rates: Floats
     """What was observed of each bin: all kinds of the lowest stated probability, and so on; filled
     in."""
-    counts: FloatRows
-    """Accepted tokens and verified ones, fading, shape (2, bins)."""
-    constants: Floats
-    """Share of the counts that stays; trials that a bin's prior counts for."""
-    seen: FloatRows
-    """Accepted tokens and verified ones of a step, shape (2, bins)."""
+    counts: FloatRows  # accepted tokens and verified ones, fading, shape (2, bins)
+    constants: Floats  # share of the counts that stays; trials that a bin's prior counts for
+    seen: FloatRows  # accepted tokens and verified ones of a step, shape (2, bins)
     requests: Ints
     draft_lens: Ints
     accepted_lens: Ints
-    confidences: Floats
-    """Shape (n, longest): of each token, if all before it were accepted."""
-    gains: Floats
-    """Shape (longest, n); filled in."""
-    sizes: Ints
-    """n, longest, whether the drafts are new; kinds."""
+    confidences: Floats  # shape (n, longest): of each token, if all before it were accepted
+    gains: Floats  # shape (longest, n); filled in
+    sizes: Ints  # n, longest, whether the drafts are new; kinds
 
 
 @inner
@@ -153,13 +145,10 @@ class DraftState(Protocol):
 class DraftMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[DraftState]
-    """One row."""
-    gains: Floats
-    """As in `Spending`."""
+    state: Rows[DraftState]  # one row
+    gains: Floats  # as in `Spending`
     calibrating: Annotated[Any, Calibrating]
-    len_kinds: Ints
-    """Classes of drafts by their length."""
+    len_kinds: Ints  # classes of drafts by their length
     spending: Annotated[Any, Spending]
 
 

@@ -22,10 +22,8 @@ class _Range:
     """What is known of batches of some size and above, up to the next range's."""
 
     tiers: list[int]
-    tier: int
-    """Place in `tiers`."""
-    accepted_len: float
-    """Smoothed mean accepted length of the batch, without bonus tokens."""
+    tier: int  # place in `tiers`
+    accepted_len: float  # smoothed mean accepted length of the batch, without bonus tokens
     down_hysteresis: float
     num_steps: int = 0
 

@@ -27,10 +27,8 @@ from specsim.policies.parts.trials import (
 class Weighed(NamedTuple):
     """What it remembers."""
 
-    known: Rows[Known]
-    """One row."""
-    ring: Ints
-    """Accepted tokens, and drafts cut short, of its last steps."""
+    known: Rows[Known]  # one row
+    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
 
 
 def decide(view: View, memory: Weighed) -> None:

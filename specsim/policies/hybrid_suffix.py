@@ -17,8 +17,7 @@ class HybridMemory:
     """What the fallback's drafts came to."""
 
     max_draft_len: int
-    accepted: float
-    """Draft tokens."""
+    accepted: float  # draft tokens
     drafts: float = PRIOR_TRIALS
 
     def add(self, accepted_len: int) -> None:

@@ -23,10 +23,8 @@ class _Memory:
     """Tokens of each tree that a sequence batches, its last one included."""
     lens: "TreeLens"
     alpha: float
-    hits: list[float]
-    """By width: positions at which some candidate was right, fading."""
-    trials: list[float]
-    """By width: positions tried, fading."""
+    hits: list[float]  # by width: positions at which some candidate was right, fading
+    trials: list[float]  # by width: positions tried, fading
 
 
 @final

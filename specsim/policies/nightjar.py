@@ -28,16 +28,11 @@ class NightjarState(Protocol):
 class NightjarMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[NightjarState]
-    """One row."""
-    bins: Rows[Bins]
-    """By size of batch; so are tokens per second and sequence,"""
-    rates: FloatRows
-    """mean over the steps of each k = 0, 1, ...,"""
-    plays: FloatRows
-    """and how many these were."""
-    draws: Floats
-    """Of `next_draw`."""
+    state: Rows[NightjarState]  # one row
+    bins: Rows[Bins]  # by size of batch; so are tokens per second and sequence,
+    rates: FloatRows  # mean over the steps of each k = 0, 1, ...,
+    plays: FloatRows  # and how many these were
+    draws: Floats  # of `next_draw`
 
 
 @inner

@@ -15,10 +15,8 @@ from specsim.decisions.policy import Policy, ServerView
 @dataclass(slots=True)
 class _Memory:
     rng: np.random.Generator
-    values: NDArray[np.float64]
-    """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
-    visits: NDArray[np.int64]
-    """How often each was ever done, one row after the other."""
+    values: NDArray[np.float64]  # shape (k_max + 1, k_max + 1): by previous and next draft length
+    visits: NDArray[np.int64]  # how often each was ever done, one row after the other
     verified: PerRequest
     """Length of each request's last verified draft,"""
     chosen: PerRequest

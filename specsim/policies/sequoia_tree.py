@@ -19,14 +19,10 @@ from specsim.policies.parts.growth import outcomes_of
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    hits: NDArray[np.float64]
-    """By rank: how often it was right, fading;"""
-    trials: NDArray[np.float64]
-    """and how often it was tried, no better one being right."""
-    steps: int
-    """Until the trees are made anew."""
-    trees: list[list[Tree]]
-    """By depth, then by nodes."""
+    hits: NDArray[np.float64]  # by rank: how often it was right, fading;
+    trials: NDArray[np.float64]  # and how often it was tried, no better one being right
+    steps: int  # until the trees are made anew
+    trees: list[list[Tree]]  # by depth, then by nodes
     lens: NDArray[np.float64]
     """Tokens that they emit on average, bonus token included; shape (depths, nodes)."""
 

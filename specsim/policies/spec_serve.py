@@ -41,10 +41,8 @@ class ServeState(WindowState, Protocol):
 class Serving(NamedTuple):
     """What it remembers."""
 
-    state: Rows[ServeState]
-    """One row."""
-    ring: Ints
-    """Accepted tokens, and drafts cut short, of its last steps."""
+    state: Rows[ServeState]  # one row
+    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
     spending: Annotated[Any, Spending]
 
 

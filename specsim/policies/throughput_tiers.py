@@ -37,8 +37,7 @@ class TierState(Protocol):
 class TierMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[TierState]
-    """One row."""
+    state: Rows[TierState]  # one row
     shares: FloatRows
     """Of drafts, those accepted up to each position in its last steps, shape (longest, window);"""
     counts: Ints

@@ -29,10 +29,8 @@ class TurboState(Known, Protocol):
 class Turbo(NamedTuple):
     """What it remembers."""
 
-    known: Rows[TurboState]
-    """One row."""
-    ring: Ints
-    """Accepted tokens, and drafts cut short, of its last steps."""
+    known: Rows[TurboState]  # one row
+    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
 
 
 def decide(view: View, memory: Turbo) -> None:

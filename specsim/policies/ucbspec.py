@@ -17,10 +17,8 @@ from specsim.policies.parts.asking import ask_all
 class Arms(NamedTuple):
     """What it remembers."""
 
-    means: Floats
-    """Tokens per second, mean over the rounds of each k = 1, 2, ...;"""
-    plays: Floats
-    """and how many there were."""
+    means: Floats  # tokens per second, mean over the rounds of each k = 1, 2, ...;
+    plays: Floats  # and how many there were
 
 
 @inner

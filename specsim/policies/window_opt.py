@@ -30,8 +30,7 @@ class SeenTimes(Protocol):
 class SeenLately(NamedTuple):
     """What it remembers."""
 
-    times: Rows[SeenTimes]
-    """One row."""
+    times: Rows[SeenTimes]  # one row
     fading: Annotated[Any, Fading]
 
 

@@ -31,10 +31,8 @@ class EachKnown(TrialState, Protocol):
 class ByRequest(NamedTuple):
     """What it remembers."""
 
-    known: Rows[EachKnown]
-    """One row."""
-    gains: Floats
-    """As in `Spending`."""
+    known: Rows[EachKnown]  # one row
+    gains: Floats  # as in `Spending`
     fading: Annotated[Any, Fading]
     spending: Annotated[Any, Spending]
 

@@ -28,14 +28,10 @@ class Spending(NamedTuple):
     gains: Floats
     """Shape (longest, n): of the first token of every sequence, then of the second and so on; at
     most 1, and all negative ones equal."""
-    kept: Floats
-    """Those that may be worth it."""
-    places: Ints
-    """Buckets, or batched tokens."""
-    ends: Ints
-    """Shape (BUCKETS,)."""
-    falling: Floats
-    """Gains, the largest first."""
+    kept: Floats  # those that may be worth it
+    places: Ints  # buckets, or batched tokens
+    ends: Ints  # shape (BUCKETS,)
+    falling: Floats  # gains, the largest first
     times: Floats
     """Of a step that spends 0, 1, ... of them, without"""
     extra: Floats
@@ -44,12 +40,9 @@ class Spending(NamedTuple):
     """What is emitted in any case, then the highest goodput; the last gain that is spent; seconds
     that a step may take, unless it takes more in any case, if it is not 0; what a second is worth,
     tokens: if it is not 0, tokens - worth x time stands for goodput."""
-    counts: Ints
-    """Of each sequence: what it drafts, or is to verify."""
-    sizes: Ints
-    """Gains, times, sequences, gains to be taken."""
-    pricing: Annotated[Any, Pricing]
-    """What steps take."""
+    counts: Ints  # of each sequence: what it drafts, or is to verify
+    sizes: Ints  # gains, times, sequences, gains to be taken
+    pricing: Annotated[Any, Pricing]  # what steps take
 
 
 def spending_desk(pricing: Desk[Pricing] | None = None) -> Desk[Spending]:

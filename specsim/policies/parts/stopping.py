@@ -18,8 +18,7 @@ class StopRule(Protocol):
 class Stopping(NamedTuple):
     """What a policy remembers that learns nothing."""
 
-    rule: Rows[StopRule]
-    """One row."""
+    rule: Rows[StopRule]  # one row
 
 
 @inner

@@ -90,12 +90,9 @@ def range_of(sizes: Sequence[int] | Ints, size: int) -> int:
 class Tiers(NamedTuple):
     """Lengths by size of batch, as loops see them."""
 
-    sizes: Ints
-    """Least size of each range, rising;"""
-    middles: Ints
-    """its middle length;"""
-    has: Flags
-    """and whether it has a length of 0, 1, ..., range after range."""
+    sizes: Ints  # least size of each range, rising;
+    middles: Ints  # its middle length;
+    has: Flags  # and whether it has a length of 0, 1, ..., range after range
 
 
 @inner

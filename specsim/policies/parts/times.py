@@ -30,10 +30,8 @@ class Timed(NamedTuple):
 
     tokens: Ints
     seconds: Floats
-    lens: Ints
-    """What each sequence drafts, if they do not draft as `pricing.load` has it."""
-    sizes: Ints
-    """Steps; sequences of which that is said."""
+    lens: Ints  # what each sequence drafts, if they do not draft as `pricing.load` has it
+    sizes: Ints  # steps; sequences of which that is said
     pricing: Annotated[Any, Pricing]
 
 

@@ -42,21 +42,17 @@ _ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choo
 class TrialState(Protocol):
     """What is known of a drafter, against a server that has none."""
 
-    weight: float
-    """Of a step that is weighed, in the means over steps."""
+    weight: float  # of a step that is weighed, in the means over steps
     num_settled: int
     num_observed: int
-    unpaid: float
-    """Share of steps without speculation."""
-    reading_time: float
-    """Seconds of a step that the drafter reads prompts."""
+    unpaid: float  # share of steps without speculation
+    reading_time: float  # seconds of a step that the drafter reads prompts
     lost: float
     missed: float
     is_given_up: int
     idle: int
     wait: int
-    left: int
-    """Draft tokens until the trial is over; 0: there is none."""
+    left: int  # draft tokens until the trial is over; 0: there is none
 
 
 KEPT, NOTHING, TRIED, BEGUN = range(4)

@@ -26,13 +26,11 @@ Count = Annotated[int, Field(ge=0, lt=2**40)]
 class Scheduled(NamedTuple):
     """A sequence of a step that has been scheduled, as vLLM counts; lengths in tokens."""
 
-    number: Count
-    """Requests are counted as they come, and a number is not used again."""
+    number: Count  # requests are counted as they come, and a number is not used again
     prompt_len: Count
     output_len: Count
     """Output that is known when the step is scheduled, or awaited from steps that still run."""
-    awaited_len: Count
-    """What of that is awaited, drafts included."""
+    awaited_len: Count  # what of that is awaited, drafts included
     context_len: Count
     batched_len: Count
 
@@ -67,12 +65,10 @@ class _ShownStep(NamedTuple):
     sequences that decode in it, and what is read if each of them decodes one token; of one that has
     ended, rows and output of those that emitted any."""
     shown: Annotated[Any, View]
-    learned: Floats
-    """As `LearnedTimes.row`."""
+    learned: Floats  # as `LearnedTimes.row`
     learn: Hook | None = None
     decide: Hook | None = None
-    observe: Hook | None = None
-    """Where step times are learned, and where the policy is loops."""
+    observe: Hook | None = None  # where step times are learned, and where the policy is loops
 
 
 MOST_RUNNING = 32

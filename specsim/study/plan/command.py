@@ -69,8 +69,7 @@ class ServerCommand:
     weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
     ranks: int = 1  # data-parallel ones
     stages: int = 1  # of a pipeline
-    has_small_cache: bool = False
-    """Whether its KV cache is in 8 bits."""
+    has_small_cache: bool = False  # whether its KV cache is in 8 bits
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 
