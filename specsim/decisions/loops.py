@@ -285,7 +285,6 @@ class LoopMemory:
         return view
 
     def draft_lens(self, batch: BatchView) -> Ints:
-        """Return how much to draft."""
         view = self._show_batch(batch, batch.drafts)
         self._bound["decide"]()
         return view.lens[: batch.size].copy()
@@ -307,7 +306,6 @@ class LoopMemory:
         return stop_len if stop_len < 0 else np.minimum(view.lens[: batch.size], stop_len)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView) -> Ints:
-        """Return how many drafts to verify."""
         if "verify" not in self._loops:
             return drafts.draft_lens
         view = self._show_batch(batch, drafts)

@@ -110,7 +110,6 @@ class AcceptanceGate(LoopPolicy):
         return self
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return an open gate."""
         window, threshold = self.acceptance_window, self.acceptance_length_threshold
         gate = row_of(Gate, window=window, threshold=threshold)
         lens = lens_up_to(self.draft_len_schedule, server.max_draft_len)

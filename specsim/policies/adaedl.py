@@ -105,7 +105,6 @@ class AdaEdl(LoopPolicy):
     )
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the first threshold for all."""
         known = row_of(EdlNumbers, self, scale=self.gamma)
         thresholds, rates = PerRequest(self.threshold), PerRequest(0.0)
         return self.remember(server, known=known, thresholds=thresholds, rates=rates)

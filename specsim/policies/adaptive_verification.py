@@ -122,7 +122,6 @@ class AdaptiveVerification(LoopPolicy):
     )
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return confidence 1 for all."""
         longest = server.max_draft_len
         learns, stale = np.array([self.learns]), PerRequest(1.0, longest)
         parts = {"estimator": estimator_desk(longest), "spending": spending_desk()}

@@ -57,7 +57,6 @@ class DraftSelection(PicksDrafter[_Memory]):
     """alpha before anything has been seen."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return no request seen."""
         return _Memory(server, server.verify_time)
 
     def choose_drafter(self, request: int, prompt_len: int, memory: _Memory) -> int:

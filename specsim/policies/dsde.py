@@ -114,7 +114,6 @@ class Dsde(LoopPolicy):
     )
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return what is known of nobody."""
         known = {"steps_left": self.calibration_steps, "by_confidence": server.has_confidences}
         new = {"divergences": PerRequest(0.0, TOKENS), "counts": PerRequest(0, dtype=int)}
         return self.remember(server, state=row_of(DsdeState, **known), means=PerRequest(0.0), **new)

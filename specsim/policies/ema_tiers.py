@@ -79,7 +79,6 @@ class EmaTiers(Policy[_Memory]):
         return _Memory(sizes, ranges)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
-        """Return the k of the tier."""
         own = memory.of_size(batch.size)
         return own.tiers[own.tier]
 

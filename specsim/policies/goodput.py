@@ -89,7 +89,6 @@ class Goodput(LoopPolicy, PicksPrefix):
         return BY_REQUEST if self.granularity == "request" else FOR_ALL
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior."""
         window = self.window
         if self.granularity == "request":
             return self.remember(server, **by_request(server, self.prior, window, 5.0))

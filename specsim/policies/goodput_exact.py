@@ -79,6 +79,5 @@ class GoodputExact(LoopPolicy):
     loops: ClassVar[Loops] = BY_REQUEST
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior."""
         memory = by_request(server, self.prior, self.window, self.prior_trials)
         return self.remember(server, **memory)

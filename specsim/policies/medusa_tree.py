@@ -67,7 +67,6 @@ class MedusaTree(DraftsTrees[_Memory]):
         return checked_nodes(widths)
 
     def start(self, server: ServerView) -> _Memory:
-        """Return all trees to choose from."""
         if self.widths is not None:
             shapes = [self.widths]
         else:
@@ -91,7 +90,6 @@ class MedusaTree(DraftsTrees[_Memory]):
         return 3 if self.max_width is None else self.max_width
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
-        """Return the tree of highest goodput."""
         if len(memory.trees) == 1:
             return memory.trees[0]
         load = batch.decode_load()
@@ -127,7 +125,6 @@ class MedusaTree(DraftsTrees[_Memory]):
         memory.alpha = evidence / (float(np.add.reduce(weights)) + PRIOR_TRIALS)
 
     def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of one candidate."""
         return memory.alpha
 
 

@@ -54,11 +54,9 @@ class SequoiaTree(DraftsTrees[_Memory]):
     """Rate of the first candidate before anything has been seen; rank r's is an r-th of it."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return the most nodes."""
         return self.num_nodes or self.max_nodes
 
     def start(self, server: ServerView) -> _Memory:
-        """Return trees by the prior."""
         hits = PRIOR_TRIALS * self.prior / np.arange(1, self.max_width + 1)
         trials = np.full(self.max_width, PRIOR_TRIALS)
         memory = _Memory(server, hits, trials, 0, [], np.zeros((0, 0)))
@@ -66,7 +64,6 @@ class SequoiaTree(DraftsTrees[_Memory]):
         return memory
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
-        """Return the tree of highest goodput."""
         if memory.steps >= self.interval:
             self._remake(memory)
         memory.steps += 1

@@ -119,7 +119,6 @@ class SloAware(LoopPolicy):
     loops: ClassVar[Loops] = Loops(OnTime, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior and the limit."""
         tpot = (server.tpot_slo or 0.05) if self.tpot_ms is None else self.tpot_ms * 1e-3
         its = Desk(ByRequest, **by_request(server, self.prior, self.window, 20.0, tpot))
         return self.remember(server, first_token_at=PerRequest(np.nan), its=its)

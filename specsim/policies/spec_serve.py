@@ -139,7 +139,6 @@ class SpecServe(LoopPolicy):
     )
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior and the limit."""
         tpot = (server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3
         known = {"expected": self.first_confidence, "by_confidence": server.has_confidences}
         state = row_of(ServeState, self, tpot=tpot, num_drafted=PRIOR_TRIALS, **known)

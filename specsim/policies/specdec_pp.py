@@ -52,5 +52,4 @@ class SpecDecPP(LoopPolicy):
     loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop, rooms=ROOMS)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the threshold."""
         return self.remember(server, rule=row_of(StopRule, self))

@@ -39,9 +39,7 @@ class Static(Policy[ServerView]):
 
     @property
     def is_dynamic(self) -> bool:
-        """A fixed k is not dynamic."""
         return False
 
     def draft_lens(self, batch: BatchView, memory: ServerView) -> int:
-        """Return k."""
         return memory.max_draft_len

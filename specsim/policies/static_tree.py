@@ -42,7 +42,6 @@ class StaticTree(DraftsTrees[Tree]):
 
     @property
     def tree(self) -> Tree:
-        """Its shape."""
         if self.widths is not None:
             return Tree.of_widths(self.widths)
         return Tree.of_paths(tuple(rank + 1 for rank in path) for path in self.choices or ())
@@ -59,9 +58,7 @@ class StaticTree(DraftsTrees[Tree]):
         return checked_nodes(self.widths) if self.widths else self.tree.num_nodes
 
     def start(self, server: ServerView) -> Tree:
-        """Return the tree."""
         return self.tree
 
     def draft_lens(self, batch: BatchView, memory: Tree) -> Tree:
-        """Return it."""
         return memory

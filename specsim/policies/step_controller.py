@@ -40,7 +40,6 @@ class StepController(Policy[_Memory]):
         return _Memory(k_max, PerRequest(start, dtype=np.int64))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
-        """Return the counter of each request."""
         return memory.lens.of(batch.requests)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
@@ -75,12 +74,10 @@ class CachedStepController(Policy[_Seen]):
     uses_tokens: ClassVar[bool] = True
 
     def start(self, server: ServerView) -> _Seen:
-        """Return empty caches."""
         longest = server.max_draft_len
         return _Seen(longest, PerRequest(longest, dtype=np.int64), server.prompt_token_ids)
 
     def draft_lens(self, batch: BatchView, memory: _Seen) -> Ints:
-        """Return the counter of each request."""
         return memory.lens.of(batch.requests)
 
     def observe(self, outcome: StepOutcome, memory: _Seen) -> None:

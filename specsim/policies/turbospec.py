@@ -128,7 +128,6 @@ class TurboSpec(LoopPolicy):
     )
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior and no threshold."""
         new = {"by_model": server.drafts_by_model, "disable_size": inf}
         known = row_of(TurboState, self, **new, **no_trials(self.window))
         return self.remember(server, known=known, ring=np.zeros(2 * self.window, dtype=np.int64))
