@@ -127,6 +127,10 @@ def _no_step(longest: int) -> Any:
     return step
 
 
+ROOMS = ("specsim.latency.form", "specsim.profile.step_time", "specsim.policies.parts")
+"""Modules and packages whose functions loops over a view may call."""
+
+
 class Loops:
     """The functions of a policy over a `View` and what it remembers.
 
@@ -143,7 +147,8 @@ class Loops:
             where it `may_drop`.
         observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`:
             only sequences that emitted tokens.
-        rooms: Other modules whose functions they call; when one changes, they are compiled again.
+        rooms: Other modules than `ROOMS` whose functions they call; when one changes, they are
+            compiled again.
     """
 
     def __init__(
@@ -153,7 +158,7 @@ class Loops:
         types = {"seen": VIEW_TYPES, "memory": types_of(memory)}
         module = decide.__module__
         name = f"policies-{module.rpartition('.')[2]}"
-        rooms = (module, __name__, "specsim.core.desk", *_PRICED, *rooms)
+        rooms = (module, __name__, "specsim.core.desk", *ROOMS, *rooms)
         self.loops = {
             verb: Loop(_of_both(function), types, name=name, rooms=rooms)
             for verb, function in {"decide": decide, **others}.items()
@@ -175,9 +180,6 @@ class Loops:
         finally:
             for loop in self.loops.values():
                 loop.may_compile = True
-
-
-_PRICED = ("specsim.latency.form", "specsim.profile.step_time")
 
 
 def _of_both(function: Act) -> Callable[[Any], int]:

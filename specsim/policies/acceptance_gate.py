@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.leavers import PresentPart, find_leavers, nobody_present
 from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
@@ -101,7 +100,7 @@ class AcceptanceGate(LoopPolicy):
     acceptance_length_threshold: float = Field(default=0.0, ge=0)
     """Accepted tokens per step and request, below which it does."""
 
-    loops: ClassVar[Loops] = Loops(Gated, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(Gated, decide=decide, observe=observe, drop=drop)
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:

@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import draft_on, least_entropy
 
 MOST_OF_TWO = 0.6931472  # the entropy of two outcomes is log 2 at most, in nats; rounded up
@@ -100,9 +99,7 @@ class AdaEdl(LoopPolicy):
     threshold_memory: float = Field(default=0.9, ge=0, lt=1)
     """The same of its threshold, beta_2."""
 
-    loops: ClassVar[Loops] = Loops(
-        EdlMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
-    )
+    loops: ClassVar[Loops] = Loops(EdlMemory, decide=decide, stop=stop, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         known = row_of(EdlNumbers, self, scale=self.gamma)

@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.shares import smooth_shares
 from specsim.policies.parts.tiers_by_size import power_of
@@ -99,7 +98,7 @@ class AdaptiveK(LoopPolicy):
     least_size: int = Field(default=16, ge=1)
     """Least batch for which k is chosen."""
 
-    loops: ClassVar[Loops] = Loops(Shorter, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(Shorter, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest, and hope that all is accepted."""

@@ -8,7 +8,6 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Flags, FloatRows, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.acceptance_estimator import (
     Estimator,
     estimator_desk,
@@ -117,9 +116,7 @@ class AdaptiveVerification(LoopPolicy):
     """Whether confidences are learned from what became of drafts, starting from how sure the
     drafter was, as vLLM has it for all drafters; but for DSpark, which has a head for it."""
 
-    loops: ClassVar[Loops] = Loops(
-        Adapting, decide=decide, verify=verify, observe=observe, rooms=ROOMS
-    )
+    loops: ClassVar[Loops] = Loops(Adapting, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         longest = server.max_draft_len

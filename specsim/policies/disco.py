@@ -6,7 +6,6 @@ from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import Stopping, StopRule, draft_on
 
 
@@ -45,7 +44,7 @@ class Disco(LoopPolicy):
     """Least likelihood of acceptance to draft on; transformers' ``assistant_confidence_threshold``
     and its default."""
 
-    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop)
 
     def start(self, server: ServerView) -> LoopMemory:
         return self.remember(server, rule=row_of(StopRule, self))

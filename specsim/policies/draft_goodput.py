@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.estimate import longest_of
 from specsim.policies.parts.spending import (
     Spending,
@@ -229,9 +228,7 @@ class DraftGoodput(LoopPolicy):
     window: int = Field(default=1000, ge=1)
     """Steps after which an observation has faded to 1/e."""
 
-    loops: ClassVar[Loops] = Loops(
-        DraftMemory, decide=decide, verify=verify, observe=observe, rooms=ROOMS
-    )
+    loops: ClassVar[Loops] = Loops(DraftMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return a drafter that is taken at its word."""

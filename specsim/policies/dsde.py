@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.fading import change_of_variance, keep
 from specsim.policies.parts.stopping import draft_on
 
@@ -109,9 +108,7 @@ class Dsde(LoopPolicy):
     needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
     calibration_steps: int = Field(default=20, ge=1)
     """First steps of the server that verify drafts."""
-    loops: ClassVar[Loops] = Loops(
-        DsdeMemory, rooms=ROOMS, decide=decide, verify=verify, observe=observe
-    )
+    loops: ClassVar[Loops] = Loops(DsdeMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         known = {"steps_left": self.calibration_steps, "by_confidence": server.has_confidences}

@@ -11,7 +11,6 @@ from specsim.core.step import StepLoad
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, PicksPrefix, ServerView
 from specsim.policies.goodput_exact import BY_REQUEST
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.by_request import by_request
 from specsim.policies.parts.estimate import alpha_of, best_common_len, best_len, expected_len
 from specsim.policies.parts.trials import (
@@ -48,7 +47,7 @@ def drop(view: View, memory: Weighed) -> None:
     let_go(view, memory.known[0])
 
 
-FOR_ALL = Loops(Weighed, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+FOR_ALL = Loops(Weighed, decide=decide, observe=observe, drop=drop)
 
 
 @final

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.by_request import (
     ByRequest,
     by_request,
@@ -42,7 +41,7 @@ def drop(view: View, memory: ByRequest) -> None:
     let_go(view, memory.known[0])
 
 
-BY_REQUEST = Loops(ByRequest, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+BY_REQUEST = Loops(ByRequest, decide=decide, observe=observe, drop=drop)
 
 
 @final

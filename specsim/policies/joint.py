@@ -21,7 +21,6 @@ from specsim.policies.draft_goodput import (
     gains_of,
     tally,
 )
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import verify_all
 from specsim.policies.parts.estimate import PRIOR_TRIALS, alpha_of_all, fade, fading_desk, survive
 from specsim.policies.parts.exchange import (
@@ -529,7 +528,7 @@ class Joint(LoopPolicy):
         verify=verify,
         drop=drop,
         observe=observe,
-        rooms=(*ROOMS, "specsim.policies.draft_goodput"),
+        rooms=("specsim.policies.draft_goodput",),
     )
     window: int = Field(default=50, ge=1)
     """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""

@@ -10,7 +10,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import Bins, begin_bin, next_draw, note_reward, played_k, rate_of
 from specsim.policies.parts.asking import ask_all
 
@@ -99,7 +98,7 @@ class Nightjar(LoopPolicy):
     switch_ms: float = Field(default=0.0, ge=0)
     """C."""
 
-    loops: ClassVar[Loops] = Loops(NightjarMemory, decide=decide, observe=observe, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(NightjarMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
+from specsim.decisions.loops import ROOMS
 from specsim.decisions.policy import KnowsModel, OraclePolicy, Policy, ServerView, pricing_of
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.exchange import (
     Trade,
     best_of,

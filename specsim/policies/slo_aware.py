@@ -10,7 +10,6 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.by_request import (
     ByRequest,
@@ -116,7 +115,7 @@ class SloAware(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(OnTime, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(OnTime, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         tpot = (server.tpot_slo or 0.05) if self.tpot_ms is None else self.tpot_ms * 1e-3

@@ -10,7 +10,6 @@ from specsim.core.compiled import Rows
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all, verify_all
 from specsim.policies.parts.estimate import (
     PRIOR_TRIALS,
@@ -135,7 +134,7 @@ class SpecServe(LoopPolicy):
     """It before anything has been seen."""
 
     loops: ClassVar[Loops] = Loops(
-        Serving, decide=decide, stop=stop, verify=verify, observe=observe, rooms=ROOMS
+        Serving, decide=decide, stop=stop, verify=verify, observe=observe
     )
 
     def start(self, server: ServerView) -> LoopMemory:

@@ -6,7 +6,6 @@ from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import Stopping, StopRule, draft_on
 
 
@@ -49,7 +48,7 @@ class SpecDecPP(LoopPolicy):
     least_len: int = Field(default=2, ge=1)
     """Shortest draft, tokens; their ``--bound 2 20``, whose other end is num_speculative_tokens."""
 
-    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop)
 
     def start(self, server: ServerView) -> LoopMemory:
         return self.remember(server, rule=row_of(StopRule, self))

@@ -12,7 +12,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import note_reward, ucb1
 from specsim.policies.parts.stopping import draft_on, least_entropy
 
@@ -104,9 +103,7 @@ class TapOut(LoopPolicy):
     """Of accepted / longest in the reward."""
     limits: tuple[float, float, float, float, float] = (0.8, 0.6, 0.4, 0.2, 0.2)
     """Of the rules, in their order; entropy in nats."""
-    loops: ClassVar[Loops] = Loops(
-        TapMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
-    )
+    loops: ClassVar[Loops] = Loops(TapMemory, decide=decide, stop=stop, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

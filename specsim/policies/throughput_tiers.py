@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.shares import mean_share, note_shares
 from specsim.policies.parts.tiers_by_size import (
@@ -125,7 +124,7 @@ class ThroughputTiers(LoopPolicy):
     hysteresis: float = Field(default=0.1, ge=0)
     """By which share another tier must be faster, to be taken."""
 
-    loops: ClassVar[Loops] = Loops(TierMemory, decide=decide, observe=observe, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(TierMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest tier, or the middle one of the smallest batches; nothing seen."""

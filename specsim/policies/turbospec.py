@@ -10,7 +10,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of
 from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn_in_common, no_trials
@@ -123,9 +122,7 @@ class TurboSpec(LoopPolicy):
     reset_steps: int = Field(default=100, ge=1)
     """Skipped prefills after which the threshold is forgotten (listing 1, RESETSTEPS)."""
 
-    loops: ClassVar[Loops] = Loops(
-        Turbo, decide=decide, verify=verify, observe=observe, drop=drop, rooms=ROOMS
-    )
+    loops: ClassVar[Loops] = Loops(Turbo, decide=decide, verify=verify, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         new = {"by_model": server.drafts_by_model, "disable_size": inf}

@@ -9,7 +9,6 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import note_reward, played_k, rate_of
 from specsim.policies.parts.asking import ask_all
 
@@ -65,7 +64,7 @@ class UcbSpec(LoopPolicy):
     num_arms: int = Field(default=4, ge=1)
     """Draft lengths 1, 2, ... up to it."""
 
-    loops: ClassVar[Loops] = Loops(Arms, decide=decide, observe=observe, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(Arms, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

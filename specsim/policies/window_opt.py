@@ -7,7 +7,6 @@ from pydantic import Field
 from specsim.core.compiled import Rows, inner
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.estimate import (
     Fading,
     alpha_of_all,
@@ -86,7 +85,7 @@ class WindowOpt(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(SeenLately, decide=decide, observe=observe, rooms=ROOMS)
+    loops: ClassVar[Loops] = Loops(SeenLately, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and no time seen."""

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, Floats, Ints, loop_on
 from specsim.core.step import StepLoad
+from specsim.decisions.loops import ROOMS
 from specsim.latency import COEFFICIENTS
-from specsim.policies.parts import ROOMS
 from specsim.profile import StepCosts
 from specsim.profile.costs import Drafts, Lens, draft_load
 from specsim.profile.step_time import (
