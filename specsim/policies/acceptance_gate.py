@@ -1,6 +1,6 @@
 """TensorRT-LLM: k by batch size, and an end to speculation where little is accepted."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
+from typing import Literal, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -89,7 +89,7 @@ class AcceptanceGate(LoopPolicy):
     """
 
     kind: Literal["acceptance_gate"] = "acceptance_gate"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"draft_len_schedule": {4: 4, 8: 2, 32: 1}},
         {"acceptance_window": 4, "acceptance_length_threshold": 2.0},
     )
@@ -100,7 +100,7 @@ class AcceptanceGate(LoopPolicy):
     acceptance_length_threshold: float = Field(default=0.0, ge=0)
     """Accepted tokens per step and request, below which it does."""
 
-    loops: ClassVar[Loops] = Loops(Gated, decide=decide, observe=observe, drop=drop)
+    loops = Loops(Gated, decide=decide, observe=observe, drop=drop)
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:

@@ -1,7 +1,7 @@
 """AdaEDL: draft on while the drafter's entropy promises enough acceptance."""
 
 from math import inf, sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 
@@ -86,8 +86,8 @@ class AdaEdl(LoopPolicy):
     """
 
     kind: Literal["adaedl"] = "adaedl"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     gamma: float = Field(default=0.2, gt=0)
     threshold: float = Field(default=0.5, ge=0, le=1)
     """Of a request's first draft."""
@@ -99,7 +99,7 @@ class AdaEdl(LoopPolicy):
     threshold_memory: float = Field(default=0.9, ge=0, lt=1)
     """The same of its threshold, beta_2."""
 
-    loops: ClassVar[Loops] = Loops(EdlMemory, decide=decide, stop=stop, observe=observe)
+    loops = Loops(EdlMemory, decide=decide, stop=stop, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         known = row_of(EdlNumbers, self, scale=self.gamma)

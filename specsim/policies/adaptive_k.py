@@ -1,6 +1,6 @@
 """vLLM's adaptive k for DFlash: the common length of most tokens per second, never longer again."""
 
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -98,7 +98,7 @@ class AdaptiveK(LoopPolicy):
     least_size: int = Field(default=16, ge=1)
     """Least batch for which k is chosen."""
 
-    loops: ClassVar[Loops] = Loops(Shorter, decide=decide, observe=observe, drop=drop)
+    loops = Loops(Shorter, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest, and hope that all is accepted."""

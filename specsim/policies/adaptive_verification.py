@@ -1,6 +1,6 @@
 """vLLM's adaptive verification: the surest drafts of the whole batch, as many as pay."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 import numpy as np
 
@@ -110,13 +110,13 @@ class AdaptiveVerification(LoopPolicy):
     """
 
     kind: Literal["adaptive_verification"] = "adaptive_verification"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[bool] = True
+    uses_confidences = True
+    needs_sync = True
     learns: bool = False
     """Whether confidences are learned from what became of drafts, starting from how sure the
     drafter was, as vLLM has it for all drafters; but for DSpark, which has a head for it."""
 
-    loops: ClassVar[Loops] = Loops(Adapting, decide=decide, verify=verify, observe=observe)
+    loops = Loops(Adapting, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         longest = server.max_draft_len

@@ -1,7 +1,7 @@
 """Draft lengths as the arms of a bandit."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,10 +31,7 @@ class Bandit(Policy[_Memory]):
     """
 
     kind: Literal["bandit"] = "bandit"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"algorithm": "ucb1"},
-        {"algorithm": "thompson"},
-    )
+    examples = ({"algorithm": "ucb1"}, {"algorithm": "thompson"})
     algorithm: Literal["ucb1", "thompson"] = "ucb1"
     exploration: float = Field(default=0.3, ge=0)
     """Width of the confidence bound of UCB1, as a share of the largest reward."""

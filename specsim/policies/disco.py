@@ -1,6 +1,6 @@
 """DISCO: draft on while the next token is likely enough to be accepted."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -38,13 +38,13 @@ class Disco(LoopPolicy):
     """
 
     kind: Literal["disco"] = "disco"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     threshold: float = Field(default=0.4, ge=0, le=1)
     """Least likelihood of acceptance to draft on; transformers' ``assistant_confidence_threshold``
     and its default."""
 
-    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop)
+    loops = Loops(Stopping, decide=decide, stop=stop)
 
     def start(self, server: ServerView) -> LoopMemory:
         return self.remember(server, rule=row_of(StopRule, self))

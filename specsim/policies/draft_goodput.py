@@ -1,6 +1,6 @@
 """Goodput by what the drafter itself says of each token."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -220,15 +220,15 @@ class DraftGoodput(LoopPolicy):
     """
 
     kind: Literal["draft_goodput"] = "draft_goodput"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"calibrate": False})
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[bool] = True
+    examples = ({}, {"calibrate": False})
+    uses_confidences = True
+    needs_sync = True
     calibrate: bool = True
     """Correct stated probabilities by what was observed."""
     window: int = Field(default=1000, ge=1)
     """Steps after which an observation has faded to 1/e."""
 
-    loops: ClassVar[Loops] = Loops(DraftMemory, decide=decide, verify=verify, observe=observe)
+    loops = Loops(DraftMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return a drafter that is taken at its word."""

@@ -1,7 +1,7 @@
 """DSDE: longer drafts where drafter and target have agreed steadily, none far above the mean."""
 
 from math import ceil, exp
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 
@@ -104,11 +104,11 @@ class Dsde(LoopPolicy):
     """
 
     kind: Literal["dsde"] = "dsde"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
+    uses_confidences = "if known"
+    needs_sync = "by default"
     calibration_steps: int = Field(default=20, ge=1)
     """First steps of the server that verify drafts."""
-    loops: ClassVar[Loops] = Loops(DsdeMemory, decide=decide, verify=verify, observe=observe)
+    loops = Loops(DsdeMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         known = {"steps_left": self.calibration_steps, "by_confidence": server.has_confidences}

@@ -1,7 +1,7 @@
 """A few draft lengths for each size of batch, chosen by a smoothed accepted length."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -52,7 +52,7 @@ class EmaTiers(Policy[_Memory]):
     """
 
     kind: Literal["ema_tiers"] = "ema_tiers"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tiers": [0, 2, 4]})
+    examples = ({}, {"tiers": [0, 2, 4]})
     tiers: Annotated[TiersBySize, rising_from(0)] = Field(
         default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
     )

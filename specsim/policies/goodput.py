@@ -1,6 +1,6 @@
 """SmartSpec: the draft length of highest estimated goodput, of all requests or of each its own."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -69,11 +69,7 @@ class Goodput(LoopPolicy, PicksPrefix):
     """
 
     kind: Literal["goodput"] = "goodput"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {},
-        {"granularity": "request"},
-        {"candidates": "prefixes"},
-    )
+    examples = ({}, {"granularity": "request"}, {"candidates": "prefixes"})
     granularity: Literal["step", "request"] = "step"
     candidates: Literal["batch", "prefixes"] = "batch"
     """Batches among which that of highest goodput is run."""

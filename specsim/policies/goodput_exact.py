@@ -1,6 +1,6 @@
 """The draft lengths of highest estimated goodput, each request's its own."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
@@ -75,7 +75,7 @@ class GoodputExact(LoopPolicy):
     prior_trials: float = Field(default=20.0, gt=0)
     """Trials that the rate of all requests counts for in the rate of one."""
 
-    loops: ClassVar[Loops] = BY_REQUEST
+    loops = BY_REQUEST
 
     def start(self, server: ServerView) -> LoopMemory:
         memory = by_request(server, self.prior, self.window, self.prior_trials)

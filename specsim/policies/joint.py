@@ -3,7 +3,7 @@
 What it does in each verb of a step; the derivation is in docs/explanation/joint.md.
 """
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -519,9 +519,9 @@ class Joint(LoopPolicy):
     """
 
     kind: Literal["joint"] = "joint"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
-    loops: ClassVar[Loops] = Loops(
+    uses_confidences = "if known"
+    needs_sync = "by default"
+    loops = Loops(
         Joining,
         decide=decide,
         stop=stop,

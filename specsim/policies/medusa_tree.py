@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import count, product
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class MedusaTree(DraftsTrees[_Memory]):
     """
 
     kind: Literal["medusa_tree"] = "medusa_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"widths": [2, 2, 2]})
+    examples = ({}, {"widths": [2, 2, 2]})
     widths: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Candidates per head, fixed; by default goodput decides."""
     max_width: int | None = Field(default=None, ge=1)

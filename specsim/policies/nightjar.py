@@ -1,7 +1,7 @@
 """Nightjar: a bandit over draft lengths, none included, for each size of batch."""
 
 from math import inf
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -98,7 +98,7 @@ class Nightjar(LoopPolicy):
     switch_ms: float = Field(default=0.0, ge=0)
     """C."""
 
-    loops: ClassVar[Loops] = Loops(NightjarMemory, decide=decide, observe=observe)
+    loops = Loops(NightjarMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

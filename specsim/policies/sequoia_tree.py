@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ class SequoiaTree(DraftsTrees[_Memory]):
     """
 
     kind: Literal["sequoia_tree"] = "sequoia_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"num_nodes": 6, "max_width": 3})
+    examples = ({}, {"num_nodes": 6, "max_width": 3})
     num_nodes: int | None = Field(default=None, ge=1, le=MAX_DRAFT_LEN)
     """Nodes of the tree, fixed; by default goodput decides, up to `max_nodes`."""
     max_nodes: int = Field(default=64, ge=1, le=MAX_DRAFT_LEN)

@@ -1,7 +1,7 @@
 """Verification first for those who are about to be late."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -107,7 +107,7 @@ class SloAware(LoopPolicy):
     """
 
     kind: Literal["slo_aware"] = "slo_aware"
-    needs_sync: ClassVar[bool] = True
+    needs_sync = True
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, else 50."""
     window: int = Field(default=50, ge=1)
@@ -115,7 +115,7 @@ class SloAware(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(OnTime, decide=decide, observe=observe, drop=drop)
+    loops = Loops(OnTime, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         tpot = (server.tpot_slo or 0.05) if self.tpot_ms is None else self.tpot_ms * 1e-3

@@ -1,7 +1,7 @@
 """SpecServe: draft on while it pays for the batch, then verify its surest tokens in time."""
 
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -122,8 +122,8 @@ class SpecServe(LoopPolicy):
     """
 
     kind: Literal["spec_serve"] = "spec_serve"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
+    uses_confidences = "if known"
+    needs_sync = "by default"
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, if any."""
     first_confidence: float = Field(default=0.6, ge=0, le=1)
@@ -133,9 +133,7 @@ class SpecServe(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """It before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(
-        Serving, decide=decide, stop=stop, verify=verify, observe=observe
-    )
+    loops = Loops(Serving, decide=decide, stop=stop, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         tpot = (server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3

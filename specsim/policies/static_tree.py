@@ -1,6 +1,6 @@
 """A fixed tree of candidates."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -21,10 +21,7 @@ class StaticTree(DraftsTrees[Tree]):
     """
 
     kind: Literal["static_tree"] = "static_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"widths": [2, 2, 1]},
-        {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]},
-    )
+    examples = ({"widths": [2, 2, 1]}, {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]})
     widths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
     """Children of each node, by depth."""
     choices: tuple[tuple[int, ...], ...] | None = Field(default=None, min_length=1)

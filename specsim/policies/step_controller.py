@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,7 @@ class StepController(Policy[_Memory]):
     """
 
     kind: Literal["step_controller"] = "step_controller"
-    aliases: ClassVar[tuple[str, ...]] = ("fsm",)
+    aliases = ("fsm",)
     k_start: int | None = Field(default=None, ge=0)
     """First draft length of a request, tokens; by default the longest."""
 
@@ -71,7 +71,7 @@ class CachedStepController(Policy[_Seen]):
     """
 
     kind: Literal["cached_step_controller"] = "cached_step_controller"
-    uses_tokens: ClassVar[bool] = True
+    uses_tokens = True
 
     def start(self, server: ServerView) -> _Seen:
         longest = server.max_draft_len

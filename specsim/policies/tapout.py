@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from math import sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -97,13 +97,13 @@ class TapOut(LoopPolicy):
     """
 
     kind: Literal["tapout"] = "tapout"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     reward_share: float = Field(default=0.5, ge=0, le=1)
     """Of accepted / longest in the reward."""
     limits: tuple[float, float, float, float, float] = (0.8, 0.6, 0.4, 0.2, 0.2)
     """Of the rules, in their order; entropy in nats."""
-    loops: ClassVar[Loops] = Loops(TapMemory, decide=decide, stop=stop, observe=observe)
+    loops = Loops(TapMemory, decide=decide, stop=stop, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

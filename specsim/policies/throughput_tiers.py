@@ -1,6 +1,6 @@
 """Tiers of draft lengths, of which the one with most tokens per second is taken."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -111,10 +111,7 @@ class ThroughputTiers(LoopPolicy):
     """
 
     kind: Literal["throughput_tiers"] = "throughput_tiers"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {},
-        {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}},
-    )
+    examples = ({}, {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}})
     tiers: Annotated[TiersBySize, rising_from(1)] = Field(default={1: (1, 3, 5, 7)})
     """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     window: int = Field(default=20, ge=1)
@@ -124,7 +121,7 @@ class ThroughputTiers(LoopPolicy):
     hysteresis: float = Field(default=0.1, ge=0)
     """By which share another tier must be faster, to be taken."""
 
-    loops: ClassVar[Loops] = Loops(TierMemory, decide=decide, observe=observe)
+    loops = Loops(TierMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest tier, or the middle one of the smallest batches; nothing seen."""

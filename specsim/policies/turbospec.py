@@ -1,7 +1,7 @@
 """TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
 
 from math import inf
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -122,7 +122,7 @@ class TurboSpec(LoopPolicy):
     reset_steps: int = Field(default=100, ge=1)
     """Skipped prefills after which the threshold is forgotten (listing 1, RESETSTEPS)."""
 
-    loops: ClassVar[Loops] = Loops(Turbo, decide=decide, verify=verify, observe=observe, drop=drop)
+    loops = Loops(Turbo, decide=decide, verify=verify, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         new = {"by_model": server.drafts_by_model, "disable_size": inf}

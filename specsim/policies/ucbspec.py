@@ -1,6 +1,6 @@
 """BanditSpec's UCBSpec over draft lengths, as released."""
 
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -64,7 +64,7 @@ class UcbSpec(LoopPolicy):
     num_arms: int = Field(default=4, ge=1)
     """Draft lengths 1, 2, ... up to it."""
 
-    loops: ClassVar[Loops] = Loops(Arms, decide=decide, observe=observe)
+    loops = Loops(Arms, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

@@ -1,6 +1,6 @@
 """The draft length that recent acceptance and recent step times make best."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 
@@ -85,7 +85,7 @@ class WindowOpt(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(SeenLately, decide=decide, observe=observe)
+    loops = Loops(SeenLately, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and no time seen."""
