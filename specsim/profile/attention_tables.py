@@ -61,7 +61,9 @@ class AttentionTables:
         self._shape, self._options, self._tables = shape, options, tables
         self._matrices, self._note = matrices, note
         self._size = options.tensor_parallel_size
-        self._num_heads = shape.num_attention_heads // self._size  # of queries, on each GPU
+        heads = shape.num_attention_heads // self._size  # of queries, on each GPU
+        shared = heads * options.decode_context_parallel_size
+        self._heads_in = {"context": heads, "generation": shared}
         self._dtype = Precision.of(options.dtype).stored("attention")
         self._scales = Scales.of(options)
 
@@ -77,9 +79,13 @@ class AttentionTables:
             times_of = self._module if kind.width.latent_dim else self._times_of
             decodes, kernel = times_of(kind, "generation")
             prompts, _ = times_of(kind, "context")
-            tile = _tile(kernel, self._num_heads // kind.width.per_gpu(self._size))
+            group = self._heads_in["generation"] // kind.width.per_gpu(self._size)
+            contexts, sequences, grid = decodes.grid()
+            whole = contexts * self._options.decode_context_parallel_size  # each has a part of it
             yield self._fields(
-                kind.num_layers, kind.window, tile, decodes.grid(), self._prompts_of(kind, prompts)
+                *(kind.num_layers, kind.window, _tile(kernel, group)),
+                (whole, sequences, grid),
+                self._prompts_of(kind, prompts),
             )
         if self._shape.state_layers:
             states = StateTimes(self._shape, self._options, self._tables, self._note)
@@ -166,7 +172,7 @@ class AttentionTables:
             "window_size": 0 if is_carried else kind.window or 0,
         }
         keys = kind.width.per_gpu(self._size)
-        found, kernel = self._heads(table, wanted, self._num_heads, keys)
+        found, kernel = self._heads(table, wanted, self._heads_in[phase], keys)
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
             if is_carried:
@@ -208,7 +214,7 @@ class AttentionTables:
         kernel alone. What TensorRT-LLM's take is 3 to 9 more than that kernel.
         """
         update = {
-            "num_attention_heads": self._num_heads,
+            "num_attention_heads": self._heads_in[phase],
             "num_hidden_layers": 1,
             "num_experts": 0,
             "first_k_dense_replace": 0,
@@ -262,7 +268,7 @@ class AttentionTables:
         same = {"kv_cache_dtype": self._options.kv_dtype, "mla_dtype": "bfloat16"}
         first = {"step": 0} if phase == "context" else {}
         found = table.where(
-            "latent attention", **wanted, **same, num_heads=self._num_heads, **first
+            "latent attention", **wanted, **same, num_heads=self._heads_in[phase], **first
         )
         found, name = found.of_kernel(kernel)
         if phase == "generation":
