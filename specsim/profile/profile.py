@@ -24,6 +24,9 @@ from specsim.profile.costs import AdapterCost, DraftCost, Overhead
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
 BLOCK_SIZE, GPU_MEMORY_UTILIZATION = 16, 0.92
+_LATENT_UNIT = (
+    128  # tokens, to whose multiples blocks of latent attention beside states are rounded
+)
 """Defaults of vLLM 0.32.0, ``config/cache.py CacheConfig``."""
 
 _NEAR = 1.5
@@ -287,12 +290,13 @@ def least_block_size(profile: Profile, model: ModelShape, block_size: int = BLOC
     """Return how many tokens a block has: as configured, or so many that a state fits into it.
 
     References:
-        vLLM 0.32.0 ``model_executor/models/config.py HybridAttentionMambaModelConfig``.
+        vLLM 0.33.0 ``platforms/interface.py _align_hybrid_block_size``.
     """
     if not model.state_layers:
         return block_size
     state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
-    return max(block_size, BLOCK_SIZE * ceil(state / (BLOCK_SIZE * layer_bytes(profile, model))))
+    unit = _LATENT_UNIT if model.kv_lora_rank else BLOCK_SIZE
+    return max(block_size, unit * ceil(state / (unit * layer_bytes(profile, model))))
 
 
 def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:

@@ -95,6 +95,8 @@ def test_shipped_models_have_as_many_weights_as_published(name: str) -> None:
 # Of model cards or of transformers 5.19.0 on the meta device, without MTP layers and image parts.
 PUBLISHED_BY_NAME = {
     "aya-expanse-8b": 8_028_033_024,
+    "ai21-jamba-large": 398_555_145_696,
+    "ai21-jamba-mini": 51_570_323_328,
     "baichuan2-13b": 13_896_668_160,
     "c4ai-command-r-08-2024": 32_296_476_672,
     "c4ai-command-r-plus-08-2024": 103_810_674_688,
@@ -120,6 +122,12 @@ PUBLISHED_BY_NAME = {
     "exaone-4.0-32b": 32_003_200_000,
     "falcon-40b": 41_303_293_952,
     "falcon-7b": 6_921_720_704,
+    "falcon-h1-0.5b": 521_411_104,
+    "falcon-h1-1.5b": 1_554_789_760,
+    "falcon-h1-1.5b-deep": 1_554_773_392,
+    "falcon-h1-34b": 33_642_221_312,
+    "falcon-h1-3b": 3_149_261_312,
+    "falcon-h1-7b": 7_585_519_712,
     "falcon3-7b": 7_455_550_464,
     "gemma-2-27b": 27_227_128_320,
     "gemma-2-2b": 2_614_341_888,
@@ -146,9 +154,11 @@ PUBLISHED_BY_NAME = {
     "hunyuan-a13b": 80_393_183_232,
     "internlm2_5-7b": 7_737_708_544,
     "internlm3-8b": 8_804_241_408,
+    "kimi-linear-48b-a3b": 49_122_675_072,
     "ling-flash-2.0": 102.9e9,  # 100 billion, 6.1 of them active, by its model card
     "ling-mini-2.0": 16.26e9,
     "llama-160m": 162_417_408,
+    "llama-3_3-nemotron-super-49b-v1": 49.87e9,  # 49.9 billion, by its model card
     "llama-68m": 68_030_208,
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
@@ -217,7 +227,11 @@ PUBLISHED_BY_NAME = {
     "starcoder2-15b": 15_957_889_024,
     "starcoder2-3b": 3_030_371_328,
     "starcoder2-7b": 7_173_923_840,
+    "step-3.5-flash": 196_956_118_272,
     "tinyllama-1.1b": 1_100_048_384,
+    "trinity-large": 398_635_286_016,
+    "trinity-mini": 26_123_974_400,
+    "trinity-nano": 6_120_003_328,
     "yi-1.5-34b": 34_388_917_248,
     "yi-1.5-6b": 6_061_035_520,
     "yi-1.5-9b": 8_829_407_232,
@@ -424,9 +438,9 @@ def test_gemma_4_has_layers_of_two_widths(written: Written) -> None:
               False, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}  # fmt: skip
     shape = load_model(written(config))
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
-    assert [tuple(each)[:2] for each in shape.attention_widths] == [(16, 256), (4, 512)]
+    assert [each[1:3] for each in shape.attention_widths] == [(16, 256), (4, 512)]
     own_keys = load_model(written({**config, "attention_k_eq_v": False}))
-    assert [tuple(each)[:2] for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
+    assert [each[1:3] for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 704}
     both = load_model(written({**config, **experts, "enable_moe_block": True}))
     assert both.num_expert_layers == both.num_hidden_layers

@@ -115,10 +115,10 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "name",
     [
-        "tiiuae/Falcon-H1-34B-Instruct",
+        "tiiuae/Falcon-H2-34B-Instruct",
         "deepseek-ai/DeepSeek-V3.9",
         "microsoft/Phi-4-multimodal-instruct",
-        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        "moonshotai/Kimi-VL-A3B-Instruct",
         "Qwen/Qwen2.5-Omni-7B",
         "nvidia/Mistral-NeMo-Minitron-8B-Instruct",
         "google/gemma-3n-E4B-it",
