@@ -94,7 +94,10 @@ def test_shipped_models_have_as_many_weights_as_published(name: str) -> None:
 
 # Of model cards or of transformers 5.19.0 on the meta device, without MTP layers and image parts.
 PUBLISHED_BY_NAME = {
+    "apertus-70b": 70_599_864_480,
+    "apertus-8b": 8_053_338_176,
     "aya-expanse-8b": 8_028_033_024,
+    "afm-4.5b": 4_619_184_640,
     "ai21-jamba-large": 398_555_145_696,
     "ai21-jamba-mini": 51_570_323_328,
     "baichuan2-13b": 13_896_668_160,
@@ -150,7 +153,10 @@ PUBLISHED_BY_NAME = {
     "gpt-j-6b": 6_050_882_784,
     "gpt-neox-20b": 20_554_567_680,
     "granite-3.3-8b": 8_170_864_640,
+    "granite-4.0-h-micro": 3_191_396_096,
     "granite-4.0-h-small": 32_207_337_984,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "hunyuan-7b": 7_504_568_320,
     "hunyuan-a13b": 80_393_183_232,
     "internlm2_5-7b": 7_737_708_544,
     "internlm3-8b": 8_804_241_408,
@@ -163,6 +169,7 @@ PUBLISHED_BY_NAME = {
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
     "llama-3.1-405b": 405_853_388_800,
+    "llama-3.1-nemotron-nano-4b": 4_512_746_496,
     "llama-3.2-3b": 3_212_749_824,
     "minicpm-2b": 2_724_880_896,
     "minimax-m2": 228_689_748_992,
@@ -176,6 +183,7 @@ PUBLISHED_BY_NAME = {
     "mistral-small-24b": 23_572_403_200,
     "mistral-small-3.2-24b": 23_572_403_200,
     "mixtral-8x22b": 140_630_071_296,
+    "nvidia-nemotron-nano-12b-v2": 12_310_001_152,
     "nvidia-nemotron-nano-9b-v2": 8_888_227_328,
     "olmo-2-0325-32b": 32_234_279_936,
     "olmo-2-1124-13b": 13_716_198_400,
@@ -924,7 +932,7 @@ def test_a_model_is_found_by_what_others_call_it(called: str, found: str) -> Non
     "called",
     [
         *("microsoft/Phi-4-multimodal-instruct", "microsoft/Phi-4-reasoning-vision-15B"),
-        *("nvidia/NVIDIA-Nemotron-Nano-12B-v2", "gemma-3n-E4B-it", "deepseek-ai/deepseek-vl2"),
+        *("nvidia/NVIDIA-Nemotron-Nano-4B-v2", "gemma-3n-E4B-it", "deepseek-ai/deepseek-vl2"),
     ],
 )
 def test_a_model_that_sounds_alike_is_another_one(called: str) -> None:
