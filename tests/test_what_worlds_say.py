@@ -45,7 +45,7 @@ NOT_DRAWN = {
     "random.refresh_ms": "refused: it looks at nothing",
     **{
         f"engine.{name}_parallel_size": "must be the profile's, and is it by default"
-        for name in ("tensor", "pipeline")
+        for name in ("tensor", "pipeline", "decode_context")
     },
     "engine.kv_cache_memory_bytes": "another number of blocks, which all worlds have",
     "kernels.data_parallel_size": "the engine's",

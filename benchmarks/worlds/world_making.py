@@ -74,6 +74,7 @@ def draw_world(rng: Random) -> World:
     _verify_surest(config)
     _divide(config, profile)
     _window_pools(config)
+    _share_out(config, profile)
     _capture_graphs(config["engine"], profile, unit)
     return {
         "config": config,
@@ -200,6 +201,13 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
     is_async = engine.get("async_scheduling") is not False and is_late
     if is_async and not others & {*config, *engine} and rng.random() < 0.7:
         profile["stage_shares"] = rng.choice([[0.5, 0.5], [0.3, 0.3, 0.4], [0.25] * 4])
+
+
+def _share_out(config: dict[str, Any], profile: dict[str, Any]) -> None:
+    """Let some GPUs share blocks out among them; all else stays as it was."""
+    rng = Random(f"shares {json.dumps(config)}")
+    if "kv_groups" not in config["engine"] and rng.random() < 0.15:
+        profile["decode_context_parallel_size"] = rng.choice([2, 2, 4, 8])
 
 
 def _window_pools(config: dict[str, Any]) -> None:

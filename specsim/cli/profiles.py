@@ -270,6 +270,7 @@ def build(
     tp: Replica = 1,
     pp: int = Option(1, "--pp", min=1, help="Stages of a pipeline, which divide the layers."),
     dp: int = Option(1, "--dp", min=1, help="Data-parallel ranks that share the experts."),
+    dcp: int = Option(1, "--dcp", min=1, help="GPUs that each keep a part of every KV block."),
     ep: bool = Option(False, "--ep", help="Each GPU holds some experts whole, not a slice of all."),
     dtype: str = Option(
         "auto",
@@ -321,6 +322,7 @@ def build(
         tensor_parallel_size=tp,
         pipeline_parallel_size=pp,
         data_parallel_size=dp,
+        decode_context_parallel_size=dcp,
         enable_expert_parallel=ep,
         dtype=dtype,
         kv_dtype=kv_dtype,

@@ -47,6 +47,8 @@ class EngineConfig(Settings):
     """Checked against the profile's, if given."""
     pipeline_parallel_size: Count | None = None
     """Checked against the profile's, if given."""
+    decode_context_parallel_size: Count | None = None
+    """Checked against the profile's, if given."""
     data_parallel_size: Count | None = None
     """Ranks with a scheduler and a KV cache each, by default 1; those of a mixture of experts share
     the experts, and make every forward pass together."""

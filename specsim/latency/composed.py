@@ -64,6 +64,9 @@ class AttentionLayers(Settings):
     """Of one layer: a row per number of context tokens, in it one time per number of sequences."""
     prompt: Curve
     """Of one layer: a whole prompt of so many tokens."""
+    decode_pair_us: NonNegativeFloat | None = None
+    """What a pair of query and key takes where drafts are verified, one layer; by default as in a
+    long prompt."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -280,6 +283,8 @@ class Composed(LatencyModel):
             decodes = np.array(layers.decode_us) * count * self.decode_factor
             window = NO_WINDOW if layers.window is None else float(layers.window)
             pair = layers.pair_us * count * self.prompt_factor * self.verify_factor
+            if layers.decode_pair_us is not None:
+                pair = layers.decode_pair_us * count * self.decode_factor
             grid = add(layers.sequences, decodes, layers.context_tokens)
             groups += [window, layers.tile, pair, decodes[0, 0], grid]
             # Attention to everything rises with the square of the prompt, within a window with it.

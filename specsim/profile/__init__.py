@@ -6,11 +6,11 @@ from specsim.profile.profile import (
     GPU_MEMORY_UTILIZATION,
     LayersOf,
     Profile,
+    block_len,
     default_layout,
     find_profile,
     kv_layers,
     layer_bytes,
-    least_block_size,
     load_profile,
     memory_plan,
     shipped_to_the_limits,
@@ -19,6 +19,6 @@ from specsim.profile.step_time import NO_BLOCK, BlockPass
 
 __all__ = [
     "BLOCK_SIZE", "GPU_MEMORY_UTILIZATION", "NO_BLOCK", "BlockPass", "DraftCost", "LayersOf",
-    "Overhead", "Profile", "StepCosts", "default_layout", "find_profile", "kv_layers",
-    "layer_bytes", "least_block_size", "load_profile", "memory_plan", "shipped_to_the_limits",
+    "Overhead", "Profile", "StepCosts", "block_len", "default_layout", "find_profile", "kv_layers",
+    "layer_bytes", "load_profile", "memory_plan", "shipped_to_the_limits",
 ]  # fmt: skip

@@ -76,10 +76,13 @@ class AttentionTables:
             times_of = self._module if kind.width.latent_dim else self._times_of
             decodes, kernel = times_of(kind, "generation")
             prompts, _ = times_of(kind, "context")
-            heads = self._num_heads(kind)
-            tile = _tile(kernel, heads // kind.width.per_gpu(self._size))
+            group = self._num_heads(kind, "generation") // kind.width.per_gpu(self._size)
+            contexts, sequences, grid = decodes.grid()
+            whole = contexts * self._options.decode_context_parallel_size  # each has a part of it
             yield self._fields(
-                kind.num_layers, kind.window, tile, decodes.grid(), self._prompts_of(kind, prompts)
+                *(kind.num_layers, kind.window, _tile(kernel, group)),
+                (whole, sequences, grid),
+                self._prompts_of(kind, prompts),
             )
         if self._shape.state_layers:
             states = StateTimes(self._shape, self._options, self._tables, self._note)
@@ -152,9 +155,10 @@ class AttentionTables:
         decoding = contexts, sequences, grid
         return self._fields(kind.num_layers, kind.window, 1, decoding, prompts.prompts())
 
-    def _num_heads(self, kind: "_LayerKind") -> int:
-        """Return the heads of queries on each GPU."""
-        return kind.width.num_attention_heads // self._size
+    def _num_heads(self, kind: "_LayerKind", phase: str) -> int:
+        """Return the heads of queries on each GPU, in decodes also those of GPUs it shares with."""
+        own = kind.width.num_attention_heads // self._size
+        return own * (self._options.decode_context_parallel_size if phase == "generation" else 1)
 
     def _times_of(self, kind: "_LayerKind", phase: str) -> tuple[HeadTimes, str]:
         table = self._tables.table("attention", f"{phase}_attention_perf")
@@ -170,7 +174,7 @@ class AttentionTables:
             "window_size": 0 if is_carried else kind.window or 0,
         }
         keys = kind.width.per_gpu(self._size)
-        found, kernel = self._heads(table, wanted, self._num_heads(kind), keys)
+        found, kernel = self._heads(table, wanted, self._num_heads(kind, phase), keys)
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
             if is_carried:
@@ -208,7 +212,7 @@ class AttentionTables:
 
         Heads whose number is no power of 2 were not measured: they lie between two that were.
         """
-        heads = self._num_heads(kind)
+        heads = self._num_heads(kind, phase)
         fewer = 1 << heads.bit_length() - 1
         if fewer == heads or self._is_sparse(kind):
             return self._module_with(kind, phase, heads)

@@ -16,6 +16,7 @@ from specsim.hardware import ModelShape, load_gpu
 from specsim.hardware.cuda_graphs import capture_sizes
 from specsim.latency.composed import EAGER_LAYER_US
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
+from specsim.profile.context_parallel import check_shares, exchange_layers
 from specsim.profile.kernel_tables import (
     DTYPES,
     GpuTables,
@@ -55,6 +56,7 @@ class Composer:
             shape.check_split(size)
         except ValueError as error:
             raise ProfileError(f"--tp {size}: '{options.model}' {error}") from error
+        check_shares(shape, options)
         ranks = options.data_parallel_size
         if not shape.num_experts and (ranks > 1 or options.enable_expert_parallel):
             raise ProfileError(
@@ -106,7 +108,10 @@ class Composer:
             "head": self._head(),
             **({"shared": of_all} if self._ranks > 1 else {}),
             **self._eager_fields,
-            "attention": list(attention.layers()),
+            "attention": [
+                *attention.layers(),
+                *exchange_layers(self._shape, self._options, self._nccl),
+            ],
             **self._own_fields,
         }
 
@@ -191,10 +196,11 @@ class Composer:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Key and value of a token in every layer, on each GPU, bytes."""
+        """Key and value of a token in every layer, on each GPU, of a group the mean, bytes."""
         is_halved = self._options.kv_dtype == "fp8" and not self._shape.o_groups
         share = 0.5 if is_halved else 1.0
-        return self._shape.kv_bytes_per_token_and_gpu(self._size) * share * self._fullest_share
+        own = self._shape.kv_bytes_per_token_and_gpu(self._size) * share * self._fullest_share
+        return own / self._options.decode_context_parallel_size
 
     @property
     def _fullest_share(self) -> float:

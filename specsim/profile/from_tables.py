@@ -71,12 +71,12 @@ class TableProfile(MadeProfile):
         Precision.of(options.dtype)
         if model.o_groups:  # whose compressed entries vLLM keeps in 8 bits only
             options = replace(options, kv_dtype="fp8")
-        for family in options.kernels:
-            if family not in _FAMILIES:
-                raise ProfileError(f"--kernel {family}=: {nearest(family, _FAMILIES)}")
-        for key in options.versions:
-            if key not in TABLE_KEYS:
-                raise ProfileError(f"--table {key}=: {nearest(key, TABLE_KEYS)}")
+        for option, named, known in (
+            ("--kernel", options.kernels, _FAMILIES),
+            ("--table", options.versions, [*TABLE_KEYS]),
+        ):
+            if unknown := next((name for name in named if name not in known), None):
+                raise ProfileError(f"{option} {unknown}=: {nearest(unknown, known)}")
         folder, gpu = options.tables or tables_folder(), options.tables_of or options.gpu
         tables = GpuTables(folder, gpu, options.engine, options.versions)
         _check_bandwidth(tables, gpu)
@@ -96,6 +96,8 @@ class TableProfile(MadeProfile):
             "weights_gib": round(target.weight_bytes / GIB, 3),
             "kv_bytes_per_token": target.kv_bytes_per_token,
         }
+        if (shares := options.decode_context_parallel_size) > 1:
+            fields["decode_context_parallel_size"] = shares
         if options.pipeline_parallel_size > 1:
             fields["stage_shares"] = stage_shares(target.stages, latency)
         for key in options.versions.keys() - tables.keys:

@@ -98,6 +98,8 @@ class Profile(Settings):
     tensor_parallel_size: int = Field(default=1, gt=0)
     stage_shares: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(1.0,), min_length=1)
     """Of pipeline parallelism: what each stage takes of the time of a pass; together 1."""
+    decode_context_parallel_size: int = Field(default=1, gt=0)
+    """GPUs that each keep a part of every sequence's keys and values, in place of a copy."""
     provenance: Provenance
     target: Annotated[LatencyModel, LATENCY]
     drafts: dict[str, DraftCost] = Field(default_factory=dict)
@@ -111,7 +113,8 @@ class Profile(Settings):
     weights_gib: float | None = Field(default=None, gt=0)
     """Memory of the model's weights per GPU, GiB; by default that of its shape in 16 bits."""
     kv_bytes_per_token: float | None = Field(default=None, gt=0)
-    """Memory of a token's keys and values per GPU, bytes; by default that of its shape."""
+    """Memory of a token's keys and values per GPU, bytes, on average where GPUs share them out; by
+    default that of its shape."""
     only_draft_lens: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None, min_length=1
     )
@@ -241,7 +244,7 @@ def memory_plan(
     gpu: GpuSpec,
     drafts: Sequence[DraftCost],
     *,
-    block_size: int = BLOCK_SIZE,
+    block_size: int | None = None,
     gpu_memory_utilization: float = GPU_MEMORY_UTILIZATION,
     data_parallel_size: int = 1,
 ) -> MemoryPlan:
@@ -249,7 +252,7 @@ def memory_plan(
 
     Data-parallel ranks share the experts, and nothing else.
     """
-    size, block_size = profile.tensor_parallel_size, least_block_size(profile, model, block_size)
+    size, block_size = profile.tensor_parallel_size, block_size or block_len(profile, model)
     block_bytes = block_size * _token_bytes(profile, model)
     draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
     if layers := kv_layers(profile, model, drafts):
@@ -278,7 +281,8 @@ def memory_plan(
 def _token_bytes(profile: Profile, model: ModelShape) -> float:
     if profile.kv_bytes_per_token is not None:
         return profile.kv_bytes_per_token
-    return model.kv_bytes_per_token_and_gpu(profile.tensor_parallel_size)
+    alone = model.kv_bytes_per_token_and_gpu(profile.tensor_parallel_size)
+    return alone / profile.decode_context_parallel_size
 
 
 def layer_bytes(profile: Profile, model: ModelShape) -> float:
@@ -286,14 +290,18 @@ def layer_bytes(profile: Profile, model: ModelShape) -> float:
     return _token_bytes(profile, model) / sum(model.layer_counts.values())
 
 
-def least_block_size(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE) -> int:
-    """Return how many tokens a block has: as configured, or so many that a state fits into it.
+def block_len(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE) -> int:
+    """Return how many tokens a block has: so many that a state fits into it, and on every GPU.
+
+    Args:
+        block_size: As configured: at least, and on each of the GPUs that share a block out.
 
     References:
-        vLLM 0.33.0 ``platforms/interface.py _align_hybrid_block_size``.
+        vLLM 0.33.0 ``platforms/interface.py _align_hybrid_block_size``,
+        ``v1/core/kv_cache_utils.py resolve_kv_cache_block_sizes``.
     """
     if not model.state_layers:
-        return block_size
+        return block_size * profile.decode_context_parallel_size
     state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
     unit = _LATENT_UNIT if model.kv_lora_rank else BLOCK_SIZE
     return max(block_size, unit * ceil(state / (unit * layer_bytes(profile, model))))
@@ -317,11 +325,9 @@ def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) 
     return LayersOf(target, tuple(added))
 
 
-def default_layout(
-    profile: Profile, model: ModelShape, drafts: Sequence[DraftCost], block_size: int = BLOCK_SIZE
-) -> KVLayout:
+def default_layout(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> KVLayout:
     """Return the KV cache groups of a profile's model, with the drafters that are loaded."""
-    block_size = least_block_size(profile, model, block_size)
+    block_size = block_len(profile, model)
     layers = kv_layers(profile, model, drafts)
     if layers is None:
         return one_group(block_size)

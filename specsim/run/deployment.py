@@ -29,9 +29,9 @@ from specsim.profile import (
     LayersOf,
     Profile,
     StepCosts,
+    block_len,
     kv_layers,
     layer_bytes,
-    least_block_size,
     load_profile,
     memory_plan,
 )
@@ -92,7 +92,7 @@ class Deployment:
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
-        engine = _of_states(experiment.engine, profile, model)
+        engine = _as_held(experiment.engine, profile, model)
         policy = experiment.effective_policy
         _check_same(engine, profile, model)
         profile = _in_lock_step(engine, profile, model)
@@ -231,9 +231,12 @@ def _check_same(engine: EngineConfig, profile: Profile, model: ModelShape) -> No
             f"engine.model = '{engine.model}', but the profile was made for '{model.name}'; choose "
             "the profile of that model or correct engine.model"
         )
-    stages = len(profile.stage_shares)
-    for name, made in (("tensor", profile.tensor_parallel_size), ("pipeline", stages)):
-        size, short = getattr(engine, f"{name}_parallel_size"), f"{name[0]}p"
+    for name, short, made in (
+        ("tensor", "tp", profile.tensor_parallel_size),
+        ("pipeline", "pp", len(profile.stage_shares)),
+        ("decode_context", "dcp", profile.decode_context_parallel_size),
+    ):
+        size = getattr(engine, f"{name}_parallel_size")
         if size is not None and size != made:
             raise ProfileError(
                 f"engine.{name}_parallel_size = {size}, but the profile was made with {made}; "
@@ -353,15 +356,10 @@ def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> N
         )
 
 
-def _of_states(engine: EngineConfig, profile: Profile, model: ModelShape) -> EngineConfig:
-    """Return the engine as vLLM sets it up for a model with states.
-
-    A block has as many tokens as take the memory of a state.
-    """
-    if not model.state_layers:
-        return engine
-    size = least_block_size(profile, model, engine.block_size)
-    return engine.model_copy(update={"block_size": size})
+def _as_held(engine: EngineConfig, profile: Profile, model: ModelShape) -> EngineConfig:
+    """Return the engine with as many tokens in a block as vLLM gives it."""
+    size = block_len(profile, model, engine.block_size)
+    return engine if size == engine.block_size else engine.model_copy(update={"block_size": size})
 
 
 def _kv_layers(
@@ -380,6 +378,12 @@ def _kv_layers(
         layers = LayersOf(tuple(own), ())
     if layers is None:
         return None
+    if (shares := profile.decode_context_parallel_size) > 1:
+        raise ProfileError(
+            f"decode_context_parallel_size = {shares}: how KV blocks of several groups, or of "
+            "layers with windows, are shared out is not simulated; leave it out of the profile, or "
+            "engine.kv_groups out"
+        )
     kept = engine.kv_layers(layers.target + layers.drafts, proposer)
     return LayersOf(kept[: len(layers.target)], kept[len(layers.target) :])
 

@@ -10,10 +10,11 @@ the two have only the scenario in common::
 The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for seeds 0 to 39, the
 second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
 stop token, and ``states-SEED``, with layers that keep a state (``loras``: with requests for LoRA
-adapters; ``parallel``: with drafters of one pass, since 0.32; ``cadence``: with steps that read no
-prompts, in 0.33; ``aborts``: with clients that go away; ``mixed``: with all of it at once); the
-last writes the log of one scenario, or of all that lie in a folder. The scripted randomness, the
-virtual clock and the format of the log are those of ``specsim parity``.
+adapters; ``shares``: with blocks of which each GPU has a part; ``parallel``: with drafters of one
+pass, since 0.32; ``cadence``: with steps that read no prompts, in 0.33; ``aborts``: with clients
+that go away; ``mixed``: with all of it at once); the last writes the log of one scenario, or of all
+that lie in a folder. The scripted randomness, the virtual clock and the format of the log are those
+of ``specsim parity``.
 """
 
 import atexit
@@ -45,6 +46,7 @@ from to_record import (
     random_parallel_scenario,
     random_pipeline_scenario,
     random_scenario,
+    random_shares_scenario,
     random_stages_scenario,
     random_states_scenario,
     random_stops_scenario,
@@ -264,6 +266,9 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         config.speculative_config.disable_lookahead_block_hashes = True
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
     config.parallel_config.pipeline_parallel_size = stages
+    config.parallel_config.decode_context_parallel_size = engine.get(
+        "decode_context_parallel_size", 1
+    )
     choose_runner(is_second=stages > 1 or looks_up(spec))
     drops = spec is not None and spec["method"] in HEADS
     # What VllmConfig decides by the model's config.json, which here is another's.
@@ -634,6 +639,7 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
         draws = {
             "stops": random_stops_scenario,
             "loras": random_loras_scenario,
+            "shares": random_shares_scenario,
             "cadence": random_cadence_scenario,
             "pipeline": random_pipeline_scenario,
         }

@@ -93,6 +93,16 @@ def random_loras_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"loras-{seed}", "kind": "loras"}
 
 
+def random_shares_scenario(seed: int) -> dict[str, Any]:
+    """The same with GPUs that each keep a part of every block."""
+    scenario, draw = random_scenario(seed), random.Random(f"shares {seed}")
+    engine, count = scenario["engine"], draw.choice([2, 2, 4, 8])
+    fewest = -(-engine["max_model_len"] // (count * engine["block_size"])) + 2
+    engine["num_blocks"] = max(fewest, engine["num_blocks"] // count)
+    engine["decode_context_parallel_size"] = count
+    return scenario | {"name": f"shares-{seed}", "kind": "shares"}
+
+
 def random_parallel_scenario(
     seed: int, needs_of: Callable[[dict[str, Any]], Needs]
 ) -> dict[str, Any]:

@@ -11,11 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import Run
 
-from specsim.core.errors import ProfileError
+from specsim.core.errors import ProfileError, SpecsimError
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_model
 from specsim.latency import LatencyModel
 from specsim.latency.composed import AttentionLayers, Composed, Curve
+from specsim.latency.form import MOST_VERIFIED
 from specsim.profile import Profile
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
@@ -937,3 +938,108 @@ def test_tables_of_a_card_with_another_memory_are_not_taken(tmp_path: Path) -> N
         TableProfile.of(options(tables, gpu="a100-40gb"))
     for fields in ({"gpu": "a100-80gb"}, {"gpu": "a100-40gb", "tables_of": "a100-80gb"}):
         assert TableProfile.of(options(tables, **fields)).memory.weight_bytes > 0
+
+
+FIXED_US, PER_NUMBER_US = 10.0, 1e-6  # of what NCCL sends
+
+
+@pytest.fixture
+def sharing(tmp_path: Path) -> Path:
+    """Tables with what 8 GPUs send in groups of 2, and latent attention of 16 and 32 heads."""
+    root = make_tables(tmp_path / "systems")
+    add_latent_attention(root)
+    data = root / "data" / "h200_sxm"
+    module = data / "mla/vllm/0.24.0"
+    rows = pq.read_table(module / "mla_generation_module_perf.parquet").to_pylist()
+    own, twice = ((7168 * (1536 + 576) + heads * (1536 * 192 + 512 * 256 + 128 * 7168))
+                  for heads in (16, 32))  # fmt: skip
+    more = [
+        {**row, "num_heads": 32,
+         "latency": row["latency"] + (READ + COMPUTE * row["batch_size"]) * (twice - own)}
+        for row in rows
+    ]  # fmt: skip
+    write(module, "mla_generation_module_perf", rows + more)
+    sends = [
+        {"op_name": name, "num_gpus": count, "nccl_dtype": "half", "kernel_source": "NCCL",
+         "message_size": size, "latency": (FIXED_US + PER_NUMBER_US * size) / 1e3}
+        for name in ("all_gather", "reduce_scatter") for count in (2, 8) for size in (1, 1 << 34)
+    ]  # fmt: skip
+    write(data / "comm/nccl/2.0.0", "nccl_perf", sends)
+    return root
+
+
+def shared_out(tables: Path, shares: int, **fields: object) -> Profile:
+    given = {**DEEPSEEK, **fields, "decode_context_parallel_size": shares}
+    return TableProfile.of(options(tables, **given)).profile
+
+
+def test_each_gpu_keeps_a_part_and_sends_queries_and_what_they_found(sharing: Path) -> None:
+    whole, shared = shared_out(sharing, 1), shared_out(sharing, 2)
+    assert whole.kv_bytes_per_token is not None
+    assert shared.kv_bytes_per_token == whole.kv_bytes_per_token / 2
+    assert shared.valid_range.context_tokens == pytest.approx(
+        2 * whole.valid_range.context_tokens, rel=1e-3
+    )
+    batch, context = 64, 8192
+    load = StepLoad(batch * context, batch, batch)
+    longer = shared.target.forward_time(load) - whole.target.forward_time(load)
+    numbers = 32 * batch * (576 + 512 + 2 * 2)  # heads of two GPUs: queries, results, sums
+    sent = 3 * FIXED_US + PER_NUMBER_US * numbers + 1.5
+    less_read = LATENT * 1e3 * batch * context / 2
+    assert longer == pytest.approx(61e-6 * (sent - less_read), rel=0.01)
+
+
+def test_drafts_are_sent_too_and_prompts_of_latent_attention_are_not(sharing: Path) -> None:
+    whole, shared = (shared_out(sharing, shares).target for shares in (1, 2))
+    per_token = PER_NUMBER_US * 32 * (576 + 512 + 4)
+    sends = shared.attention[-1]
+    assert sends.decode_pair_us == pytest.approx(per_token, rel=1e-3)
+    alone = shared.model_copy(update={"attention": shared.attention[:-1]})
+    drafts = StepLoad(0, 64 * 4, 64, 0, Pieces([4] * 64, [0] * 64))
+    sent = 3 * FIXED_US + 1.5 + per_token * 64 * 4
+    longer = shared.forward_time(drafts) - alone.forward_time(drafts)
+    assert longer == pytest.approx(61e-6 * sent, rel=0.01)
+    prompt = StepLoad(0, 4096, 1, 4096, Pieces([4096], [0]))
+    longer = shared.forward_time(prompt) - whole.forward_time(prompt)
+    assert 0 < longer < 1.05 * 61e-6 * (3 * FIXED_US + 1.5 + per_token * MOST_VERIFIED)
+
+
+def test_prompts_of_other_attention_send_their_queries(sharing: Path, tmp_path: Path) -> None:
+    data = sharing / "data" / "h200_sxm"
+    for phase, heads in (("generation", (16, 32)), ("context", (16,))):
+        path = data / f"attention/vllm/0.24.0/{phase}_attention_perf.parquet"
+        rows = pq.read_table(path).to_pylist()
+        few = [{**row, "num_heads": n, "num_key_value_heads": 1} for row in rows for n in heads]
+        write(path.parent, path.stem, rows + few)
+    reduced = {"kernel_source": "vllm", "num_gpus": 4, "backend": "vllm_graph", "latency": 1e-9}
+    comm = data / "comm/vllm/0.24.0"
+    write(comm, "custom_allreduce_perf", [{**reduced, "message_size": n} for n in (1, 1 << 30)])
+    nccl = pq.read_table(data / "comm/nccl/2.0.0/nccl_perf.parquet").to_pylist()
+    write(data / "comm/nccl/2.0.0", "nccl_perf", nccl + [{**row, "num_gpus": 4} for row in nccl])
+    path = tmp_path / "few-keys.json"
+    heads = {"num_attention_heads": 64, "num_key_value_heads": 2}
+    path.write_text(json.dumps(load_model("llama-3.1-8b").model_dump() | heads))
+    given = {"model": str(path), "tensor_parallel_size": 4, "dtype": "bfloat16"}
+    whole, shared = (shared_out(sharing, shares, **given).target for shares in (1, 2))
+    load = StepLoad(0, 4096, 1, 4096, Pieces([4096], [0]))
+    numbers = 32 * 4096 * (128 + 128 + 4)
+    sent = 3 * FIXED_US + PER_NUMBER_US * numbers + 3 * 1.5
+    longer = shared.forward_time(load) - whole.forward_time(load)
+    assert longer == pytest.approx(32e-6 * sent, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "shares", "said"),
+    [
+        ("deepseek-v3", 8, 3, "--dcp 3: must divide --tp 8, whose GPUs it groups"),
+        ("llama-3.1-8b", 8, 2, "of the 8 key-value heads of 'llama-3.1-8b' 8 GPUs have 1 copies"),
+        ("qwen3-30b-a3b", 8, 4, "of the 4 key-value heads of 'qwen3-30b-a3b' 8 GPUs have 2 copies"),
+        ("gpt-oss-20b", 8, 2, "'gpt-oss-20b' has layers with windows"),
+    ],
+)
+def test_what_vllm_refuses_or_nobody_knows_is_refused(
+    sharing: Path, model: str, size: int, shares: int, said: str
+) -> None:
+    given = {"model": model, "tensor_parallel_size": size, "dtype": "bfloat16"}
+    with pytest.raises(SpecsimError, match=said):
+        shared_out(sharing, shares, **given)

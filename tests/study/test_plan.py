@@ -987,7 +987,7 @@ def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -
     ) in notes(plan.advice)
 
 
-@pytest.mark.parametrize("split", ["", "-tp2", "-dp4", "-tp2-pp2", "-pp2", "-tp2-dp2"])
+@pytest.mark.parametrize("split", ["", "-tp2", "-dp4", "-tp2-pp2", "-pp2", "-tp2-dcp2"])
 def test_why_a_gpu_is_impossible_is_said_of_that_gpu(split: str) -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     question = replace(plan.question, gpus=(*plan.question.gpus, "l40s"))

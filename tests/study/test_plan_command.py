@@ -126,6 +126,7 @@ def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
 
 _SAID_OTHERWISE = {  # by other flags, by the answer itself, or not on vLLM's command line
     "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
+    "decode_context_parallel_size",
     "vllm_version", "scheduler", "num_gpu_blocks", "kv_groups", "kv_offload",
     "drafter_serves_all", "lora_config", "speculative_config",
 }  # fmt: skip
@@ -193,6 +194,15 @@ def test_a_cache_in_eight_bits_and_stages_are_read_and_kept_in_the_command(cache
     assert (again.stages, again.has_small_cache) == (4, True)
 
 
+def test_gpus_that_share_kv_blocks_are_read_and_kept_in_the_command() -> None:
+    command = read_command("vllm serve m -tp 8 -dcp 4 --dcp-comm-backend a2a", "vllm")
+    assert (command.shares, command.tensor_parallel_size) == (4, 8)
+    [said] = command.notes
+    assert "--dcp-comm-backend" in said
+    assert "speed" in said
+    assert read_command(command.with_options(8, None), "vllm").shares == 4
+
+
 def test_what_is_said_of_graphs_reaches_the_engine() -> None:
     typed = "vllm serve m --enforce-eager --max-cudagraph-capture-size 64"
     engine = {"enforce_eager": True, "max_cudagraph_capture_size": 64}
@@ -215,6 +225,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --max-model-len 0", "--max-model-len 0: must be at least 1, or auto"),
         ("vllm serve m --max-num-batched-tokens 1.5K", "should be a whole number"),
         ("vllm serve m -pp 0", "--pipeline-parallel-size 0: must be at least 1"),
+        ("vllm serve m -dcp 0", "--decode-context-parallel-size 0: must be at least 1"),
         ("vllm serve m -pp 2 -dp 2", "-pipeline-parallel-size 2: stages with data-parallel ranks"),
         (
             "vllm serve m -pp 2 -sc.method suffix",

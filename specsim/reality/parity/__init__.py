@@ -102,14 +102,24 @@ class EngineScript(Settings):
     prefill_schedule_interval: int | None = None
     pipeline_parallel_size: int = 1
     """Stages, each of which takes what a step's script says."""
+    decode_context_parallel_size: int = 1
+    """GPUs that each have `block_size` tokens of a block."""
     max_loras: int | None = None
     """Where requests are for LoRA adapters."""
 
     def to_config(self) -> EngineConfig:
-        renamed = {"num_blocks", "policy", "spec", "prefix_cache_retention_interval", "max_loras"}
+        renamed = {
+            "block_size",
+            "num_blocks",
+            "policy",
+            "spec",
+            "prefix_cache_retention_interval",
+            "max_loras",
+        }
         interval = self.prefix_cache_retention_interval
         return EngineConfig(
             **self.model_dump(exclude=renamed),
+            block_size=self.block_size * self.decode_context_parallel_size,
             num_gpu_blocks=self.num_blocks,
             scheduling_policy=self.policy,
             lora_config=None if self.max_loras is None else LoraConfig(max_loras=self.max_loras),

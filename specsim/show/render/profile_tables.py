@@ -66,7 +66,7 @@ class Overview:
     def capacity(self, method: str | None, length: int, in_flight_tokens: int = 0) -> int:
         """Return how many tokens the KV cache holds beside a drafter, in such sequences."""
         drafts = () if method is None else (self.profile.drafts[method],)
-        layout = default_layout(self.profile, self.model, drafts, self.engine.block_size)
+        layout = default_layout(self.profile, self.model, drafts)
         return layout.capacity(self.num_blocks(method), length, in_flight_tokens)
 
     def decode_time(

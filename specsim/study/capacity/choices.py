@@ -329,9 +329,10 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
 def _profile_on(name: str, base: Profile, experiment: Experiment) -> Profile:
     """Return the shipped profile of a model on another GPU, or its roofline."""
     stages, ranks = len(base.stage_shares), getattr(base.target, "data_parallel_size", 1)
+    shares = base.decode_context_parallel_size
     if ranks > 1:  # which share its experts
         raise _unbuilt(name, f"{base.model} on {ranks} data-parallel ranks", f"--dp {ranks}")
-    sizes = (("tp", base.tensor_parallel_size), ("pp", stages))
+    sizes = (("tp", base.tensor_parallel_size), ("pp", stages), ("dcp", shares))
     suffix = "".join(f"-{short}{size}" for short, size in sizes if size > 1)
     of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
     for own in (of_same_name, f"{base.model}{suffix}"):
@@ -339,6 +340,9 @@ def _profile_on(name: str, base: Profile, experiment: Experiment) -> Profile:
             return load_profile(shipped)
     if stages > 1:
         raise _unbuilt(name, f"{base.model} in {stages} stages", f"--pp {stages}")
+    if shares > 1:
+        what = f"{base.model} with KV blocks shared out over {shares} GPUs"
+        raise _unbuilt(name, what, f"--dcp {shares}")
     try:
         return _roofline(name, base, experiment)
     except (CapacityError, ProfileError) as error:

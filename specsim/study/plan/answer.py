@@ -359,4 +359,4 @@ class Plan:
 
 def _is_of(gpu: str, text: str) -> bool:
     """Return whether a text about hardware that could not be tried is about a GPU."""
-    return re.match(rf"{re.escape(gpu)}(-(tp|pp|dp)\d+)*[: ]", text) is not None
+    return re.match(rf"{re.escape(gpu)}(-(tp|pp|dp|dcp)\d+)*[: ]", text) is not None

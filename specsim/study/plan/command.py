@@ -69,6 +69,7 @@ class ServerCommand:
     weights: str | None  # ``fp8`` where weights are in 8 bits; None: as published
     ranks: int = 1  # data-parallel ones
     stages: int = 1  # of a pipeline
+    shares: int = 1  # GPUs that each keep a part of every KV block
     has_small_cache: bool = False
     """Whether its KV cache is in 8 bits."""
     notes: list[str] = field(default_factory=list)
@@ -266,6 +267,7 @@ class _Reader:
             notes.append(f"--kv-cache-dtype {cache}: the KV cache is counted in 16 bits")
         size = self._number("tensor-parallel-size") if "tensor-parallel-size" in flags else None
         ranks, stages = self._number("data-parallel-size"), self._number("pipeline-parallel-size")
+        shares = self._number("decode-context-parallel-size")
         engine = {name.replace("-", "_"): self._value(name) for name in _ENGINE if name in flags}
         if "num-gpu-blocks-override" in flags:
             engine["num_gpu_blocks"] = self._value("num-gpu-blocks-override", int)
@@ -288,6 +290,7 @@ class _Reader:
             )
         return ServerCommand(
             *(self._program, words, model, engine, size, speculation, weights, ranks, stages),
+            shares=shares,
             has_small_cache=is_small,
             notes=notes,
         )

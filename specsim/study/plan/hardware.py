@@ -29,18 +29,19 @@ class _Split(NamedTuple):
     size: int  # of tensor parallelism
     ranks: int
     stages: int
+    shares: int  # GPUs that each keep a part of every KV block
     spreads_experts: bool
     kv_dtype: str
 
     @property
     def is_plain(self) -> bool:
         """Whether profiles are shipped of servers like it, or the roofline may stand in."""
-        return self[1:] == (1, 1, False, "bfloat16")
+        return self[1:] == (1, 1, 1, False, "bfloat16")
 
     @property
     def suffix(self) -> str:
         """What it adds to the name of a GPU."""
-        parts = {"tp": self.size, "pp": self.stages, "dp": self.ranks}
+        parts = {"tp": self.size, "pp": self.stages, "dp": self.ranks, "dcp": self.shares}
         return "".join(f"-{short}{count}" for short, count in parts.items() if count > 1)
 
     @property
@@ -49,6 +50,7 @@ class _Split(NamedTuple):
         parts = {
             f" for {self.ranks} data-parallel ranks": self.ranks > 1,
             f" in {self.stages} stages": self.stages > 1,
+            f" with KV blocks shared out over {self.shares} GPUs": self.shares > 1,
             " with its experts spread over GPUs": self.spreads_experts,
         }
         return "".join(text for text, holds in parts.items() if holds)
@@ -76,11 +78,14 @@ def _of_cache(
     question: Question, gpu: str, kv_dtype: str, left_out: list[str]
 ) -> Iterator[tuple[Hardware, str]]:
     given, stages = question.command.tensor_parallel_size, question.command.stages
+    shares = question.command.shares
     model, ranks, most = question.model, question.ranks, _SIZES[-1]
     fitting = [size for size in _SIZES if size == 1 or size * ranks * stages <= most]
-    sizes = [given] if given else [size for size in fitting if _spreads_heads(model, size)]
+    fitting = [size for size in fitting if size % shares == 0 and _spreads_heads(model, size)]
+    sizes = [given] if given else fitting
     splits = [
-        _Split(size, ranks, stages, question.spreads_experts(size), kv_dtype) for size in sizes
+        _Split(size, ranks, stages, shares, question.spreads_experts(size), kv_dtype)
+        for size in sizes
     ]
     ending = f"-{question.weights}" if question.weights else ""
     known = {
@@ -140,6 +145,7 @@ def _composed(model: str, gpu: str, dtype: str, split: _Split, share: float) -> 
         tensor_parallel_size=split.size,
         pipeline_parallel_size=split.stages,
         data_parallel_size=split.ranks,
+        decode_context_parallel_size=split.shares,
         enable_expert_parallel=split.spreads_experts,
         dtype=dtype,
         kv_dtype=split.kv_dtype,

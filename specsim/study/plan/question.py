@@ -113,6 +113,8 @@ class Question:
             "experts under vLLM only, where the model has any": self.command.ranks > ranks,
             "data-parallel ranks: of 15 measured loads of such servers TPOT was 24 % off in the "
             "median, TTFT 17 % (experiments/silicon)": ranks > 1,
+            "--decode-context-parallel-size: what its GPUs send each other is composed of NCCL's "
+            "times; no server that has it was measured": self.command.shares > 1,
             f"--pools: {parts} are not simulated with prefill and decode apart": (
                 self.pools and ranks * stages > 1
             ),
