@@ -211,6 +211,10 @@ class LayerLists:
             return {"mlp_layer_types": [mlp for _, mlp in self._blocks()]}
         if self._data.get("block_configs"):
             return self._sizes()
+        if self._data.get("use_double_wide_mlp"):  # where keys are another layer's (Gemma-4 E2B)
+            width, shared = self._count("intermediate_size"), self._count("num_kv_shared_layers")
+            own = self._count("num_hidden_layers") - shared
+            return {"intermediate_sizes": [width] * own + [2 * width] * shared}
         if "num_experts" not in self._data:
             return {}
         types = self._mlp_types()

@@ -75,8 +75,8 @@ _NOT_MODELLED = {
     "cross_attention_layers": "layers that attend to images alone",
     "use_cla": "layers that share keys and values",
     "is_encoder_decoder": "an encoder",
-    "num_kv_shared_layers": "layers that share keys and values",
-    "hidden_size_per_layer_input": "an embedding of each layer",
+    "altup_num_inputs": "several residual streams",
+    "laurel_rank": "a way past attention",
 }
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
@@ -90,6 +90,9 @@ _OF_FAMILIES = {
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
     "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
+    "num_kv_shared_layers": (("gemma4",), _NOT_MODELLED["use_cla"]),
+    "hidden_size_per_layer_input": (("gemma4",), "an embedding of each layer"),
+    "use_double_wide_mlp": (("gemma4",), "MLPs of different widths"),
     "enable_moe_block": (("gemma4",), "experts beside a dense MLP"),
     "v_head_dim": (("mimo_v2",), "values of another width"),
     "hybrid_layer_pattern": (("mimo_v2",), "layers of different shapes"),
@@ -379,6 +382,9 @@ class HuggingFaceConfig(LayerLists):
         if "attention_other_setting" in data:
             found["num_sliding_attention_heads"] = self._other_heads()
         names += self._given("attn_res_block_size", "num_sliding_attention_heads")
+        names += self._given("num_kv_shared_layers")
+        if data.get("hidden_size_per_layer_input"):
+            names += ["hidden_size_per_layer_input", "vocab_size_per_layer_input"]
         if data.get("o_groups"):  # compressed attention and hyper-connections (DeepSeek-V4)
             names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult"]
         return found | {name: self._count(name) for name in names}

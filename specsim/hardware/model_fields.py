@@ -55,6 +55,8 @@ class AttentionWidth(NamedTuple):
     """Numbers that the layer's own indexer keeps of an entry; 0 where it takes another's choice."""
     kept: float = 1.0
     """Entries of a token that are kept beside those of a window; less where they are compressed."""
+    has_own_keys: bool = True
+    """False where it reads keys and values of an earlier layer."""
 
     def per_gpu(self, tensor_parallel_size: int) -> int:
         """Return the key-value heads of each of some GPUs, which replicate them if too few."""
@@ -68,6 +70,7 @@ class LayerParts(NamedTuple):
     mlp_width: int  # of a dense MLP; 0 without
     has_experts: bool
     indexer: IndexerType = "none"
+    has_own_keys: bool = True
 
 
 class LayerMatrix(NamedTuple):
@@ -115,6 +118,13 @@ class ModelFields(Settings):
     head_dim: int = Field(gt=0, le=_MOST)
     vocab_size: int = Field(gt=0, le=_MOST)
     max_position_embeddings: int = Field(gt=0, le=_MOST)
+    num_kv_shared_layers: int = Field(default=0, ge=0, le=_MOST)
+    """Last layers, which read the keys and values of the last earlier one of their type (Gemma-4
+    E4B)."""
+    hidden_size_per_layer_input: int = Field(default=0, ge=0, le=_MOST)
+    """Numbers of a token that each layer has an embedding of its own for; 0: none has."""
+    vocab_size_per_layer_input: int = Field(default=0, ge=0, le=_MOST)
+    """Tokens of these embeddings."""
     tie_word_embeddings: bool = False
     has_gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
@@ -215,6 +225,11 @@ class ModelFields(Settings):
         for kind, name in SPANS.items():
             if kind in types and getattr(self, name) is None:
                 raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
+        if self.num_kv_shared_layers >= self.num_hidden_layers:
+            raise ValueError(
+                f"num_kv_shared_layers = {self.num_kv_shared_layers}: must be fewer than "
+                f"num_hidden_layers = {self.num_hidden_layers}; correct one of them"
+            )
         return self
 
     @model_validator(mode="after")

@@ -34,15 +34,16 @@ def _layers(shape: ModelFields) -> tuple[LayerParts, ...]:
     dense = first if shape.num_experts else count
     mlps: tuple[MlpType, ...] = DENSE * dense + SPARSE * (count - dense)
     indexer: IndexerType = "full" if shape.index_topk else "none"
+    has_own_keys = [number < count - shape.num_kv_shared_layers for number in range(count)]
     of_each = zip(
         shape.layer_types or (usual,) * count,
         shape.mlp_layer_types or mlps,
         shape.intermediate_sizes or (shape.intermediate_size,) * count,
-        shape.indexer_types or (indexer,) * count,
+        zip(shape.indexer_types or (indexer,) * count, has_own_keys, strict=True),
         strict=True,
     )
     return tuple(
-        LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
+        LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), *own)
         for kind, mlp, width, own in of_each
     )
 
@@ -195,7 +196,7 @@ class ModelShape(ModelFields):
             layers += self.state_layers * self.state_numbers
         if self.attn_res_block_size:  # a norm and a product, once more behind the last layer
             layers += 2 * hidden * (self.num_halves + 1)
-        layers += compressed.hyper_weights(self)
+        layers += compressed.hyper_weights(self) + self.layer_embedding
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
         fusing = sum(outputs * inputs for outputs, inputs in self.fusing_matrices)
@@ -260,8 +261,17 @@ class ModelShape(ModelFields):
         found = LayerMatrix("state_in", into, self.hidden_size, count)
         return [found, LayerMatrix("o", self.hidden_size, values, count), *behind]
 
+    @property
+    def layer_embedding(self) -> int:
+        """Weights of the embeddings that each layer has of its own."""
+        width = self.num_hidden_layers * self.hidden_size_per_layer_input
+        return self.vocab_size_per_layer_input * width
+
     def mlp_matrices(self, tensor_parallel_size: int) -> list[LayerMatrix]:
-        """Return those of MLPs and shared experts, split by their width."""
+        """Return those of MLPs and shared experts, split by their width.
+
+        And those of embeddings of each layer, whose input is projected once for all.
+        """
         hidden, gated = self.hidden_size, 2 if self.has_gated_mlp else 1
         shared = self.n_shared_experts * self.moe_intermediate_size
         widths = Counter(each.mlp_width for each in self.layers if each.mlp_width)
@@ -275,11 +285,19 @@ class ModelShape(ModelFields):
         if self.moe_latent_size and experts:
             found.append(LayerMatrix("latent", self.moe_latent_size, hidden, experts))
             found.append(LayerMatrix("latent", hidden, self.moe_latent_size, experts))
+        if own := self.hidden_size_per_layer_input:
+            layers = self.num_hidden_layers
+            found.append(
+                LayerMatrix("own_all", -(-layers * own // tensor_parallel_size), hidden, 1)
+            )
+            found.append(LayerMatrix("own_gate", own, hidden, layers))
+            found.append(LayerMatrix("own", hidden, own, layers))
         return found
 
     def num_projected(self, width: AttentionWidth, tensor_parallel_size: int = 1) -> int:
         """Return the heads of keys, and of values, that each GPU computes of a token."""
-        return width.per_gpu(tensor_parallel_size) if self.has_own_kv_cache else 0
+        is_own = self.has_own_kv_cache and width.has_own_keys
+        return width.per_gpu(tensor_parallel_size) if is_own else 0
 
     @property
     def fusing_matrices(self) -> tuple[tuple[int, int], ...]:
@@ -290,7 +308,9 @@ class ModelShape(ModelFields):
         before = (self.hidden_size, self.num_fused_inputs * width)
         return (before, (width, self.hidden_size)) if self.backbone_hidden_size else (before,)
 
-    def attention_width(self, kind: LayerType, indexer: IndexerType = "none") -> AttentionWidth:
+    def attention_width(
+        self, kind: LayerType, indexer: IndexerType = "none", has_own_keys: bool = True
+    ) -> AttentionWidth:
         if self.o_groups:
             return compressed.width(self, kind)
         queries, heads = self.num_attention_heads, self.num_key_value_heads
@@ -307,20 +327,23 @@ class ModelShape(ModelFields):
             head_dim = self.global_head_dim or head_dim
         if kind == "sliding_attention":
             queries = self.num_sliding_attention_heads or queries
-        return AttentionWidth(queries, heads, head_dim, 0, self.v_head_dim or head_dim, *sparse)
+        values = self.v_head_dim or head_dim
+        return AttentionWidth(queries, heads, head_dim, 0, values, *sparse, 1.0, has_own_keys)
 
     @property
     def layer_counts(self) -> Counter[LayerType]:
         """How many layers of each type keep keys and values, in order of first appearance."""
-        return Counter(each.kind for each in self.layers if each.kind in KV_KINDS)
+        kept = (each for each in self.layers if each.has_own_keys)
+        return Counter(each.kind for each in kept if each.kind in KV_KINDS)
 
     @property
     def attention_kinds(self) -> Counter[tuple[LayerType, AttentionWidth]]:
         """How many layers of each type are how wide."""
-        alike = Counter((each.kind, each.indexer) for each in self.layers if each.kind in KV_KINDS)
+        attend = (each for each in self.layers if each.kind in KV_KINDS)
+        alike = Counter((each.kind, each.indexer, each.has_own_keys) for each in attend)
         kinds: Counter[tuple[LayerType, AttentionWidth]] = Counter()
-        for (kind, indexer), layers in alike.items():
-            kinds[kind, self.attention_width(kind, indexer)] += layers
+        for (kind, indexer, has_own_keys), layers in alike.items():
+            kinds[kind, self.attention_width(kind, indexer, has_own_keys)] += layers
         return kinds
 
     @property
@@ -396,6 +419,8 @@ class ModelShape(ModelFields):
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         if self.o_groups:
             return compressed.token_bytes(self, width)
+        if not width.has_own_keys:
+            return 0.0
         heads = width.num_key_value_heads
         indexed = width.index_dim + INDEX_BYTES if width.index_dim else 0
         if width.latent_dim:

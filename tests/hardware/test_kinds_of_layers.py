@@ -58,6 +58,12 @@ STEP = SIZES | {
     },
 }  # fmt: skip
 
+GEMMA = SIZES | {
+    "model_type": "gemma4_text", "global_head_dim": 32, "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 4,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100,
+}  # fmt: skip
+
 
 def weights(shape: ModelShape, layers: int) -> dict[str, list[tuple[int, int]]]:
     """Return outputs and inputs of the attention matrices that so many layers have."""
@@ -166,6 +172,40 @@ def test_gates_of_trinity_are_as_wide_as_its_queries() -> None:
     assert [each.has_experts for each in shape.layers] == [False] * 2 + [True] * 54
 
 
+def test_last_layers_may_read_the_keys_and_values_of_earlier_ones(written: Written) -> None:
+    shape = load_model(written(GEMMA))
+    alone = load_model(written(GEMMA | {"num_kv_shared_layers": 0}))
+    assert shape.kv_bytes_per_token == alone.kv_bytes_per_token / 2
+    assert [each.has_own_keys for each in shape.layers] == [True] * 4 + [False] * 4
+    keys = 2 * (2 * 16 + 2 * 32) * 64 * 2  # of two layers of each kind
+    assert alone.num_parameters - shape.num_parameters == keys
+    window, everything = (4 * 16, 64), (4 * 32, 64)
+    assert {window, everything} < set(weights(shape, 2)["qkv"])  # queries alone
+    assert sum(shape.attention_kinds.values()) == 8  # all of them read
+
+
+def test_mlps_of_layers_without_keys_may_be_twice_as_wide(written: Written) -> None:
+    shape = load_model(written(GEMMA | {"use_double_wide_mlp": True}))
+    assert [each.mlp_width for each in shape.layers] == [96] * 4 + [192] * 4
+
+
+def test_embeddings_of_each_layer_lie_in_memory_and_are_projected(written: Written) -> None:
+    shape = load_model(written(GEMMA))
+    without = load_model(written(GEMMA | {"hidden_size_per_layer_input": 0}))
+    assert shape.layer_embedding == 100 * 8 * 8
+    matrices = 64 * 8 * 8 + 8 * 2 * 64 * 8
+    assert shape.num_parameters - without.num_parameters == shape.layer_embedding + matrices
+
+
+def test_groups_of_gemma_4_e4b_are_vllms() -> None:
+    """Of vLLM 0.33.0 kv_cache_planning.py get_kv_cache_groups: 24 layers keep something."""
+    shape = load_model("gemma-4-e4b")
+    layout = kv_layout(shape.kv_layers(shape.kv_bytes_per_token), 16)
+    found = [(each.kind, each.block_size, each.num_layers) for each in layout.groups]
+    assert found == [("sliding_window", 32, 4)] * 5 + [("full_attention", 16, 4)]
+    assert layout.block_bytes == 4 * 65536
+
+
 def test_layers_of_a_searched_model_are_known_by_name() -> None:
     shape = load_model("llama-3_3-nemotron-super-49b-v1")
     assert [each.kind for each in shape.layers].count("none") == 31
@@ -186,6 +226,9 @@ def test_layers_of_a_searched_model_are_known_by_name() -> None:
             "attention_other_setting = .* only the number of query heads differs",
         ),
         (STEP | {"attention_other_setting": 96}, "must be of layers with a window"),
+        (GEMMA | {"num_kv_shared_layers": 8}, "num_kv_shared_layers = 8: must be fewer than num_"),
+        (GEMMA | {"model_type": "gemma3n_text"}, "has layers that share keys and values, which"),
+        (GEMMA | {"altup_num_inputs": 4}, "has several residual streams, which is not modelled"),
         (STEP | {"model_type": "other"}, "has layers of different shapes, which is not modelled"),
     ],
 )
