@@ -1,7 +1,7 @@
 """Sweeps: one experiment along several axes, point by point, resumable."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -57,8 +57,7 @@ class SweepFolder:
     specsim_version: str  # of the one that wrote it
     profiles: dict[str, str]
     """Digest of each profile that the points name, so that they cannot change in between."""
-    inputs: dict[str, str | None]
-    """The same of everything else that they read."""
+    inputs: dict[str, str | None]  # the same of everything else that they read
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
@@ -234,7 +233,7 @@ def sweep(
     path: Path | str,
     out: Path | str,
     *,
-    overrides: Iterable[str] = (),
+    overrides: Iterable[str] | Mapping[str, object] = (),
     resume: bool = False,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
