@@ -171,6 +171,11 @@ _BLOCKS = {
 _FFN_MULTIPLE = 256  # to which DeciLM rounds up
 
 
+def _list_in(said: Any, name: str) -> list[Any]:
+    found = said.get(name) if isinstance(said, dict) else None
+    return found if isinstance(found, list) else []
+
+
 class LayerLists:
     """A ``config.json`` under one name for each field, and what it says of each layer.
 
@@ -334,8 +339,9 @@ class LayerLists:
         types = data.get("layer_types")
         if not isinstance(types, list | None):
             raise self._wrong("layer_types", repr(types), "a list with the type of each layer")
-        if types and len(types) == num_layers + data.get("num_nextn_predict_layers", 0):
-            types = types[:num_layers]  # behind them MTP layers (Step-3.5)
+        name = "num_nextn_predict_layers"  # whose types may come behind (Step-3.5)
+        if types and data.get(name) and len(types) == num_layers + self._count(name):
+            types = types[:num_layers]
         if data.get("index_topk"):  # which says the same
             types = ["full_attention" if "sparse" in str(each) else each for each in types or ()]
         known = _LAYER_TYPES - (
@@ -369,9 +375,7 @@ class LayerLists:
         said, num_layers = self._data["linear_attn_config"], self._count("num_hidden_layers")
         kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
         named = [
-            (str(number), kind)
-            for name, kind in kinds.items()
-            for number in (said.get(name) if isinstance(said, dict) else None) or ()
+            (str(number), kind) for name, kind in kinds.items() for number in _list_in(said, name)
         ]
         numbers = [str(number + 1) for number in range(num_layers)]
         if sorted(number for number, _ in named) != sorted(numbers):

@@ -220,6 +220,8 @@ def test_layers_of_a_searched_model_are_known_by_name() -> None:
         (JAMBA | {"mamba_expand": None}, "'mamba_expand' is missing"),
         (FALCON | {"attn_layer_indices": [1]}, "has layers without attention, which is not model"),
         (KIMI | {"linear_attn_config": {"kda_layers": [1]}}, "must be kda_layers and full_attn_la"),
+        (KIMI | {"linear_attn_config": {"kda_layers": 7}}, "which name each of 1 to 8 once"),
+        (STEP | {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers = 'x': must be a who"),
         (KIMI | {"model_type": "other"}, "has layers of linear attention, which is not modelled"),
         (
             STEP | {"attention_other_setting": {"num_attention_heads": 6, "head_dim": 32}},

@@ -150,6 +150,13 @@ def test_a_model_that_vllm_no_longer_has_is_told_its_last_version(name: str, las
         model_of(name)
 
 
+@needs_tables
+def test_a_model_whose_states_cannot_be_taken_back_is_planned_without_drafts() -> None:
+    found = offered(asked("ai21labs/AI21-Jamba-Mini-1.6 -tp 4", gpus="h100"), ("off", "goodput"))
+    assert all(option.is_off for option in found.options)
+    assert any("suffix: vLLM's kernels of the first Mamba keep no" in why for why in found.left_out)
+
+
 def test_words_of_a_name_come_before_the_config_that_it_leads_to() -> None:
     pytest.importorskip("aiconfigurator_core", reason="the extra 'tables' is not installed")
     assert asked("RedHatAI/Kimi-K2-Instruct-quantized.w4a16").weights == "int4"

@@ -238,10 +238,12 @@ def _usable(question: Question, known: list[str], found: Offered) -> list[str]:
         question.command.engine.get("async_scheduling"),
         question.command.stages > 1,
     )
-    usable = []
+    usable, keeps_none = [], load_model(question.model).mamba_dt_rank
     for method in known:
         why = None
-        if is_sglang and method not in SGLANG_METHODS:
+        if keeps_none:  # 0.33.0 ``mamba_mixer.py`` reads no num_accepted_tokens
+            why = f"{method}: vLLM's kernels of the first Mamba keep no state for each draft"
+        elif is_sglang and method not in SGLANG_METHODS:
             why = f"{method}: SGLang does not draft so"
         elif (is_async or has_stages) and not PROPOSERS.find(method).supports_async:
             why = f"{method}: vLLM does not combine it with --async-scheduling"
