@@ -134,6 +134,8 @@ def run(
                 summary.save(folder)
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
     warn(summary.warnings)
+    if note := getattr(run.requests, "note", ""):
+        typer.echo(f"requests: {note}", err=True)
     reason = why_whole(experiment, run.deployment, run.requests)
     if reason and is_chosen:
         warn([f"simulated in one process: {reason}"])

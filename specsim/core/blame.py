@@ -14,10 +14,11 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from specsim.core.errors import PluginError, SpecsimError
 from specsim.core.reading import short
-from specsim.core.settings import Settings
+from specsim.core.settings import Settings, told_problems
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 _LIBRARIES = ("<", str(_PACKAGE), sysconfig.get_path("stdlib"))
@@ -40,7 +41,7 @@ def blamed() -> Iterator[None]:
         yield
     except SpecsimError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script's sys.exit would end specsim in silence
         # What leaves SimPy is a copy; where it was raised, its cause knows.
         is_copy = type(error.__cause__) is type(error)
         first = error.__cause__ if is_copy and error.__cause__ is not None else error
@@ -78,7 +79,7 @@ def name_of(member: object) -> str:
 
 def fault(error: BaseException, file: str | None = None) -> str:
     """Return an exception in one line, with its line in `file`, or else where it was raised."""
-    what = (str(error).splitlines() or [""])[0]
+    what = _said_by(error)
     text = f"{type(error).__name__}: {what}" if what else type(error).__name__
     if isinstance(error, SyntaxError):  # it names the line that was read, not one that ran
         place, number = error.filename or file or "", error.lineno or 0
@@ -90,6 +91,15 @@ def fault(error: BaseException, file: str | None = None) -> str:
         return text
     where = mine[-1]
     return f"{text} ({where.filename}, line {where.lineno}, in {where.name})"
+
+
+def _said_by(error: BaseException) -> str:
+    if not isinstance(error, ValidationError):
+        return (str(error).splitlines() or [""])[0]
+    told = told_problems(error)[0]
+    is_frozen = error.errors(include_url=False)[0]["type"] == "frozen_instance"
+    remedy = ": an object does not change while it is used; put what it remembers into its memory"
+    return told + (remedy if is_frozen else "")
 
 
 def _is_library(file: str) -> bool:

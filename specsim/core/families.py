@@ -12,13 +12,14 @@ entry point in the group ``specsim.<family>``.
 
 import inspect
 import os
+import re
 import sys
 from abc import ABC
 from collections.abc import Mapping
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
@@ -117,12 +118,30 @@ class Family(Generic[M]):
         return str(member.model_fields[self.tag].default)
 
     def all_members(self) -> dict[str, type[M]]:
-        """Return the shipped members and those of installed entry points."""
-        plugins = {
-            entry.name: self._checked(entry.load(), entry.value)
-            for entry in entry_points(group=f"specsim.{self.name}")
-        }
-        return {**self.members, **plugins}
+        """Return the shipped members and those of installed packages, whose names come second.
+
+        A ConfigError if one of them cannot be loaded.
+        """
+        entries = self._entries.items()
+        installed = {n: self._installed(each) for n, each in entries if n not in self.members}
+        return {**self.members, **installed}
+
+    @property
+    def _entries(self) -> dict[str, EntryPoint]:
+        """What installed packages add, by name; nothing is loaded."""
+        return {entry.name: entry for entry in entry_points(group=f"specsim.{self.name}")}
+
+    def _installed(self, entry: EntryPoint) -> type[M]:
+        """Return the class of an installed package."""
+        try:
+            return self._checked(entry.load(), entry.value)
+        except (Exception, SystemExit) as error:
+            why = str(error) if isinstance(error, SpecsimError) else fault(error)
+            package = entry.dist.name if entry.dist is not None else "an installed package"
+            raise ConfigError(
+                f"{self.tag} '{entry.name}' of {package} cannot be loaded from '{entry.value}': "
+                f"{why}; mend or uninstall it"
+            ) from error
 
     def find(self, name: str) -> type[M]:
         """Return the class behind a name, alias, entry point or path; else a ConfigError."""
@@ -133,15 +152,24 @@ class Family(Generic[M]):
             return shipped
         if ":" in name:
             return self._checked(self._loaded(name), name)
-        everything = self.all_members()
-        if name not in everything:
-            hint = nearest(name, list(everything))
+        if (entry := self._entries.get(name)) is None:
+            hint = nearest(name, [*self.members, *self._entries])
             if self.of_files and ("/" in name or name.endswith(".yaml")):
                 hint = f"a {self.of_files} is {{{self.tag}: {self.of_files}, name: {name}}}"
+            elif (file := _file_named(name)) is not None:
+                hint = self._classes_in(name, file)
             elif (module := _module_in(name)) is not None:
                 hint = f"a class of yours is {module}:{name.removeprefix(module)[1:] or 'CLASS'}"
             raise ConfigError(f"no {self.tag} '{name}'; {hint}")
-        return everything[name]
+        return self._installed(entry)
+
+    def _classes_in(self, name: str, file: Path) -> str:
+        """Return what to write in place of the name of a file of the user's."""
+        own = _classes_of(_loaded_module(name, Path(name)))
+        members = [each.__name__ for each in own if issubclass(each, self.base)]
+        if not members:
+            return f"there is {file}, but it has no class that is a {self.base.__name__}"
+        return f"name a class of {file}, too: {' or '.join(f'{name}:{each}' for each in members)}"
 
     def _loaded(self, path: str) -> object:
         """Return the class of a path; ``static:k`` may be meant as a field without a value."""
@@ -164,7 +192,7 @@ class Family(Generic[M]):
         value = _unquoted(value)
         fields = from_short_form(value, self.tag) if isinstance(value, str) else value
         if fields == {} and isinstance(value, str) and value.endswith(".py"):
-            raise ConfigError(f"'{value}' is a file; name its class, too, as in {value}:CLASS")
+            fields = {self.tag: value}  # which `find` explains
         if fields == {} and isinstance(value, str):
             raise ConfigError(f"'{value}' is not of the form name:field=value,field=value")
         if not isinstance(fields, Mapping):
@@ -184,8 +212,8 @@ class Family(Generic[M]):
             raise
         except Exception as error:  # the user's own constructor or validator
             raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
-        # Written back out, a class from elsewhere keeps the path under which it was found.
-        return parsed.model_copy(update={self.tag: name}) if ":" in name else parsed
+        # Written back out, a class from elsewhere keeps the name under which it was found.
+        return parsed.model_copy(update={self.tag: name}) if self._found[name] is None else parsed
 
     def _explained(self, problem: Any, member: type[M], *, is_short: bool) -> InitErrorDetails:
         """Return a problem of a member; of a field that is another's, with whose it is."""
@@ -318,23 +346,42 @@ def _module_in(name: str) -> str | None:
 def _load(path: str) -> object:
     """Return what ``module:Class`` or ``folder/file.py:Class`` names."""
     module, _, attribute = path.rpartition(":")
+    found = _loaded_module(path, Path(module))
+    if not hasattr(found, attribute):
+        names = [each.__name__ for each in _classes_of(found)]
+        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
+    return getattr(found, attribute)
+
+
+def _loaded_module(path: str, place: Path) -> ModuleType:
+    """Return a module of the user's; a ConfigError, which names the path, if it fails."""
     try:
-        found = _module_at(Path(module))
+        return _module_at(place)
     except ModuleNotFoundError as error:
-        where = f" in {Path.cwd()}, nor among what is installed" if error.name == module else ""
+        is_it = error.name == str(place)
+        where = f" in {Path.cwd()}, nor among what is installed" if is_it else ""
         raise ConfigError(f"cannot load '{path}': {error}{where}") from error
     except ImportError as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
     except SpecsimError:
         raise
-    except Exception as error:  # the user's module runs when it is imported
+    except (Exception, SystemExit) as error:  # the user's module runs when it is imported
         raise ConfigError(f"cannot load '{path}': {fault(error)}") from error
-    if not hasattr(found, attribute):
-        module = getattr(found, "__name__", "")  # of classes that it imports nobody asks for one
-        classes = (each for each in vars(found).values() if isinstance(each, type))
-        names = [each.__name__ for each in classes if each.__module__ == module]
-        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
-    return getattr(found, attribute)
+
+
+def _classes_of(module: ModuleType) -> list[type]:
+    """Return the classes that a module makes; of those that it imports nobody asks for one."""
+    classes = (each for each in vars(module).values() if isinstance(each, type))
+    return [each for each in classes if each.__module__ == module.__name__]
+
+
+def _file_named(name: str) -> Path | None:
+    """Return the Python file, or package, that a module's or a file's name leads to here."""
+    if not re.fullmatch(r"[\w./-]+", name):
+        return None
+    path = Path(name if name.endswith(".py") else name.replace(".", "/") + ".py")
+    found = (each for each in (path, path.with_suffix("") / "__init__.py") if each.is_file())
+    return next(found, None)
 
 
 def _module_at(place: Path) -> ModuleType:

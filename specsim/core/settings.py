@@ -222,8 +222,14 @@ def as_flow(value: Any) -> str:
     return text.removesuffix("...\n").strip()  # which ends a number or a text
 
 
-def listed(overrides: Iterable[str]) -> list[str]:
-    """Return overrides one by one, also a single one."""
+def listed(overrides: Iterable[str] | Mapping[str, object]) -> list[str]:
+    """Return overrides one by one, also a single one, and those of a mapping."""
+    if isinstance(overrides, Mapping):
+        plain = {  # numbers of numpy are none of YAML's
+            path: value.tolist() if hasattr(value, "tolist") else value
+            for path, value in overrides.items()
+        }
+        return [f"{path}={as_flow(value)}" for path, value in plain.items()]
     return [overrides] if isinstance(overrides, str) else list(overrides)
 
 

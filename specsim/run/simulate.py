@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
 
 import numpy as np
 
 from specsim.core.blame import blamed
 from specsim.core.errors import CapacityError, ConfigError
+from specsim.core.reading import short
 from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
@@ -62,6 +65,7 @@ def simulate(
         backend: Processes to run replicas in that do not affect one another; None for this one.
             The results are the same.
     """
+    _check_given(requests, profile, believed)
     deployment = Deployment.of(experiment.serving, profile, believed)
     pools = PoolServers.of(experiment, deployment)
     if requests is None:
@@ -72,10 +76,12 @@ def simulate(
             "workload: no request arrives; raise its rate or its duration, or give num_requests"
         )
     _check_numbers(requests)
+    why = why_whole(experiment, deployment, requests)
+    _check_indices(requests, in_order=why is not None)
     for server in (deployment, pools.prefill) if pools else (deployment,):
         _check_requests(requests, server)
     kept = Kept(keeps_steps, keeps_deliveries, check)
-    if why_whole(experiment, deployment, requests) is None:
+    if why is None:
         found = run_cells(
             experiment, deployment, requests, kept, backend=backend, on_progress=on_progress
         )
@@ -87,13 +93,53 @@ def simulate(
     return Run(experiment, deployment, requests, whole.records, whole.deliveries, *beside)
 
 
+def _check_given(requests: Any, *profiles: object) -> None:
+    """Raise a ConfigError if a program gives something else than is wanted."""
+    for profile in profiles:
+        if profile is not None and not isinstance(profile, Profile):
+            raise ConfigError(
+                f"profile = {short(profile)}: should be a Profile; load_profile(NAME) reads one"
+            )
+    is_list = isinstance(requests, Sequence)
+    is_list = is_list and all(isinstance(each, Request) for each in islice(requests, 1))
+    if requests is not None and not is_list:
+        raise ConfigError(
+            f"requests = {short(requests)}: should be a list of Request; "
+            "list(trace.requests()) makes one of a Trace"
+        )
+
+
+def _check_indices(requests: Sequence[Request], *, in_order: bool) -> None:
+    """Raise a ConfigError if two requests have the same index, or, if they must, are in another."""
+    indices = Columns.of(requests).indices
+    misplaced = np.flatnonzero(indices != np.arange(len(indices)))
+    if not len(misplaced):
+        return
+    if in_order:
+        place = int(misplaced[0])
+        raise ConfigError(
+            f"requests: request {place}: index = {indices[place]} must be {place}: where replicas "
+            "affect one another, they are numbered from 0, in the order of the list"
+        )
+    values, counts = np.unique(indices, return_counts=True)
+    if len(values) < len(indices):
+        raise ConfigError(
+            f"requests: index = {values[counts.argmax()]} is that of {counts.max()} requests, "
+            "which would have the same luck and share their prompts; give each its own"
+        )
+
+
 def _check_numbers(requests: Sequence[Request]) -> None:
     """Raise a ConfigError of the first request, given by a program, whose numbers are none."""
     columns = Columns.of(requests)
     for name, wrong, rule in (
         ("prompt_len", columns.prompt_lens < 1, "at least 1"),
         ("output_len", columns.output_lens < 1, "at least 1"),
-        ("arrived_at", ~np.isfinite(columns.arrived_at), "a number of seconds"),
+        (
+            "arrived_at",
+            ~(np.isfinite(columns.arrived_at) & (columns.arrived_at >= 0)),
+            "a number of seconds, at least 0",
+        ),
     ):
         if wrong.any():
             place = int(np.flatnonzero(wrong)[0])

@@ -43,7 +43,7 @@ from specsim.run.deployment import Deployment, gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.patterns import Burst, ClosedLoop
+from specsim.workload.arrivals.patterns import Burst, ClosedLoop, TraceReplay
 from specsim.workload.trace import TraceRequests, mean_rate
 
 
@@ -253,6 +253,7 @@ class Summary:
         requests = self.run.requests
         if isinstance(requests, TraceRequests) and (dropped := requests.num_dropped):
             found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
+        found += self._few_requests()
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len
             found.append(f"{num_cut:,} answers are cut off at engine.max_model_len = {longest}")
@@ -267,6 +268,18 @@ class Summary:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
+
+    def _few_requests(self) -> list[str]:
+        """Return by how much a recording falls short of the requests that were asked for."""
+        workload, found = self.run.experiment.workload, len(self.run.requests)
+        asked, arrivals = workload.num_requests or 0, workload.arrivals
+        if found >= asked or workload.duration or not isinstance(arrivals, TraceReplay):
+            return []
+        window = " in its window" if arrivals.window else ""
+        return [
+            f"workload.num_requests = {asked:,}, but {arrivals.path} has {found:,} requests"
+            f"{window}, each of which was replayed once"
+        ]
 
     def _host_lookups(self) -> list[str]:
         """Return what vLLM would do otherwise where drafts are looked up on the host."""

@@ -116,6 +116,7 @@ class Log(Watcher):
             "engine": "specsim serve",
             "model": live.deployment.profile.model,
             "engine_kwargs": engine,
+            "policy": live.experiment.effective_policy.model_dump(mode="json", exclude_none=True),
             "kv_cache": {name: engine.get(name) for name in ("num_gpu_blocks", "block_size")},
             "speed": live.speed,
             "seed": live.experiment.seed,

@@ -34,6 +34,7 @@ class EngineMemory:
 
     memory: MemoryPlan
     kv: KVUse
+    called: str  # ``server``, or ``rank`` where several of them are one
 
     @property
     def memory_parts(self) -> dict[str, float]:
@@ -106,13 +107,15 @@ def break_down(folder: Path) -> Breakdown:
     results, experiment = load_folder(folder)
     deployment, steps, prefill = Deployment.of(experiment), results.steps, None
     own, *others = engines_of(results.own)
+    called = "rank" if (experiment.engine.data_parallel_size or 1) > 1 else "server"
     if others:
         first = Deployment.of(experiment.of_pool("prefill"))
-        prefill = EngineMemory(first.memory, _kv_use(steps, first, *others))
+        prefill = EngineMemory(first.memory, _kv_use(steps, first, *others), called)
     num_replicas = sum(each.mean for each in (own, *others))
     return Breakdown(
         memory=deployment.memory,
         kv=_kv_use(steps, deployment, own),
+        called=called,
         time=time_use(steps, num_replicas, deployment.profile.stage_shares),
         provenance=steps.provenance,
         prefill=prefill,

@@ -39,7 +39,8 @@ class PolicyResult:
 
     label: str
     policy: Policy
-    summaries: list[dict[str, Any]]  # as in ``summary.json``, one per replication
+    summaries: list[dict[str, Any]] = field(repr=False)
+    """As in ``summary.json``, one per replication."""
     speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
 
     def mean(self, field: str) -> float:

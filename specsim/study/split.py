@@ -15,6 +15,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.core.version import __version__
+from specsim.policies import is_bound
 from specsim.profile import load_profile
 from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
@@ -36,6 +37,11 @@ class Way:
     experiment: Experiment
     policy: str | None = None  # where policies are searched, too
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether its policy knows what no server does."""
+        return is_bound(self.experiment.effective_policy)
+
 
 @dataclass(frozen=True)
 class SplitRow:
@@ -49,8 +55,10 @@ class SplitRow:
     values: dict[str, float | None]  # by `COLUMNS`
     stability: Stability
     is_efficient: bool = True
-    """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load."""
+    """Whether no other way has both a lower p99 TTFT and a lower mean TPOT at that load. A bound
+    never is, and beats nobody."""
     policy: str | None = None
+    is_bound: bool = False  # nobody can run its policy
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -63,12 +71,13 @@ class SplitRow:
             **self.values,
             "stability": self.stability,
             "efficient": self.is_efficient,
+            **({"bound": True} if self.is_bound else {}),
         }
 
 
 @dataclass(frozen=True)
 class Split:
-    """All ways to use the GPUs, the best of each load first."""
+    """All ways to use the GPUs, the best of each load first, bounds last."""
 
     gpus: int
     rows: list[SplitRow]
@@ -173,6 +182,7 @@ def _row(way: Way, group: list[dict[str, Any]]) -> SplitRow:
         values=values,
         stability=together(stability_of(data["specsim"]) for data in group),
         policy=way.policy,
+        is_bound=way.is_bound,
     )
 
 
@@ -187,18 +197,18 @@ def _value(data: dict[str, Any], name: str) -> float | None:
 
 
 def row_order(row: SplitRow) -> tuple[float, ...]:
-    """Order rows of a load by attainment where there are limits, then by mean latency."""
-    attainment = row.values["slo_attainment"]
-    return (row.rate or 0.0, -round(attainment or 0.0, 6), row.values["mean_e2el_ms"] or 0.0)
+    """Order rows of a load: by attainment where there are limits, then by latency; bounds last."""
+    attainment, latency = row.values["slo_attainment"], row.values["mean_e2el_ms"]
+    return (row.rate or 0.0, row.is_bound, -round(attainment or 0.0, 6), latency or 0.0)
 
 
 def judged(row: SplitRow, rows: list[SplitRow]) -> SplitRow:
     """Return a row with whether any other row of its load beats it."""
     own, *others = (
         [each.values[name] or 0.0 for name in ("p99_ttft_ms", "mean_tpot_ms")]
-        for each in (row, *(each for each in rows if each.rate == row.rate))
+        for each in (row, *(each for each in rows if each.rate == row.rate and not each.is_bound))
     )
-    return replace(row, is_efficient=not is_beaten(own, others))
+    return replace(row, is_efficient=not (row.is_bound or is_beaten(own, others)))
 
 
 def is_beaten(own: Iterable[float], others: Iterable[Iterable[float]]) -> bool:

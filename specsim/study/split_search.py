@@ -69,8 +69,8 @@ class SplitPrediction:
     mean_tpot_ms: float
 
     @property
-    def order(self) -> tuple[float, float]:
-        return -round(self.attainment or 0.0, 6), self.mean_e2el_ms
+    def order(self) -> tuple[float, ...]:
+        return self.way.is_bound, -round(self.attainment or 0.0, 6), self.mean_e2el_ms
 
     def to_dict(self) -> dict[str, Any]:
         names = ("attainment", "mean_e2el_ms", "p99_ttft_ms", "mean_tpot_ms")
@@ -83,7 +83,7 @@ class Search:
     """What was looked at on the way to the rows of a `Split`."""
 
     predictions: list[SplitPrediction] = field(default_factory=list)
-    """Of all pairs of pools that keep up; the best of each load first."""
+    """Of all pairs of pools that keep up; the best of each load first, bounds last."""
     left_out: list[str] = field(default_factory=list)  # what could not be run, and why
     pieces: int = 0  # simulations of a pool by itself
     too_small: int = 0
@@ -310,8 +310,11 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
 
 def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
     """Return the best, and what nothing beats in both latencies, in their order."""
-    pairs = [(each.p99_ttft_ms, each.mean_tpot_ms) for each in predictions]
-    front = [p for p, own in zip(predictions, pairs, strict=True) if not is_beaten(own, pairs)]
+    front = []
+    for is_bound in (False, True):
+        own = [each for each in predictions if each.way.is_bound == is_bound]
+        pairs = [(each.p99_ttft_ms, each.mean_tpot_ms) for each in own]
+        front += [each for each, pair in zip(own, pairs, strict=True) if not is_beaten(pair, pairs)]
     chosen = predictions[: -(-most // 2)]
     chosen += [each for each in front if each not in chosen][: most - len(chosen)]
     chosen += [each for each in predictions if each not in chosen][: most - len(chosen)]

@@ -27,6 +27,7 @@ class TraceDescription:
     format: str
     num_requests: int
     num_dropped: int  # rows of failed requests, left out
+    num_sessions: int | None  # None if no turn waits for another
     note: str
     duration: float | None  # seconds from the first arrival to the last; None without arrivals
     mean_rate: float | None  # requests per second
@@ -51,6 +52,7 @@ def describe(trace: Trace) -> TraceDescription:
         format=trace.format,
         num_requests=len(trace),
         num_dropped=trace.num_dropped,
+        num_sessions=None if trace.sessions is None else trace.num_sessions,
         note=trace.note,
         duration=duration,
         mean_rate=None if spread is None else mean_rate(spread),

@@ -20,6 +20,11 @@ _ARRAYS = (
     "prompt_lens", "output_lens", "arrived_at", "priorities", "adapters", "sessions",
     "think_times", "shared_lens",
 )  # fmt: skip
+_IN_FILES = {
+    "priorities": "priority", "adapters": "adapter", "sessions": "session",
+    "think_times": "think_time", "shared_lens": "shared_len", "ids": "id",
+    "prefix_ids": "prefix_hash_ids",
+}  # fmt: skip
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids", "after_turns")
 
 Column = Sequence[NDArray[np.int64]]
@@ -243,6 +248,11 @@ class TraceRequests(Sequence[Request]):
     def num_dropped(self) -> int:
         return self._trace.num_dropped
 
+    @property
+    def note(self) -> str:
+        """What was taken for what in a file whose columns had to be guessed."""
+        return self._trace.note
+
     @cached_property
     def columns(self) -> Columns:
         """What can be known of them without making any."""
@@ -327,7 +337,7 @@ class TraceBuilder:
             if len(column) != len(lens):
                 raise TraceError(
                     f"{self._path}: only {len(column):,} of {len(lens):,} requests have "
-                    f"'{name}'; all of them must have it, or none"
+                    f"'{_IN_FILES.get(name, name)}'; all of them must have it, or none"
                 )
         columns: dict[str, Any] = dict(self._columns)
         if "sessions" in columns:  # as the file calls them, text or number

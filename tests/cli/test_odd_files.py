@@ -9,7 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT, Run
+import yaml
+from conftest import ROOT, Run, tiny_config
 
 from specsim.core.resources import find_resource
 
@@ -115,6 +116,11 @@ def test_a_scenario_of_no_engine(field: str, value: int, refused: Refused) -> No
     scenario["engine"][field] = value
     Path("s.json").write_text(json.dumps(scenario))
     assert "s.json: " in refused("parity", "s.json")
+
+
+def test_an_experiment_in_place_of_a_scenario(refused: Refused) -> None:
+    Path("e.yaml").write_text(yaml.safe_dump(tiny_config()))
+    assert "e.yaml: is no recorded scenario" in refused("parity", "e.yaml")
 
 
 @pytest.mark.parametrize("field", ["prompt_len", "max_tokens", "arrival_ns", "external_len"])

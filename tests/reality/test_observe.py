@@ -401,6 +401,15 @@ class TestBadInput:
         workload.write_text("arrivals: {kind: poisson, rate: 3}\n")
         self.assert_fails(cli, "http://127.0.0.1:9", workload, "has no section 'workload'")
 
+    def test_sessions_whose_prompts_hold_answers(self, cli: Run, workload: Path) -> None:
+        data = yaml.safe_load(workload.read_text())
+        data["workload"]["lengths"] = {
+            "kind": "sessions", "turns": 3, "first_prompt": 9, "new_input": 5, "output": 4
+        }  # fmt: skip
+        workload.write_text(yaml.safe_dump(data))
+        said = "w.yaml: workload: turns of sessions wait for answers"
+        self.assert_fails(cli, "http://127.0.0.1:9", workload, said)
+
     @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:99999"])
     def test_url(self, cli: Run, workload: Path, url: str) -> None:
         self.assert_fails(cli, url, workload, f"--url {url}: is no")
@@ -494,6 +503,20 @@ def test_an_answer_without_end_is_given_up(chunk: bytes, message: str) -> None:
 
 
 ENDED = "vllm:request_success_total"
+
+
+def test_that_recorded_turns_do_not_wait_is_noted(tmp_path: Path, workload: Path) -> None:
+    row = {"prompt_len": 5, "output_len": 2, "session": "a"}
+    rows = [json.dumps({"arrived_at": at, **row}) for at in (0.0, 1.5)]
+    (tmp_path / "t.jsonl").write_text("\n".join(rows))
+    arrivals = {"kind": "trace", "path": str(tmp_path / "t.jsonl")}
+    workload.write_text(yaml.safe_dump({"workload": {"arrivals": arrivals}}))
+    asked = load_workload(workload, [])
+    assert [request.arrived_at for request in asked.requests] == [0.0, 1.5]
+    assert "turns of sessions were sent when they were recorded" in asked.notes[0]
+    arrivals["sessions"] = "ignored"
+    workload.write_text(yaml.safe_dump({"workload": {"arrivals": arrivals}}))
+    assert load_workload(workload, []).notes == ()
 
 
 @pytest.mark.parametrize(

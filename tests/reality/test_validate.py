@@ -88,6 +88,21 @@ def test_what_the_simulator_made_it_reproduces(folder: Path) -> None:
     assert all(row["measured"] == pytest.approx(row["simulated"]) for row in throughput)
 
 
+def test_a_misspelt_field_of_the_folder_is_refused(folder: Path) -> None:
+    meta = json.loads((folder / "meta.json").read_text())
+    meta["engine_kwarg"] = meta.pop("engine_kwargs")
+    (folder / "meta.json").write_text(json.dumps(meta))
+    wanted = r"meta.json: unknown field 'engine_kwarg'; did you mean 'engine_kwargs'\?"
+    with pytest.raises(ConfigError, match=wanted):
+        validate(folder)
+
+
+def test_other_fields_of_the_folder_are_left_alone(folder: Path) -> None:
+    before = validate(folder).details
+    change(folder, remark="on Monday", dataset_hash="0af3", num_requests=40, tick_seconds=0.1)
+    assert validate(folder).details == before
+
+
 def test_engine_options_are_those_of_the_run(folder: Path) -> None:
     details = validate(folder).details
     assert details["num_gpu_blocks"] == 500

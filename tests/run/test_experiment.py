@@ -19,6 +19,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment, config_hash
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
+from specsim.workload.readers import read_trace
 
 SPEC = "engine.speculative_config"
 POLICY = st.sampled_from(
@@ -322,6 +323,27 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
     assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
 
 
+def test_a_trace_of_too_few_requests_is_said(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    table = tmp_path / "t.csv"
+    table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n1,9,5\n2,9,5\n")
+
+    def said(count: int, **more: Any) -> list[str]:
+        arrivals = {"kind": "trace", "path": str(table), **more}
+        workload = {"arrivals": arrivals, "num_requests": count}
+        warnings = Summary(simulate(tiny(workload=workload))).warnings
+        return [each for each in warnings if "num_requests" in each]
+
+    assert said(4) == [
+        f"workload.num_requests = 4, but {table} has 3 requests, each of which was replayed once"
+    ]
+    assert said(3, window=[0.0, 2.0])[0].endswith(
+        " has 2 requests in its window, each of which was replayed once"
+    )
+    assert said(3) == []
+
+
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
@@ -329,6 +351,8 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
         ({"output_len": -1}, "request 1: output_len = -1 must be at least 1"),
         ({"arrived_at": float("nan")}, "request 1: arrived_at = nan must be a number of seconds"),
         ({"arrived_at": float("inf")}, "request 1: arrived_at = inf must be a number of seconds"),
+        ({"arrived_at": -1.0}, "request 1: arrived_at = -1.0 must be a number of sec"),
+        ({}, "index = 0 is that of 2 requests, which would have the same luck and share"),
     ],
 )
 def test_requests_of_a_program_are_checked(wrong: dict[str, Any], words: str) -> None:
@@ -336,6 +360,31 @@ def test_requests_of_a_program_are_checked(wrong: dict[str, Any], words: str) ->
     good = Request(index=0, prompt_len=5, output_len=2)
     with pytest.raises(ConfigError, match=f"requests: {words}"):
         simulate(Experiment.parse(tiny_config(), "tiny"), requests=[good, replace(good, **wrong)])
+
+
+@pytest.mark.parametrize("indices", [(1, 0), (0, 2), (0, 0)])
+def test_where_replicas_affect_one_another_requests_are_numbered(indices: tuple[int, int]) -> None:
+    """They were sent in one another's place, or not found."""
+    experiment = Experiment.parse(
+        tiny_config(replicas=2, routing="least_outstanding"), "requests of a program"
+    )
+    requests = [Request(index=index, prompt_len=5, output_len=2) for index in indices]
+    with pytest.raises(ConfigError, match=r"request \d: index = \d must be \d"):
+        simulate(experiment, requests=requests)
+
+
+def test_what_is_no_list_of_requests_is_told(tmp_path: Path) -> None:
+    experiment = Experiment.parse(tiny_config(), "tiny")
+    (tmp_path / "t.csv").write_text("arrival_time,prompt_len,output_len\n0,9,5\n")
+    trace = read_trace(tmp_path / "t.csv")
+    anything: Any
+    for anything in (trace, iter(trace.requests()), "t.csv", [{"prompt_len": 1}]):
+        with pytest.raises(ConfigError, match=r"requests = .*should be a list of Request"):
+            simulate(experiment, requests=anything)
+    assert len(simulate(experiment, requests=list(trace.requests())).requests) == 1
+    anything = "h100/llama-3.1-8b"
+    with pytest.raises(ConfigError, match=r"profile = 'h100/llama-3.1-8b': should be a Profile"):
+        simulate(experiment, profile=anything)
 
 
 def test_what_is_no_experiment_is_told_without_a_field() -> None:

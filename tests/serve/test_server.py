@@ -52,7 +52,9 @@ def test_what_is_logged_is_what_a_simulation_of_it_says(policy: str, tmp_path: P
             asked = {"prompt": prompt, "max_tokens": 20 + number, "ignore_eos": True, "n": 2}
             assert served.ask("/v1/completions", asked)[0] == 200
     rows = logged(tmp_path)
-    assert json.loads((tmp_path / "log/meta.json").read_text())["complete"]
+    meta = json.loads((tmp_path / "log/meta.json").read_text())
+    assert meta["complete"]
+    assert meta["policy"]["kind"] == policy
     run = simulate(
         Experiment.parse(tiny_config(**config), "test"), requests=benchmark().requests_of(rows)
     )

@@ -6,6 +6,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from conftest import tiny_config
@@ -96,13 +97,21 @@ def test_a_run_of_unusual_size_is_allowed_by_the_environment() -> None:
         simulate(many)
 
 
-def test_one_override_may_be_given_as_a_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "workload.num_requests=3",
+        {"workload.num_requests": 3, "seed": 2},
+        {"workload.num_requests": np.int64(3)},
+    ],
+)
+def test_overrides_are_a_text_or_a_mapping_too(
+    overrides: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     axes: Any = [{"policy": ["off"]}]
     Path("s.yaml").write_text(yaml.safe_dump({"base": tiny_config(), "axes": axes}))
-    sweep("s.yaml", "done", overrides="workload.num_requests=3")
+    sweep("s.yaml", "done", overrides=overrides)
     record = json.loads(next(Path("done", "points").glob("*.json")).read_text())
     assert record["metrics"]["num_prompts"] == 3
 

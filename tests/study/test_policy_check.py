@@ -1,5 +1,6 @@
 """Policies of the user's are held to their contract."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent, indent
@@ -46,6 +47,11 @@ class Mine(Policy):
         ("[2**70] * batch.size", "whole numbers"),
         ("1 // 0", "ZeroDivisionError: .* line 10, in draft_lens"),
         ("batch.nothing", "AttributeError: .* line 10, in draft_lens"),
+        ("exit(4)", "SystemExit: 4 .* line 10, in draft_lens"),
+        (
+            "setattr(self, 'kind', 'x')",
+            "kind = 'x': instance is frozen: an object does not change while it is used; put what",
+        ),
     ],
 )
 def test_a_wrong_answer_names_policy_step_and_value(
@@ -139,18 +145,37 @@ def test_a_policy_without_draft_lens_is_one_line(
     ("name", "why"),
     [
         ("mine.py:Yours", "no 'Yours'; choose from Mine, Other\n"),
-        ("./mine.py", "'./mine.py' is a file; name its class, too, as in ./mine.py:CLASS\n"),
+        (
+            "./mine_2.py",
+            "no kind './mine_2.py'; name a class of mine_2.py, too: ./mine_2.py:Mine\n",
+        ),
+        ("mine_3", "no kind 'mine_3'; name a class of mine_3.py, too: mine_3:Mine\n"),
+        ("mine_4.Mine", "no kind 'mine_4.Mine'; a class of yours is mine_4:Mine\n"),
+        ("mean.py", "no kind 'mean.py'; a class of yours is mean.py:CLASS\n"),
+        ("none", "there is none.py, but it has no class that is a Policy\n"),
     ],
 )
 def test_a_class_is_chosen_of_those_that_the_file_defines(
     cli: Run, tmp_path: Path, name: str, why: str
 ) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from specsim.api import BatchView, Policy\nclass Mine: pass\nclass Other: pass\n"
-    )
+    file = f"{re.findall('[a-z_0-9]+', name)[0]}.py"  # a name has one module in a process
+    if file.startswith("mine"):
+        (tmp_path / file).write_text(
+            "from specsim.api import BatchView, Policy\n"
+            "class Mine(Policy): pass\nclass Other: pass\n"
+        )
+    (tmp_path / "none.py").write_text("from specsim.api import Policy\n")
     code, _, errors = cli("policy", "check", name)
     assert code == 2
     assert errors.endswith(why)
+
+
+def test_a_file_that_ends_the_program_is_one_line(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "leaves.py").write_text("raise SystemExit(3)\n")
+    code, _, errors = cli("policy", "check", f"{tmp_path}/leaves.py:Mine")
+    assert code == 2
+    assert "SystemExit: 3 (" in errors
+    assert "leaves.py, line 1" in errors
 
 
 def test_misspelt_names_are_found(cli: Run, tmp_path: Path) -> None:

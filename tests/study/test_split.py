@@ -93,15 +93,16 @@ def test_the_command_prints_a_table_and_writes_a_file(cli: Run, tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("stability", "is_efficient", "expected"),
+    ("stability", "is_efficient", "is_bound", "expected"),
     [
-        ("stable", True, "efficient"),
-        ("overloaded", True, "OVERLOADED, efficient"),
-        ("undecided", False, "undecided"),
+        ("stable", True, False, "efficient"),
+        ("overloaded", True, False, "OVERLOADED, efficient"),
+        ("undecided", False, False, "undecided"),
+        ("stable", False, True, "bound: knows what no server does"),
     ],
 )
 def test_a_row_ends_with_what_is_known_of_it(
-    stability: Stability, is_efficient: bool, expected: str
+    stability: Stability, is_efficient: bool, is_bound: bool, expected: str
 ) -> None:
     row = SplitRow(
         label="1p + 1d",
@@ -112,6 +113,7 @@ def test_a_row_ends_with_what_is_known_of_it(
         values=dict.fromkeys(COLUMNS, 1.0),
         stability=stability,
         is_efficient=is_efficient,
+        is_bound=is_bound,
     )
     assert [*split_table(Split(2, [row]), "title").columns[-1].cells] == [expected]
 
@@ -145,6 +147,25 @@ def test_a_search_finds_what_all_whole_simulations_find() -> None:
     best = next(row for row in found.rows if row.prefill_replicas)
     assert next(row for row in few.rows if row.prefill_replicas).values == best.values
     assert len(few.rows) == 4
+
+
+def test_a_bound_comes_last_and_beats_nobody() -> None:
+    found, search = searched(3, 20.0, "oracle", "off")
+    policies = [row.policy for row in found.rows]
+    assert policies == sorted(policies, key=lambda policy: policy == "oracle")
+    bounds = [row for row in found.rows if row.is_bound]
+    assert {row.policy for row in bounds} == {"oracle"}
+    assert not any(row.is_efficient for row in bounds)
+    assert all(row.to_dict()["bound"] for row in bounds)
+    latencies = [row.values["mean_e2el_ms"] or 0.0 for row in found.rows]
+    assert max(latencies[-len(bounds) :]) < min(latencies[: -len(bounds)])
+    alone, _ = searched(3, 20.0, "off")
+    for row in alone.rows:  # whether another one is listed beside it or not
+        same = next(
+            each for each in found.rows if (each.label, each.policy) == (row.label, row.policy)
+        )
+        assert same.is_efficient == row.is_efficient
+    assert [each.way.policy for each in search.predictions][-2:] == ["oracle", "oracle"]
 
 
 def test_a_search_is_over_sizes_too_as_far_as_there_are_profiles() -> None:

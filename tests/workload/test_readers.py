@@ -13,6 +13,7 @@ import pytest
 from conftest import data_folder, needs
 
 from specsim.core.errors import ConfigError, PluginError, TraceError
+from specsim.workload import WorkloadConfig
 from specsim.workload.readers import READERS, read_trace
 from specsim.workload.readers.native import write_trace
 from specsim.workload.statistics import describe
@@ -307,7 +308,7 @@ BAD = {
     ),
     "some without": (
         b'{"prompt_len": 3, "output_len": 1, "id": "a"}\n{"prompt_len": 3, "output_len": 1}\n',
-        "only 1 of 2 requests have 'ids'",
+        "only 1 of 2 requests have 'id'",
     ),
     "a list for a name": (
         b'{"chat_id": [], "timestamp": 0, "input_length": 20, "output_length": 5, '
@@ -334,6 +335,25 @@ BAD = {
         b"arrival_time,prompt_len,output_len\nnoon,2,3\n",
         "line 2: arrival_time = 'noon' is neither seconds nor a time",
     ),
+    "misspelt column": (
+        b'{"prompt_len": 1, "output_len": 3, "sesion": "a"}\n',
+        "unknown column 'sesion'; did you mean 'session'",
+    ),
+    "a session here and there": (
+        b'{"prompt_len": 1, "output_len": 3, "session": "a"}\n{"prompt_len": 1, "output_len": 3}\n',
+        "only 1 of 2 requests have 'session'; all of them",
+    ),
+    "true for a length": (
+        b'{"prompt_tokens": true, "completion_tokens": 3}\n', "prompt_tokens = True is not a"),
+    "Latin 1": (b"prompt_len,output_len\n1,2\n\xfc,2\n", "save it in UTF-8"),
+    "seconds and milliseconds": (
+        b"timestamp,prompt_len,output_len\n1763971200,2,3\n1763971201000,2,3\n",
+        "line 3: timestamp = '1763971201000' was read in ms, rows before it in seconds; say the",
+    ),
+    "dates and numbers": (
+        b"timestamp,prompt_len,output_len\n2025-11-24T08:00:02,2,3\n17,2,3\n",
+        "line 3: timestamp = '17' was read in seconds, rows before it as dates and times",
+    ),
     "cut Parquet": (b"PAR1 and then nothing", "Parquet"),
 }  # fmt: skip
 
@@ -342,8 +362,74 @@ def test_which_columns_were_taken_for_what_is_said(tmp_path: Path) -> None:
     trace = read_trace(sample(tmp_path, "columns"))
     assert trace.note == (
         "prompt_len is the prompt length, output_len is the output length, arrival_time is the "
-        "arrival; ignored: user"
+        "arrival, in seconds; ignored: user"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "form", "end"),
+    [
+        ("timestamp", (3, 5), "in seconds", 2.0),
+        ("timestamp", (1763971200, 1763971202), "in seconds", 2.0),
+        ("timestamp", (1763971200000, 1763971202000), "in ms", 2.0),
+        ("ts", (1763971200000000, 1763971202000000), "in us", 2.0),
+        ("start_ms", (3, 5), "in ms", 0.002),
+        ("arrived_sec", (3, 5), "in seconds", 2.0),
+        (
+            "created_at",
+            ("2025-11-24T09:00:00+01:00", "2025-11-24T08:00:02"),
+            "as dates and times, UTC where none names a zone",
+            2.0,
+        ),
+    ],
+)
+def test_the_form_of_arrivals_is_said(
+    tmp_path: Path, name: str, values: tuple[Any, ...], form: str, end: float
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"{name},prompt_len,output_len\n" + "".join(f"{v},5,2\n" for v in values))
+    trace = read_trace(path)
+    assert trace.note.endswith(f"{name} is the arrival, {form}")
+    assert trace.arrived_at == pytest.approx([0.0, end])
+
+
+def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "ts_ms,prompt_tokens,output_tokens,session,adapter,think_time,tenant\n"
+        "0,100,10,a,,,x\n100,200,10,a,1,0.5,y\n900,100,10,,2,,x\n"
+    )
+    trace = read_trace(path)
+    assert trace.sessions is not None
+    assert trace.sessions.tolist() == [0, 0, 1]
+    assert trace.adapters is not None
+    assert trace.adapters.tolist() == [0, 1, 2]
+    assert trace.think_times is not None
+    assert trace.think_times.tolist() == [0.0, 0.5, 0.0]
+    said = "; as in specsim's own format: adapter, session, think_time; ignored: tenant"
+    assert trace.note.endswith(said)
+    assert describe(trace).num_sessions == 2
+
+
+def test_columns_that_nobody_knows_are_said(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"prompt_len": 1, "output_len": 3, "tenant": "a"}\n')
+    trace = read_trace(tmp_path / "t.jsonl")
+    assert trace.note == "ignored: tenant"
+    write_trace(trace, tmp_path / "own.jsonl")
+    assert read_trace(tmp_path / "own.jsonl").note == ""
+
+
+def test_a_file_that_is_missing_is_named_with_its_field() -> None:
+    for field, changes in (
+        ("workload.arrivals.path", {"arrivals": {"kind": "trace", "path": "none.csv"}}),
+        (
+            "workload.lengths.path",
+            {"arrivals": "burst", "lengths": {"kind": "empirical", "path": "none.csv"}},
+        ),
+    ):
+        workload = WorkloadConfig.model_validate({**changes, "num_requests": 3})
+        with pytest.raises(TraceError, match=f"{field} = none.csv: there is no such file"):
+            workload.build(0)
 
 
 @pytest.mark.parametrize("name", BAD)

@@ -91,7 +91,7 @@ class _Run:
             ]
             await self._warm_up(client)
             before = await read_metrics(session, url)
-            found = Observation(server, len(requests))
+            found = Observation(server, len(requests), notes=[*self.workload.notes])
             writer = RunWriter(self.folder, self._meta(server, before, found.notes))
 
             def ended(sent: Sent) -> None:

@@ -20,7 +20,7 @@ from specsim.policies import POLICIES, Policy
 from specsim.reality.observe.client import INTERRUPTED, Client, StreamedAnswer
 from specsim.run.experiment import Experiment
 from specsim.workload import WorkloadConfig
-from specsim.workload.arrivals.patterns import ClosedLoop
+from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 
 
 class _Observed(Settings):
@@ -44,6 +44,7 @@ class Workload:
     concurrency: int | None  # clients of a closed loop; None for an open one
     think_times: list[float]  # of a closed loop: seconds that a client waits before each request
     policy: Any = None  # section ``policy``: what the user says decides in the server
+    notes: tuple[str, ...] = ()  # what is sent otherwise than a simulation has it
 
 
 def load_workload(path: Path, overrides: list[str]) -> Workload:
@@ -65,14 +66,26 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
     else:
         config = Experiment.parse(data, str(path))
     requests = list(config.workload.build(config.seed).requests())
-    arrivals = config.workload.arrivals
+    arrivals, notes = config.workload.arrivals, _turns_alone(config.workload, requests, path)
     concurrency, think_times = None, [0.0] * len(requests)
     if isinstance(arrivals, ClosedLoop):
         concurrency = arrivals.concurrency
         rng = generator(config.seed, "think_times")  # the stream of the simulator
         think_times = arrivals.think_times(rng, len(requests)).tolist()
     engine, policy = data.get("engine", {}), data.get("policy")
-    return Workload(requests, config.seed, engine, concurrency, think_times, policy)
+    return Workload(requests, config.seed, engine, concurrency, think_times, policy, notes)
+
+
+def _turns_alone(config: WorkloadConfig, requests: list[Request], path: Path) -> tuple[str, ...]:
+    """Return that turns do not wait for answers here; a ConfigError if no file has their times."""
+    if all(request.session is None for request in requests):
+        return ()
+    if not isinstance(config.arrivals, TraceReplay) or config.lengths is not None:
+        raise ConfigError(
+            f"{path}: workload: turns of sessions wait for answers, and their prompts hold these, "
+            "which observe cannot send; use a trace with arrivals, or lengths of another kind"
+        )
+    return ("turns of sessions were sent when they were recorded, whatever was answered before",)
 
 
 @dataclass(frozen=True)

@@ -225,8 +225,14 @@ class Scenario(Settings):
 
 def load_scenario(path: Path) -> Scenario:
     """Return a scenario from its JSON file; a TraceError if it is none."""
+    fields = load_mapping(path, TraceError)
+    if not {"cost", "requests"} & fields.keys():
+        raise TraceError(
+            f"{path}: is no recorded scenario, which has engine, cost and requests; give a "
+            "NAME.scenario.json, such as tests/parity/record.py writes"
+        )
     with validated(str(path), TraceError):
-        scenario = Scenario.model_validate(load_mapping(path, TraceError))
+        scenario = Scenario.model_validate(fields)
         scenario.engine.to_config()
         _speculation(scenario)
         return scenario

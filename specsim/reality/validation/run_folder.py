@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,11 @@ _TIMES = ("arrived_at", "first_token_at", "ended_at")
 _LENS = ("prompt_len", "output_len")
 RECORD = "run"  # the record that `replayed` adds to each request, for acceptance ``recorded``
 _UNKNOWN = -1
+_READ = (
+    "complete", "dataset_path", "engine_kwargs", "gpu", "hardware", "kv_cache", "model", "policy",
+    "resolved_config", "vllm_version",
+)  # fmt: skip
+_NOT_READ = {"dataset_hash"}  # looks like one that is
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,7 @@ def load_run(path: Path) -> RunFolder:
         raise ConfigError(f"{path}: has no requests.jsonl, one line per request with its times")
     meta_path = path / "meta.json"
     meta = load_mapping(meta_path, ConfigError) if meta_path.exists() else {}
+    _check_names(meta, meta_path)
     (rows, num_failed), *others = [_read(file) for file in files]
     numbers = [row.number for row in rows]
     by_name = len(set(numbers)) == len(numbers) and min(numbers) >= 0
@@ -101,6 +108,17 @@ def load_run(path: Path) -> RunFolder:
         num_failed=num_failed,
         started_at=rows[0].arrived_at,
     )
+
+
+def _check_names(meta: dict[str, Any], path: Path) -> None:
+    """Raise a ConfigError if a field may be a misspelt one; whatever else it has is left alone."""
+    missing = [name for name in _READ if name not in meta]
+    for name in sorted({*map(str, meta)} - {*_READ} - _NOT_READ):
+        if close := get_close_matches(name, missing, 1, 0.85):
+            raise ConfigError(
+                f"{path}: unknown field '{name}'; did you mean '{close[0]}'? Rename it, or remove "
+                "it"
+            )
 
 
 class _Answer(NamedTuple):

@@ -37,7 +37,7 @@ def family_table(family: Family[Any]) -> Table:
             for field, info in member.model_fields.items()
             if field != family.tag
         )
-        summary = (member.__doc__ or "").strip().splitlines()[0]
+        summary, *_ = (member.__doc__ or "").strip().splitlines() or ["(no docstring)"]
         examples = (as_flow({family.tag: name, **example}) for example in member.examples)
         table.add_row(name, escape("\n".join([summary, *examples])), escape("\n".join(fields)))
     return table

@@ -180,7 +180,7 @@ def _kv_table(engine: "EngineMemory", pool: str) -> Table:
     kv, memory = engine.kv, engine.memory
     block_bytes = memory.block_bytes + memory.draft_block_bytes
     table = new_table(
-        f"KV cache of one replica{pool}", ["", "blocks", "GiB per GPU", "of the cache"]
+        f"KV cache of one {engine.called}{pool}", ["", "blocks", "GiB per GPU", "of the cache"]
     )
     for label, blocks in (
         ("used, mean over time", kv.mean_used),

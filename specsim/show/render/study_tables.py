@@ -319,7 +319,8 @@ _SPLIT_TIMES = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "m
 def _cells(row: "SplitRow") -> list[str]:
     values = row.values
     attainment = values["slo_attainment"]
-    notes = (STABILITY_MARKS[row.stability], "efficient" if row.is_efficient else "")
+    judgement = "bound: knows what no server does" if row.is_bound else ""
+    notes = (STABILITY_MARKS[row.stability], "efficient" if row.is_efficient else judgement)
     return [
         row.label,
         "-" if row.rate is None else figures(row.rate, 6),

@@ -21,6 +21,7 @@ def trace_table(description: "TraceDescription", title: str) -> Table:
         "format": description.format,
         "requests": f"{description.num_requests:,}",
         "failed requests left out": f"{description.num_dropped:,}",
+        "sessions": "-" if description.num_sessions is None else f"{description.num_sessions:,}",
         "duration, s": _number(description.duration),
         "mean rate, requests/s": _number(description.mean_rate),
         "peak rate over 10 s, requests/s": _number(description.peak_rate),

@@ -7,7 +7,7 @@ meets the same requests and the same luck.
 
 import datetime
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -107,7 +107,7 @@ class Suite(Settings):
         return None if tolerances is None else check_metrics(tolerances)
 
     @classmethod
-    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+    def load(cls, path: Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> Self:
         """Return the suite in a YAML file, or an experiment as a suite of one scenario.
 
         A ConfigError if it cannot be read, a scenario is no valid experiment, or an override is of

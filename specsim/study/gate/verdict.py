@@ -20,7 +20,7 @@ from xml.etree import ElementTree as Xml
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
 from specsim.core.figures import percent
-from specsim.core.settings import check_used, flattened
+from specsim.core.settings import check_used, flattened, listed
 from specsim.run.experiment import Experiment
 from specsim.study.gate import (
     METRICS,
@@ -111,7 +111,7 @@ def gate(
     baseline: Path | str | GateResults,
     suite: Path | str,
     *,
-    overrides: Iterable[str] = (),
+    overrides: Iterable[str] | Mapping[str, object] = (),
     tolerances: Mapping[str, float] | None = None,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,
@@ -125,7 +125,7 @@ def gate(
     """
     given = parse_tolerances(f"{name}={share}" for name, share in (tolerances or {}).items())
     before = baseline if isinstance(baseline, GateResults) else GateResults.load(Path(baseline))
-    path, set_fields = Path(suite), list(overrides)
+    path, set_fields = Path(suite), listed(overrides)
     if path.suffix == ".json":
         if set_fields:
             raise ConfigError("--set: cannot be used with results; name a suite, YAML")

@@ -1,7 +1,7 @@
 """Sweeps: one experiment along several axes, point by point, resumable."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
@@ -233,7 +233,7 @@ def sweep(
     path: Path | str,
     out: Path | str,
     *,
-    overrides: Iterable[str] = (),
+    overrides: Iterable[str] | Mapping[str, object] = (),
     resume: bool = False,
     workers: int = 1,
     on_progress: Callable[[int], None] | None = None,

@@ -5,7 +5,7 @@ fields of one axis change together. The first axis changes slowest, the replicat
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, product
@@ -110,7 +110,7 @@ class Sweep(Settings):
         return self
 
     @classmethod
-    def load(cls, path: Path, overrides: Iterable[str] = ()) -> Self:
+    def load(cls, path: Path, overrides: Iterable[str] | Mapping[str, object] = ()) -> Self:
         """Return the sweep in a YAML file, with some fields of its base replaced.
 
         A ConfigError if it cannot be read, or an axis or override is of no use.

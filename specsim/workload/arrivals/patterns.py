@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from specsim.core.errors import ConfigError, TraceError
 from specsim.workload.arrivals import Arrivals, OpenArrivals, RenewalArrivals
-from specsim.workload.readers import read_trace
+from specsim.workload.readers import read_named
 from specsim.workload.trace import Trace, mean_rate
 
 
@@ -209,7 +209,7 @@ class TraceReplay(Arrivals):
 
         A TraceError if the file has no arrivals, or none in the window.
         """
-        trace = read_trace(self.path)
+        trace = read_named(self.path, "workload.arrivals.path")
         if trace.arrived_at is None:
             raise TraceError(
                 f"{self.path}: has no arrival times ({trace.format}); give workload.arrivals of "

@@ -10,8 +10,10 @@ from pydantic import Field, model_validator
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.settings import Settings, load_mapping, nearest
 from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, drawn, to_tokens
-from specsim.workload.readers import read_trace
+from specsim.workload.readers import read_named
 from specsim.workload.trace import Trace
+
+_PATH = "workload.lengths.path"
 
 
 @final
@@ -248,20 +250,20 @@ class TraceRows(Lengths):
 
     @property
     def num_rows(self) -> int:
-        return len(read_trace(self.path))
+        return len(read_named(self.path, _PATH))
 
     @property
     def in_sessions(self) -> bool:
-        return read_trace(self.path).sessions is not None
+        return read_named(self.path, _PATH).sessions is not None
 
     @property
     def mean_turns(self) -> float:
-        trace = read_trace(self.path)
+        trace = read_named(self.path, _PATH)
         return len(trace) / trace.num_sessions
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return the first rows; a TraceError if the file has fewer."""
-        trace = read_trace(self.path)
+        trace = read_named(self.path, _PATH)
         if count > len(trace):
             raise TraceError(
                 f"{self.path}: has {len(trace):,} requests, {count:,} are asked for; lower "
@@ -285,6 +287,6 @@ class Empirical(Lengths):
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return rows drawn with replacement; only the lengths, for the requests are new ones."""
-        trace = read_trace(self.path)
+        trace = read_named(self.path, _PATH)
         rows = rng.integers(0, len(trace), count)
         return Trace(trace.prompt_lens[rows], trace.output_lens[rows])

@@ -35,6 +35,10 @@ _BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, c
 """What reading raises of a file that is cut off, or not what it claims to be."""
 
 
+def _why(error: Exception) -> str:
+    return f"{error}; save it in UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One row of a file, with the place it came from for error messages."""
@@ -57,7 +61,7 @@ class Row:
         """Return a field; a TraceError unless it is a finite number."""
         value = self.get(field)
         try:
-            number = float(value)
+            number = float("nan" if isinstance(value, bool) else value)
         except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not abs(number) < float("inf"):
@@ -153,7 +157,9 @@ class TraceFile:
             with self._open() as stream:
                 return next((line.strip() for line in lines(stream) if line.strip()), "")
         except _BROKEN as error:
-            raise TraceError(f"{self.path}: is neither text, gzip nor Parquet: {error}") from error
+            raise TraceError(
+                f"{self.path}: is neither text, gzip nor Parquet: {_why(error)}"
+            ) from error
 
     @cached_property
     def columns(self) -> list[str]:
@@ -175,7 +181,7 @@ class TraceFile:
             with self._open() as stream:
                 text = stream.read(MAX_DATA_BYTES)
         except _BROKEN as error:
-            raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+            raise TraceError(f"{self.path}: ends or breaks in the middle: {_why(error)}") from error
         try:
             return parse_json(text)
         except UnreadableError as error:
@@ -191,7 +197,7 @@ class TraceFile:
                 parse = self._csv_rows if self.container == "csv" else self._json_rows
                 yield from parse(stream)
         except _BROKEN as error:
-            raise TraceError(f"{self.path}: ends or breaks in the middle: {error}") from error
+            raise TraceError(f"{self.path}: ends or breaks in the middle: {_why(error)}") from error
 
     def objects(self, called: str) -> Iterator[Row]:
         """Yield the objects of JSON lines, or of a JSON document, each of which is called so."""
@@ -306,7 +312,7 @@ class Reader(Member):
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         """Add what a row says; of a format without rows, `read` does everything."""
-        raise NotImplementedError
+        raise NotImplementedError("write add, or read")
 
 
 READERS = Family("workload.readers", Reader)
@@ -347,3 +353,16 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
         f"{path}: no known format has these columns: {columns}; name the columns of a table "
         "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
     )
+
+
+def read_named(path: Path, field: str) -> Trace:
+    """Return the workload in the file that a field of an experiment names.
+
+    A TraceError names the field if there is no such file.
+    """
+    if not locate(path).exists():
+        raise TraceError(
+            f"{field} = {path}: there is no such file, neither beside the experiment nor in "
+            f"{Path.cwd()}; correct the path"
+        )
+    return read_trace(path)

@@ -4,7 +4,9 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, final
@@ -20,6 +22,12 @@ from specsim.workload.readers import Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
+_OF_TURNS = {"session", "think_time", "shared_len"}
+_OWN = {
+    "arrived_at", "prompt_len", "output_len", "id", "priority", "adapter", *_OF_TURNS,
+    "after_turns", "prompt_token_ids", "output_token_ids", "prefix_hash_ids", "prefix_block_size",
+    MARK,
+}  # fmt: skip
 _MOST_ADAPTERS = 100_000
 
 
@@ -44,6 +52,19 @@ class Native(Reader):
         # Arrivals under another name are not to be ignored in silence.
         others = [name for name in file.columns if name != "arrived_at" and is_arrival(name)]
         return super().matches(file) and ("arrived_at" in file.columns or not others)
+
+    def read(self, file: TraceFile) -> Trace:
+        others = [name for name in file.columns if name not in _OWN]
+        others = [name for name in others if not name.startswith(_ACCEPTED)]
+        missing = sorted(_OWN.difference(file.columns))
+        for name in others:
+            if close := get_close_matches(name, missing, 1, 0.85):
+                raise TraceError(
+                    f"{file.path}: unknown column '{name}'; did you mean '{close[0]}'? Rename it, "
+                    "or leave it out"
+                )
+        trace = super().read(file)
+        return replace(trace, note=f"ignored: {', '.join(others)}") if others else trace
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
@@ -78,7 +99,7 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
 
 def _put_turn(builder: TraceBuilder, row: Row) -> None:
     """Append what a row says of its session; without one it may say nothing of turns."""
-    if {"session", "think_time", "after_turns", "shared_len"} & row.values.keys():
+    if {*_OF_TURNS, "after_turns"} & row.values.keys():
         builder.put("sessions", str(row.get("session")))
     if "think_time" in row.values:
         time = row.number("think_time")
@@ -165,6 +186,7 @@ _OF_HTTP = {"request", "response"}
 _SIZES = {"len", "length", "lens", "lengths", "size", "bytes", "body", "upstream"}
 """Of HTTP messages in logs of web servers and gateways (nginx's ``$request_length``), in bytes."""
 _SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nano": 1e-9}
+_UNITS = {"s": "seconds", "sec": "seconds", "nano": "ns"}
 _CLOCKS = {
     "arrived", "created", "received", "sent", "started", "submitted", "time", "timestamp", "ts",
     "datetime", "unix",
@@ -180,9 +202,11 @@ class NamedColumns(Reader):
     Names are looked at by their words: ``n_in``, ``promptTokens``, ``tokens_completion`` and
     ``created_at`` do as well. Lengths in tokens, arrivals in seconds, in the unit that the name
     ends in (``_ms``, ``_us``, ``_ns``), or as ISO 8601; what is too large for seconds since 1970 is
-    of milliseconds, microseconds or nanoseconds. What was taken for what, and what was ignored, is
-    said. A ``request_length`` or ``response_size`` is bytes in logs of web servers: it is ignored
-    beside a column of tokens of the same side, else refused.
+    of milliseconds, microseconds or nanoseconds. ``adapter``, ``session`` and, with that,
+    ``think_time`` and ``shared_len`` are those of specsim's own format; a row of no session is one
+    of its own. What was taken for what, and what was ignored, is said. A ``request_length`` or
+    ``response_size`` is bytes in logs of web servers: it is ignored beside a column of tokens of
+    the same side, else refused.
     """
 
     kind: Literal["columns"] = "columns"
@@ -206,16 +230,32 @@ class NamedColumns(Reader):
                     "out, or rename it"
                 )
         taken = {what: names[0] for what, names in found.items() if names}
+        more = {"adapter", *(_OF_TURNS if "session" in file.columns else ())}.intersection(
+            file.columns
+        )
         builder = TraceBuilder(file.path, self.kind)
+        clock = _Clock(taken["arrival"]) if "arrival" in taken else None
         for row in _rows(file):
-            arrived_at = _seconds(row, taken["arrival"]) if "arrival" in taken else None
+            arrived_at = None if clock is None else clock.seconds(row)
             lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
-            builder.add(*lens, arrived_at)
-        used = {*taken.values(), *(name.partition(".")[0] for name in taken.values())}
+            if builder.add(*lens, arrived_at) and more:
+                _put_optional(builder, _filled(row, more))
+        used = {*taken.values(), *more, *(name.partition(".")[0] for name in taken.values())}
         ignored = [name for name in file.columns if name not in used]
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
+        said += f", {clock.form}" if clock else ""
+        said += f"; as in specsim's own format: {', '.join(sorted(more))}" if more else ""
         builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
         return builder.build()
+
+
+def _filled(row: Row, names: set[str]) -> Row:
+    """Return some fields of a row; where one is empty, there is none, and no waiting."""
+    labels = {name: row.label(name) for name in names}
+    filled = {name: 0 if value in (None, "") else value for name, value in labels.items()}
+    if labels.get("session") in (None, ""):
+        filled |= {"session": row.place} if "session" in names else {}
+    return Row(row.place, filled)
 
 
 def _rows(file: TraceFile) -> Iterator[Row]:
@@ -272,26 +312,52 @@ def _words(name: str) -> list[str]:
     return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
 
 
-def _seconds(row: Row, name: str) -> float:
-    text = row.get(name)
-    unit = next((_SECONDS[word] for word in _words(name) if word in _SECONDS), None)
-    try:
-        seconds = float(text) * (unit or _unit(float(text)))
-        if isfinite(seconds):
-            return seconds
-    except (TypeError, ValueError, OverflowError):
-        pass
-    try:
-        clock = datetime.fromisoformat(str(text).strip())
-    except ValueError:
-        raise TraceError(
-            f"{row.place}: {name} = {short(text)} is neither seconds nor a time such as "
+class _Clock:
+    """Reads the arrivals of a column, all of which are in one form."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._unit = next((word for word in _words(name) if word in _SECONDS), None)
+        self.form = ""  # what was taken for the form, once a row has been read
+
+    def seconds(self, row: Row) -> float:
+        text = row.get(self._name)
+        try:
+            number = float(text)
+        except (TypeError, ValueError, OverflowError):
+            return self._of_text(str(text).strip(), row)
+        if not isfinite(number):
+            raise self._no_time(text, row)
+        unit = self._unit or _unit(number)
+        self._check_form(f"in {_UNITS.get(unit, unit)}", row)
+        return number * _SECONDS[unit]
+
+    def _of_text(self, text: str, row: Row) -> float:
+        try:
+            clock = datetime.fromisoformat(text)
+        except ValueError:
+            raise self._no_time(text, row) from None
+        self._check_form("as dates and times, UTC where none names a zone", row)
+        return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
+
+    def _no_time(self, text: object, row: Row) -> TraceError:
+        return TraceError(
+            f"{row.place}: {self._name} = {short(text)} is neither seconds nor a time such as "
             "2026-11-16T18:17:03.5 (with its date, in one column); correct or remove the row"
-        ) from None
-    return (clock if clock.tzinfo else clock.replace(tzinfo=UTC)).timestamp()
+        )
+
+    def _check_form(self, form: str, row: Row) -> None:
+        """Raise a TraceError if a row is in another form than those before it."""
+        if self.form not in ("", form):
+            raise TraceError(
+                f"{row.place}: {self._name} = {short(row.values[self._name])} was read {form}, "
+                f"rows before it {self.form}; say the unit in the name of the column, such as "
+                f"{self._name}_ms, or correct the row"
+            )
+        self.form = form
 
 
-def _unit(since_1970: float) -> float:
+def _unit(since_1970: float) -> str:
     """Return the unit of a time that would be in a far century, were it in seconds."""
-    fitting = (1e-3**n for n in (3, 2, 1) if since_1970 > _LATER * 1e3 ** (n - 1))
-    return next(fitting, 1.0)
+    units = ((3, "ns"), (2, "us"), (1, "ms"))
+    return next((unit for n, unit in units if since_1970 > _LATER * 1e3 ** (n - 1)), "s")
