@@ -9,7 +9,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.asking import ask_all, let_go_of
+from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.policies.parts.leavers import PresentPart, find_leavers, nobody_present
 from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
 

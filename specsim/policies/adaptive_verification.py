@@ -14,7 +14,7 @@ from specsim.policies.parts.acceptance_estimator import (
     learn_fates,
     predict,
 )
-from specsim.policies.parts.asking import ask_all, verify_all
+from specsim.policies.parts.everybody import ask_all, verify_all
 from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
 from specsim.profile.step_time import put_len, put_load
 

@@ -21,8 +21,8 @@ from specsim.policies.draft_goodput import (
     gains_of,
     tally,
 )
-from specsim.policies.parts.asking import verify_all
 from specsim.policies.parts.estimate import PRIOR_TRIALS, alpha_of_all, fade, fading_desk, survive
+from specsim.policies.parts.everybody import verify_all
 from specsim.policies.parts.exchange import (
     Trade,
     ask_ahead,

@@ -11,7 +11,7 @@ from specsim.core.desk import FloatRows, Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.arms import Bins, begin_bin, next_draw, note_reward, played_k, rate_of
-from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.everybody import ask_all
 
 NUM_SIZES = 12  # two sizes of batch are alike, and all beyond 22
 

@@ -10,7 +10,6 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.by_request import (
     ByRequest,
     by_request,
@@ -20,6 +19,7 @@ from specsim.policies.parts.by_request import (
     spend_each,
 )
 from specsim.policies.parts.estimate import best_common_len, expected_len
+from specsim.policies.parts.everybody import ask_all
 from specsim.policies.parts.trials import KEPT, let_go
 from specsim.profile.step_time import priced
 

@@ -10,7 +10,6 @@ from specsim.core.compiled import Rows
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.asking import ask_all, verify_all
 from specsim.policies.parts.estimate import (
     PRIOR_TRIALS,
     WindowState,
@@ -19,6 +18,7 @@ from specsim.policies.parts.estimate import (
     note_trials,
     price_lens,
 )
+from specsim.policies.parts.everybody import ask_all, verify_all
 from specsim.policies.parts.spending import (
     Spending,
     put_stated,

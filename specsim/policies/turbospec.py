@@ -10,8 +10,8 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of
+from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn_in_common, no_trials
 from specsim.profile.step_time import priced, put_load
 

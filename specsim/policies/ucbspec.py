@@ -10,7 +10,7 @@ from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.arms import note_reward, played_k, rate_of
-from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.everybody import ask_all
 
 
 class Arms(NamedTuple):

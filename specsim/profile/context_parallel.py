@@ -12,8 +12,8 @@ References:
     ``dcp_comm_backend`` ``ag_rs``, its default).
 """
 
-from collections.abc import Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +27,8 @@ _TOKENS: Values = np.array([2.0**power for power in range(15)])
 _SUM_NUMBERS = 2  # of 16 bits, that the logarithm of a sum takes
 _KERNELS = 3  # what combines what was found, attention among new tokens, adding both
 _LATENT_KERNELS = 1
-
-
-class Collective(Protocol):
-    """Returns what one operation takes on so many GPUs, microseconds."""
-
-    def __call__(self, operation: str, gpus: int, sent: Values) -> Values: ...
+OperationTime = Callable[[str, int, Values], Values]
+"""What one operation takes on so many GPUs, by what is sent; microseconds."""
 
 
 def check_shares(shape: ModelShape, options: TableOptions) -> None:
@@ -63,7 +59,7 @@ def check_shares(shape: ModelShape, options: TableOptions) -> None:
 
 
 def exchange_layers(
-    shape: ModelShape, options: TableOptions, collective: Collective
+    shape: ModelShape, options: TableOptions, collective: OperationTime
 ) -> Iterator[dict[str, Any]]:
     """Yield what the GPUs of a group send each other, as layers of `Composed.attention`."""
     count = options.decode_context_parallel_size
@@ -86,7 +82,7 @@ def exchange_layers(
 
 
 def _times(
-    shape: ModelShape, width: AttentionWidth, queries: Values, count: int, collective: Collective
+    shape: ModelShape, width: AttentionWidth, queries: Values, count: int, collective: OperationTime
 ) -> Values:
     """Return what a layer exchanges takes, by the queries of a group, over all heads."""
     asked, found, kernels = width.head_dim, width.value_dim, _KERNELS

@@ -115,8 +115,8 @@ def stop(view: View, memory: Memory) -> None:
 
 class Stops(FollowInLoop):
     kind: Literal["stops"] = "stops"
-    uses_confidences: ClassVar[bool] = True
-    loops: ClassVar[Loops] = Loops(Memory, decide=decide, stop=stop)
+    uses_confidences = True
+    loops = Loops(Memory, decide=decide, stop=stop)
 """
 SHARES = """
 from specsim.api import PerRequest
@@ -130,7 +130,7 @@ class Wide(NamedTuple):
 
 class InWide(LoopPolicy):
     kind: Literal["in_wide"] = "in_wide"
-    loops: ClassVar[Loops] = Loops(Wide, decide=decide, observe=observe)
+    loops = Loops(Wide, decide=decide, observe=observe)
 
     def start(self, server: ServerView):
         known = row_of(Known, accepted=1.0, drafted=2.0, fading=0.99)
@@ -139,7 +139,7 @@ class InWide(LoopPolicy):
 
 class Again(FollowInLoop):
     kind: Literal["again"] = "again"
-    loops: ClassVar[Loops] = Loops(Memory, decide=decide, observe=observe)
+    loops = Loops(Memory, decide=decide, observe=observe)
 """
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple, Protocol
 
 from specsim.core.compiled import Rows, inner
 from specsim.decisions.loops import View
-from specsim.policies.parts.asking import ask_all
+from specsim.policies.parts.everybody import ask_all
 
 
 class StopRule(Protocol):

@@ -15,7 +15,6 @@ from typing import Protocol
 from specsim.core.compiled import inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import View
-from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.estimate import (
     WindowState,
     alpha_of,
@@ -24,6 +23,7 @@ from specsim.policies.parts.estimate import (
     num_cut_short,
     renew_alpha,
 )
+from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200
