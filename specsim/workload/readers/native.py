@@ -334,7 +334,7 @@ class _Clock:
 
     def _of_text(self, text: str, row: Row) -> float:
         try:
-            clock = datetime.fromisoformat(text)
+            clock = datetime.fromisoformat(re.sub(r" ?(UTC|GMT)$", "+00:00", text))
         except ValueError:
             raise self._no_time(text, row) from None
         self._check_form("as dates and times, UTC where none names a zone", row)
