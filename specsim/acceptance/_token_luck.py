@@ -26,8 +26,7 @@ class TokenLuck(NamedTuple):
     """Standard normal and independent of all else; shape (positions,) or (places, positions)."""
     scores: Floats
     """Normal quantile of the chance in the model's state at the token; (places, positions or 1)."""
-    state_share: float
-    """Share of the variance of a request's fates that this state explains."""
+    state_share: float  # share of the variance of a request's fates that this state explains
 
     def at(self, place: int) -> tuple[Floats, Floats]:
         """Return own luck and scores of a place."""

@@ -36,6 +36,14 @@ PriceTable = Annotated[
         show_default=False,
     ),
 ]
+Attainment = Annotated[
+    float,
+    typer.Option(
+        max=1,
+        help="Share of the requests that must keep the limits of --slo, all at once; one with a "
+        "percentile, ttft:p90<800, is kept by that share instead.",
+    ),
+]
 ALL_CORES = os.cpu_count() or 1
 
 

@@ -10,6 +10,7 @@ from typer import Argument, Option
 
 from specsim.cli.options import (
     ALL_CORES,
+    Attainment,
     Out,
     PriceTable,
     Workers,
@@ -50,12 +51,7 @@ def plan(
         help="Limits in ms: ttft:500,tpot:40; or each at a percentile: ttft:p90<800,tpot:p95<50.",
     ),
     gpus: str = Option("h100", metavar="GPU,...", help="GPUs to choose from: h100,l40s,b200."),
-    attainment: float = Option(
-        0.99,
-        max=1,
-        help="Share of the requests that must keep the limits of --slo, all at once; one with a "
-        "percentile, ttft:p90<800, is kept by that share instead.",
-    ),
+    attainment: Attainment = 0.99,
     acceptance: str | None = Option(
         None,
         help="bernoulli:alpha=0.7, or a file of `acceptance fit`, in place of the nearest preset.",

@@ -11,6 +11,7 @@ from typer import Argument, Option
 
 from specsim.cli.options import (
     ALL_CORES,
+    Attainment,
     Config,
     Out,
     Overrides,
@@ -47,12 +48,7 @@ def capacity(
         help="Limits in ms, ttft:500,tpot:50,e2el:10000, or each at a percentile, "
         "ttft:p90<800,tpot:p95<50; by default the experiment's slo.",
     ),
-    attainment: float = Option(
-        0.99,
-        max=1,
-        help="Share of the requests that must keep the limits of --slo, all at once; one with a "
-        "percentile, ttft:p90<800, is kept by that share instead.",
-    ),
+    attainment: Attainment = 0.99,
     gpus: str | None = Option(
         None,
         metavar="GPU,...",

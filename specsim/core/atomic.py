@@ -148,8 +148,7 @@ class _Inputs:
     """Files that the command at hand has read; a program that is no command replaces any."""
 
     paths: set[Path] | None = None
-    own: ClassVar[set[Path]] = set()
-    """Files that it has written itself before it read them."""
+    own: ClassVar[set[Path]] = set()  # files that it has written itself before it read them
 
 
 def track_inputs() -> None:

@@ -62,8 +62,7 @@ class BatchView:
     num_running: int = 0
     """Sequences that run, those included that the step leaves out: under prefill first it holds
     prompts alone, or decodes alone."""
-    draft_lens: Ints | None = None
-    """Drafts of each sequence in the step, tokens; None: not known."""
+    draft_lens: Ints | None = None  # drafts of each sequence in the step, tokens; None: not known
     is_undrafted: NDArray[np.bool_] | None = None
     """Whether the drafter has left each sequence out, so that it is never drafted for; None: it
     serves all of them."""

@@ -14,6 +14,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 from specsim.core.compiled import Bound, Hook, Loop, Pointers, Rows, inner, record_of, types_of
 from specsim.core.desk import Desk, Flags, Floats, Ints
@@ -102,10 +103,14 @@ _OF_OUTCOME += _LOAD
 Act = Callable[[Any, Any], None]
 
 
-def row_of(kind: type, **values: float) -> NDArray[Any]:
-    """Return a record array of one row with the fields of a class, 0 but for these."""
+def row_of(kind: type, policy: BaseModel | None = None, /, **values: float) -> NDArray[Any]:
+    """Return a record array of one row with the fields of a class, 0 but for these.
+
+    And but for those that a policy has, too, under the same name.
+    """
     row = np.zeros(1, dtype=record_of(kind))
-    for field, value in values.items():
+    shared = row.dtype.fields.keys() & type(policy).model_fields if policy is not None else ()
+    for field, value in {**{name: getattr(policy, name) for name in shared}, **values}.items():
         row[field] = value
     return row
 
@@ -120,6 +125,10 @@ def _no_step(longest: int) -> Any:
     step = np.zeros(1, dtype=SHOWN)
     step["max_draft_len"], step["alpha"] = longest, nan
     return step
+
+
+ROOMS = ("specsim.latency.form", "specsim.profile.step_time", "specsim.policies.parts")
+"""Modules and packages whose functions loops over a view may call."""
 
 
 class Loops:
@@ -138,7 +147,8 @@ class Loops:
             where it `may_drop`.
         observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`:
             only sequences that emitted tokens.
-        rooms: Other modules whose functions they call; when one changes, they are compiled again.
+        rooms: Other modules than `ROOMS` whose functions they call; when one changes, they are
+            compiled again.
     """
 
     def __init__(
@@ -148,7 +158,7 @@ class Loops:
         types = {"seen": VIEW_TYPES, "memory": types_of(memory)}
         module = decide.__module__
         name = f"policies-{module.rpartition('.')[2]}"
-        rooms = (module, __name__, "specsim.core.desk", *_PRICED, *rooms)
+        rooms = (module, __name__, "specsim.core.desk", *ROOMS, *rooms)
         self.loops = {
             verb: Loop(_of_both(function), types, name=name, rooms=rooms)
             for verb, function in {"decide": decide, **others}.items()
@@ -170,9 +180,6 @@ class Loops:
         finally:
             for loop in self.loops.values():
                 loop.may_compile = True
-
-
-_PRICED = ("specsim.latency.form", "specsim.profile.step_time")
 
 
 def _of_both(function: Act) -> Callable[[Any], int]:
@@ -280,7 +287,6 @@ class LoopMemory:
         return view
 
     def draft_lens(self, batch: BatchView) -> Ints:
-        """Return how much to draft."""
         view = self._show_batch(batch, batch.drafts)
         self._bound["decide"]()
         return view.lens[: batch.size].copy()
@@ -302,7 +308,6 @@ class LoopMemory:
         return stop_len if stop_len < 0 else np.minimum(view.lens[: batch.size], stop_len)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView) -> Ints:
-        """Return how many drafts to verify."""
         if "verify" not in self._loops:
             return drafts.draft_lens
         view = self._show_batch(batch, drafts)

@@ -332,21 +332,17 @@ class LoopPolicy(Policy[LoopMemory]):
         loop()
 
     def draft_lens(self, batch: BatchView, memory: LoopMemory) -> Ints:
-        """Return what `decide` says."""
         return memory.draft_lens(batch)
 
     def stop_len(
         self, batch: BatchView, drafts: DraftView, memory: LoopMemory
     ) -> int | Ints | None:
-        """Return what `stop` says."""
         return memory.stop_len(batch, drafts)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: LoopMemory) -> Ints:
-        """Return what `verify` says."""
         return memory.verify_lens(batch, drafts)
 
     def drops(self, batch: BatchView, memory: LoopMemory) -> NDArray[np.bool_] | None:
-        """Return what `drop` says."""
         return memory.drops(batch)
 
     def drops_now(self, memory: LoopMemory) -> bool:
@@ -354,15 +350,12 @@ class LoopPolicy(Policy[LoopMemory]):
         return memory.drops_now
 
     def alpha_estimate(self, memory: LoopMemory) -> float:
-        """Return what it said last."""
         return memory.alpha
 
     def observe(self, outcome: StepOutcome, memory: LoopMemory) -> None:
-        """Do what `observe` does."""
         memory.observe(outcome)
 
     def overrides(self, method: Callable[..., Any]) -> bool:
-        """Return whether it has a loop for that."""
         loop = _LOOP_OF.get(method.__name__)
         return super().overrides(method) if loop is None else loop in self.loops.loops
 

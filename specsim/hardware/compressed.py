@@ -34,7 +34,8 @@ def width(shape: ModelFields, kind: LayerType) -> AttentionWidth:
     """Return how wide a layer is; those that slide keep no entries."""
     ratio, dim = RATIOS.get(kind, 0), shape.head_dim
     topk, index = (shape.index_topk, shape.index_head_dim) if kind == _CHOSEN else (0, 0)
-    return AttentionWidth(1, dim, dim, dim, topk * ratio, index, 1 / ratio if ratio else 0.0)
+    kept = 1 / ratio if ratio else 0.0
+    return AttentionWidth(shape.num_attention_heads, 1, dim, dim, dim, topk * ratio, index, kept)
 
 
 def matrices(shape: ModelFields, each: AttentionWidth, layers: int, size: int) -> list[LayerMatrix]:

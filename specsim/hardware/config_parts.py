@@ -6,7 +6,7 @@ differs from it in attention and in dense MLPs: ``nvfp4,attention=bfloat16``.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from specsim.core.errors import ProfileError
@@ -135,7 +135,7 @@ ALIASES = {
     "hidden_size": ("n_embed", "n_embd", "d_model"),
     "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "kv_n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "num_attention_groups"),
     "max_position_embeddings": ("seq_length", "n_positions", "max_seq_len", "model_max_length"),
     "torch_dtype": ("dtype",),
     "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
@@ -144,7 +144,9 @@ ALIASES = {
         *("num_experts_per_token", "top_k_experts", "moe_k", "moe_topk", "moe_top_k"),
     ),
     "n_shared_experts": ("num_shared_experts", "num_shared_expert", "moe_num_shared_experts"),
-    "first_k_dense_replace": ("moe_layer_start_index",),
+    "first_k_dense_replace": ("moe_layer_start_index", "num_dense_layers"),
+    "moe_latent_size": ("routed_expert_hidden_size",),
+    "sliding_window_pattern": ("global_attn_every_n_layers",),
     "shared_expert_intermediate_size": (
         "moe_shared_expert_intermediate_size",
         "share_expert_dim",
@@ -209,6 +211,10 @@ class LayerLists:
             return {"mlp_layer_types": [mlp for _, mlp in self._blocks()]}
         if self._data.get("block_configs"):
             return self._sizes()
+        if self._data.get("use_double_wide_mlp"):  # where keys are another layer's (Gemma-4 E2B)
+            width, shared = self._count("intermediate_size"), self._count("num_kv_shared_layers")
+            own = self._count("num_hidden_layers") - shared
+            return {"intermediate_sizes": [width] * own + [2 * width] * shared}
         if "num_experts" not in self._data:
             return {}
         types = self._mlp_types()
@@ -221,6 +227,11 @@ class LayerLists:
         data, num_layers = self._data, self._count("num_hidden_layers")
         if data.get("enable_moe_block"):
             return ["both"] * num_layers
+        if numbers := data.get("moe_layers_enum"):  # 3,4,5 (Step-3.5)
+            listed = set(str(numbers).split(","))
+            return ["sparse" if str(each) in listed else "dense" for each in range(num_layers)]
+        if "expert_layer_period" in data:
+            return self._every("expert_layer", "sparse", "dense")
         for name, words in _DENSE_OR_NOT.items():
             if data.get(name) is None or (
                 isinstance(data[name], int) and name != "mlp_layer_types"
@@ -250,6 +261,15 @@ class LayerLists:
             else "sparse"
             for number in range(num_layers)
         ]
+
+    def _every(self, name: str, one: str, others: str) -> list[str]:
+        """Return what each layer has, where each so many-th after the first few differs (Jamba)."""
+        period, first = self._count(f"{name}_period"), self._data.get(f"{name}_offset", 0)
+        if not isinstance(first, int) or not 0 <= first < period:
+            rule = f"a whole number below {name}_period = {period}"
+            raise self._wrong(f"{name}_offset", short(first), rule)
+        numbers = range(self._count("num_hidden_layers"))
+        return [one if number % period == first else others for number in numbers]
 
     def _listed(self, name: str, words: tuple[Any, ...]) -> list[Any]:
         layers, num_layers = self._data[name], self._count("num_hidden_layers")
@@ -293,21 +313,29 @@ class LayerLists:
 
     def _layer_types(self) -> list[str] | None:
         """Return how each layer attends; None if all do alike."""
+        of_type: dict[str, Callable[[], list[str]]] = {
+            "falcon_h1": lambda: ["hybrid"] * self._count("num_hidden_layers"),
+            "granitemoehybrid": self._mixed,
+            "jamba": lambda: self._every("attn_layer", "full_attention", "mamba"),
+            "nemotron_h": lambda: [kind for kind, _ in self._blocks()],
+        }
+        of_field: dict[str, Callable[[], list[str] | None]] = {
+            "o_groups": self._compressed,
+            "linear_attn_config": self._delta_types,
+            "block_configs": self._searched_types,
+            "hybrid_layer_pattern": self._window_or_not,
+        }
+        found = [rule for name, rule in of_field.items() if self._data.get(name)]
+        return of_type.get(self._type, found[0] if found else self._named_types)()
+
+    def _named_types(self) -> list[str] | None:
+        """Return what layer_types says, or the rule of delta nets; None if neither is there."""
         data, num_layers = self._data, self._count("num_hidden_layers")
-        if data.get("o_groups"):
-            return self._compressed()
-        if self._type == "nemotron_h":
-            return [kind for kind, _ in self._blocks()]
-        if self._type == "granitemoehybrid":
-            return self._mixed()
-        if data.get("block_configs"):
-            return [self._of_block(each.get("attention") or {}) for each in self._searched()]
-        if data.get("hybrid_layer_pattern"):
-            words = ["full_attention", "sliding_attention"]
-            return [words[each] for each in self._listed("hybrid_layer_pattern", (0, 1))]
         types = data.get("layer_types")
         if not isinstance(types, list | None):
             raise self._wrong("layer_types", repr(types), "a list with the type of each layer")
+        if types and len(types) == num_layers + data.get("num_nextn_predict_layers", 0):
+            types = types[:num_layers]  # behind them MTP layers (Step-3.5)
         if data.get("index_topk"):  # which says the same
             types = ["full_attention" if "sparse" in str(each) else each for each in types or ()]
         known = _LAYER_TYPES - (
@@ -325,12 +353,31 @@ class LayerLists:
             types[every - 1 :: every] = ["full_attention"] * (num_layers // every)
         return types or None
 
+    def _window_or_not(self) -> list[str]:
+        words = ["full_attention", "sliding_attention"]
+        return [words[each] for each in self._listed("hybrid_layer_pattern", (0, 1))]
+
     def _mixed(self) -> list[str]:
         """Return which layers of Granite 4.0 keep a state."""
         if "layer_types" not in self._data:
             self._count("layer_types", "which layers have attention and which keep a state")
         words = {"mamba": "mamba", "attention": "full_attention"}
         return [words[each] for each in self._listed("layer_types", tuple(words))]
+
+    def _delta_types(self) -> list[str]:
+        """Return which layers have Kimi's delta attention; they are counted from 1."""
+        said, num_layers = self._data["linear_attn_config"], self._count("num_hidden_layers")
+        kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
+        named = [
+            (str(number), kind)
+            for name, kind in kinds.items()
+            for number in (said.get(name) if isinstance(said, dict) else None) or ()
+        ]
+        numbers = [str(number + 1) for number in range(num_layers)]
+        if sorted(number for number, _ in named) != sorted(numbers):
+            rule = f"{' and '.join(kinds)}, which name each of 1 to {num_layers} once"
+            raise self._wrong("linear_attn_config", short(said), rule)
+        return [dict(named)[number] for number in numbers]
 
     def _compressed(self) -> list[str]:
         """Return which layers of DeepSeek-V4 attend to what; MTP layers are listed behind them."""
@@ -345,6 +392,9 @@ class LayerLists:
             rule = f"a list of 0, 4 or 128 for each of num_hidden_layers = {num_layers}"
             raise self._wrong("compress_ratios", short(ratios), rule)
         return [words[each] for each in own]
+
+    def _searched_types(self) -> list[str]:
+        return [self._of_block(each.get("attention") or {}) for each in self._searched()]
 
     def _of_block(self, attention: dict[str, Any]) -> str:
         for name in ("window_length", "replace_with_linear", "sparsify", "num_sink_tokens"):

@@ -6,6 +6,7 @@ from typing import Any
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
 from specsim.hardware.config_parts import ALIASES, LayerLists, precision
+from specsim.hardware.model_fields import STATES
 
 # Defaults of the classes of these model types, which their configs leave out.
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
@@ -20,6 +21,7 @@ _ONLY_EXPERTS = {
     "dbrx",
     "gpt_oss",
     "granitemoe",
+    "jamba",
     "granitemoehybrid",
     "llama4_text",
     "minimax_m2",
@@ -43,13 +45,13 @@ _STATE_FIELDS = {
     "linear_value_head_dim": "mamba_head_dim",
     "linear_conv_kernel_dim": "conv_kernel",
 }
-_GRANITE_STATES = dict(
-    zip(
-        _STATE_FIELDS,
-        ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
-        strict=True,
-    )
-)
+_STATE_NAMES = "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"
+_OTHER_NAMES = dict(zip(_STATE_FIELDS, _STATE_NAMES, strict=True))
+_MAMBA_STATES = {
+    "nemotron_h": _STATE_FIELDS,
+    "granitemoehybrid": _OTHER_NAMES,
+    "falcon_h1": _OTHER_NAMES,
+}
 _DEFAULTS = {
     "falcon": {"max_position_embeddings": 2048},
     "gemma3_text": {
@@ -59,6 +61,8 @@ _DEFAULTS = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
+    # What the copy in aiconfigurator-core leaves out; as published it is a step3p5 in text_config.
+    "step3p7": {"num_sliding_attention_heads": 96, "use_head_wise_attn_gate": True},
     "qwen3_next": {"num_nextn_predict_layers": 1},  # vLLM 0.32.0 ``models/qwen3_next_mtp.py``
 }
 # Counting these models as if they were ordinary ones would give wrong numbers.
@@ -66,30 +70,34 @@ _NOT_MODELLED = {
     "per_layer_config": "layers of different shapes",
     "conv_L_cache": "layers of convolution",
     "audio_encoder_config": "a part for sound",
-    "linear_attn_config": "layers of linear attention",
-    **dict.fromkeys(
-        ("state_size", "attn_layer_period"), "layers that keep a state in place of keys and values"
-    ),
+    "state_size": "layers that keep a state in place of keys and values",
+    "attn_layer_indices": "layers without attention",
     "cross_attention_layers": "layers that attend to images alone",
     "use_cla": "layers that share keys and values",
     "is_encoder_decoder": "an encoder",
-    "num_kv_shared_layers": "layers that share keys and values",
-    "hidden_size_per_layer_input": "an embedding of each layer",
+    "altup_num_inputs": "several residual streams",
+    "laurel_rank": "a way past attention",
 }
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
     "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
-    "linear_num_value_heads": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
+    "linear_num_value_heads": (("qwen3_5", "qwen3_next", "kimi"), "layers of linear attention"),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
-    "mamba_d_state": (("granitemoehybrid",), _NOT_MODELLED["state_size"]),
+    "mamba_d_state": (("granitemoehybrid", "falcon_h1", "jamba"), _NOT_MODELLED["state_size"]),
+    "attn_layer_period": (("jamba",), _NOT_MODELLED["state_size"]),
+    "attention_other_setting": (("step3p",), "layers of different shapes"),
     "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
     "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
+    "num_kv_shared_layers": (("gemma4",), _NOT_MODELLED["use_cla"]),
+    "hidden_size_per_layer_input": (("gemma4",), "an embedding of each layer"),
+    "use_double_wide_mlp": (("gemma4",), "MLPs of different widths"),
     "enable_moe_block": (("gemma4",), "experts beside a dense MLP"),
     "v_head_dim": (("mimo_v2",), "values of another width"),
     "hybrid_layer_pattern": (("mimo_v2",), "layers of different shapes"),
 }
+_NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
 _OTHER_ATTENTION = {"beam", "deepseek_v41"}  # whose configs do not tell
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
@@ -112,6 +120,23 @@ def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
     return {**names, **of_all, **data["text_config"]}
 
 
+def _as_delta_nets(inner: dict[str, Any]) -> dict[str, Any]:
+    """Return Kimi's linear_attn_config under the names of other delta nets.
+
+    Their states have 32 bits (vLLM 0.33.0 ``mamba_utils.py kda_state_dtype``).
+    """
+    heads, width = inner.get("num_heads"), inner.get("head_dim")
+    found = dict(
+        zip(
+            _STATE_FIELDS,
+            (heads, heads, width, width, inner.get("short_conv_kernel_size")),
+            strict=True,
+        )
+    )
+    gate = {} if inner.get("use_full_rank_gate") else {"linear_gate_rank": width}
+    return {**found, **gate, "linear_decay_rank": width, "mamba_ssm_dtype": "float32"}
+
+
 def _of_all(value: Any) -> Any:
     """Return what a list says of each layer, if that is the same (Hunyuan)."""
     alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
@@ -127,6 +152,8 @@ class HuggingFaceConfig(LayerLists):
         self._source, self._type = source, str(data.get("model_type"))
         for part in ("attn_config", "ffn_config"):  # DBRX
             data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
+        if isinstance(inner := data.get("linear_attn_config"), dict):
+            data = {**_as_delta_nets(inner), **data}
         names = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
         given = sorted(data.items(), key=lambda item: item[0] not in names)
@@ -137,7 +164,8 @@ class HuggingFaceConfig(LayerLists):
         if isinstance(blocks, list) and "num_hidden_layers" not in own:
             self._data["num_hidden_layers"] = len(blocks)
         has_none = {"num_experts", *ALIASES["num_experts"]} & data.keys()
-        if has_none and not own.get("num_experts"):  # a dense model among ones with experts
+        # A dense model among ones with experts: they have none, or one (Jamba).
+        if has_none and own.get("num_experts", 0) in (0, 1):
             self._data = {key: each for key, each in self._data.items() if "expert" not in key}
             if shared := own.get("shared_expert_intermediate_size"):  # Granite 4.0
                 self._data["intermediate_size"] = shared
@@ -163,6 +191,7 @@ class HuggingFaceConfig(LayerLists):
             **self._own_widths(),
             **self._sparse(counts["num_hidden_layers"]),
             **self._states(),
+            **self._gate(),
             **self._fused_inputs(),
             **self._own_drafter(),
             # per_head is as in other models.
@@ -309,18 +338,35 @@ class HuggingFaceConfig(LayerLists):
         Its groups have the keys, its heads the values, and its state size is that of a key.
         """
         data = self._data
-        names = {name: name for name in _STATE_FIELDS}
-        if self._type in ("nemotron_h", "granitemoehybrid"):
-            names = _STATE_FIELDS if self._type == "nemotron_h" else _GRANITE_STATES
-        elif not data.get("linear_num_value_heads"):
+        if self._type == "jamba":
+            return self._first_mamba()
+        names = _MAMBA_STATES.get(self._type, {name: name for name in _STATE_FIELDS})
+        if self._type not in _MAMBA_STATES and not data.get("linear_num_value_heads"):
             return {}
-        gate = data.get("attn_output_gate", self._type.startswith("qwen3_next"))
-        dtype = data.get("mamba_ssm_dtype")
+        dtype, ranks = data.get("mamba_ssm_dtype"), ("linear_decay_rank", "linear_gate_rank")
         return {
             **{name: self._count(own) for name, own in names.items()},
-            **({"attn_output_gate": True} if gate else {}),
+            **{name: self._count(name) for name in self._given(*ranks)},
             **({"mamba_ssm_dtype": dtype} if dtype not in (None, "auto") else {}),
         }
+
+    def _first_mamba(self) -> dict[str, int]:
+        """Return the sizes of Mamba's first kind: each number that is convolved has a state."""
+        hidden, rank = self._count("hidden_size"), self._data.get("mamba_dt_rank", "auto")
+        numbers = self._count("mamba_expand") * hidden
+        sizes = 0, numbers, self._count("mamba_d_state"), 1, self._count("mamba_d_conv")
+        found = dict(zip(_STATE_FIELDS, sizes, strict=True))
+        auto = -(-hidden // _NUMBERS_PER_RANK)
+        return {**found, "mamba_dt_rank": auto if rank == "auto" else self._count("mamba_dt_rank")}
+
+    def _gate(self) -> dict[str, Any]:
+        """Return what multiplies the output of attention, if anything does."""
+        if self._data.get("use_head_wise_attn_gate"):
+            return {"attn_output_gate": "per_head"}
+        usual = self._type.startswith(("qwen3_next", "afmoe"))
+        names = ("attn_output_gate", "mla_use_output_gate")
+        is_there = next((self._data[name] for name in names if name in self._data), usual)
+        return {"attn_output_gate": True} if is_there else {}
 
     def _own_widths(self) -> dict[str, int]:
         """Return the widths that only some families have."""
@@ -333,9 +379,29 @@ class HuggingFaceConfig(LayerLists):
             names += ["num_global_key_value_heads"] if data.get("attention_k_eq_v") else []
         if "kv_lora_rank" in data:  # multi-head latent attention (DeepSeek)
             names += ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim", *self._given("q_lora_rank")]
+        if "attention_other_setting" in data:
+            found["num_sliding_attention_heads"] = self._other_heads()
+        names += self._given("attn_res_block_size", "num_sliding_attention_heads")
+        names += self._given("num_kv_shared_layers")
+        if data.get("hidden_size_per_layer_input"):
+            names += ["hidden_size_per_layer_input", "vocab_size_per_layer_input"]
         if data.get("o_groups"):  # compressed attention and hyper-connections (DeepSeek-V4)
             names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult"]
         return found | {name: self._count(name) for name in names}
+
+    def _other_heads(self) -> int:
+        """Return the heads of layers with a window, which differ in nothing else (Step-3.5)."""
+        said = self._data["attention_other_setting"]
+        same = {
+            "attention_type": "sliding_attention",
+            "num_attention_groups": self._data.get("num_key_value_heads"),
+            "head_dim": self._data.get("head_dim"),
+        }
+        heads = said.get("num_attention_heads") if isinstance(said, dict) else None
+        if type(heads) is int and all(said.get(name, own) == own for name, own in same.items()):
+            return heads
+        rule = "of layers with a window, of which only the number of query heads differs"
+        raise self._wrong("attention_other_setting", short(said), rule)
 
     def _attention(self) -> dict[str, Any]:
         """Return which layers attend to a part of the sequence only; nothing if none does."""
@@ -349,7 +415,7 @@ class HuggingFaceConfig(LayerLists):
         if fields.get("sliding_window", 0) >= data["max_position_embeddings"]:
             del fields["sliding_window"]
         types = self._layer_types()
-        if types and {*types} & {"linear_attention", "mamba", "none"}:
+        if types and {*types} & {*STATES, "none"}:
             return {**fields, "layer_types": types}
         if not fields:
             return {}

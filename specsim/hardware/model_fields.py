@@ -15,14 +15,16 @@ LayerType = Literal[
     "heavily_compressed_attention",
     "linear_attention",
     "mamba",
+    "hybrid",
     "none",
 ]
+"""How a layer attends; hybrid: to everything, with Mamba2 beside it (Falcon-H1)."""
 RATIOS: dict[LayerType, int] = {
     "compressed_sparse_attention": 4,
     "heavily_compressed_attention": 128,
 }
 """Tokens of an entry of the compressed context (DeepSeek-V4)."""
-STATES = ("linear_attention", "mamba")
+STATES = ("linear_attention", "mamba", "hybrid")
 MlpType = Literal["dense", "sparse", "both", "none"]
 DENSE: tuple[MlpType, ...] = ("dense",)
 SPARSE: tuple[MlpType, ...] = ("sparse",)
@@ -34,13 +36,14 @@ OF_EACH = ("layer_types", "mlp_layer_types", "intermediate_sizes", "indexer_type
 SPANS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 KV_KINDS: dict[LayerType, Kind] = {
     **dict(zip(get_args(LayerType)[:3], KINDS[:3], strict=True)),
-    **dict.fromkeys(RATIOS, FULL),
+    **dict.fromkeys((*RATIOS, "hybrid"), FULL),
 }
 
 
 class AttentionWidth(NamedTuple):
     """How wide the attention of a layer is."""
 
+    num_attention_heads: int
     num_key_value_heads: int
     head_dim: int
     latent_dim: int = 0
@@ -52,6 +55,8 @@ class AttentionWidth(NamedTuple):
     """Numbers that the layer's own indexer keeps of an entry; 0 where it takes another's choice."""
     kept: float = 1.0
     """Entries of a token that are kept beside those of a window; less where they are compressed."""
+    has_own_keys: bool = True
+    """False where it reads keys and values of an earlier layer."""
 
     def per_gpu(self, tensor_parallel_size: int) -> int:
         """Return the key-value heads of each of some GPUs, which replicate them if too few."""
@@ -65,6 +70,7 @@ class LayerParts(NamedTuple):
     mlp_width: int  # of a dense MLP; 0 without
     has_experts: bool
     indexer: IndexerType = "none"
+    has_own_keys: bool = True
 
 
 class LayerMatrix(NamedTuple):
@@ -112,6 +118,13 @@ class ModelFields(Settings):
     head_dim: int = Field(gt=0, le=_MOST)
     vocab_size: int = Field(gt=0, le=_MOST)
     max_position_embeddings: int = Field(gt=0, le=_MOST)
+    num_kv_shared_layers: int = Field(default=0, ge=0, le=_MOST)
+    """Last layers, which read the keys and values of the last earlier one of their type (Gemma-4
+    E4B)."""
+    hidden_size_per_layer_input: int = Field(default=0, ge=0, le=_MOST)
+    """Numbers of a token that each layer has an embedding of its own for; 0: none has."""
+    vocab_size_per_layer_input: int = Field(default=0, ge=0, le=_MOST)
+    """Tokens of these embeddings."""
     tie_word_embeddings: bool = False
     has_gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
@@ -144,6 +157,8 @@ class ModelFields(Settings):
     """In layers of type full_attention, if it is another than head_dim."""
     num_global_key_value_heads: int | None = Field(default=None, gt=0, le=_MOST)
     """In layers of type full_attention, if they are others."""
+    num_sliding_attention_heads: int | None = Field(default=None, gt=0, le=_MOST)
+    """In layers of type sliding_attention, if they are others (Step-3.5)."""
     kv_lora_rank: int | None = Field(default=None, gt=0, le=_MOST)
     """Of multi-head latent attention: what is kept of a token for all heads together, besides
     qk_rope_head_dim numbers. head_dim is then that of queries and keys, both parts together."""
@@ -155,8 +170,12 @@ class ModelFields(Settings):
     qk_norm_type: Literal["per_layer"] | None = None
     """Whether queries, and keys, are normalized over all heads (MiniMax-M2), which tensor-parallel
     GPUs exchange their squares for; None: each head by itself, or not at all."""
-    attn_output_gate: bool = False
-    """Whether a gate as wide as the queries multiplies what attention gives out (Qwen3.5)."""
+    attn_output_gate: bool | Literal["per_head"] = False
+    """Whether a gate as wide as that multiplies what attention gives out (Qwen3.5), or one number
+    of each head (Step-3.5)."""
+    attn_res_block_size: int = Field(default=0, ge=0, le=_MOST)
+    """Layers of a block, of whose sums each half of a layer takes a mixture for its input
+    (attention residuals, Kimi-K3); 0: what all earlier ones add up to."""
     o_groups: int = Field(default=0, ge=0, le=_MOST)
     """Of attention to a compressed context (DeepSeek-V4): groups of heads, each of which is
     projected to o_lora_rank numbers."""
@@ -177,6 +196,14 @@ class ModelFields(Settings):
     """Of Mamba2 the size of its state."""
     linear_value_head_dim: int = Field(default=0, ge=0, le=_MOST)
     linear_conv_kernel_dim: int = Field(default=0, ge=0, le=_MOST)
+    linear_decay_rank: int = Field(default=0, ge=0, le=_MOST)
+    """Numbers that the decay of each number of a key is computed from (Kimi's delta attention); 0:
+    each head has one decay."""
+    linear_gate_rank: int = Field(default=0, ge=0, le=_MOST)
+    """The same of the gate; 0: it is computed at once."""
+    mamba_dt_rank: int = Field(default=0, ge=0, le=_MOST)
+    """Of the first Mamba (Jamba), whose heads are one number wide: numbers that their step sizes
+    are computed from; 0: it is Mamba2."""
     mamba_ssm_dtype: Literal["bfloat16", "float16", "float32"] | None = None
     """Of the states; None: torch_dtype."""
     torch_dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -198,6 +225,11 @@ class ModelFields(Settings):
         for kind, name in SPANS.items():
             if kind in types and getattr(self, name) is None:
                 raise ValueError(f"layer_types has '{kind}', but {name} is missing; add it")
+        if self.num_kv_shared_layers >= self.num_hidden_layers:
+            raise ValueError(
+                f"num_kv_shared_layers = {self.num_kv_shared_layers}: must be fewer than "
+                f"num_hidden_layers = {self.num_hidden_layers}; correct one of them"
+            )
         return self
 
     @model_validator(mode="after")

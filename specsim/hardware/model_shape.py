@@ -34,15 +34,16 @@ def _layers(shape: ModelFields) -> tuple[LayerParts, ...]:
     dense = first if shape.num_experts else count
     mlps: tuple[MlpType, ...] = DENSE * dense + SPARSE * (count - dense)
     indexer: IndexerType = "full" if shape.index_topk else "none"
+    has_own_keys = [number < count - shape.num_kv_shared_layers for number in range(count)]
     of_each = zip(
         shape.layer_types or (usual,) * count,
         shape.mlp_layer_types or mlps,
         shape.intermediate_sizes or (shape.intermediate_size,) * count,
-        shape.indexer_types or (indexer,) * count,
+        zip(shape.indexer_types or (indexer,) * count, has_own_keys, strict=True),
         strict=True,
     )
     return tuple(
-        LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), own)
+        LayerParts(kind, width * (mlp in ("dense", "both")), mlp in ("sparse", "both"), *own)
         for kind, mlp, width, own in of_each
     )
 
@@ -67,6 +68,7 @@ class ModelShape(ModelFields):
         size = tensor_parallel_size
         parts = {
             "{} attention heads": self.num_attention_heads,
+            "{} attention heads in a window": self.num_sliding_attention_heads or 0,
             "states of {} heads": self.linear_num_value_heads,
             "an output projection of {} groups": self.o_groups,
         }
@@ -145,6 +147,15 @@ class ModelShape(ModelFields):
         return sum((each.kind != "none") + (each[1:3] != (0, False)) for each in self.layers)
 
     @property
+    def num_sums(self) -> int:
+        """How many outputs of parts tensor-parallel GPUs add up: of hybrid layers one more."""
+        return self.num_halves + self.num_hybrid
+
+    @property
+    def num_hybrid(self) -> int:
+        return sum(each.kind == "hybrid" for each in self.layers)
+
+    @property
     def state_layers(self) -> int:
         """How many layers have a state of fixed size in place of keys and values."""
         return sum(each.kind in STATES for each in self.layers)
@@ -157,14 +168,20 @@ class ModelShape(ModelFields):
     @property
     def convolved(self) -> int:
         """Width of the convolution before a state: its queries, keys and values."""
-        keys = self.linear_num_key_heads * self.linear_key_head_dim
-        return 2 * keys + self.linear_num_value_heads * self.linear_value_head_dim
+        return self._convolved_of(1)
+
+    def _convolved_of(self, tensor_parallel_size: int) -> int:
+        """Return the part of each of some GPUs, which replicate keys of fewer heads."""
+        keys = -(-self.linear_num_key_heads // tensor_parallel_size) * self.linear_key_head_dim
+        values = self.linear_num_value_heads * self.linear_value_head_dim // tensor_parallel_size
+        return 2 * keys + values
 
     def state_bytes(self, tensor_parallel_size: int) -> float:
         """Return what a sequence's states take on each GPU, all layers, bytes."""
-        number = DTYPE_BYTES[self.mamba_ssm_dtype or self.torch_dtype]
-        kept = max(0, self.linear_conv_kernel_dim - 1) * self.convolved * self.bytes_per_weight
-        return self.state_layers * (self.state_numbers * number + kept) / tensor_parallel_size
+        size, number = tensor_parallel_size, DTYPE_BYTES[self.mamba_ssm_dtype or self.torch_dtype]
+        kept = max(0, self.linear_conv_kernel_dim - 1) * self._convolved_of(size)
+        own = self.state_numbers * number / size + kept * self.bytes_per_weight
+        return self.state_layers * own
 
     @property
     def num_parameters(self) -> int:
@@ -175,7 +192,11 @@ class ModelShape(ModelFields):
         layers += self.expert_bytes // self.bytes_per_weight
         layers += hidden * (self.num_experts * self.num_expert_layers + self.num_halves)
         layers += self.state_layers * self.convolved * self.linear_conv_kernel_dim
-        layers += compressed.hyper_weights(self)
+        if self.mamba_dt_rank:  # a decay of each number of the state
+            layers += self.state_layers * self.state_numbers
+        if self.attn_res_block_size:  # a norm and a product, once more behind the last layer
+            layers += 2 * hidden * (self.num_halves + 1)
+        layers += compressed.hyper_weights(self) + self.layer_embedding
         has_matrix = self.has_own_lm_head and not self.tie_word_embeddings
         vocabulary = self.vocab_size * (self.has_own_embedding + has_matrix)
         fusing = sum(outputs * inputs for outputs, inputs in self.fusing_matrices)
@@ -190,7 +211,7 @@ class ModelShape(ModelFields):
         size, hidden, found = tensor_parallel_size, self.hidden_size, []
         inputs = self.num_attention_inputs * hidden
         for each, layers in self.attention_widths.items():
-            heads = self.num_attention_heads // size
+            heads = each.num_attention_heads // size
             queries, outputs = heads * each.head_dim, heads * each.value_dim
             if self.o_groups:
                 found += compressed.matrices(self, each, layers, size)
@@ -199,14 +220,17 @@ class ModelShape(ModelFields):
                 assert self.kv_lora_rank is not None
                 plain = each.head_dim - self.qk_rope_head_dim
                 down, up = self.q_lora_rank or queries, heads * (plain + self.v_head_dim)
-                found.append(LayerMatrix("qkv", down + each.latent_dim, inputs, layers))
+                gates = outputs * bool(self.attn_output_gate)
+                found.append(LayerMatrix("qkv", down + each.latent_dim + gates, inputs, layers))
                 if self.q_lora_rank:
                     found.append(LayerMatrix("q", queries, self.q_lora_rank, layers))
                 found.append(LayerMatrix("kv", up, self.kv_lora_rank, layers))
             else:
                 keys = self.num_projected(each, size) * (each.head_dim + each.value_dim)
-                gates = queries * self.attn_output_gate
+                gates = queries * (self.attn_output_gate is True)
                 found.append(LayerMatrix("qkv", queries + gates + keys, inputs, layers))
+            if self.attn_output_gate == "per_head":
+                found.append(LayerMatrix("gate", heads, inputs, layers))
             found.append(LayerMatrix("o", hidden, outputs, layers))
             if each.index_dim:  # the same on each GPU
                 indexed, of_all = self.index_n_heads, self.index_n_heads * each.index_dim
@@ -215,18 +239,39 @@ class ModelShape(ModelFields):
         return found + self._state_matrices(size)
 
     def _state_matrices(self, size: int) -> list[LayerMatrix]:
-        heads, found = self.linear_num_value_heads // size, []
-        keys = -(-self.linear_num_key_heads // size) * self.linear_key_head_dim
-        values = heads * self.linear_value_head_dim
-        for kind, gates in (("linear_attention", 2), ("mamba", 1)):  # decay and beta; decay
-            if count := sum(each.kind == kind for each in self.layers):
-                into = 2 * keys + 2 * values + gates * heads
-                found.append(LayerMatrix("state_in", into, self.hidden_size, count))
-                found.append(LayerMatrix("o", self.hidden_size, values, count))
-        return found
+        """Return those of states: of what is convolved, a gate, and a decay of each head or number.
+
+        Delta nets have a beta of each head besides, Mamba none. The first Mamba's step sizes, keys
+        and queries are computed behind the convolution.
+        """
+        count, heads = self.state_layers, self.linear_num_value_heads // size
+        if not count:
+            return []
+        values, behind = heads * self.linear_value_head_dim, list[LayerMatrix]()
+        is_delta = any(each.kind == "linear_attention" for each in self.layers)
+        into = self._convolved_of(size) + heads * is_delta
+        for rank, at_once in ((self.linear_gate_rank, values), (self.linear_decay_rank, heads)):
+            into += rank or at_once
+            behind += [LayerMatrix("rank", values, rank, count)] if rank else []
+        if rank := self.mamba_dt_rank:
+            into -= heads
+            chosen = rank + 2 * self.linear_key_head_dim
+            behind.append(LayerMatrix("choose", chosen, values, count))
+            behind.append(LayerMatrix("rank", values, rank, count))
+        found = LayerMatrix("state_in", into, self.hidden_size, count)
+        return [found, LayerMatrix("o", self.hidden_size, values, count), *behind]
+
+    @property
+    def layer_embedding(self) -> int:
+        """Weights of the embeddings that each layer has of its own."""
+        width = self.num_hidden_layers * self.hidden_size_per_layer_input
+        return self.vocab_size_per_layer_input * width
 
     def mlp_matrices(self, tensor_parallel_size: int) -> list[LayerMatrix]:
-        """Return those of MLPs and shared experts, split by their width."""
+        """Return those of MLPs and shared experts, split by their width.
+
+        And those of embeddings of each layer, whose input is projected once for all.
+        """
         hidden, gated = self.hidden_size, 2 if self.has_gated_mlp else 1
         shared = self.n_shared_experts * self.moe_intermediate_size
         widths = Counter(each.mlp_width for each in self.layers if each.mlp_width)
@@ -240,11 +285,19 @@ class ModelShape(ModelFields):
         if self.moe_latent_size and experts:
             found.append(LayerMatrix("latent", self.moe_latent_size, hidden, experts))
             found.append(LayerMatrix("latent", hidden, self.moe_latent_size, experts))
+        if own := self.hidden_size_per_layer_input:
+            layers = self.num_hidden_layers
+            found.append(
+                LayerMatrix("own_all", -(-layers * own // tensor_parallel_size), hidden, 1)
+            )
+            found.append(LayerMatrix("own_gate", own, hidden, layers))
+            found.append(LayerMatrix("own", hidden, own, layers))
         return found
 
     def num_projected(self, width: AttentionWidth, tensor_parallel_size: int = 1) -> int:
         """Return the heads of keys, and of values, that each GPU computes of a token."""
-        return width.per_gpu(tensor_parallel_size) if self.has_own_kv_cache else 0
+        is_own = self.has_own_kv_cache and width.has_own_keys
+        return width.per_gpu(tensor_parallel_size) if is_own else 0
 
     @property
     def fusing_matrices(self) -> tuple[tuple[int, int], ...]:
@@ -255,34 +308,42 @@ class ModelShape(ModelFields):
         before = (self.hidden_size, self.num_fused_inputs * width)
         return (before, (width, self.hidden_size)) if self.backbone_hidden_size else (before,)
 
-    def attention_width(self, kind: LayerType, indexer: IndexerType = "none") -> AttentionWidth:
+    def attention_width(
+        self, kind: LayerType, indexer: IndexerType = "none", has_own_keys: bool = True
+    ) -> AttentionWidth:
         if self.o_groups:
             return compressed.width(self, kind)
-        heads, head_dim = self.num_key_value_heads, self.head_dim
+        queries, heads = self.num_attention_heads, self.num_key_value_heads
+        head_dim = self.head_dim
         sparse = (
             self.index_topk if indexer != "none" else 0,
             self.index_head_dim if indexer == "full" else 0,
         )
         if self.kv_lora_rank:
             latent = self.kv_lora_rank + self.qk_rope_head_dim
-            return AttentionWidth(1, head_dim, latent, self.v_head_dim, *sparse)
+            return AttentionWidth(queries, 1, head_dim, latent, self.v_head_dim, *sparse)
         if kind == "full_attention":
             heads = self.num_global_key_value_heads or heads
             head_dim = self.global_head_dim or head_dim
-        return AttentionWidth(heads, head_dim, 0, self.v_head_dim or head_dim, *sparse)
+        if kind == "sliding_attention":
+            queries = self.num_sliding_attention_heads or queries
+        values = self.v_head_dim or head_dim
+        return AttentionWidth(queries, heads, head_dim, 0, values, *sparse, 1.0, has_own_keys)
 
     @property
     def layer_counts(self) -> Counter[LayerType]:
         """How many layers of each type keep keys and values, in order of first appearance."""
-        return Counter(each.kind for each in self.layers if each.kind in KV_KINDS)
+        kept = (each for each in self.layers if each.has_own_keys)
+        return Counter(each.kind for each in kept if each.kind in KV_KINDS)
 
     @property
     def attention_kinds(self) -> Counter[tuple[LayerType, AttentionWidth]]:
         """How many layers of each type are how wide."""
-        alike = Counter((each.kind, each.indexer) for each in self.layers if each.kind in KV_KINDS)
+        attend = (each for each in self.layers if each.kind in KV_KINDS)
+        alike = Counter((each.kind, each.indexer, each.has_own_keys) for each in attend)
         kinds: Counter[tuple[LayerType, AttentionWidth]] = Counter()
-        for (kind, indexer), layers in alike.items():
-            kinds[kind, self.attention_width(kind, indexer)] += layers
+        for (kind, indexer, has_own_keys), layers in alike.items():
+            kinds[kind, self.attention_width(kind, indexer, has_own_keys)] += layers
         return kinds
 
     @property
@@ -327,9 +388,7 @@ class ModelShape(ModelFields):
         counts, own = self.layer_counts, self.kv_bytes_per_token_and_gpu(tensor_parallel_size)
         is_uniform = len(self.attention_widths) == 1
         mean = bytes_per_token / sum(counts.values())
-        states = self.state_layers
-        first = (KVLayers(kind=STATE, layers=states),) if states else ()
-        return first + tuple(
+        attention = tuple(
             KVLayers(
                 kind=KV_KINDS[each],
                 layers=count,
@@ -342,6 +401,11 @@ class ModelShape(ModelFields):
             )
             for each, count in counts.items()  # as vLLM has them
         )
+        if not (states := self.state_layers):
+            return attention
+        kept = KVLayers(kind=STATE, layers=states)
+        first = next(each.kind for each in self.layers if each.kind != "none")
+        return (*attention, kept) if first in KV_KINDS else (kept, *attention)
 
     def kv_bytes_per_token_and_gpu(self, tensor_parallel_size: int) -> float:
         """Return it for one GPU of several, bytes; of fewer heads than GPUs, each has one."""
@@ -355,6 +419,8 @@ class ModelShape(ModelFields):
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         if self.o_groups:
             return compressed.token_bytes(self, width)
+        if not width.has_own_keys:
+            return 0.0
         heads = width.num_key_value_heads
         indexed = width.index_dim + INDEX_BYTES if width.index_dim else 0
         if width.latent_dim:

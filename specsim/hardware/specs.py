@@ -153,6 +153,7 @@ def gpus_alike(name: str) -> list[str]:
 
 
 Known = TypeVar("Known")
+_CHANGED_BY = re.compile("^(?:huihui|josiefied)-")  # before the name of the model they changed
 _NAMED = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("model_aliases.yaml")
 
@@ -200,7 +201,7 @@ def _named_model(name: str) -> ModelShape:
 
 def key_of(name: str) -> str:
     """Return the part of a name that tells models apart, in lower case."""
-    return name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return _CHANGED_BY.sub("", name.rstrip("/").rsplit("/", 1)[-1].lower())
 
 
 def of_longest(known: Mapping[str, Known], key: str) -> Known | None:

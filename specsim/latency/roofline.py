@@ -87,7 +87,7 @@ def attention_operator(shape: ModelShape, tensor_parallel_size: int = 1) -> Atte
     """Return the attention of all layers, as one of the GPUs runs it."""
     queries = pairs = keys = latent = 0.0
     for each, count in shape.attention_widths.items():
-        own = shape.num_attention_heads // tensor_parallel_size * count * each.head_dim
+        own = each.num_attention_heads // tensor_parallel_size * count * each.head_dim
         queries, pairs = queries + own, pairs + own * each.kept
         keys += each.per_gpu(tensor_parallel_size) * count * each.head_dim
         latent += count * each.latent_dim * each.kept

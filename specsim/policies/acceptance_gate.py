@@ -1,6 +1,6 @@
 """TensorRT-LLM: k by batch size, and an end to speculation where little is accepted."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self, final
+from typing import Literal, NamedTuple, Protocol, Self, final
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -9,9 +9,9 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
-from specsim.policies.parts.leavers import MOST, PresentPart, find_leavers, nobody_present
-from specsim.policies.parts.tiers_by_size import lens_up_to
+from specsim.policies.parts.asking import ask_all, let_go_of
+from specsim.policies.parts.leavers import PresentPart, find_leavers, nobody_present
+from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
 
 
 class Gate(Protocol):
@@ -24,24 +24,19 @@ class Gate(Protocol):
     is_shut: int
 
 
-class GateMemory(NamedTuple):
+class Gated(NamedTuple):
     """What it remembers."""
 
-    gate: Rows[Gate]
-    """One row."""
-    lens: Ints
-    """Draft length by batch size; the last is for all that are larger."""
-    means: Floats
-    """Accepted tokens per step of the last requests that ended, a ring."""
-    steps: Floats
-    """Of each request: steps that gave it tokens, -1 once it is counted;"""
-    accepted: Floats
-    """and the drafts accepted in them."""
+    gate: Rows[Gate]  # one row
+    lens: Ints  # draft length by batch size; the last is for all that are larger
+    means: Floats  # accepted tokens per step of the last requests that ended, a ring
+    steps: Floats  # of each request: steps that gave it tokens, -1 once it is counted;
+    accepted: Floats  # and the drafts accepted in them
     present: PresentPart
 
 
 @inner
-def count_ended(memory: GateMemory, request: int) -> None:
+def count_ended(memory: Gated, request: int) -> None:
     """Take in a request that has ended; shut the gate where the mean is too low."""
     gate = memory.gate[0]
     if memory.steps[request] <= 0.0 or gate.is_shut:
@@ -49,15 +44,14 @@ def count_ended(memory: GateMemory, request: int) -> None:
     mean = memory.accepted[request] / memory.steps[request]
     memory.steps[request] = -1.0
     place = gate.num_ended % gate.window
-    gate.total += mean
-    gate.total -= memory.means[place]
+    gate.total = gate.total + mean - memory.means[place]
     memory.means[place] = mean
     gate.num_ended += 1
     if gate.num_ended >= gate.window:
         gate.is_shut = gate.total / gate.window < gate.threshold
 
 
-def decide(view: View, memory: GateMemory) -> None:
+def decide(view: View, memory: Gated) -> None:
     """Draft as the schedule says, nothing once the gate is shut."""
     step, gate = view.step[0], memory.gate[0]
     if gate.window:
@@ -65,17 +59,15 @@ def decide(view: View, memory: GateMemory) -> None:
             count_ended(memory, memory.present.left[place])
     step.may_drop = gate.is_shut
     k = memory.lens[min(step.num_rows, len(memory.lens) - 1)]
-    for row in range(step.num_rows):
-        view.lens[row] = 0 if gate.is_shut else k
+    ask_all(view, 0 if gate.is_shut else k)
 
 
-def drop(view: View, memory: GateMemory) -> None:
+def drop(view: View, memory: Gated) -> None:
     """Let go of everybody once the gate is shut: the drafter runs no more."""
-    for row in range(view.step[0].num_rows):
-        view.let_go[row] = memory.gate[0].is_shut != 0
+    let_go_of(view, memory.gate[0].is_shut != 0, False)
 
 
-def observe(view: View, memory: GateMemory) -> None:
+def observe(view: View, memory: Gated) -> None:
     """Count what was accepted of each request."""
     for row in range(view.step[0].num_rows):
         request = view.requests[row]
@@ -97,22 +89,18 @@ class AcceptanceGate(LoopPolicy):
     """
 
     kind: Literal["acceptance_gate"] = "acceptance_gate"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
+    examples = (
         {"draft_len_schedule": {4: 4, 8: 2, 32: 1}},
         {"acceptance_window": 4, "acceptance_length_threshold": 2.0},
     )
-    draft_len_schedule: (
-        dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]] | None
-    ) = None
+    draft_len_schedule: LensUpTo | None = None
     """Draft length by the largest batch that it is for; by default the longest for all."""
     acceptance_window: int = Field(default=0, ge=0)
     """Requests that a mean is taken over; 0: speculation never ends."""
     acceptance_length_threshold: float = Field(default=0.0, ge=0)
     """Accepted tokens per step and request, below which it does."""
 
-    loops: ClassVar[Loops] = Loops(
-        GateMemory, decide=decide, observe=observe, drop=drop, rooms=ROOMS
-    )
+    loops = Loops(Gated, decide=decide, observe=observe, drop=drop)
 
     @model_validator(mode="after")
     def _check_schedule(self) -> Self:
@@ -121,17 +109,8 @@ class AcceptanceGate(LoopPolicy):
         return self
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return an open gate."""
-        lens = np.array([server.max_draft_len])
-        if self.draft_len_schedule is not None:
-            lens = lens_up_to(self.draft_len_schedule, server.max_draft_len)
         window, threshold = self.acceptance_window, self.acceptance_length_threshold
-        return self.remember(
-            server,
-            gate=row_of(Gate, window=window, threshold=threshold),
-            lens=lens,
-            means=np.zeros(window + 1),
-            steps=PerRequest(0.0),
-            accepted=PerRequest(0.0),
-            present=nobody_present(),
-        )
+        gate = row_of(Gate, window=window, threshold=threshold)
+        lens = lens_up_to(self.draft_len_schedule, server.max_draft_len)
+        seen = {"steps": PerRequest(0.0), "accepted": PerRequest(0.0), "present": nobody_present()}
+        return self.remember(server, gate=gate, lens=lens, means=np.zeros(window + 1), **seen)

@@ -34,11 +34,9 @@ class AcceptanceTarget(Policy[_Memory]):
     """Steps that a rate is taken over; k moves once per window."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return the longest k."""
         return _Memory(server.max_draft_len, server.max_draft_len)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
-        """Return k."""
         return memory.k
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:

@@ -1,7 +1,7 @@
 """AdaEDL: draft on while the drafter's entropy promises enough acceptance."""
 
 from math import inf, sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 
@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import draft_on, least_entropy
 
 MOST_OF_TWO = 0.6931472  # the entropy of two outcomes is log 2 at most, in nats; rounded up
@@ -28,12 +27,9 @@ class EdlNumbers(Protocol):
 class EdlMemory(NamedTuple):
     """What it remembers."""
 
-    known: Rows[EdlNumbers]
-    """One row."""
-    thresholds: Floats
-    """Of each request: the least bound to draft on;"""
-    rates: Floats
-    """and its smoothed share of drafts that were accepted."""
+    known: Rows[EdlNumbers]  # one row
+    thresholds: Floats  # of each request: the least bound to draft on;
+    rates: Floats  # and its smoothed share of drafts that were accepted
 
 
 @inner
@@ -90,8 +86,8 @@ class AdaEdl(LoopPolicy):
     """
 
     kind: Literal["adaedl"] = "adaedl"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     gamma: float = Field(default=0.2, gt=0)
     threshold: float = Field(default=0.5, ge=0, le=1)
     """Of a request's first draft."""
@@ -103,19 +99,9 @@ class AdaEdl(LoopPolicy):
     threshold_memory: float = Field(default=0.9, ge=0, lt=1)
     """The same of its threshold, beta_2."""
 
-    loops: ClassVar[Loops] = Loops(
-        EdlMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
-    )
+    loops = Loops(EdlMemory, decide=decide, stop=stop, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the first threshold for all."""
-        known = row_of(
-            EdlNumbers,
-            scale=self.gamma,
-            target=self.target,
-            change=self.change,
-            rate_memory=self.rate_memory,
-            threshold_memory=self.threshold_memory,
-        )
+        known = row_of(EdlNumbers, self, scale=self.gamma)
         thresholds, rates = PerRequest(self.threshold), PerRequest(0.0)
         return self.remember(server, known=known, thresholds=thresholds, rates=rates)

@@ -1,6 +1,6 @@
 """vLLM's adaptive k for DFlash: the common length of most tokens per second, never longer again."""
 
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -9,7 +9,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all, let_go_of
 from specsim.policies.parts.shares import smooth_shares
 from specsim.policies.parts.tiers_by_size import power_of
 from specsim.profile.step_time import priced, priced_plain, put_load
@@ -21,26 +21,22 @@ class Shortened(Protocol):
     """Its one number that moves, and three of the policy's."""
 
     cap: int  # tokens
-    weight: float
-    interval: int
+    history_weight: float
+    decision_interval: int
     least_size: int
 
 
-class ShortenedMemory(NamedTuple):
+class Shorter(NamedTuple):
     """What it remembers."""
 
-    known: Rows[Shortened]
-    """One row."""
-    survival: Floats
-    """Smoothed share of drafts accepted up to each position."""
-    chosen: Ints
-    """By batch size, up to a power of two: the k of late;"""
-    uses: Ints
-    """and how many steps have used it, 0 if none has been chosen."""
+    known: Rows[Shortened]  # one row
+    survival: Floats  # smoothed share of drafts accepted up to each position
+    chosen: Ints  # by batch size, up to a power of two: the k of late;
+    uses: Ints  # and how many steps have used it, 0 if none has been chosen
 
 
 @inner
-def best_k(view: View, memory: ShortenedMemory, num: int) -> int:
+def best_k(view: View, memory: Shorter, num: int) -> int:
     """Return the candidate 0, 1, 3, 7, ..., longest of most expected tokens per second."""
     step, tokens = view.step[0], 1.0
     if num < memory.known[0].least_size:
@@ -59,30 +55,27 @@ def best_k(view: View, memory: ShortenedMemory, num: int) -> int:
     return best
 
 
-def decide(view: View, memory: ShortenedMemory) -> None:
+def decide(view: View, memory: Shorter) -> None:
     """Draft as was chosen for such a batch; choose anew after an interval, nothing longer."""
     step, known, num = view.step[0], memory.known[0], view.step[0].num_decodes
     bucket = power_of(num)
     if num and known.cap:
-        if not memory.uses[bucket] or memory.uses[bucket] >= known.interval:
+        if not memory.uses[bucket] or memory.uses[bucket] >= known.decision_interval:
             known.cap = min(known.cap, best_k(view, memory, num))
             memory.chosen[bucket], memory.uses[bucket] = known.cap, 0
         memory.uses[bucket] += 1
     step.may_drop = known.cap == 0
-    k = min(known.cap, memory.chosen[bucket]) if num else known.cap
-    for row in range(step.num_rows):
-        view.lens[row] = k
+    ask_all(view, min(known.cap, memory.chosen[bucket]) if num else known.cap)
 
 
-def drop(view: View, memory: ShortenedMemory) -> None:
+def drop(view: View, memory: Shorter) -> None:
     """Let go of everybody once nothing will be drafted any more."""
-    for row in range(view.step[0].num_rows):
-        view.let_go[row] = memory.known[0].cap == 0
+    let_go_of(view, memory.known[0].cap == 0, False)
 
 
-def observe(view: View, memory: ShortenedMemory) -> None:
+def observe(view: View, memory: Shorter) -> None:
     """Smooth the share of drafts that were accepted up to each position."""
-    smooth_shares(view, memory.survival, memory.known[0].weight)
+    smooth_shares(view, memory.survival, memory.known[0].history_weight)
 
 
 @final
@@ -105,19 +98,11 @@ class AdaptiveK(LoopPolicy):
     least_size: int = Field(default=16, ge=1)
     """Least batch for which k is chosen."""
 
-    loops: ClassVar[Loops] = Loops(
-        ShortenedMemory, decide=decide, observe=observe, drop=drop, rooms=ROOMS
-    )
+    loops = Loops(Shorter, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest, and hope that all is accepted."""
-        known = row_of(
-            Shortened,
-            cap=server.max_draft_len,
-            weight=self.history_weight,
-            interval=self.decision_interval,
-            least_size=self.least_size,
-        )
+        known = row_of(Shortened, self, cap=server.max_draft_len)
         survival = np.ones(server.max_draft_len + 1)
         chosen, uses = np.zeros((2, BUCKETS), dtype=np.int64)
         return self.remember(server, known=known, survival=survival, chosen=chosen, uses=uses)

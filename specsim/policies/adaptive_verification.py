@@ -1,48 +1,36 @@
 """vLLM's adaptive verification: the surest drafts of the whole batch, as many as pay."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 import numpy as np
 
-from specsim.core.compiled import Rows, inner
-from specsim.core.desk import FloatRows, Floats, PerRequest
-from specsim.decisions.loops import LoopMemory, Loops, View, row_of
+from specsim.core.compiled import inner
+from specsim.core.desk import Flags, FloatRows, PerRequest
+from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.acceptance_estimator import (
     Estimator,
     estimator_desk,
     learn_fates,
     predict,
 )
+from specsim.policies.parts.asking import ask_all, verify_all
 from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
 from specsim.profile.step_time import put_len, put_load
-
-
-class AdaptState(Protocol):
-    """The policy's numbers."""
-
-    learns: int
 
 
 class Adapting(NamedTuple):
     """What it remembers."""
 
-    stale: FloatRows
-    """Confidences of each request's last draft."""
-    state: Rows[AdaptState]
-    """One row."""
-    gains: Floats
-    """As in `Spending`."""
+    stale: FloatRows  # confidences of each request's last draft
+    learns: Flags  # whether it does
     estimator: Annotated[Any, Estimator]
     spending: Annotated[Any, Spending]
 
 
 def decide(view: View, memory: Adapting) -> None:
     """Ask for the longest drafts."""
-    step = view.step[0]
-    for row in range(step.num_rows):
-        view.lens[row] = step.max_draft_len
+    ask_all(view, view.step[0].max_draft_len)
 
 
 @inner
@@ -56,7 +44,7 @@ def put_stale(view: View, memory: Adapting) -> int:
         product = 1.0
         for place in range(view.draft_lens[row]):
             product *= memory.stale[view.requests[row], place]
-            memory.gains[index] = product
+            memory.spending.gains[index] = product
             index += 1
     return index
 
@@ -67,19 +55,19 @@ def put_fresh(view: View, memory: Adapting) -> None:
 
     Products are as exact as what drafters state: single precision.
     """
-    step = view.step[0]
+    step, gains = view.step[0], memory.spending.gains
     for row in range(step.num_rows):
         request, stated = view.requests[row], 1.0
         for place in range(step.width):
             at = place * step.num_rows + row
-            memory.gains[at] = -1.0
+            gains[at] = -1.0
             if place < view.draft_lens[row]:
                 confidence = view.confidences[row * step.width + place]
-                if memory.state[0].learns:
+                if memory.learns[0]:
                     confidence = predict(memory.estimator, request, place, confidence)
                 memory.stale[request, place] = confidence
                 stated = float(np.float32(stated * confidence))
-                memory.gains[at] = stated
+                gains[at] = stated
 
 
 def verify(view: View, memory: Adapting) -> None:
@@ -93,15 +81,16 @@ def verify(view: View, memory: Adapting) -> None:
     budget = best_budget(spending)
     put_fresh(view, memory)
     spending.sizes[0], spending.sizes[2] = step.num_rows * step.width, step.num_rows
+    verify_all(view)
     if budget < most:
         take_largest(spending, budget)
-    for row in range(step.num_rows):
-        view.lens[row] = view.draft_lens[row] if budget >= most else spending.counts[row]
+        for row in range(step.num_rows):
+            view.lens[row] = spending.counts[row]
 
 
 def observe(view: View, memory: Adapting) -> None:
     """Learn, if it does."""
-    if memory.state[0].learns:
+    if memory.learns[0]:
         learn_fates(memory.estimator, view.step[0].num_rows)
 
 
@@ -121,23 +110,16 @@ class AdaptiveVerification(LoopPolicy):
     """
 
     kind: Literal["adaptive_verification"] = "adaptive_verification"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[bool] = True
+    uses_confidences = True
+    needs_sync = True
     learns: bool = False
     """Whether confidences are learned from what became of drafts, starting from how sure the
     drafter was, as vLLM has it for all drafters; but for DSpark, which has a head for it."""
 
-    loops: ClassVar[Loops] = Loops(
-        Adapting, decide=decide, verify=verify, observe=observe, rooms=ROOMS
-    )
+    loops = Loops(Adapting, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return confidence 1 for all."""
         longest = server.max_draft_len
-        return self.remember(
-            server,
-            stale=PerRequest(1.0, longest),
-            state=row_of(AdaptState, learns=self.learns),
-            estimator=estimator_desk(longest),
-            spending=spending_desk(),
-        )
+        learns, stale = np.array([self.learns]), PerRequest(1.0, longest)
+        parts = {"estimator": estimator_desk(longest), "spending": spending_desk()}
+        return self.remember(server, learns=learns, stale=stale, **parts)

@@ -1,7 +1,7 @@
 """Draft lengths as the arms of a bandit."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,8 @@ class _Memory:
     sums: NDArray[np.float64]
     """Shape (3, k_max + 1): plays of each arm, their rewards, and the squares of those."""
     drafts_by_model: bool
-    scale: float = 0.0
-    """Largest reward so far, tokens per second and sequence."""
-    arm: int = 0
-    """Played last."""
+    scale: float = 0.0  # largest reward so far, tokens per second and sequence
+    arm: int = 0  # played last
 
 
 @final
@@ -33,10 +31,7 @@ class Bandit(Policy[_Memory]):
     """
 
     kind: Literal["bandit"] = "bandit"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"algorithm": "ucb1"},
-        {"algorithm": "thompson"},
-    )
+    examples = ({"algorithm": "ucb1"}, {"algorithm": "thompson"})
     algorithm: Literal["ucb1", "thompson"] = "ucb1"
     exploration: float = Field(default=0.3, ge=0)
     """Width of the confidence bound of UCB1, as a share of the largest reward."""

@@ -1,6 +1,6 @@
 """Draft while the drafter is sure, then verify by goodput."""
 
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -16,10 +16,8 @@ class Stated(NamedTuple):
     draft_lens: Ints
     survival: Singles
     """Shape (n, longest): of each token, if all before it were accepted; made that of all."""
-    budgets: Ints
-    """Tokens of the drafts when cut to 0, 1, ..., longest; filled in."""
-    sizes: Ints
-    """n, longest."""
+    budgets: Ints  # tokens of the drafts when cut to 0, 1, ..., longest; filled in
+    sizes: Ints  # n, longest
 
 
 @loop_on(Stated)
@@ -57,8 +55,8 @@ class Confidence(Policy[ServerView]):
     """
 
     kind: Literal["confidence"] = "confidence"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[bool] = True
+    uses_confidences = True
+    needs_sync = True
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Confidence at or below which a request stops drafting."""
 

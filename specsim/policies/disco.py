@@ -1,12 +1,11 @@
 """DISCO: draft on while the next token is likely enough to be accepted."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import Stopping, StopRule, draft_on
 
 
@@ -39,14 +38,13 @@ class Disco(LoopPolicy):
     """
 
     kind: Literal["disco"] = "disco"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     threshold: float = Field(default=0.4, ge=0, le=1)
     """Least likelihood of acceptance to draft on; transformers' ``assistant_confidence_threshold``
     and its default."""
 
-    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop, rooms=ROOMS)
+    loops = Loops(Stopping, decide=decide, stop=stop)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the threshold."""
-        return self.remember(server, rule=row_of(StopRule, threshold=self.threshold))
+        return self.remember(server, rule=row_of(StopRule, self))

@@ -1,6 +1,6 @@
 """Goodput by what the drafter itself says of each token."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -9,9 +9,14 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.estimate import longest_of
-from specsim.policies.parts.spending import Spending, spend, spend_on_drafts_made, spending_desk
+from specsim.policies.parts.spending import (
+    Spending,
+    put_stated,
+    spend,
+    spend_on_drafts_made,
+    spending_desk,
+)
 from specsim.profile.step_time import priced, put_load
 
 _STATED = 20  # bins of equal width
@@ -29,28 +34,20 @@ class Calibrating(NamedTuple):
 
     bins: ShortRows
     """Of each token of each request's last draft, shape (requests, at least longest)."""
-    row_kinds: Ints
-    """Of each draft; a token is of the sum of this"""
-    place_kinds: Ints
-    """and this, by its place in it."""
+    row_kinds: Ints  # of each draft; a token is of the sum of this
+    place_kinds: Ints  # and this, by its place in it
     rates: Floats
     """What was observed of each bin: all kinds of the lowest stated probability, and so on; filled
     in."""
-    counts: FloatRows
-    """Accepted tokens and verified ones, fading, shape (2, bins)."""
-    constants: Floats
-    """Share of the counts that stays; trials that a bin's prior counts for."""
-    seen: FloatRows
-    """Accepted tokens and verified ones of a step, shape (2, bins)."""
+    counts: FloatRows  # accepted tokens and verified ones, fading, shape (2, bins)
+    constants: Floats  # share of the counts that stays; trials that a bin's prior counts for
+    seen: FloatRows  # accepted tokens and verified ones of a step, shape (2, bins)
     requests: Ints
     draft_lens: Ints
     accepted_lens: Ints
-    confidences: Floats
-    """Shape (n, longest): of each token, if all before it were accepted."""
-    gains: Floats
-    """Shape (longest, n); filled in."""
-    sizes: Ints
-    """n, longest, whether the drafts are new; kinds."""
+    confidences: Floats  # shape (n, longest): of each token, if all before it were accepted
+    gains: Floats  # shape (longest, n); filled in
+    sizes: Ints  # n, longest, whether the drafts are new; kinds
 
 
 @inner
@@ -147,33 +144,25 @@ class DraftState(Protocol):
 class DraftMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[DraftState]
-    """One row."""
-    gains: Floats
-    """As in `Spending`."""
+    state: Rows[DraftState]  # one row
+    gains: Floats  # as in `Spending`
     calibrating: Annotated[Any, Calibrating]
-    len_kinds: Ints
-    """Classes of drafts by their length."""
+    len_kinds: Ints  # classes of drafts by their length
     spending: Annotated[Any, Spending]
 
 
 @inner
 def put_gains(view: View, memory: DraftMemory, are_new: bool) -> None:
     """Work out how likely each token of the drafts is accepted; 0 beyond their ends."""
-    step, calibrating, gains = view.step[0], memory.calibrating, memory.gains
+    step, calibrating = view.step[0], memory.calibrating
     if memory.state[0].calibrates:
         for row in range(step.num_rows):
             calibrating.row_kinds[row] = DEPTHS * memory.len_kinds[view.draft_lens[row]]
         calibrating.sizes[0], calibrating.sizes[1] = step.num_rows, step.width
         calibrating.sizes[2], calibrating.sizes[3] = are_new, KINDS * DEPTHS
         gains_of(calibrating)
-        return
-    for row in range(step.num_rows):
-        stated = 1.0
-        for place in range(step.width):
-            stated *= view.confidences[row * step.width + place]
-            is_drafted = place < view.draft_lens[row]
-            gains[place * step.num_rows + row] = stated if is_drafted else 0.0
+    else:
+        put_stated(view, memory.gains)
 
 
 def decide(view: View, memory: DraftMemory) -> None:
@@ -231,17 +220,15 @@ class DraftGoodput(LoopPolicy):
     """
 
     kind: Literal["draft_goodput"] = "draft_goodput"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"calibrate": False})
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[bool] = True
+    examples = ({}, {"calibrate": False})
+    uses_confidences = True
+    needs_sync = True
     calibrate: bool = True
     """Correct stated probabilities by what was observed."""
     window: int = Field(default=1000, ge=1)
     """Steps after which an observation has faded to 1/e."""
 
-    loops: ClassVar[Loops] = Loops(
-        DraftMemory, decide=decide, verify=verify, observe=observe, rooms=ROOMS
-    )
+    loops = Loops(DraftMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return a drafter that is taken at its word."""

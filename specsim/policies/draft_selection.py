@@ -27,8 +27,7 @@ class _Memory:
     totals: NDArray[np.float64] = field(default_factory=lambda: np.zeros(2))
     """and of all."""
     num_arrived: int = 0
-    weights: list[AlphaWeights] | None = None
-    """Of each drafter, once they have been fitted."""
+    weights: list[AlphaWeights] | None = None  # of each drafter, once they have been fitted
 
 
 @final
@@ -58,7 +57,6 @@ class DraftSelection(PicksDrafter[_Memory]):
     """alpha before anything has been seen."""
 
     def start(self, server: ServerView) -> _Memory:
-        """Return no request seen."""
         return _Memory(server, server.verify_time)
 
     def choose_drafter(self, request: int, prompt_len: int, memory: _Memory) -> int:

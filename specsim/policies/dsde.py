@@ -1,7 +1,7 @@
 """DSDE: longer drafts where drafter and target have agreed steadily, none far above the mean."""
 
 from math import ceil, exp
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 
@@ -9,7 +9,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.fading import change_of_variance, keep
 from specsim.policies.parts.stopping import draft_on
 
@@ -105,16 +104,13 @@ class Dsde(LoopPolicy):
     """
 
     kind: Literal["dsde"] = "dsde"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
+    uses_confidences = "if known"
+    needs_sync = "by default"
     calibration_steps: int = Field(default=20, ge=1)
     """First steps of the server that verify drafts."""
-    loops: ClassVar[Loops] = Loops(
-        DsdeMemory, rooms=ROOMS, decide=decide, verify=verify, observe=observe
-    )
+    loops = Loops(DsdeMemory, decide=decide, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return what is known of nobody."""
         known = {"steps_left": self.calibration_steps, "by_confidence": server.has_confidences}
         new = {"divergences": PerRequest(0.0, TOKENS), "counts": PerRequest(0, dtype=int)}
         return self.remember(server, state=row_of(DsdeState, **known), means=PerRequest(0.0), **new)

@@ -1,6 +1,6 @@
 """Trees that grow where the drafter is sure."""
 
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ class Eagle2Tree(DraftsTrees[ServerView]):
     """
 
     kind: Literal["eagle2_tree"] = "eagle2_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"total_tokens": 20, "top_k": 4}, {})
+    examples = ({"total_tokens": 20, "top_k": 4}, {})
     top_k: int = Field(default=10, ge=1)
     """Nodes of each depth that are expanded, and candidates of each."""
     total_tokens: int = Field(default=60, ge=1, le=MAX_DRAFT_LEN)

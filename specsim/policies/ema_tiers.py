@@ -1,7 +1,7 @@
 """A few draft lengths for each size of batch, chosen by a smoothed accepted length."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -22,10 +22,8 @@ class _Range:
     """What is known of batches of some size and above, up to the next range's."""
 
     tiers: list[int]
-    tier: int
-    """Place in `tiers`."""
-    accepted_len: float
-    """Smoothed mean accepted length of the batch, without bonus tokens."""
+    tier: int  # place in `tiers`
+    accepted_len: float  # smoothed mean accepted length of the batch, without bonus tokens
     down_hysteresis: float
     num_steps: int = 0
 
@@ -54,7 +52,7 @@ class EmaTiers(Policy[_Memory]):
     """
 
     kind: Literal["ema_tiers"] = "ema_tiers"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tiers": [0, 2, 4]})
+    examples = ({}, {"tiers": [0, 2, 4]})
     tiers: Annotated[TiersBySize, rising_from(0)] = Field(
         default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
     )
@@ -81,7 +79,6 @@ class EmaTiers(Policy[_Memory]):
         return _Memory(sizes, ranges)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> int:
-        """Return the k of the tier."""
         own = memory.of_size(batch.size)
         return own.tiers[own.tier]
 
@@ -102,9 +99,9 @@ class EmaTiers(Policy[_Memory]):
             own.tier = self._next_tier(own)
 
     def _next_tier(self, own: _Range) -> int:
-        tiers, tier = own.tiers, own.tier
+        tiers, tier, last = own.tiers, own.tier, len(own.tiers) - 1
         if tiers[tier] == 0:  # without drafts there is nothing to learn from: try again
-            tier = min(tier + 1, len(tiers) - 1)
+            tier = min(tier + 1, last)
             if own.accepted_len < 0:
                 own.accepted_len = tiers[tier] - 1.0
             return tier
@@ -115,8 +112,6 @@ class EmaTiers(Policy[_Memory]):
                 break
             tier -= 1
         if tier == own.tier:
-            while tier < len(tiers) - 1:
-                if own.accepted_len <= tiers[tier] - 0.5 + self.up_hysteresis:
-                    break
+            while tier < last and own.accepted_len > tiers[tier] - 0.5 + self.up_hysteresis:
                 tier += 1
         return tier

@@ -1,6 +1,6 @@
 """SmartSpec: the draft length of highest estimated goodput, of all requests or of each its own."""
 
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -11,56 +11,35 @@ from specsim.core.step import StepLoad
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, PicksPrefix, ServerView
 from specsim.policies.goodput_exact import BY_REQUEST
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.by_request import by_request
-from specsim.policies.parts.estimate import (
-    WindowState,
-    alpha_of,
-    best_common_len,
-    best_len,
-    expected_len,
-    note_trials,
-    renew_alpha,
-)
+from specsim.policies.parts.estimate import alpha_of, best_common_len, best_len, expected_len
 from specsim.policies.parts.trials import (
-    BEGUN,
-    TrialState,
-    learn,
+    Known,
+    ask_in_common,
+    learn_in_common,
     let_go,
     may_drop,
     no_trials,
-    settle,
 )
-
-
-class Known(WindowState, TrialState, Protocol):
-    """What it knows of acceptance, and of whether drafting pays."""
 
 
 class Weighed(NamedTuple):
     """What it remembers."""
 
-    known: Rows[Known]
-    """One row."""
-    ring: Ints
-    """Accepted tokens, and drafts cut short, of its last steps."""
+    known: Rows[Known]  # one row
+    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
 
 
 def decide(view: View, memory: Weighed) -> None:
     """Ask for the drafts of highest goodput, none or a trial's."""
-    step, known, alpha = view.step[0], memory.known[0], alpha_of(memory.known[0])
-    k, num = best_common_len(view, alpha), step.num_decodes
-    for row in range(step.num_rows):
-        view.lens[row] = k
-    if num and settle(view, known, num * expected_len(alpha, k)) == BEGUN:
-        renew_alpha(known, memory.ring)
+    step, known = view.step[0], memory.known[0]
+    ask_in_common(view, known, memory.ring, best_common_len(view, alpha_of(known)))
     step.alpha, step.may_drop = alpha_of(known), may_drop(known)
 
 
 def observe(view: View, memory: Weighed) -> None:
     """Learn from what was accepted, and what prompts take to be read by the drafter."""
-    note_trials(view, memory.known[0], memory.ring)
-    learn(view, memory.known[0])
+    learn_in_common(view, memory.known[0], memory.ring)
 
 
 def drop(view: View, memory: Weighed) -> None:
@@ -68,7 +47,7 @@ def drop(view: View, memory: Weighed) -> None:
     let_go(view, memory.known[0])
 
 
-FOR_ALL = Loops(Weighed, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+FOR_ALL = Loops(Weighed, decide=decide, observe=observe, drop=drop)
 
 
 @final
@@ -90,11 +69,7 @@ class Goodput(LoopPolicy, PicksPrefix):
     """
 
     kind: Literal["goodput"] = "goodput"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {},
-        {"granularity": "request"},
-        {"candidates": "prefixes"},
-    )
+    examples = ({}, {"granularity": "request"}, {"candidates": "prefixes"})
     granularity: Literal["step", "request"] = "step"
     candidates: Literal["batch", "prefixes"] = "batch"
     """Batches among which that of highest goodput is run."""
@@ -109,11 +84,10 @@ class Goodput(LoopPolicy, PicksPrefix):
         return BY_REQUEST if self.granularity == "request" else FOR_ALL
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior."""
         window = self.window
         if self.granularity == "request":
             return self.remember(server, **by_request(server, self.prior, window, 5.0))
-        known = row_of(Known, prior=self.prior, **no_trials(window))
+        known = row_of(Known, self, **no_trials(window))
         return self.remember(server, known=known, ring=np.zeros(2 * window, dtype=np.int64))
 
     @property

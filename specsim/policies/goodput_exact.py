@@ -1,21 +1,19 @@
 """The draft lengths of highest estimated goodput, each request's its own."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.by_request import (
     ByRequest,
     by_request,
     foresee_each,
     learn_each,
     settle_each,
-    tell,
+    spend_each,
 )
-from specsim.policies.parts.spending import spend_by_len
 from specsim.policies.parts.trials import let_go
 
 
@@ -25,14 +23,12 @@ def decide(view: View, memory: ByRequest) -> None:
     foresee_each(view, memory)
     emitted = float(step.num_decodes)
     if step.num_decodes:
-        spend_by_len(spending, step.max_draft_len, step.free_slots, memory.known[0].one_cost > 0)
+        spend_each(view, memory)
     for row in range(step.num_rows):
         view.lens[row] = spending.counts[row]
         for place in range(spending.counts[row]):
             emitted += memory.gains[place * step.num_rows + row]
-    if step.num_decodes:
-        settle_each(view, memory, emitted)
-    tell(view, memory)
+    settle_each(view, memory, emitted)
 
 
 def observe(view: View, memory: ByRequest) -> None:
@@ -45,7 +41,7 @@ def drop(view: View, memory: ByRequest) -> None:
     let_go(view, memory.known[0])
 
 
-BY_REQUEST = Loops(ByRequest, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+BY_REQUEST = Loops(ByRequest, decide=decide, observe=observe, drop=drop)
 
 
 @final
@@ -79,9 +75,8 @@ class GoodputExact(LoopPolicy):
     prior_trials: float = Field(default=20.0, gt=0)
     """Trials that the rate of all requests counts for in the rate of one."""
 
-    loops: ClassVar[Loops] = BY_REQUEST
+    loops = BY_REQUEST
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior."""
         memory = by_request(server, self.prior, self.window, self.prior_trials)
         return self.remember(server, **memory)

@@ -1,7 +1,7 @@
 """The lookup's draft where it is promising, else the fallback's."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ class HybridMemory:
     """What the fallback's drafts came to."""
 
     max_draft_len: int
-    accepted: float
-    """Draft tokens."""
+    accepted: float  # draft tokens
     drafts: float = PRIOR_TRIALS
 
     def add(self, accepted_len: int) -> None:
@@ -39,8 +38,8 @@ class HybridSuffix(PicksSource[HybridMemory]):
     """
 
     kind: Literal["hybrid_suffix"] = "hybrid_suffix"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"tau": 2.0})
-    needs_sync: ClassVar[bool] = True
+    examples = ({}, {"tau": 2.0})
+    needs_sync = True
     tau: float | None = Field(default=None, ge=0)
     """Tokens; 0: never fall back; by default the tokens per step of the fallback so far."""
 

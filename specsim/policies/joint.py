@@ -3,7 +3,7 @@
 What it does in each verb of a step; the derivation is in docs/explanation/joint.md.
 """
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -21,7 +21,7 @@ from specsim.policies.draft_goodput import (
     gains_of,
     tally,
 )
-from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import verify_all
 from specsim.policies.parts.estimate import PRIOR_TRIALS, alpha_of_all, fade, fading_desk, survive
 from specsim.policies.parts.exchange import (
     Trade,
@@ -481,8 +481,7 @@ def verify(view: View, desk: Joining) -> None:
     """Settle what is verified of what was drafted."""
     step, trade = view.step[0], desk.trade
     if not desk.state[0].has_confidences or not step.width:
-        for row in range(step.num_rows):
-            view.lens[row] = view.draft_lens[row]
+        verify_all(view)
         return
     desk.state[0].num_rows, desk.state[0].width = step.num_rows, step.width
     _put_running(view, trade)
@@ -520,16 +519,16 @@ class Joint(LoopPolicy):
     """
 
     kind: Literal["joint"] = "joint"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
-    loops: ClassVar[Loops] = Loops(
+    uses_confidences = "if known"
+    needs_sync = "by default"
+    loops = Loops(
         Joining,
         decide=decide,
         stop=stop,
         verify=verify,
         drop=drop,
         observe=observe,
-        rooms=(*ROOMS, "specsim.policies.draft_goodput"),
+        rooms=("specsim.policies.draft_goodput",),
     )
     window: int = Field(default=50, ge=1)
     """Steps after which tokens and time, and without confidences acceptance, have faded to 1/e."""
@@ -541,14 +540,9 @@ class Joint(LoopPolicy):
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and a drafter that is taken at its word."""
         longest = max(server.max_draft_len, 1)
-        state = row_of(
-            JointState,
-            believed=self.prior,
-            prior=self.prior,
-            num_trials=PRIOR_TRIALS,
-            has_confidences=server.has_confidences,
-            drafts_alike=server.drafts_alike,
-        )
+        known = {"has_confidences": server.has_confidences, "drafts_alike": server.drafts_alike}
+        beliefs = {"believed": self.prior, "num_trials": PRIOR_TRIALS}
+        state = row_of(JointState, self, **known, **beliefs)
         return self.remember(
             server,
             states=PerRequest(0, dtype=np.int64),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from itertools import count, product
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,8 @@ class _Memory:
     """Tokens of each tree that a sequence batches, its last one included."""
     lens: "TreeLens"
     alpha: float
-    hits: list[float]
-    """By width: positions at which some candidate was right, fading."""
-    trials: list[float]
-    """By width: positions tried, fading."""
+    hits: list[float]  # by width: positions at which some candidate was right, fading
+    trials: list[float]  # by width: positions tried, fading
 
 
 @final
@@ -39,7 +37,7 @@ class MedusaTree(DraftsTrees[_Memory]):
     """
 
     kind: Literal["medusa_tree"] = "medusa_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"widths": [2, 2, 2]})
+    examples = ({}, {"widths": [2, 2, 2]})
     widths: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Candidates per head, fixed; by default goodput decides."""
     max_width: int | None = Field(default=None, ge=1)
@@ -69,7 +67,6 @@ class MedusaTree(DraftsTrees[_Memory]):
         return checked_nodes(widths)
 
     def start(self, server: ServerView) -> _Memory:
-        """Return all trees to choose from."""
         if self.widths is not None:
             shapes = [self.widths]
         else:
@@ -93,7 +90,6 @@ class MedusaTree(DraftsTrees[_Memory]):
         return 3 if self.max_width is None else self.max_width
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
-        """Return the tree of highest goodput."""
         if len(memory.trees) == 1:
             return memory.trees[0]
         load = batch.decode_load()
@@ -129,7 +125,6 @@ class MedusaTree(DraftsTrees[_Memory]):
         memory.alpha = evidence / (float(np.add.reduce(weights)) + PRIOR_TRIALS)
 
     def alpha_estimate(self, memory: _Memory) -> float:
-        """Return the rate of one candidate."""
         return memory.alpha
 
 

@@ -1,7 +1,7 @@
 """Nightjar: a bandit over draft lengths, none included, for each size of batch."""
 
 from math import inf
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -10,8 +10,8 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import Bins, begin_bin, next_draw, note_reward, played_k, rate_of
+from specsim.policies.parts.asking import ask_all
 
 NUM_SIZES = 12  # two sizes of batch are alike, and all beyond 22
 
@@ -27,16 +27,11 @@ class NightjarState(Protocol):
 class NightjarMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[NightjarState]
-    """One row."""
-    bins: Rows[Bins]
-    """By size of batch; so are tokens per second and sequence,"""
-    rates: FloatRows
-    """mean over the steps of each k = 0, 1, ...,"""
-    plays: FloatRows
-    """and how many these were."""
-    draws: Floats
-    """Of `next_draw`."""
+    state: Rows[NightjarState]  # one row
+    bins: Rows[Bins]  # by size of batch; so are tokens per second and sequence,
+    rates: FloatRows  # mean over the steps of each k = 0, 1, ...,
+    plays: FloatRows  # and how many these were
+    draws: Floats  # of `next_draw`
 
 
 @inner
@@ -70,8 +65,7 @@ def decide(view: View, memory: NightjarMemory) -> None:
                 its.arm = int(next_draw(memory.draws) * (step.max_draft_len + 1))
         its.steps_left -= 1
         state.arm = its.arm
-    for row in range(step.num_rows):
-        view.lens[row] = state.arm if size else 0
+    ask_all(view, state.arm if size else 0)
 
 
 def observe(view: View, memory: NightjarMemory) -> None:
@@ -104,7 +98,7 @@ class Nightjar(LoopPolicy):
     switch_ms: float = Field(default=0.0, ge=0)
     """C."""
 
-    loops: ClassVar[Loops] = Loops(NightjarMemory, decide=decide, observe=observe, rooms=ROOMS)
+    loops = Loops(NightjarMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

@@ -17,14 +17,11 @@ class Off(Policy):
     kind: Literal["off"] = "off"
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return 0."""
         return 0
 
     @property
     def is_dynamic(self) -> bool:
-        """Always 0 is not dynamic."""
         return False
 
     def draft_lens(self, batch: BatchView, memory: Any) -> int:
-        """Return 0."""
         return 0

@@ -1,80 +1,26 @@
 """A Q-learning agent over draft lengths."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, loop_on
+from specsim.core.desk import Ints, PerRequest
 from specsim.core.step import BatchView, StepOutcome
 from specsim.decisions.policy import Policy, ServerView
-
-
-class Learning(NamedTuple):
-    """What was done in a step, and what it was worth.
-
-    Tables are by previous and next draft length, one row after the other.
-    """
-
-    visits: Ints
-    """How often each was ever done."""
-    verified: Ints
-    """Length of each request's last verified draft."""
-    requests: Ints
-    draft_lens: Ints
-    accepted_lens: Ints
-    later: Floats
-    """By length, what may follow it."""
-    sums: Floats
-    """What was gained in the step; 0 between steps."""
-    times: Ints
-    """How often each was done in it; 0 between steps."""
-    seen: Ints
-    """Places of what was done in it, rising; filled in."""
-    found: FloatRows
-    """Shape (3, places): of what was done, visits, times and mean gain; filled in."""
-    sizes: Ints
-    """Drafts; how many are not empty, filled in."""
-
-
-@loop_on(Learning)
-def count_visits(desk: Learning) -> int:
-    """Count what was done, and average what it gained; return how many different things."""
-    visits, sums, times, found = desk.visits, desk.sums, desk.times, desk.found
-    desk.sizes[1] = 0
-    for row in range(desk.sizes[0]):
-        action = desk.draft_lens[row]
-        if action:
-            request = desk.requests[row]
-            place = desk.verified[request] * len(desk.later) + action
-            desk.verified[request] = action
-            sums[place] += desk.accepted_lens[row] / action + desk.later[action]
-            times[place] += 1
-            desk.sizes[1] += 1
-    num = 0
-    for place in range(len(times)):
-        if times[place]:
-            visits[place] += times[place]
-            desk.seen[num] = place
-            found[0, num] = visits[place]
-            found[1, num] = times[place]
-            found[2, num] = sums[place] / times[place]
-            sums[place] = 0.0
-            times[place] = 0
-            num += 1
-    return num
 
 
 @dataclass(slots=True)
 class _Memory:
     rng: np.random.Generator
-    values: NDArray[np.float64]
-    """Shape (k_max + 1, k_max + 1): by previous and next draft length."""
-    desk: Desk[Learning]
+    values: NDArray[np.float64]  # shape (k_max + 1, k_max + 1): by previous and next draft length
+    visits: NDArray[np.int64]  # how often each was ever done, one row after the other
+    verified: PerRequest
+    """Length of each request's last verified draft,"""
     chosen: PerRequest
-    """Length of the draft chosen last; under asynchronous scheduling it is still under way."""
+    """and of the one chosen last, which under asynchronous scheduling is still under way."""
     num_drafts: int = 0
 
 
@@ -102,21 +48,10 @@ class QLearning(Policy[_Memory]):
 
     def start(self, server: ServerView) -> _Memory:
         """Return a table in which everything is as good as can be."""
-        longest = server.max_draft_len
-        size = (longest + 1) ** 2
-        desk = Desk(
-            Learning,
-            count_visits,
-            visits=np.zeros(size, dtype=np.int64),
-            verified=PerRequest(longest, dtype=np.int64),
-            later=longest + 1,
-            sums=size,
-            times=size,
-            seen=size,
-            found=(3, size),
-        )
-        values = np.full((longest + 1, longest + 1), 1.0 / (1.0 - self.discount))
-        return _Memory(server.rng, values, desk, PerRequest(longest, dtype=np.int64))
+        longest, size = server.max_draft_len, server.max_draft_len + 1
+        values = np.full((size, size), 1.0 / (1.0 - self.discount))
+        verified, chosen = (PerRequest(longest, dtype=np.int64) for _ in range(2))
+        return _Memory(server.rng, values, np.zeros(size**2, dtype=np.int64), verified, chosen)
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
         """Return the best known length for each request's last, or a random one."""
@@ -132,12 +67,17 @@ class QLearning(Policy[_Memory]):
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
         """Move the value of what was done towards its reward and what may follow."""
-        desk = memory.desk.put(outcome)
-        desk.later[:] = self.discount * np.maximum.reduce(memory.values[:, 1:], axis=1)
-        num_seen = memory.desk.runs[0]()
-        memory.num_drafts += int(desk.sizes[1])
-        seen, (visits, times, gained) = desk.seen[:num_seen], desk.found[:, :num_seen]
-        values = memory.values.ravel()  # a view
-        # Powers are numpy's: compiled code has others in the last bit.
+        (rows,) = outcome.draft_lens.nonzero()
+        lens, accepted = outcome.draft_lens[rows], outcome.accepted_lens[rows]
+        requests, later = outcome.requests[rows], self.discount * memory.values[:, 1:].max(axis=1)
+        last = memory.verified.up_to(requests)
+        places = last[requests] * len(later) + lens
+        last[requests] = lens
+        memory.num_drafts += len(rows)
+        times = np.bincount(places, minlength=len(memory.visits))
+        sums = np.bincount(places, accepted / lens + later[lens], minlength=len(times))
+        memory.visits += times
+        (seen,) = times.nonzero()
+        visits, times, values = memory.visits[seen], times[seen], memory.values.ravel()  # a view
         weight = 1.0 - (1.0 - visits**-self.decay) ** times
-        values[seen] += weight * (gained - values[seen])
+        values[seen] += weight * (sums[seen] / times - values[seen])

@@ -1,15 +1,15 @@
 """References for every other policy: lengths at random, and those of one that knows the future."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, PerRequest, loop_on
 from specsim.core.step import BatchView, DraftView, Ints, StepOutcome
+from specsim.decisions.loops import ROOMS
 from specsim.decisions.policy import KnowsModel, OraclePolicy, Policy, ServerView, pricing_of
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.exchange import (
     Trade,
     best_of,
@@ -130,9 +130,9 @@ class Bayes(KnowsModel[_Knowing]):
     """
 
     kind: Literal["bayes"] = "bayes"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"confidences": False})
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[bool] = True
+    examples = ({}, {"confidences": False})
+    uses_confidences = "if known"
+    needs_sync = True
     confidences: bool = True
     """Whether it looks at this step's confidences; if not, at past acceptance alone."""
 

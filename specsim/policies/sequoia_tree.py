@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Any, ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,14 +19,10 @@ from specsim.policies.parts.growth import outcomes_of
 @dataclass(slots=True)
 class _Memory:
     server: ServerView
-    hits: NDArray[np.float64]
-    """By rank: how often it was right, fading;"""
-    trials: NDArray[np.float64]
-    """and how often it was tried, no better one being right."""
-    steps: int
-    """Until the trees are made anew."""
-    trees: list[list[Tree]]
-    """By depth, then by nodes."""
+    hits: NDArray[np.float64]  # by rank: how often it was right, fading;
+    trials: NDArray[np.float64]  # and how often it was tried, no better one being right
+    steps: int  # until the trees are made anew
+    trees: list[list[Tree]]  # by depth, then by nodes
     lens: NDArray[np.float64]
     """Tokens that they emit on average, bonus token included; shape (depths, nodes)."""
 
@@ -43,7 +39,7 @@ class SequoiaTree(DraftsTrees[_Memory]):
     """
 
     kind: Literal["sequoia_tree"] = "sequoia_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"num_nodes": 6, "max_width": 3})
+    examples = ({}, {"num_nodes": 6, "max_width": 3})
     num_nodes: int | None = Field(default=None, ge=1, le=MAX_DRAFT_LEN)
     """Nodes of the tree, fixed; by default goodput decides, up to `max_nodes`."""
     max_nodes: int = Field(default=64, ge=1, le=MAX_DRAFT_LEN)
@@ -58,11 +54,9 @@ class SequoiaTree(DraftsTrees[_Memory]):
     """Rate of the first candidate before anything has been seen; rank r's is an r-th of it."""
 
     def max_draft_len(self, num_speculative_tokens: int) -> int:
-        """Return the most nodes."""
         return self.num_nodes or self.max_nodes
 
     def start(self, server: ServerView) -> _Memory:
-        """Return trees by the prior."""
         hits = PRIOR_TRIALS * self.prior / np.arange(1, self.max_width + 1)
         trials = np.full(self.max_width, PRIOR_TRIALS)
         memory = _Memory(server, hits, trials, 0, [], np.zeros((0, 0)))
@@ -70,7 +64,6 @@ class SequoiaTree(DraftsTrees[_Memory]):
         return memory
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Tree:
-        """Return the tree of highest goodput."""
         if memory.steps >= self.interval:
             self._remake(memory)
         memory.steps += 1

@@ -1,6 +1,6 @@
 """A draft length looked up by batch size."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +20,7 @@ class Schedule(BySize[tuple[list[int], list[int]]]):
     """
 
     kind: Literal["schedule"] = "schedule"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"ranges": [[1, 8, 3], [9, 32, 1], [33, 256, 0]]},
-    )
+    examples = ({"ranges": [[1, 8, 3], [9, 32, 1], [33, 256, 0]]},)
     ranges: tuple[tuple[int, int, int], ...] = Field(min_length=1)
     """(first batch size, last batch size, k), in any order."""
 

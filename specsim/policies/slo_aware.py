@@ -1,7 +1,7 @@
 """Verification first for those who are about to be late."""
 
 import math
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
+from typing import Annotated, Any, Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -10,18 +10,16 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.by_request import (
     ByRequest,
-    alpha_now,
     by_request,
     foresee_each,
     learn_each,
     settle_each,
-    tell,
+    spend_each,
 )
 from specsim.policies.parts.estimate import best_common_len, expected_len
-from specsim.policies.parts.spending import spend_by_len
 from specsim.policies.parts.trials import KEPT, let_go
 from specsim.profile.step_time import priced
 
@@ -70,21 +68,18 @@ def spend_on_late(view: View, memory: OnTime) -> None:
 
 def decide(view: View, memory: OnTime) -> None:
     """Ask for what each request needs to be on time, and what pays on top."""
-    step, num, its, what = view.step[0], view.step[0].num_decodes, memory.its, KEPT
-    alpha = alpha_now(its)
+    step, its, emitted = view.step[0], memory.its, 0.0
     foresee_each(view, its)
-    if num:
+    if step.num_decodes:
         spend_on_late(view, memory)
-        one_cost = its.known[0].one_cost > 0
-        spend_by_len(its.spending, step.max_draft_len, step.free_slots, one_cost)
+        spend_each(view, its)
         # What the late are given need not pay; whether the drafter does is another question.
-        k = best_common_len(view, alpha)
-        for row in range(step.num_rows):
-            view.lens[row] = k
-        what = settle_each(view, its, num * expected_len(alpha, k))
-    for row in range(step.num_rows if what == KEPT else 0):
+        k = best_common_len(view, step.alpha)
+        ask_all(view, k)
+        emitted = step.num_decodes * expected_len(step.alpha, k)
+    is_kept = settle_each(view, its, emitted) == KEPT
+    for row in range(step.num_rows if is_kept else 0):
         view.lens[row] = its.spending.counts[row]
-    tell(view, its)
 
 
 def observe(view: View, memory: OnTime) -> None:
@@ -112,7 +107,7 @@ class SloAware(LoopPolicy):
     """
 
     kind: Literal["slo_aware"] = "slo_aware"
-    needs_sync: ClassVar[bool] = True
+    needs_sync = True
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, else 50."""
     window: int = Field(default=50, ge=1)
@@ -120,13 +115,9 @@ class SloAware(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(OnTime, decide=decide, observe=observe, drop=drop, rooms=ROOMS)
+    loops = Loops(OnTime, decide=decide, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior and the limit."""
-        tpot = 0.05 if server.tpot_slo is None else server.tpot_slo
-        if self.tpot_ms is not None:
-            tpot = self.tpot_ms * 1e-3
-        memory = by_request(server, self.prior, self.window, 20.0, tpot)
-        its = Desk(ByRequest, **memory)
+        tpot = (server.tpot_slo or 0.05) if self.tpot_ms is None else self.tpot_ms * 1e-3
+        its = Desk(ByRequest, **by_request(server, self.prior, self.window, 20.0, tpot))
         return self.remember(server, first_token_at=PerRequest(np.nan), its=its)

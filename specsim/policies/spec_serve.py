@@ -1,16 +1,16 @@
 """SpecServe: draft on while it pays for the batch, then verify its surest tokens in time."""
 
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
 
-from specsim.core.compiled import Rows, inner
-from specsim.core.desk import Floats, Ints
+from specsim.core.compiled import Rows
+from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all, verify_all
 from specsim.policies.parts.estimate import (
     PRIOR_TRIALS,
     WindowState,
@@ -19,7 +19,12 @@ from specsim.policies.parts.estimate import (
     note_trials,
     price_lens,
 )
-from specsim.policies.parts.spending import Spending, spend_on_drafts_made, spending_desk
+from specsim.policies.parts.spending import (
+    Spending,
+    put_stated,
+    spend_on_drafts_made,
+    spending_desk,
+)
 from specsim.profile.step_time import put_load
 
 
@@ -35,25 +40,9 @@ class ServeState(WindowState, Protocol):
 class Serving(NamedTuple):
     """What it remembers."""
 
-    state: Rows[ServeState]
-    """One row."""
-    ring: Ints
-    """Accepted tokens, and drafts cut short, of its last steps."""
-    gains: Floats
-    """As in `Spending`."""
+    state: Rows[ServeState]  # one row
+    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
     spending: Annotated[Any, Spending]
-
-
-@inner
-def put_gains(view: View, memory: Serving, place: int) -> None:
-    """Work out how likely the tokens at a place of the drafts are accepted."""
-    step, gains = view.step[0], memory.gains
-    for row in range(step.num_rows):
-        before = gains[(place - 1) * step.num_rows + row] if place else 1.0
-        confidence = 0.0
-        if place < view.draft_lens[row]:
-            confidence = view.confidences[row * step.width + place]
-        gains[place * step.num_rows + row] = before * confidence
 
 
 def decide(view: View, memory: Serving) -> None:
@@ -68,8 +57,7 @@ def decide(view: View, memory: Serving) -> None:
         price_lens(view.pricing, 2)
         if (1.0 + state.expected) / times[1] <= 1.0 / times[0]:
             k = 0
-    for row in range(step.num_rows):
-        view.lens[row] = k
+    ask_all(view, k)
 
 
 def stop(view: View, memory: Serving) -> None:
@@ -81,12 +69,12 @@ def stop(view: View, memory: Serving) -> None:
     put_load(view.pricing, step.next_context_tokens, num, num, 0)
     times = view.pricing.times
     price_lens(view.pricing, step.width + 1)
+    put_stated(view, memory.spending.gains)
     for k in range(1, step.width + 1):
-        put_gains(view, memory, k - 1)
         gain, drafted, stated = 0.0, 0, 0.0
         for row in range(step.num_rows):
             if k <= view.draft_lens[row]:
-                gained = memory.gains[(k - 1) * step.num_rows + row]
+                gained = memory.spending.gains[(k - 1) * step.num_rows + row]
                 drafted += 1 if gained > 0.0 else 0  # an answer may end before
                 gain += gained
                 stated += view.confidences[row * step.width + k - 1]
@@ -103,12 +91,9 @@ def stop(view: View, memory: Serving) -> None:
 
 def verify(view: View, memory: Serving) -> None:
     """Verify of each draft what is among the tokens that are worth it."""
-    step = view.step[0]
-    for row in range(step.num_rows):
-        view.lens[row] = view.draft_lens[row]
-    if memory.state[0].by_confidence and step.width:
-        for place in range(step.width):
-            put_gains(view, memory, place)
+    verify_all(view)
+    if memory.state[0].by_confidence and view.step[0].width:
+        put_stated(view, memory.spending.gains)
         memory.spending.found[2] = memory.state[0].tpot
         spend_on_drafts_made(view, memory.spending)
 
@@ -137,8 +122,8 @@ class SpecServe(LoopPolicy):
     """
 
     kind: Literal["spec_serve"] = "spec_serve"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = "if known"
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = "by default"
+    uses_confidences = "if known"
+    needs_sync = "by default"
     tpot_ms: float | None = Field(default=None, gt=0)
     """Limit on time per output token; by default the experiment's ``slo.tpot_ms``, if any."""
     first_confidence: float = Field(default=0.6, ge=0, le=1)
@@ -148,19 +133,11 @@ class SpecServe(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """It before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(
-        Serving, decide=decide, stop=stop, verify=verify, observe=observe, rooms=ROOMS
-    )
+    loops = Loops(Serving, decide=decide, stop=stop, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior and the limit."""
-        state = row_of(
-            ServeState,
-            prior=self.prior,
-            tpot=(server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3,
-            expected=self.first_confidence,
-            num_drafted=PRIOR_TRIALS,
-            by_confidence=server.has_confidences,
-        )
+        tpot = (server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3
+        known = {"expected": self.first_confidence, "by_confidence": server.has_confidences}
+        state = row_of(ServeState, self, tpot=tpot, num_drafted=PRIOR_TRIALS, **known)
         ring = np.zeros(2 * self.window, dtype=np.int64)
         return self.remember(server, state=state, ring=ring, spending=spending_desk())

@@ -1,12 +1,11 @@
 """SpecDec++: draft on until it is likely that one of the tokens is rejected."""
 
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.stopping import Stopping, StopRule, draft_on
 
 
@@ -42,16 +41,14 @@ class SpecDecPP(LoopPolicy):
     """
 
     kind: Literal["specdec_pp"] = "specdec_pp"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Likelihood of a rejection above which it stops; that of the authors' example."""
     least_len: int = Field(default=2, ge=1)
     """Shortest draft, tokens; their ``--bound 2 20``, whose other end is num_speculative_tokens."""
 
-    loops: ClassVar[Loops] = Loops(Stopping, decide=decide, stop=stop, rooms=ROOMS)
+    loops = Loops(Stopping, decide=decide, stop=stop)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the threshold."""
-        rule = row_of(StopRule, threshold=self.threshold, least_len=self.least_len)
-        return self.remember(server, rule=rule)
+        return self.remember(server, rule=row_of(StopRule, self))

@@ -1,6 +1,6 @@
 """A fixed draft length."""
 
-from typing import Annotated, Any, ClassVar, Literal, final
+from typing import Annotated, Any, Literal, final
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
@@ -23,7 +23,7 @@ class Static(Policy[ServerView]):
     """
 
     kind: Literal["static"] = "static"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = ({"k": 3}, {})
+    examples = ({"k": 3}, {})
     k: Annotated[int | None, BeforeValidator(_some)] = Field(default=None, ge=1)
     """Draft length, tokens; by default num_speculative_tokens."""
 
@@ -39,9 +39,7 @@ class Static(Policy[ServerView]):
 
     @property
     def is_dynamic(self) -> bool:
-        """A fixed k is not dynamic."""
         return False
 
     def draft_lens(self, batch: BatchView, memory: ServerView) -> int:
-        """Return k."""
         return memory.max_draft_len

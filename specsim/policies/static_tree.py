@@ -1,6 +1,6 @@
 """A fixed tree of candidates."""
 
-from typing import Any, ClassVar, Literal, Self, final
+from typing import Literal, Self, final
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -21,10 +21,7 @@ class StaticTree(DraftsTrees[Tree]):
     """
 
     kind: Literal["static_tree"] = "static_tree"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {"widths": [2, 2, 1]},
-        {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]},
-    )
+    examples = ({"widths": [2, 2, 1]}, {"choices": [[0], [1], [0, 0], [0, 1], [0, 0, 0]]})
     widths: tuple[PositiveInt, ...] | None = Field(default=None, min_length=1)
     """Children of each node, by depth."""
     choices: tuple[tuple[int, ...], ...] | None = Field(default=None, min_length=1)
@@ -42,7 +39,6 @@ class StaticTree(DraftsTrees[Tree]):
 
     @property
     def tree(self) -> Tree:
-        """Its shape."""
         if self.widths is not None:
             return Tree.of_widths(self.widths)
         return Tree.of_paths(tuple(rank + 1 for rank in path) for path in self.choices or ())
@@ -59,9 +55,7 @@ class StaticTree(DraftsTrees[Tree]):
         return checked_nodes(self.widths) if self.widths else self.tree.num_nodes
 
     def start(self, server: ServerView) -> Tree:
-        """Return the tree."""
         return self.tree
 
     def draft_lens(self, batch: BatchView, memory: Tree) -> Tree:
-        """Return it."""
         return memory

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 from pydantic import Field
@@ -29,7 +29,7 @@ class StepController(Policy[_Memory]):
     """
 
     kind: Literal["step_controller"] = "step_controller"
-    aliases: ClassVar[tuple[str, ...]] = ("fsm",)
+    aliases = ("fsm",)
     k_start: int | None = Field(default=None, ge=0)
     """First draft length of a request, tokens; by default the longest."""
 
@@ -40,7 +40,6 @@ class StepController(Policy[_Memory]):
         return _Memory(k_max, PerRequest(start, dtype=np.int64))
 
     def draft_lens(self, batch: BatchView, memory: _Memory) -> Ints:
-        """Return the counter of each request."""
         return memory.lens.of(batch.requests)
 
     def observe(self, outcome: StepOutcome, memory: _Memory) -> None:
@@ -72,15 +71,13 @@ class CachedStepController(Policy[_Seen]):
     """
 
     kind: Literal["cached_step_controller"] = "cached_step_controller"
-    uses_tokens: ClassVar[bool] = True
+    uses_tokens = True
 
     def start(self, server: ServerView) -> _Seen:
-        """Return empty caches."""
         longest = server.max_draft_len
         return _Seen(longest, PerRequest(longest, dtype=np.int64), server.prompt_token_ids)
 
     def draft_lens(self, batch: BatchView, memory: _Seen) -> Ints:
-        """Return the counter of each request."""
         return memory.lens.of(batch.requests)
 
     def observe(self, outcome: StepOutcome, memory: _Seen) -> None:

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable
 from math import sqrt
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -12,7 +12,6 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import note_reward, ucb1
 from specsim.policies.parts.stopping import draft_on, least_entropy
 
@@ -98,19 +97,17 @@ class TapOut(LoopPolicy):
     """
 
     kind: Literal["tapout"] = "tapout"
-    uses_confidences: ClassVar[Literal[False, True, "if known"]] = True
-    needs_sync: ClassVar[Literal[False, True, "by default"]] = True
+    uses_confidences = True
+    needs_sync = True
     reward_share: float = Field(default=0.5, ge=0, le=1)
     """Of accepted / longest in the reward."""
     limits: tuple[float, float, float, float, float] = (0.8, 0.6, 0.4, 0.2, 0.2)
     """Of the rules, in their order; entropy in nats."""
-    loops: ClassVar[Loops] = Loops(
-        TapMemory, decide=decide, stop=stop, observe=observe, rooms=ROOMS
-    )
+    loops = Loops(TapMemory, decide=decide, stop=stop, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""
-        state = row_of(TapState, reward_share=self.reward_share)
+        state = row_of(TapState, self)
         sure, svip, adaedl, rise, margin = self.limits
         root = least_sure(lambda sure: sqrt(least_entropy(sure)) > svip)
         bound = least_sure(lambda sure: 1.0 - sqrt(GAMMA * least_entropy(sure)) < adaedl)

@@ -1,6 +1,6 @@
 """Tiers of draft lengths, of which the one with most tokens per second is taken."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -9,7 +9,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
+from specsim.policies.parts.asking import ask_all
 from specsim.policies.parts.shares import mean_share, note_shares
 from specsim.policies.parts.tiers_by_size import (
     Tiers,
@@ -36,8 +36,7 @@ class TierState(Protocol):
 class TierMemory(NamedTuple):
     """What it remembers."""
 
-    state: Rows[TierState]
-    """One row."""
+    state: Rows[TierState]  # one row
     shares: FloatRows
     """Of drafts, those accepted up to each position in its last steps, shape (longest, window);"""
     counts: Ints
@@ -89,8 +88,7 @@ def decide(view: View, memory: TierMemory) -> None:
                 margin = 1.0 + state.hysteresis
                 take(memory, best_tier(view, memory, place, state.k, margin))
             state.num_steps = 0
-    for row in range(step.num_rows):
-        view.lens[row] = state.k
+    ask_all(view, state.k)
 
 
 def observe(view: View, memory: TierMemory) -> None:
@@ -113,10 +111,7 @@ class ThroughputTiers(LoopPolicy):
     """
 
     kind: Literal["throughput_tiers"] = "throughput_tiers"
-    examples: ClassVar[tuple[dict[str, Any], ...]] = (
-        {},
-        {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}},
-    )
+    examples = ({}, {"tiers": {1: [1, 3, 5, 7], 8: [1, 3, 5], 32: [1, 3], 128: [1]}})
     tiers: Annotated[TiersBySize, rising_from(1)] = Field(default={1: (1, 3, 5, 7)})
     """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
     window: int = Field(default=20, ge=1)
@@ -126,7 +121,7 @@ class ThroughputTiers(LoopPolicy):
     hysteresis: float = Field(default=0.1, ge=0)
     """By which share another tier must be faster, to be taken."""
 
-    loops: ClassVar[Loops] = Loops(TierMemory, decide=decide, observe=observe, rooms=ROOMS)
+    loops = Loops(TierMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the longest tier, or the middle one of the smallest batches; nothing seen."""
@@ -134,11 +129,7 @@ class ThroughputTiers(LoopPolicy):
         _, lens_of = cut_tiers(self.tiers, longest)
         is_tier = any(longest in lens for lens in lens_of)
         k = longest if is_tier else lens_of[0][middle(lens_of[0])]
-        numbers = {"interval": self.interval, "hysteresis": self.hysteresis}
-        return self.remember(
-            server,
-            state=row_of(TierState, k=k, **numbers),
-            shares=np.zeros((longest + 1, self.window)),
-            counts=np.zeros(longest + 1, dtype=np.int64),
-            tiers=tiers_desk(self.tiers, longest),
-        )
+        state, tiers = row_of(TierState, self, k=k), tiers_desk(self.tiers, longest)
+        shares = np.zeros((longest + 1, self.window))
+        counts = np.zeros(longest + 1, dtype=np.int64)
+        return self.remember(server, state=state, shares=shares, counts=counts, tiers=tiers)

@@ -1,7 +1,7 @@
 """TurboSpec: goodput with a verification length of its own, and draft prefills left out."""
 
 from math import inf
-from typing import ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
@@ -10,21 +10,14 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
-from specsim.policies.parts.estimate import (
-    WindowState,
-    alpha_of,
-    best_common_len,
-    expected_len,
-    note_trials,
-    renew_alpha,
-)
-from specsim.policies.parts.trials import BEGUN, TrialState, gives_up, learn, no_trials, settle
+from specsim.policies.parts.asking import ask_all, let_go_of
+from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of
+from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn_in_common, no_trials
 from specsim.profile.step_time import priced, put_load
 
 
-class TurboState(WindowState, TrialState, Protocol):
-    """What it knows of acceptance, and of whether drafting pays."""
+class TurboState(Known, Protocol):
+    """And from which batch on it does not."""
 
     by_model: int  # whether a model drafts
     disable_size: float  # batch size at which nothing was proposed any more
@@ -35,25 +28,20 @@ class TurboState(WindowState, TrialState, Protocol):
 class Turbo(NamedTuple):
     """What it remembers."""
 
-    known: Rows[TurboState]
-    """One row."""
-    ring: Ints
-    """Accepted tokens, and drafts cut short, of its last steps."""
+    known: Rows[TurboState]  # one row
+    ring: Ints  # accepted tokens, and drafts cut short, of its last steps
 
 
 def decide(view: View, memory: Turbo) -> None:
     """Propose the longest draft where a lookup drafts, else that of highest goodput."""
-    step, known, alpha = view.step[0], memory.known[0], alpha_of(memory.known[0])
-    num, k = step.num_decodes, int(step.max_draft_len)
+    step, known = view.step[0], memory.known[0]
     if known.by_model:
-        k = best_common_len(view, alpha)
-    for row in range(step.num_rows):
-        view.lens[row] = k
-    if known.by_model and num:
-        if k == 0:
+        k = best_common_len(view, alpha_of(known))
+        if k == 0 and step.num_decodes:
             known.disable_size = step.num_rows
-        if settle(view, known, num * expected_len(alpha, k)) == BEGUN:
-            renew_alpha(known, memory.ring)
+        ask_in_common(view, known, memory.ring, k)
+    else:
+        ask_all(view, step.max_draft_len)
     step.alpha, step.may_drop = alpha_of(known), gives_up(known) or known.disable_size < inf
 
 
@@ -64,14 +52,13 @@ def best_verified_len(view: View, alpha: float) -> int:
     Only sequences with a match have anything to verify; the rest is there in any case, and so is
     the drafting, whatever is verified of it.
     """
-    step, pricing, most, drafted = view.step[0], view.pricing, 0, 0
+    step, pricing, drafted = view.step[0], view.pricing, 0
     for row in range(step.num_rows):
-        most = max(most, view.draft_lens[row])
         drafted += view.draft_lens[row]
     tokens, expected, gain = step.batched_tokens - drafted, float(step.num_decodes), 1.0
     put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
     best_k, best_rate = 0, 0.0
-    for k in range(most + 1):
+    for k in range(longest_of(view) + 1):
         longer = 0
         for row in range(step.num_rows if k else 0):
             longer += 1 if view.draft_lens[row] >= k else 0
@@ -94,8 +81,7 @@ def verify(view: View, memory: Turbo) -> None:
 def observe(view: View, memory: Turbo) -> None:
     """Learn from what was accepted, and what prompts take to be read by the drafter."""
     known = memory.known[0]
-    note_trials(view, known, memory.ring)
-    learn(view, known)
+    learn_in_common(view, known, memory.ring)
     view.step[0].may_drop = gives_up(known) or known.disable_size < inf
 
 
@@ -104,16 +90,13 @@ def drop(view: View, memory: Turbo) -> None:
 
     Of everybody where the drafter is given up.
     """
-    step, known, num_new, lets_all_go = view.step[0], memory.known[0], 0, gives_up(memory.known[0])
-    for row in range(step.num_rows):
-        num_new += 1 if view.is_admitted[row] else 0
-    skips = not lets_all_go and num_new > 0 and step.num_running > known.disable_size
+    step, known, lets_all_go = view.step[0], memory.known[0], gives_up(memory.known[0])
+    skips = not lets_all_go and step.num_admitted > 0 and step.num_running > known.disable_size
     if skips:
         known.num_skips += 1
         if known.num_skips % known.reset_steps == 0:
             known.disable_size = inf
-    for row in range(step.num_rows):
-        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])
+    let_go_of(view, lets_all_go, skips)
 
 
 @final
@@ -139,18 +122,9 @@ class TurboSpec(LoopPolicy):
     reset_steps: int = Field(default=100, ge=1)
     """Skipped prefills after which the threshold is forgotten (listing 1, RESETSTEPS)."""
 
-    loops: ClassVar[Loops] = Loops(
-        Turbo, decide=decide, verify=verify, observe=observe, drop=drop, rooms=ROOMS
-    )
+    loops = Loops(Turbo, decide=decide, verify=verify, observe=observe, drop=drop)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the prior and no threshold."""
-        known = row_of(
-            TurboState,
-            prior=self.prior,
-            by_model=server.drafts_by_model,
-            disable_size=inf,
-            reset_steps=self.reset_steps,
-            **no_trials(self.window),
-        )
+        new = {"by_model": server.drafts_by_model, "disable_size": inf}
+        known = row_of(TurboState, self, **new, **no_trials(self.window))
         return self.remember(server, known=known, ring=np.zeros(2 * self.window, dtype=np.int64))

@@ -1,6 +1,6 @@
 """BanditSpec's UCBSpec over draft lengths, as released."""
 
-from typing import ClassVar, Literal, NamedTuple, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
 from pydantic import Field
@@ -9,17 +9,15 @@ from specsim.core.compiled import inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.arms import note_reward, played_k, rate_of
+from specsim.policies.parts.asking import ask_all
 
 
 class Arms(NamedTuple):
     """What it remembers."""
 
-    means: Floats
-    """Tokens per second, mean over the rounds of each k = 1, 2, ...;"""
-    plays: Floats
-    """and how many there were."""
+    means: Floats  # tokens per second, mean over the rounds of each k = 1, 2, ...;
+    plays: Floats  # and how many there were
 
 
 @inner
@@ -40,8 +38,7 @@ def decide(view: View, memory: Arms) -> None:
     """Play all arms in turn, twice but for the last; then the one of the highest mean."""
     step = view.step[0]
     k = best_arm(memory) + 1 if step.num_decodes and step.max_draft_len else 0
-    for row in range(step.num_rows):
-        view.lens[row] = k
+    ask_all(view, k)
 
 
 def observe(view: View, memory: Arms) -> None:
@@ -67,7 +64,7 @@ class UcbSpec(LoopPolicy):
     num_arms: int = Field(default=4, ge=1)
     """Draft lengths 1, 2, ... up to it."""
 
-    loops: ClassVar[Loops] = Loops(Arms, decide=decide, observe=observe, rooms=ROOMS)
+    loops = Loops(Arms, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return arms that have never been played."""

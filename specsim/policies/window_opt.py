@@ -1,13 +1,12 @@
 """The draft length that recent acceptance and recent step times make best."""
 
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, final
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts import ROOMS
 from specsim.policies.parts.estimate import (
     Fading,
     alpha_of_all,
@@ -30,8 +29,7 @@ class SeenTimes(Protocol):
 class SeenLately(NamedTuple):
     """What it remembers."""
 
-    times: Rows[SeenTimes]
-    """One row."""
+    times: Rows[SeenTimes]  # one row
     fading: Annotated[Any, Fading]
 
 
@@ -87,10 +85,9 @@ class WindowOpt(LoopPolicy):
     prior: float = Field(default=0.7, ge=0, le=1)
     """alpha before anything has been seen."""
 
-    loops: ClassVar[Loops] = Loops(SeenLately, decide=decide, observe=observe, rooms=ROOMS)
+    loops = Loops(SeenLately, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
         """Return the prior, and no time seen."""
-        times = row_of(SeenTimes, prior=self.prior, alpha_max=self.alpha_max)
         fading = fading_desk(self.window, 1.0, forgets=True)
-        return self.remember(server, times=times, fading=fading)
+        return self.remember(server, times=row_of(SeenTimes, self), fading=fading)

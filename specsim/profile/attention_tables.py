@@ -61,9 +61,6 @@ class AttentionTables:
         self._shape, self._options, self._tables = shape, options, tables
         self._matrices, self._note = matrices, note
         self._size = options.tensor_parallel_size
-        heads = shape.num_attention_heads // self._size  # of queries, on each GPU
-        shared = heads * options.decode_context_parallel_size
-        self._heads_in = {"context": heads, "generation": shared}
         self._dtype = Precision.of(options.dtype).stored("attention")
         self._scales = Scales.of(options)
 
@@ -79,7 +76,7 @@ class AttentionTables:
             times_of = self._module if kind.width.latent_dim else self._times_of
             decodes, kernel = times_of(kind, "generation")
             prompts, _ = times_of(kind, "context")
-            group = self._heads_in["generation"] // kind.width.per_gpu(self._size)
+            group = self._num_heads(kind, "generation") // kind.width.per_gpu(self._size)
             contexts, sequences, grid = decodes.grid()
             whole = contexts * self._options.decode_context_parallel_size  # each has a part of it
             yield self._fields(
@@ -158,6 +155,11 @@ class AttentionTables:
         decoding = contexts, sequences, grid
         return self._fields(kind.num_layers, kind.window, 1, decoding, prompts.prompts())
 
+    def _num_heads(self, kind: "_LayerKind", phase: str) -> int:
+        """Return the heads of queries on each GPU, in decodes also those of GPUs it shares with."""
+        own = kind.width.num_attention_heads // self._size
+        return own * (self._options.decode_context_parallel_size if phase == "generation" else 1)
+
     def _times_of(self, kind: "_LayerKind", phase: str) -> tuple[HeadTimes, str]:
         table = self._tables.table("attention", f"{phase}_attention_perf")
         if kind.window and "window_size" not in table.rows.column_names:
@@ -172,7 +174,7 @@ class AttentionTables:
             "window_size": 0 if is_carried else kind.window or 0,
         }
         keys = kind.width.per_gpu(self._size)
-        found, kernel = self._heads(table, wanted, self._heads_in[phase], keys)
+        found, kernel = self._heads(table, wanted, self._num_heads(kind, phase), keys)
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
             if is_carried:
@@ -208,25 +210,45 @@ class AttentionTables:
     def _module(self, kind: "_LayerKind", phase: str) -> tuple[HeadTimes, str]:
         """Return the times of attention that was measured as a whole in one phase, and the kernel.
 
+        Heads whose number is no power of 2 were not measured: they lie between two that were.
+        """
+        heads = self._num_heads(kind, phase)
+        fewer = 1 << heads.bit_length() - 1
+        if fewer == heads or self._is_sparse(kind):
+            return self._module_with(kind, phase, heads)
+        (first, kernel), (last, _) = (
+            self._module_with(kind, phase, each) for each in (fewer, 2 * fewer)
+        )
+        self._note(f"{heads} heads on a latent vector between {fewer} and {2 * fewer}")
+        return first.towards(last, heads / fewer - 1), kernel
+
+    def _is_sparse(self, kind: "_LayerKind") -> bool:
+        return kind.width.topk > 0 or self._shape.o_groups > 0
+
+    def _module_with(self, kind: "_LayerKind", phase: str, heads: int) -> tuple[HeadTimes, str]:
+        """Return those of a number of heads on each GPU.
+
         That is with all matrices of a layer's attention, which count by themselves. Decodes of
         vLLM 0.24 on Hopper have what the host takes to launch it all, some 36 microseconds at any
         batch and context, which a graph hides: as much as the fewest tokens take longer than the
         kernel alone. What TensorRT-LLM's take is 3 to 9 more than that kernel.
         """
         update = {
-            "num_attention_heads": self._heads_in[phase],
+            "num_attention_heads": heads,
             "num_hidden_layers": 1,
             "num_experts": 0,
             "first_k_dense_replace": 0,
+            "attn_output_gate": False,
             "o_groups": self._shape.o_groups // self._size,
         }
         measured = _ENTRIES if self._shape.o_groups and not kind.width.kept else kind.type
+        is_sparse = self._is_sparse(kind)
+        module = _module_of(self._shape, sparse=is_sparse, named=self._options.model)
+        update |= module.get("matrices", {})
         of_one = {**update, **dict.fromkeys(OF_EACH), "layer_types": (measured,)}
         one = self._shape.model_copy(update=of_one)
-        is_sparse = kind.width.topk > 0 or self._shape.o_groups > 0
-        module = _module_of(self._shape, sparse=is_sparse, named=self._options.model)
         name = f"{module['table']}{_TABLES.get(measured, '')}_{phase}_module_perf"
-        kernel = None if is_sparse else self._latent_kernel(phase)
+        kernel = None if is_sparse else self._latent_kernel(phase, heads)
         if kernel and not self._tables.has(module["family"], name):
             return kernel
         table = self._tables.table(module["family"], name)
@@ -235,7 +257,7 @@ class AttentionTables:
             "gemm_type": self._dtype.matrices or "bfloat16",
         }
         named = self._options.kernels.get("attention")
-        found, kernel_name = self._latent(table, phase, named, **own_names)
+        found, kernel_name = self._latent(table, phase, heads, named, **own_names)
         batch, isl, step, latency = found
         if phase == "generation" and (fewest := int(batch.min())) > 1:
             self._note(f"attention of fewer sequences than {fewest} as of so many")
@@ -247,7 +269,7 @@ class AttentionTables:
             own = own - max(0.0, fewest - kernel[0].fewest)
         return HeadTimes(batch, isl + step, np.maximum(own, _LEAST_US)), kernel_name
 
-    def _latent_kernel(self, phase: str) -> tuple[HeadTimes, str] | None:
+    def _latent_kernel(self, phase: str, heads: int) -> tuple[HeadTimes, str] | None:
         """Return what latent attention takes of kernels that were measured one by one, if any were.
 
         By the engine's own, or SGLang's.
@@ -257,19 +279,17 @@ class AttentionTables:
         tables = next((each for each in of_engines if each.has("mla", name)), None)
         if tables is None:
             return None
-        found, kernel = self._latent(tables.table("mla", name), phase, None)
+        found, kernel = self._latent(tables.table("mla", name), phase, heads, None)
         batch, isl, step, latency = found
         return HeadTimes(batch, isl + step, latency + _LATENT_KERNELS * LAUNCH_US), kernel
 
     def _latent(
-        self, table: MeasuredTable, phase: str, kernel: str | None, **wanted: str
+        self, table: MeasuredTable, phase: str, heads: int, kernel: str | None, **wanted: str
     ) -> tuple[list[Values], str]:
         """Return batch, new and earlier tokens and time of latent attention, and the kernel."""
         same = {"kv_cache_dtype": self._options.kv_dtype, "mla_dtype": "bfloat16"}
         first = {"step": 0} if phase == "context" else {}
-        found = table.where(
-            "latent attention", **wanted, **same, num_heads=self._heads_in[phase], **first
-        )
+        found = table.where("latent attention", **wanted, **same, num_heads=heads, **first)
         found, name = found.of_kernel(kernel)
         if phase == "generation":
             self._note(f"{table.source} ({name})")

@@ -32,6 +32,7 @@ from specsim.profile.stages import stage_layers
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
+_BESIDE_KERNELS = 2  # of a state beside attention: its norm, adding both up
 _NORM_KERNELS = 2  # per layer, before and behind an all-reduce: norms over all heads
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
 _LAUNCH_BY_HOST_US = 50.0  # of one kernel of a compiled layer; experiments/gpu-runs/PROTOCOL.md
@@ -141,7 +142,7 @@ class Composer:
         kernels = sum(each.runs for each in self._layer_matrices())
         kernels += (_SMALL_KERNELS + 1) * shape.num_hidden_layers
         kernels += self._expert_kernels * shape.num_expert_layers
-        kernels += shape.num_halves + 1 if self._size > 1 else 0
+        kernels += shape.num_sums + 1 if self._size > 1 else 0
         if shape.qk_norm_type:
             kernels += (_NORM_KERNELS + (self._size > 1)) * shape.num_hidden_layers
         return _LAUNCH_BY_HOST_US * kernels
@@ -169,7 +170,8 @@ class Composer:
         of_vocabulary = shape.hidden_size * shape.vocab_size
         own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
         plain = of_vocabulary * own * _MATRIX_BYTES
-        rest = shape.num_parameters - of_vocabulary * own
+        plain += shape.layer_embedding * _MATRIX_BYTES
+        rest = shape.num_parameters - of_vocabulary * own - shape.layer_embedding
         experts = shape.expert_bytes // shape.bytes_per_weight
         mlps = sum(each.outputs * each.inputs * each.layers for each in shape.mlp_matrices(1))
         small = experts * self._dtype.bytes_per_weight * self._padding / self._ranks
@@ -257,7 +259,7 @@ class Composer:
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
         parts = []  # layers, kernels and numbers per token
         for each, count in shape.attention_widths.items():
-            queries = shape.num_attention_heads // size * each.head_dim
+            queries = each.num_attention_heads // size * each.head_dim
             keys = shape.num_projected(each, size) * each.head_dim
             numbers, kernels = 8 * shape.hidden_size + 3 * width, _SMALL_KERNELS
             if each.latent_dim:  # rotary embedding and writing the cache were measured with it
@@ -268,8 +270,13 @@ class Composer:
                 kernels, numbers = kernels + _NORM_KERNELS, numbers + 3 * (queries + keys)
             parts.append((count, kernels, numbers))
         if shape.state_layers:  # a norm more, behind the state
-            numbers = 8 * shape.hidden_size + 3 * width + 4 * shape.convolved // size
-            parts.append((shape.state_layers, _SMALL_KERNELS, numbers))
+            own, beside = 4 * shape.convolved // size, shape.num_hybrid
+            numbers = 8 * shape.hidden_size + 3 * width + own
+            parts.append((shape.state_layers - beside, _SMALL_KERNELS, numbers))
+            parts.append((beside, _BESIDE_KERNELS, own))
+        if length := shape.attn_res_block_size:
+            sums = sum(ceil(each / length) + 1 for each in range(shape.num_hidden_layers))
+            parts.append((shape.num_halves, 0, sums * shape.hidden_size // shape.num_hidden_layers))
         total = np.zeros(len(tokens))
         for count, kernels, numbers in parts:
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
@@ -447,7 +454,7 @@ class Composer:
             return np.where(sent > sizes[-1], beyond, np.interp(sent, sizes, times))
 
         mixed = sum(layer.kind != "none" for layer in self._shape.layers)
-        number = self._shape.num_halves if self._ranks == 1 else mixed
+        number = self._shape.num_sums if self._ranks == 1 else mixed + self._shape.num_hybrid
         total = (number + 1) * each(self._shape.hidden_size)
         return total + mixed * each(4) if self._shape.qk_norm_type else total
 

@@ -211,8 +211,7 @@ class StepCosts:
     adapters: AdapterCost = field(default_factory=AdapterCost)
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
-    overlaps: bool = False
-    """Whether the drafter runs while the target does."""
+    overlaps: bool = False  # whether the drafter runs while the target does
     block: BlockPass = NO_BLOCK
 
     @cached_property

@@ -222,7 +222,7 @@ class MeasuredTable(NamedTuple):
 
 # What tables are called in ``--table``, if not by their family, which several share.
 _KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
-TABLE_KEYS = ["attention", "gemm", "linear_attention", "mla", "moe", "msa", "quantize"]
+TABLE_KEYS = ["attention", "gemm", "kda", "linear_attention", "mla", "moe", "msa", "quantize"]
 TABLE_KEYS += ["sparse_attention", *_KEYS.values()]
 
 

@@ -261,28 +261,44 @@ class StateTimes:
         self._tables, self._note = tables, note
         self._rows = self._measured()
 
-    def _measured(self) -> dict[str, MeasuredTable] | None:
-        """Return the rows of both phases, by phase and kernel; None if there are none."""
+    def _measured(self) -> dict[int, MeasuredTable] | None:
+        """Return rows by the number of heads: these, or fewer and more; None if there are none."""
         try:
             rows = self._delta_nets()
         except ProfileError as error:
             self._note(f"layers with a state by roofline ({error})")
             return None
-        self._note(rows.source)
-        return {phase: rows.where("delta nets", phase=phase) for phase in ("generation", "context")}
+        self._note(next(iter(rows.values())).source)
+        if len(rows) > 1:
+            self._note(f"{self._heads} heads with states between {' and '.join(map(str, rows))}")
+        return rows
 
-    def _delta_nets(self) -> MeasuredTable:
-        """Return the rows of these heads; a ProfileError if there are none."""
-        shape, size = self._shape, self._options.tensor_parallel_size
-        if any(each.kind == "mamba" for each in shape.layers):
-            raise ProfileError("no table has what updates the states of Mamba2")
-        return self._tables.table("linear_attention", "gdn_perf").where(
-            "delta nets",
-            num_k_heads=-(-shape.linear_num_key_heads // size),
-            num_v_heads=shape.linear_num_value_heads // size,
-            head_k_dim=shape.linear_key_head_dim,
-            head_v_dim=shape.linear_value_head_dim,
-        )
+    @property
+    def _heads(self) -> int:
+        return self._shape.linear_num_value_heads // self._options.tensor_parallel_size
+
+    def _delta_nets(self) -> dict[int, MeasuredTable]:
+        """Return the rows of these heads; a ProfileError if there are none.
+
+        Kimi's heads are as many of keys as of values, and what lies between two numbers of them
+        was measured nowhere.
+        """
+        shape, heads = self._shape, self._heads
+        if any(each.kind in ("mamba", "hybrid") for each in shape.layers):
+            raise ProfileError("no table has what updates the states of Mamba")
+        sizes = {"head_k_dim": shape.linear_key_head_dim, "head_v_dim": shape.linear_value_head_dim}
+        if not shape.linear_decay_rank:
+            table = self._tables.table("linear_attention", "gdn_perf")
+            keys = -(-shape.linear_num_key_heads // self._options.tensor_parallel_size)
+            return {heads: table.where("delta nets", num_k_heads=keys, num_v_heads=heads, **sizes)}
+        table = self._tables.table("kda", "kda_perf").where("delta nets", **sizes)
+        known = sorted(set(table.values("num_v_heads")))
+        ends = [
+            [each for each in known if each <= heads][-1:],
+            [n for n in known if n >= heads][:1],
+        ]
+        found = [*ends[0], *ends[1]] if all(ends) else [heads]
+        return {each: table.where("delta nets", num_v_heads=each) for each in found}
 
     def decodes(self) -> tuple[Values, Values, Values]:
         """Return some contexts, sequences, and the times, which are the same for all contexts."""
@@ -293,13 +309,24 @@ class StateTimes:
         return self._line("context", "seq_len")
 
     def _line(self, phase: str, axis: str) -> tuple[Values, Values]:
-        """Return the sum of the kernels, at what was measured of the one with the fewest points."""
         if self._rows is None:
             return self._by_data_sheet(phase)
-        rows = self._rows[phase]
+        lines = [self._sum(rows, phase, axis) for rows in self._rows.values()]
+        if len(lines) == 1:
+            return lines[0]
+        fewer, more = self._rows
+        (at, times), (points, longer) = lines
+        share = (self._heads - fewer) / (more - fewer)
+        return at, times + share * (np.interp(at, points, longer) - times)
+
+    def _sum(self, rows: MeasuredTable, phase: str, axis: str) -> tuple[Values, Values]:
+        """Return the sum of the kernels, at what was measured of the one with the fewest points."""
+        rows = rows.where("delta nets", phase=phase)
         if axis == "seq_len":
             rows = rows._replace(source="prompts").where("delta nets", batch_size=1)
         kernels = sorted(set(rows.values("kernel_source")))
+        # One that vLLM takes in place of the others where it is built (``kimi_k3/nvidia/kda.py``).
+        kernels = [name for name in kernels if name == "fused_kda_decode"] or kernels
         lines = [line_of(rows.where("delta nets", kernel_source=name), axis) for name in kernels]
         at = min((points for points, _ in lines), key=len)
         return at, np.sum([np.interp(at, *line) for line in lines], axis=0)

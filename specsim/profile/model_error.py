@@ -38,8 +38,7 @@ _MOST_SLOPE = 0.9  # at 1 the server is saturated, and its latency says nothing
 class Spreads(NamedTuple):
     """Standard deviations over servers, scaled to what `QUANTILE` says."""
 
-    terms: Mapping[str, float]
-    """Of the logarithm of each factor; of host time in units of 0.1 ms."""
+    terms: Mapping[str, float]  # of the logarithm of each factor; of host time in units of 0.1 ms
     rest: float  # of the logarithm of a row's time, once all terms are known
 
 
@@ -102,8 +101,7 @@ class UsualStep(NamedTuple):
     context_len: float  # of a sequence, mean over the requests
     drafters: tuple[str, ...]  # names of their costs in the profile; empty: nobody drafts
     draft_len: int
-    is_open: bool
-    """Whether requests arrive whatever the server does: slower steps are larger, too."""
+    is_open: bool  # whether requests arrive whatever the server does: slower steps are larger, too
     block: BlockPass = NO_BLOCK
 
     def time(self, profile: Profile, size: float = 1.0) -> float:

@@ -24,6 +24,9 @@ from specsim.profile.costs import AdapterCost, DraftCost, Overhead
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
 BLOCK_SIZE, GPU_MEMORY_UTILIZATION = 16, 0.92
+_LATENT_UNIT = (
+    128  # tokens, to whose multiples blocks of latent attention beside states are rounded
+)
 """Defaults of vLLM 0.32.0, ``config/cache.py CacheConfig``."""
 
 _NEAR = 1.5
@@ -294,13 +297,14 @@ def block_len(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE)
         block_size: As configured: at least, and on each of the GPUs that share a block out.
 
     References:
-        vLLM 0.32.0 ``model_executor/models/config.py HybridAttentionMambaModelConfig``;
-        0.33.0 ``v1/core/kv_cache_utils.py resolve_kv_cache_block_sizes``.
+        vLLM 0.33.0 ``platforms/interface.py _align_hybrid_block_size``,
+        ``v1/core/kv_cache_utils.py resolve_kv_cache_block_sizes``.
     """
     if not model.state_layers:
         return block_size * profile.decode_context_parallel_size
     state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
-    return max(block_size, BLOCK_SIZE * ceil(state / (BLOCK_SIZE * layer_bytes(profile, model))))
+    unit = _LATENT_UNIT if model.kv_lora_rank else BLOCK_SIZE
+    return max(block_size, unit * ceil(state / (unit * layer_bytes(profile, model))))
 
 
 def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:

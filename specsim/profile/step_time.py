@@ -140,19 +140,14 @@ def step_time(
 class Pricing(NamedTuple):
     """What steps take: numbers for this module, or Python to be asked."""
 
-    target: Floats
-    """Form of the target's forward pass."""
-    drafter: Floats
-    """Form of the drafter's."""
-    costs: Floats
-    """What else a step costs, by its places, as `OVERHEAD_STEP`."""
+    target: Floats  # form of the target's forward pass
+    drafter: Floats  # form of the drafter's
+    costs: Floats  # what else a step costs, by its places, as `OVERHEAD_STEP`
     load: Ints
     """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
     longest draft that it makes, and tokens of all that it makes."""
-    rows: Ints
-    """Sequences that draft a first token, a second and so on."""
-    times: Floats
-    """Scratch: of steps, by the length of their drafts."""
+    rows: Ints  # sequences that draft a first token, a second and so on
+    times: Floats  # scratch: of steps, by the length of their drafts
     asked: Ints
     """Whether Python is to be asked; of steps: the batched tokens of the first, whether no drafter
     runs, and how many they are, each of a token more than the one before."""

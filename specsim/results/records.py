@@ -111,7 +111,6 @@ class ReplicaRecords:
         self._gaps.append(rows.copy())
 
     def add_seconds(self, rows: NDArray[np.void]) -> None:
-        """Take in `SECOND_FIELDS`."""
         self._seconds.append(rows.copy())
 
     @property

@@ -79,8 +79,7 @@ class TreeDrafts(DraftSource):
     luck: CandidateLuck
     _trees: dict[int, Tree] = field(default_factory=dict, init=False)
     """Shape of the last draft of each request."""
-    _paths: dict[int, Path] = field(default_factory=dict, init=False)
-    """What was accepted of it."""
+    _paths: dict[int, Path] = field(default_factory=dict, init=False)  # what was accepted of it
 
     def confidences(self, requests: Ints, positions: Ints, draft_lens: Ints) -> Confidences:
         """Return none: of trees `candidates` tells."""

@@ -145,7 +145,9 @@ class Drafting:
 
     def _confidence_luck(self, tables: list[bytes]) -> DraftLuck:
         token_lucks = self._token_lucks(tables)
-        parts = [self._confidences(*each, token_lucks) for each in self._chunks(tables)]
+        parts = [
+            self._confidences(each, *token_lucks(each, own)) for each, own in self._chunks(tables)
+        ]
         return DraftLuck(confidences=Confidences.joined(parts) if parts else None)
 
     def _chunks(self, tables: list[bytes]) -> Iterator[tuple[Sequence[Request], list[bytes]]]:
@@ -165,12 +167,6 @@ class Drafting:
         return self._deployment.max_draft_len
 
     def _confidences(
-        self, requests: Sequence[Request], tables: list[bytes], token_lucks: TokenLucks
-    ) -> Confidences:
-        own, scores, state_share = token_lucks(requests, tables)
-        return self._confidences_of(requests, own, scores, state_share)
-
-    def _confidences_of(
         self, requests: Sequence[Request], own: Floats, scores: Floats, state_share: float
     ) -> Confidences:
         luck = self._luck("confidence", self._proposer.own_name)
@@ -196,7 +192,7 @@ class Drafting:
         ranks = drawn_ranks(own, scores, factors)
         places = np.minimum(np.arange(len(ranks)), len(scores) - 1)
         levels = [
-            self._confidences_of(requests, own, each[places], state_share).levels
+            self._confidences(requests, own, each[places], state_share).levels
             for each in scores_by_rank(scores, factors, num_candidates)
         ]
         shape = (-1, 2 * len(ranks), ranks.shape[1])

@@ -134,7 +134,7 @@ class LiveDrafting(Drafting):
 
     def _stated(self, request: Request, table: bytes) -> Confidences:
         """Return how sure the drafter is of a request's drafts."""
-        return self._confidences([request], [table], self._token_luck)
+        return self._confidences([request], *self._token_luck([request], [table]))
 
     def _keys(self, request: Request) -> NDArray[np.int64]:
         """Return what identifies each block, prompt and answer: negative numbers of 40 bits.

@@ -32,7 +32,6 @@ class AdapterMix(Settings):
     """Adapter n is asked for in proportion to n ** -exponent (Zipf); 0: all alike."""
 
     def draw(self, trace: Trace, seed: int) -> Trace:
-        """Return the requests with the adapters that they are for."""
         rng, weights = generator(seed, "adapters"), np.arange(1.0, self.count + 1) ** -self.exponent
         owners = np.arange(len(trace)) if trace.sessions is None else trace.sessions
         size = int(owners.max(initial=-1)) + 1

@@ -94,7 +94,12 @@ def test_shipped_models_have_as_many_weights_as_published(name: str) -> None:
 
 # Of model cards or of transformers 5.19.0 on the meta device, without MTP layers and image parts.
 PUBLISHED_BY_NAME = {
+    "apertus-70b": 70_599_864_480,
+    "apertus-8b": 8_053_338_176,
     "aya-expanse-8b": 8_028_033_024,
+    "afm-4.5b": 4_619_184_640,
+    "ai21-jamba-large": 398_555_145_696,
+    "ai21-jamba-mini": 51_570_323_328,
     "baichuan2-13b": 13_896_668_160,
     "c4ai-command-r-08-2024": 32_296_476_672,
     "c4ai-command-r-plus-08-2024": 103_810_674_688,
@@ -120,6 +125,12 @@ PUBLISHED_BY_NAME = {
     "exaone-4.0-32b": 32_003_200_000,
     "falcon-40b": 41_303_293_952,
     "falcon-7b": 6_921_720_704,
+    "falcon-h1-0.5b": 521_411_104,
+    "falcon-h1-1.5b": 1_554_789_760,
+    "falcon-h1-1.5b-deep": 1_554_773_392,
+    "falcon-h1-34b": 33_642_221_312,
+    "falcon-h1-3b": 3_149_261_312,
+    "falcon-h1-7b": 7_585_519_712,
     "falcon3-7b": 7_455_550_464,
     "gemma-2-27b": 27_227_128_320,
     "gemma-2-2b": 2_614_341_888,
@@ -130,6 +141,8 @@ PUBLISHED_BY_NAME = {
     "gemma-3-270m": 268_098_176,
     "gemma-3-27b": 27.01e9,
     "gemma-3-4b": 3.88e9,
+    "gemma-4-e2b": 4_628_569_344,
+    "gemma-4-e4b": 7_463_013_376,
     "gemma-7b": 8_537_680_896,
     "glm-4-32b-0414": 32.566e9,
     "glm-4-9b-0414": 9.4e9,
@@ -142,17 +155,23 @@ PUBLISHED_BY_NAME = {
     "gpt-j-6b": 6_050_882_784,
     "gpt-neox-20b": 20_554_567_680,
     "granite-3.3-8b": 8_170_864_640,
+    "granite-4.0-h-micro": 3_191_396_096,
     "granite-4.0-h-small": 32_207_337_984,
+    "granite-4.0-h-tiny": 6_939_037_248,
+    "hunyuan-7b": 7_504_568_320,
     "hunyuan-a13b": 80_393_183_232,
     "internlm2_5-7b": 7_737_708_544,
     "internlm3-8b": 8_804_241_408,
+    "kimi-linear-48b-a3b": 49_122_675_072,
     "ling-flash-2.0": 102.9e9,  # 100 billion, 6.1 of them active, by its model card
     "ling-mini-2.0": 16.26e9,
     "llama-160m": 162_417_408,
+    "llama-3_3-nemotron-super-49b-v1": 49.87e9,  # 49.9 billion, by its model card
     "llama-68m": 68_030_208,
     "llama-3-70b": 70_553_706_496,
     "llama-3-8b": 8_030_261_248,
     "llama-3.1-405b": 405_853_388_800,
+    "llama-3.1-nemotron-nano-4b": 4_512_746_496,
     "llama-3.2-3b": 3_212_749_824,
     "minicpm-2b": 2_724_880_896,
     "minimax-m2": 228_689_748_992,
@@ -166,6 +185,7 @@ PUBLISHED_BY_NAME = {
     "mistral-small-24b": 23_572_403_200,
     "mistral-small-3.2-24b": 23_572_403_200,
     "mixtral-8x22b": 140_630_071_296,
+    "nvidia-nemotron-nano-12b-v2": 12_310_001_152,
     "nvidia-nemotron-nano-9b-v2": 8_888_227_328,
     "olmo-2-0325-32b": 32_234_279_936,
     "olmo-2-1124-13b": 13_716_198_400,
@@ -217,7 +237,11 @@ PUBLISHED_BY_NAME = {
     "starcoder2-15b": 15_957_889_024,
     "starcoder2-3b": 3_030_371_328,
     "starcoder2-7b": 7_173_923_840,
+    "step-3.5-flash": 196_956_118_272,
     "tinyllama-1.1b": 1_100_048_384,
+    "trinity-large": 398_635_286_016,
+    "trinity-mini": 26_123_974_400,
+    "trinity-nano": 6_120_003_328,
     "yi-1.5-34b": 34_388_917_248,
     "yi-1.5-6b": 6_061_035_520,
     "yi-1.5-9b": 8_829_407_232,
@@ -424,9 +448,9 @@ def test_gemma_4_has_layers_of_two_widths(written: Written) -> None:
               False, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}  # fmt: skip
     shape = load_model(written(config))
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped
-    assert [tuple(each)[:2] for each in shape.attention_widths] == [(16, 256), (4, 512)]
+    assert [each[1:3] for each in shape.attention_widths] == [(16, 256), (4, 512)]
     own_keys = load_model(written({**config, "attention_k_eq_v": False}))
-    assert [tuple(each)[:2] for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
+    assert [each[1:3] for each in own_keys.attention_widths] == [(16, 256), (16, 512)]
     experts = {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 704}
     both = load_model(written({**config, **experts, "enable_moe_block": True}))
     assert both.num_expert_layers == both.num_hidden_layers
@@ -910,7 +934,7 @@ def test_a_model_is_found_by_what_others_call_it(called: str, found: str) -> Non
     "called",
     [
         *("microsoft/Phi-4-multimodal-instruct", "microsoft/Phi-4-reasoning-vision-15B"),
-        *("nvidia/NVIDIA-Nemotron-Nano-12B-v2", "gemma-3n-E4B-it", "deepseek-ai/deepseek-vl2"),
+        *("nvidia/NVIDIA-Nemotron-Nano-4B-v2", "gemma-3n-E4B-it", "deepseek-ai/deepseek-vl2"),
     ],
 )
 def test_a_model_that_sounds_alike_is_another_one(called: str) -> None:

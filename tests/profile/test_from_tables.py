@@ -735,7 +735,7 @@ def test_latent_attention_of_kernels_that_were_measured_one_by_one(tables: Path)
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        ({"kv_lora_rank": 256}, "latent attention was measured with hidden_size 7168, kv_lora_r"),
+        ({"kv_lora_rank": 256}, "latent attention was measured with kv_lora_rank 512, qk_rope_h"),
         (
             {"num_attention_heads": 64, "num_key_value_heads": 64},
             "no latent attention with num_heads = 8 .measured: 16.",

@@ -83,6 +83,14 @@ def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
         ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", "mistral-small-3.2-24b"),
         ("google/gemma-3-27b-it", "gemma-3-27b"),
         ("zai-org/GLM-4.6-FP8", "glm-4.6"),
+        ("nvidia/Llama-3_3-Nemotron-Super-49B-v1_5-FP8", "llama-3_3-nemotron-super-49b-v1"),
+        ("cyankiwi/Kimi-Linear-48B-A3B-Instruct-AWQ-4bit", "kimi-linear-48b-a3b"),
+        ("tiiuae/Falcon-H1-1.5B-Deep-Instruct", "falcon-h1-1.5b-deep"),
+        ("ai21labs/AI21-Jamba-1.5-Large", "ai21-jamba-large"),
+        ("huihui-ai/Huihui-Qwen3-30B-A3B-Instruct-2507-abliterated", "qwen3-30b-a3b"),
+        ("openai/gpt-oss-safeguard-120b", "gpt-oss-120b"),
+        ("zai-org/GLM-4.6V-Flash", "glm-4-9b-0414"),
+        ("zai-org/GLM-4.6V-FP8", "glm-4.5v"),
     ],
 )
 def test_names_of_huggingface_lead_to_shapes(name: str, shape: str) -> None:
@@ -115,10 +123,10 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "name",
     [
-        "tiiuae/Falcon-H1-34B-Instruct",
+        "tiiuae/Falcon-H2-34B-Instruct",
         "deepseek-ai/DeepSeek-V3.9",
         "microsoft/Phi-4-multimodal-instruct",
-        "moonshotai/Kimi-Linear-48B-A3B-Instruct",
+        "moonshotai/Kimi-VL-A3B-Instruct",
         "Qwen/Qwen2.5-Omni-7B",
         "nvidia/Mistral-NeMo-Minitron-8B-Instruct",
         "google/gemma-3n-E4B-it",
@@ -127,6 +135,26 @@ def test_a_folder_with_a_config_is_a_model(tmp_path: Path, monkeypatch: pytest.M
 def test_a_name_that_begins_like_another_models_is_not_taken_for_it(name: str) -> None:
     with pytest.raises(ConfigError, match="no shape of it"):
         model_of(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "last"),
+    [
+        ("meta-llama/Llama-3.2-11B-Vision-Instruct", "0.10.2"),
+        ("MiniMaxAI/MiniMax-M1-80k", "0.23.0"),
+        ("xai-org/grok-2", "0.24.0"),
+    ],
+)
+def test_a_model_that_vllm_no_longer_has_is_told_its_last_version(name: str, last: str) -> None:
+    with pytest.raises(ConfigError, match=f"the last vLLM that serves it is {last}; name a model"):
+        model_of(name)
+
+
+def test_words_of_a_name_come_before_the_config_that_it_leads_to() -> None:
+    pytest.importorskip("aiconfigurator_core", reason="the extra 'tables' is not installed")
+    assert asked("RedHatAI/Kimi-K2-Instruct-quantized.w4a16").weights == "int4"
+    assert asked("moonshotai/Kimi-K2-Instruct").weights == "fp8_block"
+    assert asked("unsloth/Qwen3-14B-unsloth-bnb-4bit").weights == "int4"
 
 
 @pytest.mark.parametrize(
@@ -180,6 +208,14 @@ def test_a_known_name_may_have_a_longer_context_than_the_model_of_its_shape() ->
             "fp8",
         ),
         ("deepseek-ai/DeepSeek-V3.2-Exp", "deepseek-ai--DeepSeek-V3.2", None),
+        ("QuantTrio/DeepSeek-V3.2-AWQ", "deepseek-ai--DeepSeek-V3.2", "int4"),
+        ("unsloth/DeepSeek-V3.2-BF16", "deepseek-ai--DeepSeek-V3.2", "bfloat16"),
+        (
+            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16",
+            "nvidia--NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4",
+            "bfloat16",
+        ),
+        ("moonshotai/Kimi-K3", "moonshotai--Kimi-K3", None),
     ],
 )
 def test_a_model_without_a_shape_here_has_its_published_config(

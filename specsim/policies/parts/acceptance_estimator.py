@@ -30,11 +30,9 @@ class Estimator(NamedTuple):
     precision.
     """
 
-    state: Rows[Slope]
-    """One row."""
+    state: Rows[Slope]  # one row
     intercepts: Floats
-    features: FloatRows
-    """Of each request's last draft."""
+    features: FloatRows  # of each request's last draft
     sums: FloatRows
     """Since the last fit, by position: of the hessian, feature squared, feature and 1, each
     weighted; of the gradient, slope and intercept; and tokens. Shape (6, longest)."""

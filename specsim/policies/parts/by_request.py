@@ -7,8 +7,16 @@ from specsim.core.desk import Floats
 from specsim.decisions.loops import View, row_of
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, survive
-from specsim.policies.parts.spending import Spending, spending_desk
-from specsim.policies.parts.trials import BEGUN, TrialState, learn, may_drop, no_trials, settle
+from specsim.policies.parts.spending import Spending, spend_by_len, spending_desk
+from specsim.policies.parts.trials import (
+    BEGUN,
+    KEPT,
+    TrialState,
+    learn,
+    may_drop,
+    no_trials,
+    settle,
+)
 from specsim.profile.step_time import put_load
 
 
@@ -23,10 +31,8 @@ class EachKnown(TrialState, Protocol):
 class ByRequest(NamedTuple):
     """What it remembers."""
 
-    known: Rows[EachKnown]
-    """One row."""
-    gains: Floats
-    """As in `Spending`."""
+    known: Rows[EachKnown]  # one row
+    gains: Floats  # as in `Spending`
     fading: Annotated[Any, Fading]
     spending: Annotated[Any, Spending]
 
@@ -42,7 +48,8 @@ def foresee_each(view: View, memory: ByRequest) -> None:
     """Work out what drafts gain in the next step, and put that down without any."""
     step, num, spending = view.step[0], view.step[0].num_decodes, memory.spending
     memory.fading.sizes[0], memory.fading.sizes[1] = step.num_rows, step.max_draft_len
-    survive(memory.fading, alpha_now(memory))
+    step.alpha = alpha_now(memory)
+    survive(memory.fading, step.alpha)
     put_load(view.pricing, step.next_context_tokens, num, num, 0)
     spending.sizes[2], spending.found[0] = step.num_rows, num
     for row in range(step.num_rows):
@@ -50,19 +57,23 @@ def foresee_each(view: View, memory: ByRequest) -> None:
 
 
 @inner
-def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
-    """Do what `settle` does, and renew what was learned when a trial begins."""
-    what = settle(view, memory.known[0], emitted)
-    if what == BEGUN:  # count for no more than a prior does
-        memory.known[0].prior = alpha_now(memory)
-        memory.fading.totals[0] = memory.fading.totals[1] = 0.0
-    return what
+def spend_each(view: View, memory: ByRequest) -> None:
+    """Add to what each drafts what makes goodput highest."""
+    step, one_cost = view.step[0], memory.known[0].one_cost > 0
+    spend_by_len(memory.spending, step.max_draft_len, step.free_slots, one_cost)
 
 
 @inner
-def tell(view: View, memory: ByRequest) -> None:
-    """Say what is believed."""
-    view.step[0].alpha, view.step[0].may_drop = alpha_now(memory), may_drop(memory.known[0])
+def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
+    """Do what `settle` does if somebody decodes, renew what was learned when a trial begins."""
+    known, what = memory.known[0], KEPT
+    if view.step[0].num_decodes:
+        what = settle(view, known, emitted)
+    if what == BEGUN:  # count for no more than a prior does
+        known.prior = alpha_now(memory)
+        memory.fading.totals[0] = memory.fading.totals[1] = 0.0
+    view.step[0].alpha, view.step[0].may_drop = alpha_now(memory), may_drop(known)
+    return what
 
 
 @inner

@@ -74,12 +74,9 @@ class WindowState(Protocol):
     """
 
     prior: float
-    accepted: int
-    """Tokens over the window;"""
-    cut_short: int
-    """and drafts that ended there in a token that was not."""
-    place: int
-    """Of the oldest step of the window, in its ring: two such numbers for each."""
+    accepted: int  # tokens over the window;
+    cut_short: int  # and drafts that ended there in a token that was not
+    place: int  # of the oldest step of the window, in its ring: two such numbers for each
 
 
 @inner
@@ -133,22 +130,17 @@ def renew_alpha(window: WindowState, ring: Ints) -> None:
 class Fading(NamedTuple):
     """Counts that fade, and the step that is added to them."""
 
-    counts: FloatRows
-    """Accepted tokens and trials of each request, shape (requests, 2)."""
-    totals: Floats
-    """The same of all requests."""
+    counts: FloatRows  # accepted tokens and trials of each request, shape (requests, 2)
+    totals: Floats  # the same of all requests
     rates: Floats
     """Share that stays; trials that alpha counts for in the rate of each request; whether totals
     fade where nothing is tried."""
     requests: Ints
     accepted_lens: Ints
     draft_lens: Ints
-    in_prefill: Flags
-    """Whose drafts would be ignored."""
-    gains: Floats
-    """Shape (longest, n): the rate of each request to the power of 1, 2, ..."""
-    sizes: Ints
-    """n, longest."""
+    in_prefill: Flags  # whose drafts would be ignored
+    gains: Floats  # shape (longest, n): the rate of each request to the power of 1, 2, ...
+    sizes: Ints  # n, longest
 
 
 @inner

@@ -23,8 +23,7 @@ class Rate(Protocol):
     Time is counted in what such a step takes without drafts: what a batch explains of it is known.
     """
 
-    keep: float
-    """Share that a step leaves of the others."""
+    keep: float  # share that a step leaves of the others
     tokens: float
     sequences: float
     time: float
@@ -70,10 +69,8 @@ class Learned(Protocol):
 class Trade(NamedTuple):
     """What steps take, what a second is worth, and what comes of each choice."""
 
-    gains: Floats
-    """As in `Spending`."""
-    draft_lens: Ints
-    """Of a step that is to be trimmed."""
+    gains: Floats  # as in `Spending`
+    draft_lens: Ints  # of a step that is to be trimmed
     spending: Annotated[Any, Spending]
     exchange: Rows[Rate]
     learned: Rows[Learned]
@@ -95,10 +92,8 @@ class Trade(NamedTuple):
     """Of drafting 0, 1, ... tokens for every sequence,"""
     emitted: Floats
     """and the tokens of such a step, with the choice that is worth most."""
-    lens: Ints
-    """Of each sequence: what it is best to draft, or to verify."""
-    sizes: Ints
-    """Choices; sequences, and tokens of the longest draft, that gains are of."""
+    lens: Ints  # of each sequence: what it is best to draft, or to verify
+    sizes: Ints  # choices; sequences, and tokens of the longest draft, that gains are of
     outcome: Floats
     """Of a step that has ended: sequences that emitted tokens, these, seconds in all, and those
     that it took to make its drafts."""

@@ -104,14 +104,11 @@ class Joining(NamedTuple):
     kinds: Ints
     """Of each request: how its last drafts fared, in classes from poor to good. Text is easy or
     hard to draft for a while, which confidences know nothing of."""
-    fates: FloatRows
-    """Of each request: accepted tokens and trials, which fade with every draft."""
-    begun: Floats
-    """Of each request: the step it was admitted in."""
+    fates: FloatRows  # of each request: accepted tokens and trials, which fade with every draft
+    begun: Floats  # of each request: the step it was admitted in
     states: Ints
     """Of each request: new to the drafter, served, tried though it was given up, or let go of."""
-    len_kinds: Ints
-    """Classes of drafts by their length."""
+    len_kinds: Ints  # classes of drafts by their length
     let_go: Flags
     state: Rows[JointState]
     lives: Rows[Lives]

@@ -20,13 +20,10 @@ class NumPresent(Protocol):
 class Present(NamedTuple):
     """Who was in the last step."""
 
-    size: Rows[NumPresent]
-    """One row."""
+    size: Rows[NumPresent]  # one row
     requests_before: Ints
-    left: Ints
-    """Filled in: who is not in this one."""
-    marks: Floats
-    """Of each request: whether it is in the step, while that is looked at."""
+    left: Ints  # filled in: who is not in this one
+    marks: Floats  # of each request: whether it is in the step, while that is looked at
 
 
 PresentPart = Annotated[Any, Present]

@@ -35,34 +35,24 @@ class Seen(NamedTuple):
     counts: FloatRows
     """Drafts of each class, by place and level, then their survival; shape (KINDS, 2 x longest x
     levels)."""
-    prior: Floats
-    """Of one row."""
+    prior: Floats  # of one row
     tokens: Floats
     """That are verified down to each level, the surest first, of drafts of 1, 2, ... tokens, shape
     (longest, levels), if what is likeliest is;"""
     gained: Floats
     """and those of them that are accepted."""
-    nums: Floats
-    """Drafts of each class, fading."""
-    firsts: Floats
-    """Survival of the last first tokens."""
+    nums: Floats  # drafts of each class, fading
+    firsts: Floats  # survival of the last first tokens
     decline: FloatRows
     """Survival at each place, and what it would be if all places were alike; sums, fading; shape
     (2, longest)."""
-    ahead: FloatRows
-    """Drafts of a step by place and level, known or expected; and their survival."""
-    weights: Floats
-    """Drafts of a batch or a step, by class; then what one of that class counts for."""
-    classes: Ints
-    """Of the drafts of a batch, or of those that are taken in."""
-    taken_lens: Ints
-    """Of those that are taken in, and"""
-    survival: Floats
-    """shape (n, longest): of their tokens, continued where they end early."""
-    course: Rows[Course]
-    """How far off that was."""
-    sizes: Ints
-    """n, longest, first tokens that are known."""
+    ahead: FloatRows  # drafts of a step by place and level, known or expected; and their survival
+    weights: Floats  # drafts of a batch or a step, by class; then what one of that class counts for
+    classes: Ints  # of the drafts of a batch, or of those that are taken in
+    taken_lens: Ints  # of those that are taken in, and
+    survival: Floats  # shape (n, longest): of their tokens, continued where they end early
+    course: Rows[Course]  # how far off that was
+    sizes: Ints  # n, longest, first tokens that are known
 
 
 @inner

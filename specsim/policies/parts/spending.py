@@ -28,14 +28,10 @@ class Spending(NamedTuple):
     gains: Floats
     """Shape (longest, n): of the first token of every sequence, then of the second and so on; at
     most 1, and all negative ones equal."""
-    kept: Floats
-    """Those that may be worth it."""
-    places: Ints
-    """Buckets, or batched tokens."""
-    ends: Ints
-    """Shape (BUCKETS,)."""
-    falling: Floats
-    """Gains, the largest first."""
+    kept: Floats  # those that may be worth it
+    places: Ints  # buckets, or batched tokens
+    ends: Ints  # shape (BUCKETS,)
+    falling: Floats  # gains, the largest first
     times: Floats
     """Of a step that spends 0, 1, ... of them, without"""
     extra: Floats
@@ -44,12 +40,9 @@ class Spending(NamedTuple):
     """What is emitted in any case, then the highest goodput; the last gain that is spent; seconds
     that a step may take, unless it takes more in any case, if it is not 0; what a second is worth,
     tokens: if it is not 0, tokens - worth x time stands for goodput."""
-    counts: Ints
-    """Of each sequence: what it drafts, or is to verify."""
-    sizes: Ints
-    """Gains, times, sequences, gains to be taken."""
-    pricing: Annotated[Any, Pricing]
-    """What steps take."""
+    counts: Ints  # of each sequence: what it drafts, or is to verify
+    sizes: Ints  # gains, times, sequences, gains to be taken
+    pricing: Annotated[Any, Pricing]  # what steps take
 
 
 def spending_desk(pricing: Desk[Pricing] | None = None) -> Desk[Spending]:
@@ -363,6 +356,18 @@ def spend_by_len(desk: Spending, longest: int, free_slots: int, one_cost: bool) 
     desk.sizes[0], desk.sizes[3], found[0], found[1] = best_len * num, best, best_rate, least
     if best:
         _take_largest(desk)
+
+
+@inner
+def put_stated(view: View, gains: Floats) -> None:
+    """Take drafters at their word on how likely each token is accepted; 0 beyond a draft's end."""
+    step = view.step[0]
+    for row in range(step.num_rows):
+        stated = 1.0
+        for place in range(step.width):
+            stated *= view.confidences[row * step.width + place]
+            is_drafted = place < view.draft_lens[row]
+            gains[place * step.num_rows + row] = stated if is_drafted else 0.0
 
 
 @inner

@@ -5,6 +5,7 @@ from typing import NamedTuple, Protocol
 
 from specsim.core.compiled import Rows, inner
 from specsim.decisions.loops import View
+from specsim.policies.parts.asking import ask_all
 
 
 class StopRule(Protocol):
@@ -17,17 +18,14 @@ class StopRule(Protocol):
 class Stopping(NamedTuple):
     """What a policy remembers that learns nothing."""
 
-    rule: Rows[StopRule]
-    """One row."""
+    rule: Rows[StopRule]  # one row
 
 
 @inner
 def draft_on(view: View) -> None:
     """Ask for the longest drafts, which the policy's `stop` is to cut."""
-    step = view.step[0]
-    for row in range(step.num_rows):
-        view.lens[row] = step.max_draft_len
-    step.may_stop = 1
+    ask_all(view, view.step[0].max_draft_len)
+    view.step[0].may_stop = 1
 
 
 @inner

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Flags, Ints
+from specsim.policies.parts.leavers import MOST
 
 
 def _for_all_sizes(tiers: Any) -> Any:
@@ -48,11 +49,17 @@ def middle(lens: list[int]) -> int:
     return len(lens) // 2
 
 
-def lens_up_to(schedule: dict[int, int], longest: int) -> NDArray[np.int64]:
+LensUpTo = dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]]
+"""A draft length by the largest batch that it is for."""
+
+
+def lens_up_to(schedule: dict[int, int] | None, longest: int) -> NDArray[np.int64]:
     """Return the length of each size of batch, given by the largest size that it is for.
 
-    None beyond the last, which stands for all that are larger.
+    None beyond the last, which stands for all that are larger; without a schedule the longest.
     """
+    if schedule is None:
+        return np.array([longest])
     sizes = sorted(schedule)
     of_each = [*(schedule[size] for size in sizes), 0]
     by_size = np.searchsorted(sizes, np.arange(sizes[-1] + 2))
@@ -83,12 +90,9 @@ def range_of(sizes: Sequence[int] | Ints, size: int) -> int:
 class Tiers(NamedTuple):
     """Lengths by size of batch, as loops see them."""
 
-    sizes: Ints
-    """Least size of each range, rising;"""
-    middles: Ints
-    """its middle length;"""
-    has: Flags
-    """and whether it has a length of 0, 1, ..., range after range."""
+    sizes: Ints  # least size of each range, rising;
+    middles: Ints  # its middle length;
+    has: Flags  # and whether it has a length of 0, 1, ..., range after range
 
 
 @inner

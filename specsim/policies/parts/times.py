@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from specsim.core.desk import Desk, Floats, Ints, loop_on
 from specsim.core.step import StepLoad
+from specsim.decisions.loops import ROOMS
 from specsim.latency import COEFFICIENTS
-from specsim.policies.parts import ROOMS
 from specsim.profile import StepCosts
 from specsim.profile.costs import Drafts, Lens, draft_load
 from specsim.profile.step_time import (
@@ -30,10 +30,8 @@ class Timed(NamedTuple):
 
     tokens: Ints
     seconds: Floats
-    lens: Ints
-    """What each sequence drafts, if they do not draft as `pricing.load` has it."""
-    sizes: Ints
-    """Steps; sequences of which that is said."""
+    lens: Ints  # what each sequence drafts, if they do not draft as `pricing.load` has it
+    sizes: Ints  # steps; sequences of which that is said
     pricing: Annotated[Any, Pricing]
 
 

@@ -13,8 +13,17 @@ a useless drafter costs next to nothing, and one that has become better is found
 from typing import Protocol
 
 from specsim.core.compiled import inner
+from specsim.core.desk import Ints
 from specsim.decisions.loops import View
-from specsim.policies.parts.estimate import num_cut_short
+from specsim.policies.parts.asking import ask_all, let_go_of
+from specsim.policies.parts.estimate import (
+    WindowState,
+    alpha_of,
+    expected_len,
+    note_trials,
+    num_cut_short,
+    renew_alpha,
+)
 from specsim.profile.step_time import priced, priced_plain, put_load
 
 FIRST_WAIT, LONGEST_WAIT = 100, 3200
@@ -33,21 +42,17 @@ _ONE_OF = 8  # steps is weighed, for all of them: that takes longer than to choo
 class TrialState(Protocol):
     """What is known of a drafter, against a server that has none."""
 
-    weight: float
-    """Of a step that is weighed, in the means over steps."""
+    weight: float  # of a step that is weighed, in the means over steps
     num_settled: int
     num_observed: int
-    unpaid: float
-    """Share of steps without speculation."""
-    reading_time: float
-    """Seconds of a step that the drafter reads prompts."""
+    unpaid: float  # share of steps without speculation
+    reading_time: float  # seconds of a step that the drafter reads prompts
     lost: float
     missed: float
     is_given_up: int
     idle: int
     wait: int
-    left: int
-    """Draft tokens until the trial is over; 0: there is none."""
+    left: int  # draft tokens until the trial is over; 0: there is none
 
 
 KEPT, NOTHING, TRIED, BEGUN = range(4)
@@ -183,6 +188,26 @@ def settle(view: View, trials: TrialState, emitted: float) -> int:
     return what
 
 
+class Known(WindowState, TrialState, Protocol):
+    """What is known of the acceptance of the last steps, and of whether drafting pays."""
+
+
+@inner
+def ask_in_common(view: View, known: Known, ring: Ints, k: int) -> None:
+    """Ask all for a length, none or a trial's; when one begins, what was learned is renewed."""
+    num, alpha = view.step[0].num_decodes, alpha_of(known)
+    ask_all(view, k)
+    if num and settle(view, known, num * expected_len(alpha, k)) == BEGUN:
+        renew_alpha(known, ring)
+
+
+@inner
+def learn_in_common(view: View, known: Known, ring: Ints) -> None:
+    """Learn from what was accepted, and what prompts take to be read by the drafter."""
+    note_trials(view, known, ring)
+    learn(view, known)
+
+
 @inner
 def learn(view: View, trials: TrialState) -> None:
     """Learn what prompts take to be read by the drafter, and how far a trial has come."""
@@ -209,6 +234,4 @@ def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
 @inner
 def let_go(view: View, trials: TrialState) -> None:
     """Let go of everybody where the drafter is given up; of whom is new, where it hardly pays."""
-    lets_all_go, skips = gives_up(trials), skips_prefill(trials)
-    for row in range(view.step[0].num_rows):
-        view.let_go[row] = lets_all_go or (skips and view.is_admitted[row])
+    let_go_of(view, gives_up(trials), skips_prefill(trials))

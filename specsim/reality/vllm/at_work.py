@@ -15,7 +15,7 @@ from pydantic import Field
 from specsim.core.compiled import Hook, has, inner, raise_kept, run
 from specsim.core.desk import Floats, Ints, loop_on
 from specsim.core.step import BatchView, StepLoad, StepOutcome
-from specsim.decisions.loops import LoopMemory, View, no_view
+from specsim.decisions.loops import ROOMS, LoopMemory, View, no_view
 from specsim.decisions.policy import LoopPolicy, Policy, ServerView, pricing_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 from specsim.reality.vllm.learned_times import LearnedTimes
@@ -26,13 +26,11 @@ Count = Annotated[int, Field(ge=0, lt=2**40)]
 class Scheduled(NamedTuple):
     """A sequence of a step that has been scheduled, as vLLM counts; lengths in tokens."""
 
-    number: Count
-    """Requests are counted as they come, and a number is not used again."""
+    number: Count  # requests are counted as they come, and a number is not used again
     prompt_len: Count
     output_len: Count
     """Output that is known when the step is scheduled, or awaited from steps that still run."""
-    awaited_len: Count
-    """What of that is awaited, drafts included."""
+    awaited_len: Count  # what of that is awaited, drafts included
     context_len: Count
     batched_len: Count
 
@@ -67,12 +65,10 @@ class _ShownStep(NamedTuple):
     sequences that decode in it, and what is read if each of them decodes one token; of one that has
     ended, rows and output of those that emitted any."""
     shown: Annotated[Any, View]
-    learned: Floats
-    """As `LearnedTimes.row`."""
+    learned: Floats  # as `LearnedTimes.row`
     learn: Hook | None = None
     decide: Hook | None = None
-    observe: Hook | None = None
-    """Where step times are learned, and where the policy is loops."""
+    observe: Hook | None = None  # where step times are learned, and where the policy is loops
 
 
 MOST_RUNNING = 32
@@ -82,7 +78,6 @@ _NUM, _RUNNING, _FREE, _AT, _NUM_ENDED, _K, _ENDED_AT, _FIRST = range(8)
 """Of `_ShownStep.told`: sequences that have been scheduled, how many run, free slots, where the
 step is kept; sequences of the step that has ended, what was decided for it, where it is kept."""
 _ROOM, _LOAD, _DECODES, _NEXT, _NUM_EMITTED, _OUTPUT = 0, 1, 5, 6, 7, 8  # of `_ShownStep.sizes`
-_ROOMS = ("specsim.decisions.loops", "specsim.latency.form", "specsim.profile.step_time")
 
 
 @inner
@@ -173,13 +168,13 @@ def _settled(view: Any) -> int:
     return max(1, (2 * tokens + num) // (2 * num)) if drafting else 0
 
 
-@loop_on(_ShownStep, *_ROOMS)
+@loop_on(_ShownStep, "specsim.decisions.loops", *ROOMS)
 def settle(seen: _ShownStep) -> int:
     """Return one length for all that a policy in Python has said."""
     return _settled(seen.shown)
 
 
-@loop_on(_ShownStep, *_ROOMS)
+@loop_on(_ShownStep, "specsim.decisions.loops", *ROOMS)
 def act(seen: _ShownStep) -> int:
     """Show a step that has ended, if any, then one that has been scheduled, if any.
 

@@ -22,16 +22,11 @@ _SHORTEST = 1e-6  # seconds
 class _Known(NamedTuple):
     """What is known of step times."""
 
-    seconds: Floats
-    """As `_BELIEVED`."""
-    spread: Floats
-    """Covariance of what is believed, row after row."""
-    most: Floats
-    """Variances that it never exceeds: what is never tried must not grow without end."""
-    row: Floats
-    """As `LearnedTimes.row`."""
-    gain: Floats
-    """Scratch."""
+    seconds: Floats  # as `_BELIEVED`
+    spread: Floats  # covariance of what is believed, row after row
+    most: Floats  # variances that it never exceeds: what is never tried must not grow without end
+    row: Floats  # as `LearnedTimes.row`
+    gain: Floats  # scratch
 
 
 @loop_on(_Known)

@@ -102,8 +102,7 @@ class Goal:
     """Of the capacity: where else latency and cost are looked at."""
     in_whole_replicas: bool = False
     """Whether of those the largest below are meant that whole replicas of the target rate have."""
-    spare_replicas: int = 0
-    """Replicas beyond those that the target rate takes: so many may be down."""
+    spare_replicas: int = 0  # replicas beyond those that the target rate takes: so many may be down
 
     limit_shares: Mapping[str, float] = field(default_factory=dict)
     """Share that must keep a limit, by its name, such as ``ttft_ms``."""
@@ -239,10 +238,8 @@ class Hardware:
     profile: Profile
     pools: tuple[tuple[Profile, int], ...] = ()
     """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
-    drafter: Profile | None = None
-    """Of a drafter on GPUs of its own, which every replica has."""
-    ranks: int = 1
-    """Data-parallel ones, each with as many GPUs as the profile."""
+    drafter: Profile | None = None  # of a drafter on GPUs of its own, which every replica has
+    ranks: int = 1  # data-parallel ones, each with as many GPUs as the profile
 
     def under(self, policy: Policy, experiment: Experiment) -> Self:
         """Return it with the GPUs of all ranks, and of a drafter that has some if one drafts."""

@@ -70,8 +70,7 @@ class ServerCommand:
     ranks: int = 1  # data-parallel ones
     stages: int = 1  # of a pipeline
     shares: int = 1  # GPUs that each keep a part of every KV block
-    has_small_cache: bool = False
-    """Whether its KV cache is in 8 bits."""
+    has_small_cache: bool = False  # whether its KV cache is in 8 bits
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 

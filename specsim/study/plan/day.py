@@ -66,7 +66,6 @@ class Day:
 
     @property
     def requests(self) -> float:
-        """Requests of the day."""
         return float(self._looks.mean()) * _HOURS * 3600
 
     @property

@@ -57,6 +57,11 @@ def model_of(name: str) -> str:
             "(./my-model)"
         )
     known = [n for n in model_names() if not load_model(n).is_head]
+    if (last := of_longest(NAMES["until"], key_of(name))) is not None:
+        raise ConfigError(
+            f"model {name}: no shape of it is known, and the last vLLM that serves it is {last}; "
+            "name a model that vLLM has"
+        )
     others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 50 more"
     hint = nearest(key_of(name), known)
     hint = "specsim list names those that are" if hint.startswith("choose") else hint
@@ -72,6 +77,8 @@ def weights_of(name: str, named: str | None) -> str | None:
     Args:
         named: What the command says of it, or the model's name.
     """
+    if named and _is_stored_otherwise(name):
+        return named
     if (found := _fine_tune(name)) is not None:
         own, known = (load_model(each).quantization for each in found)
         return named if own == known else own or named
@@ -132,11 +139,25 @@ def _published(name: str) -> str | None:
         return None
     configs = {_untuned(key): path for key, path in published_configs().items()}
     key, known = _untuned(key_of(name)), known_model(name)
-    stored = "-".join(word for word in key.split("-") if not HOW_STORED.search(word))
+    stored = _without_storage(key)
     if known and (stored == key or find_resource("profiles", f"{known}.json")):
         return None
     found = configs.get(key) or (None if known else configs.get(stored))
+    if found is None and not known and HOW_STORED.search(key_of(name)):  # another storage's shape
+        found = {_without_storage(each): path for each, path in configs.items()}.get(stored)
     return None if found is None else str(found)
+
+
+def _is_stored_otherwise(name: str) -> bool:
+    """Whether the config.json that a name leads to, if any, is of the model stored otherwise."""
+    if _own_config(name) or _published(name) is None:
+        return False
+    own = {_untuned(key) for key in published_configs()}
+    return _untuned(key_of(name)) not in own or "bf16" in key_of(name)
+
+
+def _without_storage(key: str) -> str:
+    return "-".join(word for word in key.split("-") if not HOW_STORED.search(word))
 
 
 def _untuned(key: str) -> str:

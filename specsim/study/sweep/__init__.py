@@ -57,8 +57,7 @@ class SweepFolder:
     specsim_version: str  # of the one that wrote it
     profiles: dict[str, str]
     """Digest of each profile that the points name, so that they cannot change in between."""
-    inputs: dict[str, str | None]
-    """The same of everything else that they read."""
+    inputs: dict[str, str | None]  # the same of everything else that they read
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:

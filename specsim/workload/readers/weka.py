@@ -70,10 +70,8 @@ class _Agent:
     block_size: int
     depth: int
     ids: dict[object, int] = field(default_factory=dict)
-    turns: set[int] = field(default_factory=set)
-    """What its next call waits for."""
-    ended_at: float = 0.0
-    """When the last of these had ended, in the recording."""
+    turns: set[int] = field(default_factory=set)  # what its next call waits for
+    ended_at: float = 0.0  # when the last of these had ended, in the recording
     is_end_known: bool = True
     started: list["_Agent"] = field(default_factory=list)
     """Sub-agents that it has not waited for yet."""

@@ -1,0 +1,240 @@
+"""Layers that few models have: their weights, what they keep of a token and of a sequence."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from specsim.core.errors import ProfileError
+from specsim.hardware import load_model
+from specsim.hardware.kv_groups import kv_layout
+from specsim.hardware.model_shape import ModelShape
+
+Written = Callable[[dict[str, Any]], str]
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Written:
+    """Write a config.json and return its path."""
+
+    def write(config: dict[str, Any]) -> str:
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config))
+        return str(path)
+
+    return write
+
+
+SIZES = {
+    "hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "vocab_size": 128, "max_position_embeddings": 4096, "head_dim": 16,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+JAMBA = SIZES | {
+    "model_type": "jamba", "attn_layer_period": 4, "attn_layer_offset": 1, "mamba_d_state": 16,
+    "expert_layer_period": 2, "expert_layer_offset": 1, "num_experts": 8, "mamba_d_conv": 4,
+    "num_experts_per_tok": 2, "mamba_expand": 2, "mamba_dt_rank": "auto",
+}  # fmt: skip
+KIMI = SIZES | {
+    "model_type": "kimi_linear", "kv_lora_rank": 32, "qk_nope_head_dim": 16, "v_head_dim": 16,
+    "qk_rope_head_dim": 8, "linear_attn_config": {
+        "kda_layers": [1, 2, 3, 5, 6, 7], "full_attn_layers": [4, 8], "num_heads": 4,
+        "head_dim": 8, "short_conv_kernel_size": 4,
+    },
+}  # fmt: skip
+FALCON = SIZES | {
+    "model_type": "falcon_h1", "mamba_n_groups": 1, "mamba_n_heads": 8, "mamba_d_state": 32,
+    "mamba_d_head": 16, "mamba_d_conv": 4,
+}  # fmt: skip
+STEP = SIZES | {
+    "model_type": "step3p5", "num_nextn_predict_layers": 2, "sliding_window": 512,
+    "layer_types": ["full_attention", "sliding_attention"] * 5, "use_head_wise_attn_gate": True,
+    "moe_num_experts": 8, "moe_top_k": 2, "moe_intermediate_size": 48, "share_expert_dim": 48,
+    "moe_layers_enum": "3,5", "attention_other_setting": {
+        "attention_type": "sliding_attention", "num_attention_heads": 6, "num_attention_groups": 2,
+        "head_dim": 16,
+    },
+}  # fmt: skip
+
+GEMMA = SIZES | {
+    "model_type": "gemma4_text", "global_head_dim": 32, "sliding_window": 512,
+    "layer_types": ["sliding_attention", "full_attention"] * 4, "num_kv_shared_layers": 4,
+    "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 100,
+}  # fmt: skip
+
+
+def weights(shape: ModelShape, layers: int) -> dict[str, list[tuple[int, int]]]:
+    """Return outputs and inputs of the attention matrices that so many layers have."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for each in shape.attention_matrices(1):
+        if each.layers == layers:
+            found.setdefault(each.name, []).append((each.outputs, each.inputs))
+    return found
+
+
+def groups(shape: ModelShape) -> list[tuple[str, int]]:
+    layers = shape.kv_layers(shape.kv_bytes_per_token)
+    return [(each.kind, each.num_layers) for each in kv_layout(layers, 16).groups]
+
+
+def test_attention_and_a_state_side_by_side_in_each_layer() -> None:
+    """Falcon-H1-34B: of a state 32 x 128 x 256 numbers, of its convolution 3 x 5,120."""
+    shape = load_model("falcon-h1-34b")
+    assert shape.state_bytes(1) == 72 * (32 * 128 * 256 + 3 * 5120) * 2
+    assert shape.kv_bytes_per_token == 72 * 2 * 4 * 128 * 2
+    # As vLLM 0.33.0 has them (kv_cache_planning.py get_kv_cache_groups): attention comes first.
+    assert groups(shape) == [("full_attention", 72), ("state", 72)]
+    found = weights(shape, 72)
+    assert found["qkv"] == [((20 + 2 * 4) * 128, 5120)]
+    assert found["state_in"] == [(4096 + 4096 + 2 * 2 * 256 + 32, 5120)]
+    assert found["o"] == [(5120, 20 * 128), (5120, 4096)]
+    assert (shape.num_halves, shape.num_sums) == (144, 216)
+
+
+def test_keys_of_fewer_groups_than_gpus_are_on_each(written: Written) -> None:
+    shape = load_model(written(FALCON))
+    convolved, state = 8 * 16 + 2 * 32, 8 * 16 * 32
+    assert shape.state_bytes(1) == 8 * (state + 3 * convolved) * 2
+    assert shape.state_bytes(4) == 8 * (state / 4 + 3 * (8 * 16 // 4 + 2 * 32)) * 2
+
+
+def test_the_first_mamba_has_a_state_of_each_number_that_is_convolved(written: Written) -> None:
+    shape = load_model(written(JAMBA))
+    kinds = ["mamba", "full_attention", "mamba", "mamba"] * 2
+    assert [each.kind for each in shape.layers] == kinds
+    assert [each.has_experts for each in shape.layers] == [False, True] * 4
+    assert shape.state_bytes(1) == 6 * (128 * 16 + 3 * 128) * 2
+    assert shape.state_bytes(2) == shape.state_bytes(1) / 2
+    assert weights(shape, 6) == {
+        "state_in": [(2 * 128, 64)],
+        "o": [(64, 128)],
+        "choose": [(4 + 2 * 16, 128)],
+        "rank": [(128, 4)],
+    }
+    assert groups(shape) == [("state", 2), ("state", 2), ("state", 2), ("full_attention", 2)]
+
+
+def test_one_expert_is_a_dense_mlp(written: Written) -> None:
+    shape = load_model(written({**JAMBA, "num_experts": 1, "num_experts_per_tok": 1}))
+    assert (shape.num_experts, shape.num_expert_layers) == (0, 0)
+    assert {each.mlp_width for each in shape.layers} == {96}
+
+
+def test_decays_of_each_number_of_a_key_come_from_few_numbers(written: Written) -> None:
+    shape = load_model(written(KIMI))
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    assert [each.kind for each in shape.layers] == kinds * 2
+    assert weights(shape, 6) == {
+        "state_in": [(3 * 32 + 4 + 8 + 8, 64)],  # q, k, v; beta; both ranks
+        "o": [(64, 32)],
+        "rank": [(32, 8), (32, 8)],
+    }
+    assert shape.state_bytes(1) == 6 * (4 * 8 * 8 * 4 + 3 * 96 * 2)  # the state in 32 bits
+    assert shape.kv_bytes_per_token == 2 * (32 + 8) * 2
+    inner = {**KIMI["linear_attn_config"], "use_full_rank_gate": True}
+    at_once = load_model(written({**KIMI, "linear_attn_config": inner}))
+    assert weights(at_once, 6)["state_in"] == [(4 * 32 + 4 + 8, 64)]
+    gated = load_model(written({**KIMI, "mla_use_output_gate": True}))
+    assert weights(gated, 2)["qkv"][0][0] == weights(shape, 2)["qkv"][0][0] + 4 * 16
+
+
+def test_groups_of_kimi_linear_are_vllms() -> None:
+    """Of vLLM 0.33.0 kv_cache_planning.py get_kv_cache_groups: 20 and 7 layers."""
+    kept = [("state", 7), ("state", 7), ("state", 6), ("full_attention", 7)]
+    assert groups(load_model("kimi-linear-48b-a3b")) == kept
+
+
+def test_residuals_of_blocks_have_two_vectors_for_each_part(written: Written) -> None:
+    plain = load_model(written(KIMI))
+    blocks = load_model(written({**KIMI, "attn_res_block_size": 4}))
+    assert blocks.num_parameters - plain.num_parameters == 2 * 64 * (2 * 8 + 1)
+
+
+def test_layers_with_a_window_may_have_more_heads(written: Written) -> None:
+    shape = load_model(written(STEP))
+    assert [each.kind for each in shape.layers] == ["full_attention", "sliding_attention"] * 4
+    assert [number for number, each in enumerate(shape.layers) if each.has_experts] == [3, 5]
+    heads = [each.num_attention_heads for each in shape.attention_widths]
+    assert heads == [4, 6]
+    assert weights(shape, 4)["qkv"] == [((4 + 2 * 2) * 16, 64), ((6 + 2 * 2) * 16, 64)]
+    assert weights(shape, 4)["gate"] == [(4, 64), (6, 64)]
+    with pytest.raises(ValueError, match="has 6 attention heads in a window"):
+        shape.check_split(4)
+
+
+def test_gates_of_trinity_are_as_wide_as_its_queries() -> None:
+    shape = load_model("trinity-nano")
+    assert shape.attn_output_gate is True
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    assert [each.kind for each in shape.layers] == kinds * 14
+    assert [each.has_experts for each in shape.layers] == [False] * 2 + [True] * 54
+
+
+def test_last_layers_may_read_the_keys_and_values_of_earlier_ones(written: Written) -> None:
+    shape = load_model(written(GEMMA))
+    alone = load_model(written(GEMMA | {"num_kv_shared_layers": 0}))
+    assert shape.kv_bytes_per_token == alone.kv_bytes_per_token / 2
+    assert [each.has_own_keys for each in shape.layers] == [True] * 4 + [False] * 4
+    keys = 2 * (2 * 16 + 2 * 32) * 64 * 2  # of two layers of each kind
+    assert alone.num_parameters - shape.num_parameters == keys
+    window, everything = (4 * 16, 64), (4 * 32, 64)
+    assert {window, everything} < set(weights(shape, 2)["qkv"])  # queries alone
+    assert sum(shape.attention_kinds.values()) == 8  # all of them read
+
+
+def test_mlps_of_layers_without_keys_may_be_twice_as_wide(written: Written) -> None:
+    shape = load_model(written(GEMMA | {"use_double_wide_mlp": True}))
+    assert [each.mlp_width for each in shape.layers] == [96] * 4 + [192] * 4
+
+
+def test_embeddings_of_each_layer_lie_in_memory_and_are_projected(written: Written) -> None:
+    shape = load_model(written(GEMMA))
+    without = load_model(written(GEMMA | {"hidden_size_per_layer_input": 0}))
+    assert shape.layer_embedding == 100 * 8 * 8
+    matrices = 64 * 8 * 8 + 8 * 2 * 64 * 8
+    assert shape.num_parameters - without.num_parameters == shape.layer_embedding + matrices
+
+
+def test_groups_of_gemma_4_e4b_are_vllms() -> None:
+    """Of vLLM 0.33.0 kv_cache_planning.py get_kv_cache_groups: 24 layers keep something."""
+    shape = load_model("gemma-4-e4b")
+    layout = kv_layout(shape.kv_layers(shape.kv_bytes_per_token), 16)
+    found = [(each.kind, each.block_size, each.num_layers) for each in layout.groups]
+    assert found == [("sliding_window", 32, 4)] * 5 + [("full_attention", 16, 4)]
+    assert layout.block_bytes == 4 * 65536
+
+
+def test_layers_of_a_searched_model_are_known_by_name() -> None:
+    shape = load_model("llama-3_3-nemotron-super-49b-v1")
+    assert [each.kind for each in shape.layers].count("none") == 31
+    assert shape.kv_bytes_per_token == 49 * 2 * 8 * 128 * 2
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (JAMBA | {"attn_layer_offset": 4}, "attn_layer_offset = 4: must be a whole number below"),
+        (JAMBA | {"attn_layer_period": 0}, "attn_layer_period = 0: must be a whole number above"),
+        (JAMBA | {"mamba_expand": None}, "'mamba_expand' is missing"),
+        (FALCON | {"attn_layer_indices": [1]}, "has layers without attention, which is not model"),
+        (KIMI | {"linear_attn_config": {"kda_layers": [1]}}, "must be kda_layers and full_attn_la"),
+        (KIMI | {"model_type": "other"}, "has layers of linear attention, which is not modelled"),
+        (
+            STEP | {"attention_other_setting": {"num_attention_heads": 6, "head_dim": 32}},
+            "attention_other_setting = .* only the number of query heads differs",
+        ),
+        (STEP | {"attention_other_setting": 96}, "must be of layers with a window"),
+        (GEMMA | {"num_kv_shared_layers": 8}, "num_kv_shared_layers = 8: must be fewer than num_"),
+        (GEMMA | {"model_type": "gemma3n_text"}, "has layers that share keys and values, which"),
+        (GEMMA | {"altup_num_inputs": 4}, "has several residual streams, which is not modelled"),
+        (STEP | {"model_type": "other"}, "has layers of different shapes, which is not modelled"),
+    ],
+)
+def test_what_is_not_modelled_is_refused_in_one_line(
+    written: Written, config: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ProfileError, match=message) as caught:
+        load_model(written(config))
+    assert "\n" not in str(caught.value)
