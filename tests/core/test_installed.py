@@ -78,5 +78,7 @@ def test_a_member_made_in_python_is_written_so_that_a_file_finds_it(
     experiment = Experiment.parse(tiny_config(), "test").replace(policy=mine)
     assert experiment.to_dict()["policy"] == {"kind": "made_in_python:Mine", "k": 2}
     experiment.save(tmp_path / "saved.yaml")
-    assert Experiment.load(tmp_path / "saved.yaml") == experiment
+    loaded = Experiment.load(tmp_path / "saved.yaml")
+    assert loaded.policy == experiment.policy
+    assert loaded.hash == experiment.hash
     assert experiment.replace(seed=1).to_dict()["policy"]["kind"] == "made_in_python:Mine"
