@@ -77,8 +77,9 @@ def test_a_member_made_in_python_is_written_so_that_a_file_finds_it(
     mine = import_module("made_in_python").Mine(k=2)
     experiment = Experiment.parse(tiny_config(), "test").replace(policy=mine)
     assert experiment.to_dict()["policy"] == {"kind": "made_in_python:Mine", "k": 2}
-    experiment.save(tmp_path / "saved.yaml")
-    loaded = Experiment.load(tmp_path / "saved.yaml")
+    (tmp_path / "elsewhere").mkdir()
+    experiment.save(tmp_path / "elsewhere/saved.yaml")
+    loaded = Experiment.load(tmp_path / "elsewhere/saved.yaml")
     assert loaded.policy == experiment.policy
     assert loaded.hash == experiment.hash
     assert experiment.replace(seed=1).to_dict()["policy"]["kind"] == "made_in_python:Mine"
