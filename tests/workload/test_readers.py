@@ -445,7 +445,7 @@ def test_bad_files_are_one_line_that_names_the_place(tmp_path: Path, name: str) 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["arrived_at", "arrival_time"])
+@pytest.mark.parametrize("name", ["arrived_at", "arrival_time", "ts_ms"])
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_times_of_parquet_are_seconds_in_any_unit(
