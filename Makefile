@@ -2,14 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Bytecode is kept whatever the environment says: many targets start hundreds of short processes.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: demo test test-fast matrix test-extras test-vllm follow lint reference bench fuzz gpu docs experiments clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim demo --out results/demo
 
-# Bytecode is kept whatever the environment says: tests start hundreds of short processes.
-test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2 -m 'not extras and not types'
 

@@ -67,7 +67,7 @@ class Environment(NamedTuple):
 
     def run(self, *command: object, code: int = 0) -> str:
         """Run a command in the folder; return what it printed, unless it ends otherwise."""
-        left_out = ("PYTHONPATH", "VIRTUAL_ENV", "SPECSIM_DATA")
+        left_out = ("PYTHONPATH", "VIRTUAL_ENV", "SPECSIM_DATA", "PYTHONDONTWRITEBYTECODE")
         variables = {name: value for name, value in os.environ.items() if name not in left_out}
         variables["PATH"] = f"{self.bin}:{variables['PATH']}"
         variables["SPECSIM_CACHE_DIR"] = str(self.folder / "cache")  # each compiles for itself
