@@ -188,7 +188,7 @@ class Family(Generic[M]):
         A ConfigError where it names no member, a pydantic.ValidationError where a field is wrong.
         """
         if isinstance(value, self.base):
-            return value
+            return self._findable(value)
         value = _unquoted(value)
         fields = from_short_form(value, self.tag) if isinstance(value, str) else value
         if fields == {} and isinstance(value, str) and value.endswith(".py"):
@@ -214,6 +214,15 @@ class Family(Generic[M]):
             raise ConfigError(f"'{name}' cannot be made: {fault(error)}") from error
         # Written back out, a class from elsewhere keeps the name under which it was found.
         return parsed.model_copy(update={self.tag: name}) if self._found[name] is None else parsed
+
+    def _findable(self, member: M) -> M:
+        """Return a member that was made in Python under a name by which a file finds its class."""
+        own, name = type(member), getattr(member, self.tag)
+        module = sys.modules.get(own.__module__)
+        is_known = is_shipped_class(own) or ":" in name or name in self._entries
+        if is_known or own.__module__ == "__main__" or getattr(module, own.__name__, 0) is not own:
+            return member  # as well as can be said
+        return member.model_copy(update={self.tag: f"{own.__module__}:{own.__name__}"})
 
     def _explained(self, problem: Any, member: type[M], *, is_short: bool) -> InitErrorDetails:
         """Return a problem of a member; of a field that is another's, with whose it is."""

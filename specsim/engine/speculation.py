@@ -61,6 +61,11 @@ class Speculation:
 
     def __post_init__(self) -> None:
         policy, source = self.policy, self.source
+        if isinstance(policy, LoopPolicy) and policy.is_asked_in_loops:
+            is_right = isinstance(self.memory, LoopMemory)
+            held_to(
+                policy, "start", self.memory, is_right, "what self.remember(server, ...) returns"
+            )
         self.max_depth = 0 if self.proposer is None else self.proposer.num_speculative_tokens
         self.answers = answers_of(policy, self.max_draft_len, self.max_depth)
         """Checks what the policy returns; None for one that specsim ships."""

@@ -9,6 +9,7 @@ from specsim.core.errors import ConfigError
 from specsim.engine.config import EngineConfig
 from specsim.policies import KnowsModel, Policy
 from specsim.proposers import Proposer
+from specsim.workload.arrivals.patterns import TraceReplay
 
 if TYPE_CHECKING:
     from specsim.run.experiment import Experiment
@@ -112,7 +113,8 @@ def check_size(experiment: "Experiment") -> None:
 
     Traces are as long as their files, and are not counted.
     """
-    if os.environ.get(ALLOWS_LARGE):
+    is_recorded = isinstance(experiment.workload.arrivals, TraceReplay)
+    if os.environ.get(ALLOWS_LARGE) or (is_recorded and experiment.num_engines <= _MOST_REPLICAS):
         return
     requests, tokens = experiment.workload.expected_requests, experiment.workload.expected_tokens
     replicas = experiment.num_engines

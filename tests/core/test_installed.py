@@ -1,5 +1,6 @@
 """Members that installed packages bring, by entry points."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,19 @@ def test_what_cannot_be_loaded_is_one_line_and_leaves_the_others_alone(
         POLICIES.find("goood")
     code, _, err = cli("list", "policies")
     assert (code, err.count("\n")) == (2, 1)
+
+
+def test_a_member_made_in_python_is_written_so_that_a_file_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "made_in_python.py").write_text(CLASSES)
+    monkeypatch.syspath_prepend(tmp_path)
+    mine = import_module("made_in_python").Mine(k=2)
+    experiment = Experiment.parse(tiny_config(), "test").replace(policy=mine)
+    assert experiment.to_dict()["policy"] == {"kind": "made_in_python:Mine", "k": 2}
+    (tmp_path / "elsewhere").mkdir()
+    experiment.save(tmp_path / "elsewhere/saved.yaml")
+    loaded = Experiment.load(tmp_path / "elsewhere/saved.yaml")
+    assert loaded.policy == experiment.policy
+    assert loaded.hash == experiment.hash
+    assert experiment.replace(seed=1).to_dict()["policy"]["kind"] == "made_in_python:Mine"

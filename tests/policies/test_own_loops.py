@@ -153,6 +153,18 @@ def test_lengths_are_looked_at_before_confidences_that_there_is_no_room_for(
         simulate(tiny(policy="stopping:Stops"))
 
 
+@pytest.mark.parametrize("start", ["return server", "self.remember(server)", "return None"])
+def test_what_start_forgot_to_remember_is_said(
+    start: str, written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    name = f"forgetful_{crc32(start.encode())}"
+    written(name)
+    with (tmp_path / f"{name}.py").open("a") as file:
+        file.write(f"class Forgets(FollowInLoop):\n    def start(self, server):\n        {start}\n")
+    with pytest.raises(PluginError, match=r"Forgets .*: start returned .*what self\.remember"):
+        simulate(tiny(policy=f"{name}:Forgets"))
+
+
 @pytest.mark.parametrize("is_loop", [True, False])
 def test_a_negative_stop_is_refused_under_its_own_name(
     *, is_loop: bool, written: Callable[..., str], tiny: Callable[..., Experiment],

@@ -99,7 +99,7 @@ def test_a_misspelt_field_of_the_folder_is_refused(folder: Path) -> None:
 
 def test_other_fields_of_the_folder_are_left_alone(folder: Path) -> None:
     before = validate(folder).details
-    change(folder, remark="on Monday", dataset_hash="0af3", num_requests=40, tick_seconds=0.1)
+    change(folder, remark="on Monday", dataset_hash="0af3", gpus=1, tick_seconds=0.1)
     assert validate(folder).details == before
 
 

@@ -1,6 +1,7 @@
 """Runs that are too large, or that the clock cannot tell apart, do not begin."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +60,10 @@ def test_a_bell_without_end_is_flat(tiny: Callable[..., Experiment]) -> None:
     lengths = {"kind": "truncated_normal", "prompt": WIDE, "output": WIDE}
     run = simulate(tiny(workload={**tiny_config()["workload"], "lengths": lengths}))
     assert {request.prompt_len for request in run.requests} <= set(range(1, 21))
+
+
+def test_a_trace_is_as_long_as_its_file(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival_time,prompt_len,output_len\n0,9,5\n1,9,5\n")
+    arrivals = {"kind": "trace", "path": str(tmp_path / "t.csv")}
+    run = simulate(tiny(workload={"arrivals": arrivals, "num_requests": 50_000_000}))
+    assert len(run.requests) == 2

@@ -69,6 +69,16 @@ def test_a_think_time_tells_the_end_of_a_call_that_was_not_timed(path: Path) -> 
     assert read(path, late)[2].think_time == 1.0  # after the sub-agent that ended at 9
 
 
+def test_rows_of_one_call_each_may_be_in_any_order(path: Path) -> None:
+    rows = [{"id": name, **call(t, 130 + int(t))} for t in (9.0, 0.0, 4.0) for name in "ab"]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    requests = list(read_trace(path).requests())
+    assert [(each.session, each.turn, each.prompt_len) for each in requests] == [
+        (0, 1, 130), (0, 2, 134), (0, 3, 139), (1, 1, 130), (1, 2, 134), (1, 3, 139)
+    ]  # fmt: skip
+    assert [each.think_time for each in requests[:3]] == [0.0, 3.0, 4.0]
+
+
 def test_ids_are_of_one_agent_of_one_conversation(path: Path) -> None:
     requests = read(path, [call(0.0), agent(2.0, call(0.0)), call(9.0, 200)], [call(0.0)])
     parent, child, later, other = (each.shared_block_keys(64) for each in requests)

@@ -114,7 +114,7 @@ def _check_names(meta: dict[str, Any], path: Path) -> None:
     """Raise a ConfigError if a field may be a misspelt one; whatever else it has is left alone."""
     missing = [name for name in _READ if name not in meta]
     for name in sorted({*map(str, meta)} - {*_READ} - _NOT_READ):
-        if close := get_close_matches(name, missing, 1, 0.85):
+        if close := get_close_matches(name, missing, 1, 0.87):
             raise ConfigError(
                 f"{path}: unknown field '{name}'; did you mean '{close[0]}'? Rename it, or remove "
                 "it"

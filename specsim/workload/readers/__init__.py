@@ -175,6 +175,15 @@ class TraceFile:
         return list(first_row.values) if first_row else []
 
     @cached_property
+    def time_columns(self) -> frozenset[str]:
+        """Names of the columns of Parquet that are times by their type; rows have seconds."""
+        if self.container != "parquet":
+            return frozenset()
+        with opened_parquet(self.path, TraceError) as file:
+            fields = [*file.schema_arrow]
+        return frozenset(each.name for each in fields if str(each.type).startswith(_TIMES))
+
+    @cached_property
     def document(self) -> Any:
         """The whole of a JSON file."""
         try:

@@ -234,7 +234,8 @@ class NamedColumns(Reader):
             file.columns
         )
         builder = TraceBuilder(file.path, self.kind)
-        clock = _Clock(taken["arrival"]) if "arrival" in taken else None
+        arrival = taken.get("arrival")
+        clock = None if arrival is None else _Clock(arrival, arrival in file.time_columns)
         for row in _rows(file):
             arrived_at = None if clock is None else clock.seconds(row)
             lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
@@ -315,9 +316,10 @@ def _words(name: str) -> list[str]:
 class _Clock:
     """Reads the arrivals of a column, all of which are in one form."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, is_time: bool) -> None:
         self._name = name
-        self._unit = next((word for word in _words(name) if word in _SECONDS), None)
+        said = (word for word in _words(name) if word in _SECONDS)
+        self._unit = "s" if is_time else next(said, None)
         self.form = ""  # what was taken for the form, once a row has been read
 
     def seconds(self, row: Row) -> float:
@@ -334,7 +336,7 @@ class _Clock:
 
     def _of_text(self, text: str, row: Row) -> float:
         try:
-            clock = datetime.fromisoformat(text)
+            clock = datetime.fromisoformat(re.sub(r" ?(UTC|GMT)$", "+00:00", text))
         except ValueError:
             raise self._no_time(text, row) from None
         self._check_form("as dates and times, UTC where none names a zone", row)

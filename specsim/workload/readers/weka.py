@@ -45,6 +45,7 @@ class Weka(Reader):
             else:
                 flat.setdefault(row.label("id"), []).append(row)
         for rows in flat.values():
+            rows.sort(key=lambda row: row.number("t"))  # tables need not be in order
             calls.add_conversation(rows, _block_size(rows[0]))
         calls.put()
         return builder.build()
