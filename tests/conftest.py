@@ -35,9 +35,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile loops before any test, those of all policies only if all tests are asked for."""
     if not hasattr(session.config, "workerinput"):
         is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS
-        asked = [compile_first.__file__, *(() if is_whole else compile_first.ALWAYS)]
+        named = session.config.getoption("compile") or (() if is_whole else compile_first.ALWAYS)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        subprocess.run([sys.executable, *asked], env=environment, check=True)
+        command = [sys.executable, compile_first.__file__, *named]
+        subprocess.run(command, env=environment, check=True)
 
 
 def pytest_collection(session: pytest.Session) -> None:
@@ -59,6 +60,12 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--regen", action="store_true", help="write the golden files anew")
+    parser.addoption(
+        "--compile",
+        action="append",
+        metavar="MODULE",
+        help="loops to compile before tests, in place of those that nearly all tests need",
+    )
 
 
 def load_script(path: Path) -> ModuleType:
