@@ -161,7 +161,6 @@ def test_words_of_a_name_come_before_the_config_that_it_leads_to() -> None:
     pytest.importorskip("aiconfigurator_core", reason="the extra 'tables' is not installed")
     assert asked("RedHatAI/Kimi-K2-Instruct-quantized.w4a16").weights == "int4"
     assert asked("moonshotai/Kimi-K2-Instruct").weights == "fp8_block"
-    assert asked("unsloth/Qwen3-14B-unsloth-bnb-4bit").weights == "int4"
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --performance-mode throughput", "--max-num-seqs"),
         ("vllm serve m --enable-lora", "--enable-lora True: .*lora_config, or"),
         ("vllm serve m --lora-modules a=/x b=/y", "--lora-modules a=/x b=/y: .*lora_config, or"),
-        ("vllm serve m --quantization gptq", "weights in gptq: of which bits does not follow"),
+        ("vllm serve m --quantization gptq", "weights in gptq: of how many bits is not said"),
         ("vllm serve m-GPTQ-Int8", "weights in gptq: .* name a folder with the model's"),
         ("vllm serve m --dtype float32", "profiles are of 16 bits"),
         ("vllm serve m --speculative-config '{'", "not JSON"),
