@@ -269,6 +269,22 @@ def text_of(tuning: Tuning) -> str:
     return console.export_text()
 
 
+def test_stages_of_a_pipeline_are_tuned_without_the_oracle(
+    small: Experiment, constant_step: Callable[..., str], tuning: Tuning
+) -> None:
+    drafts = {"eagle3": {"token_us": 500}}
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5], drafts=drafts)
+    found = tune(small.replace("a test", profile=profile), max_k=1, replications=2)
+    assert found.check.oracle_over_best_fixed is None
+    assert found.check.share_of_oracle is None
+    data = found.to_dict()["check"]
+    assert not any(data["synchronous"].values())
+    assert all(load["synchronous_mean_e2el_ms"] == {} for load in data["loads"])
+    assert all(load["speed_up_over_off"]["1"]["mean"] > 1 for load in data["loads"])
+    assert "oracle" not in text_of(found)
+    assert "oracle*" in text_of(tuning)
+
+
 @pytest.mark.parametrize(
     ("load", "text"), [(0.01234, "0.0123"), (3.456, "3.46"), (345.6, "346"), (3456.0, "3,456")]
 )

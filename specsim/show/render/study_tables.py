@@ -87,7 +87,9 @@ def _state(load: "LoadCheck") -> str:
 def _check_table(check: "Check", title: str) -> Table:
     ks = range(1, len(check.loads[0].fixed))
     fixed = [f"k={k}" for k in ks]
-    columns = ["load", *fixed, "schedule", "over best k", *INTERVALS, "oracle*", ""]
+    has_oracle = check.oracle_over_best_fixed is not None
+    oracle = ["oracle*"] if has_oracle else []
+    columns = ["load", *fixed, "schedule", "over best k", *INTERVALS, *oracle, ""]
     rows = [
         [
             load.name,
@@ -97,14 +99,15 @@ def _check_table(check: "Check", title: str) -> Table:
             f"{load.over_best_fixed.mean:.3f} (k={load.best_fixed})",
             interval(load.over_best_fixed),
             model_interval(load.over_best_fixed),
-            f"{load.oracle_over_schedule.mean:.3f}",
+            *(f"{ratio.mean:.3f}" for ratio in [load.oracle_over_schedule] if ratio),
             _state(load),
         ]
         for load in check.loads
     ]
     table = new_table(title, ["", *columns], rows)
-    table.caption = "* over the schedule, both without asynchronous scheduling"
-    table.caption_justify = "left"
+    if has_oracle:
+        table.caption = "* over the schedule, both without asynchronous scheduling"
+        table.caption_justify = "left"
     return table
 
 

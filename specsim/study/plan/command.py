@@ -386,7 +386,7 @@ class _Reader:
         if kind in _STORED:
             return _STORED[kind]
         raise ConfigError(
-            f"{self._source}: weights in {kind}: of how many bits is not said, or no kernels of such "
-            "were measured; name a folder with the model's config.json (./my-model), or one of "
-            f"{', '.join(_STORED)} (--quantization)"
+            f"{self._source}: weights in {kind}: of how many bits is not said, or no kernels of "
+            "such were measured; name a folder with the model's config.json (./my-model), or one "
+            f"of {', '.join(_STORED)} (--quantization)"
         )

@@ -19,6 +19,7 @@ from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
 from specsim.study.loads import Loads
+from specsim.study.paired import SpeedUp
 from specsim.study.tune.batch import BatchPoint, BatchTuning, Trials, tune_batches
 from specsim.study.tune.crossover import (
     Check,
@@ -124,8 +125,8 @@ class Tuning:
                 "best_fixed_k": self.check.best_fixed,
                 "schedule_over_best_fixed": asdict(self.check.over_best_fixed),
                 "synchronous": {
-                    "schedule_over_best_fixed": asdict(self.check.synchronous_over_best_fixed),
-                    "oracle_over_best_fixed": asdict(self.check.oracle_over_best_fixed),
+                    "schedule_over_best_fixed": _ratio(self.check.synchronous_over_best_fixed),
+                    "oracle_over_best_fixed": _ratio(self.check.oracle_over_best_fixed),
                     "share_of_oracle": self.check.share_of_oracle,
                 },
                 "loads": [_load(load) for load in self.check.loads],
@@ -141,6 +142,10 @@ class Tuning:
     def save(self, folder: Path | str) -> None:
         """Write ``tune.json`` into a folder that exists."""
         Path(folder, "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
+
+
+def _ratio(value: SpeedUp | None) -> dict[str, Any] | None:
+    return None if value is None else asdict(value)
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:
@@ -206,8 +211,10 @@ def tune(
         series = LoadSeries.of(loads, batches)
         tell(f"loads up to {figures(series.capacity, 3)} {loads.unit}, at which each k pays")
         crossovers, curves = find_crossovers(series, trials)
-        tell("the schedule against every k and the oracle")
-        check = check_schedule(series, batches, trials)
+        # Stages have no synchronous form, which the oracle needs.
+        with_oracle = len(load_profile(tunable.profile).stage_shares) == 1
+        tell(f"the schedule against every k{' and the oracle' if with_oracle else ''}")
+        check = check_schedule(series, batches, trials, with_oracle=with_oracle)
     return Tuning(
         experiment=experiment,
         max_k=tunable.max_draft_len,
@@ -239,12 +246,6 @@ def _proposer(experiment: Experiment) -> Proposer:
 def _tunable(experiment: Experiment, max_k: int | None) -> Experiment:
     """Return the experiment with room for every k, and without a policy or schedule of its own."""
     fields = _proposer(experiment).model_dump(mode="json", exclude_none=True, warnings=False)
-    if len(load_profile(experiment.profile).stage_shares) > 1:
-        raise ConfigError(
-            f"profile {experiment.profile}: tune weighs against the oracle, and stages of a "
-            "pipeline cannot be simulated with it; take a profile of one stage, or `specsim "
-            "compare` with --policies off static:k=1 static:k=3"
-        )
     fields.pop("num_speculative_tokens_per_batch_size", None)
     if max_k is not None:
         fields["num_speculative_tokens"] = max_k

@@ -192,7 +192,7 @@ class LoadCheck:
     schedule: list[Measurement]
     synchronous: dict[str, list[Measurement]]
     """``fixed`` (the best k over all loads), ``schedule`` and ``oracle``, none of which schedules
-    asynchronously, because the oracle cannot."""
+    asynchronously, because the oracle cannot. Empty where stages of a pipeline must."""
 
     @property
     def best_fixed(self) -> int:
@@ -211,9 +211,10 @@ class LoadCheck:
         return [k for k, found in enumerate(self.stabilities) if found == stability]
 
     @property
-    def oracle_over_schedule(self) -> SpeedUp:
+    def oracle_over_schedule(self) -> SpeedUp | None:
         """Speed-up of the oracle over the schedule, under synchronous scheduling."""
-        return latency_ratio(self.synchronous["schedule"], self.synchronous["oracle"])
+        found = self.synchronous
+        return latency_ratio(found["schedule"], found["oracle"]) if found else None
 
     @property
     def over_best_fixed(self) -> SpeedUp:
@@ -234,8 +235,9 @@ class Check:
     """The k of the smallest latency over all loads, by geometric mean; 0 without speculation."""
     over_best_fixed: SpeedUp
     """Speed-up of the schedule over that k, by geometric mean over the sustained loads."""
-    synchronous_over_best_fixed: SpeedUp  # the same under synchronous scheduling
-    oracle_over_best_fixed: SpeedUp
+    synchronous_over_best_fixed: SpeedUp | None
+    """The same under synchronous scheduling; None where there is none, in a pipeline."""
+    oracle_over_best_fixed: SpeedUp | None
     """Speed-up of the oracle over that k, under synchronous scheduling."""
 
     @property
@@ -244,10 +246,10 @@ class Check:
 
         Of the logarithms, both under synchronous scheduling; None if the oracle gains nothing.
         """
-        oracle = self.oracle_over_best_fixed
-        if oracle.low is None or oracle.low <= 1:
+        oracle, schedule = self.oracle_over_best_fixed, self.synchronous_over_best_fixed
+        if oracle is None or schedule is None or oracle.low is None or oracle.low <= 1:
             return None
-        return float(np.log(self.synchronous_over_best_fixed.mean) / np.log(oracle.mean))
+        return float(np.log(schedule.mean) / np.log(oracle.mean))
 
     @property
     def schedule_pays(self) -> bool:
@@ -255,7 +257,9 @@ class Check:
         return self.over_best_fixed.low is not None and self.over_best_fixed.low >= self.WORTH
 
 
-def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> Check:
+def check_schedule(
+    series: LoadSeries, batches: BatchTuning, trials: Trials, *, with_oracle: bool
+) -> Check:
     """Simulate a schedule against every fixed k and the oracle."""
     schedule, ks = Schedule(ranges=batches.ranges), range(series.loads.experiment.max_draft_len + 1)
     named = _named_loads(series)
@@ -285,7 +289,12 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
     ] or [min(named, key=lambda name: named[name])]
     best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
     policies = {"fixed": fixed_policy(best), "schedule": schedule, "oracle": OracleGoodput()}
+    policies = policies if with_oracle else {}
     same = measure(policies, synchronous=True)
+
+    def over_fixed(label: str) -> SpeedUp | None:
+        return speed_up(overall(same, "fixed"), overall(same, label)) if policies else None
+
     return Check(
         loads=[
             LoadCheck(
@@ -300,8 +309,8 @@ def check_schedule(series: LoadSeries, batches: BatchTuning, trials: Trials) -> 
         ],
         best_fixed=best,
         over_best_fixed=speed_up(overall(own, best), overall(own, "schedule")),
-        synchronous_over_best_fixed=speed_up(overall(same, "fixed"), overall(same, "schedule")),
-        oracle_over_best_fixed=speed_up(overall(same, "fixed"), overall(same, "oracle")),
+        synchronous_over_best_fixed=over_fixed("schedule"),
+        oracle_over_best_fixed=over_fixed("oracle"),
     )
 
 
