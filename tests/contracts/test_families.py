@@ -190,7 +190,6 @@ def test_a_bad_path_is_a_clear_error(own_module: str, path: str) -> None:
     [
         ("my_policies:HalfTheBach", "no 'HalfTheBach'; did you mean 'HalfTheBatch'?"),
         ("my_policies.HalfTheBatch", "a class of yours is my_policies:HalfTheBatch"),
-        ("my_policies.py", "a class of yours is my_policies.py:CLASS"),
         ("static:k", "'k' is not field=value, and there is no file static.py"),
     ],
 )

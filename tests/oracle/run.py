@@ -70,7 +70,7 @@ def _scheduler(scenario: "Scenario", *, prefill_first: bool) -> Scheduler:
         pads_admissions=max_draft_len > 0 and not is_dynamic and not prefill_first,
         kv=KVLimits(
             num_blocks=engine.num_blocks,
-            block_size=engine.block_size,
+            block_size=engine.block_size * engine.decode_context_parallel_size,
             max_model_len=engine.max_model_len,
             lookahead_len=max_draft_len if prefill_first else lookahead_len,
             enable_prefix_caching=engine.enable_prefix_caching,

@@ -211,7 +211,12 @@ def test_any_difference_is_found_and_named(change, message: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("{}", "is missing"), ('{"name": 1, "sead": 3}', "unknown field 'sead'"), ("{", "not JSON")],
+    [
+        ("{}", "is no recorded scenario, which has engine, cost and requests"),
+        ('{"requests": []}', "is missing"),
+        ('{"cost": {}, "name": 1, "sead": 3}', "unknown field 'sead'"),
+        ("{", "not JSON"),
+    ],
 )
 def test_a_bad_scenario_is_a_clear_error(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.scenario.json"

@@ -693,7 +693,7 @@ def test_a_table_of_requests_is_traffic_and_it_is_said_how_it_was_read(tmp_path:
     path.write_text("arrival_time,prompt_len,output_len,user\n0,50,9,a\n2,60,8,b\n3,70,7,c\n")
     traffic = find_traffic(str(path))
     assert traffic.workload["arrivals"]["kind"] == "trace"
-    assert "arrival_time is the arrival; ignored: user" in traffic.note
+    assert "arrival_time is the arrival, in seconds; ignored: user" in traffic.note
 
 
 def names(question: Question, *policies: str) -> list[str]:
