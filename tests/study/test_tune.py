@@ -386,14 +386,6 @@ def test_what_cannot_be_tuned_is_an_error(changes: dict[str, Any], message: str)
         tune(Experiment.parse({**tiny_config(), "policy": {"kind": "off"}, **changes}, "bad"))
 
 
-def test_a_pipeline_is_refused_before_anything_is_simulated(
-    constant_step: Callable[..., str],
-) -> None:
-    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5])
-    with pytest.raises(ConfigError, match="take a profile of one stage, or `specsim compare`"):
-        tune(Experiment.parse(tiny_config(profile=profile), "piped"))
-
-
 def test_one_replication_has_no_intervals(small: Experiment) -> None:
     with pytest.raises(ConfigError, match="replications = 1 must be at least 2"):
         tune(small, replications=1)
