@@ -306,18 +306,6 @@ FFN = {"ffn": {"ffn_mult": 1.3125}}
 Written = Callable[[dict[str, Any]], str]
 
 
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Write a config.json and return its path."""
-
-    def write(config: dict[str, Any]) -> str:
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(config))
-        return str(path)
-
-    return write
-
-
 def test_a_config_of_huggingface_is_a_shape(written: Written) -> None:
     shape, shipped = load_model(written(LLAMA)), load_model("llama-3.1-8b")
     assert shape.model_copy(update={"name": shipped.name, "source": shipped.source}) == shipped

@@ -1,8 +1,6 @@
 """Layers that few models have: their weights, what they keep of a token and of a sequence."""
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,18 +11,6 @@ from specsim.hardware.kv_groups import kv_layout
 from specsim.hardware.model_shape import ModelShape
 
 Written = Callable[[dict[str, Any]], str]
-
-
-@pytest.fixture
-def written(tmp_path: Path) -> Written:
-    """Write a config.json and return its path."""
-
-    def write(config: dict[str, Any]) -> str:
-        path = tmp_path / "config.json"
-        path.write_text(json.dumps(config))
-        return str(path)
-
-    return write
 
 
 SIZES = {
