@@ -274,12 +274,6 @@ def check_schedule(
             }
         )
 
-    def overall(measured: _Measured, label: int | str) -> list[float]:
-        """Return the geometric mean over loads of each replication's latency."""
-        logs = _logs([measured[name, label] for name in sustained])
-        means: list[float] = np.exp(logs.mean(axis=0)).tolist()
-        return means
-
     own = measure({**{k: fixed_policy(k) for k in ks}, "schedule": schedule}, synchronous=False)
     # A load that nothing sustains would outweigh all others; with pools it may be the prompts'.
     sustained = [
@@ -287,6 +281,7 @@ def check_schedule(
         for name, load in named.items()
         if load <= series.capacity and any(_stability(own[name, k]) != "overloaded" for k in ks)
     ] or [min(named, key=lambda name: named[name])]
+    overall = partial(_overall, sustained)
     best = int(np.argmin([np.log(overall(own, k)).mean() for k in ks]))
     policies = {"fixed": fixed_policy(best), "schedule": schedule, "oracle": OracleGoodput()}
     policies = policies if with_oracle else {}
@@ -312,6 +307,13 @@ def check_schedule(
         synchronous_over_best_fixed=over_fixed("schedule"),
         oracle_over_best_fixed=over_fixed("oracle"),
     )
+
+
+def _overall(names: list[str], measured: _Measured, label: int | str) -> list[float]:
+    """Return the geometric mean over loads of each replication's latency."""
+    logs = _logs([measured[name, label] for name in names])
+    means: list[float] = np.exp(logs.mean(axis=0)).tolist()
+    return means
 
 
 def _named_loads(series: LoadSeries) -> dict[str, float]:
