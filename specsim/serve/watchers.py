@@ -112,6 +112,8 @@ class Log(Watcher):
 
     def __init__(self, live: Live, folder: Path) -> None:
         engine = live.deployment.engine.model_dump(mode="json", exclude_none=True)
+        # As configured: who reads it shares blocks out again by the profile.
+        engine["block_size"] = live.experiment.serving.engine.block_size
         meta = {
             "engine": "specsim serve",
             "model": live.deployment.profile.model,

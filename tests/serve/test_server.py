@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,21 @@ def test_what_is_logged_is_what_a_simulation_of_it_says(policy: str, tmp_path: P
     assert found["ended_at"] == pytest.approx([row["last_token_ts"] for row in rows], abs=1e-6)
     assert found["drafts"].tolist() == [len(row["accepted"]) for row in rows]
     assert found["cached_len"].sum() > 0
+
+
+def test_blocks_that_gpus_share_are_logged_as_configured(
+    constant_step: Callable[..., str], tmp_path: Path
+) -> None:
+    """A simulation of the log shares them out again, by the same profile."""
+    profile = constant_step(
+        delta_ms=4.0, decode_context_parallel_size=4, drafts={"eagle3": {"token_us": 50}}
+    )
+    options = ServeOptions(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
+    with serving(options, profile=profile) as served:
+        asked = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True}
+        assert served.ask("/v1/completions", asked)[0] == 200
+    meta = json.loads((tmp_path / "log/meta.json").read_text())
+    assert meta["engine_kwargs"]["block_size"] == meta["kv_cache"]["block_size"] == 16
 
 
 @pytest.mark.parametrize("policy", ["static", "goodput", "off"])
