@@ -89,21 +89,29 @@ class HeadTimes:
 
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
-    """Return the grid without gaps: where memory ended, tokens read take as long as before.
+    """Return the grid without gaps.
 
-    What is missing of the shortest context and the fewest sequences takes as long as the next more.
+    Between contexts that were measured of as many sequences times lie on lines. Beyond, where
+    memory ended, a longer context adds what it adds for fewer sequences, by the tokens that are
+    read; what does not grow with these stays. What is missing of the shortest context and the
+    fewest sequences takes as long as the next more.
     """
+    for times in grid.T:
+        known = np.flatnonzero(~np.isnan(times))
+        if len(known):
+            inner = slice(known[0], known[-1] + 1)
+            times[inner] = np.interp(lens[inner], lens[known], times[known])
     measured = np.flatnonzero(~np.isnan(grid[0]))
     grid[0, : measured[0]] = grid[0, measured[0]]
-    for row in range(grid.shape[0]):
-        for column in range(grid.shape[1]):
-            if np.isnan(grid[row, column]):
-                by_len = grid[row - 1, column] * lens[row] / lens[row - 1] if row else np.nan
-                grid[row, column] = (
-                    by_len
-                    if column == 0
-                    else grid[row, column - 1] * batches[column] / batches[column - 1]
-                )
+    for row, column in zip(*np.nonzero(np.isnan(grid)), strict=True):
+        more = batches[column] / batches[column - 1]
+        if row == 0:
+            grid[row, column] = grid[row, column - 1] * more
+        elif column == 0:
+            grid[row, column] = grid[row - 1, column] * lens[row] / lens[row - 1]
+        else:
+            longer = max(0.0, grid[row, column - 1] - grid[row - 1, column - 1])
+            grid[row, column] = grid[row - 1, column] + more * longer
     return rising(rising(grid.T).T)
 
 
