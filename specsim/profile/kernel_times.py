@@ -87,6 +87,20 @@ class HeadTimes:
         single = self._batch == 1
         return _line(self._lens[single], self._times[single])
 
+    def chosen_prompts(self, topk: int) -> tuple[Values, Values, Values]:
+        """Return lengths of prompts, attention to `topk` tokens, and the scan that chooses them.
+
+        Beyond so many tokens attention rises with the length and the scan with its square, by which
+        they are told apart; shorter prompts read all of their tokens, by other kernels.
+        """
+        from scipy.optimize import nnls
+
+        lens, times = self.prompts()
+        at, us = lens[lens > topk], times[lens > topk]
+        terms = np.stack([np.ones(len(at)), at, at**2], axis=1) / us[:, None]
+        scanned = nnls(terms, np.ones(len(at)))[0][2] * lens**2 if len(at) > 1 else 0.0 * lens
+        return lens, rising(np.maximum(times - scanned, times[0])), scanned
+
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
     """Return the grid without gaps.
@@ -188,12 +202,12 @@ class ExpertTimes(NamedTuple):
         points, times = line_of(table, "num_tokens")
         hidden, inter, number, chosen_of = (table.values(name)[0] for name in _EXPERT_SIZES)
         if (hidden, inter, number, chosen_of) == self:
-            return np.interp(tokens, points, times)
+            return along(tokens, points, times)
         first, fourth = np.interp([1, 4], points, times)
         times = times - (first - (fourth - first) / 3)  # four tokens read four times as much
         width = self.hidden_size * self.inter_size / (hidden * inter)
         alike = tokens * self.chosen / self.number * number / chosen_of
-        scaled = np.interp(alike, points, times) * self.number / number
+        scaled = along(alike, points, times) * self.number / number
         active, fewest = (self.number * (1 - (1 - self.chosen / self.number) ** tokens), chosen_of)
         each = np.where(alike < 1, times[0] * active / fewest, scaled)
         return np.asarray(_BESIDE_EXPERTS_US + width * each)
@@ -219,8 +233,23 @@ def small_weights(tokens: Values, times: Values, share: float) -> Values:
 
 
 def line_of(table: MeasuredTable, axis: str) -> tuple[Values, Values]:
-    """Return an axis and times along it, of equal points the mean; larger never faster."""
-    return _line(*table.columns(axis))
+    """Return an axis and times along it, of equal points the mean; larger never faster.
+
+    A ProfileError if there is one point only.
+    """
+    points, times = _line(*table.columns(axis))
+    if len(points) == 1:
+        raise ProfileError(
+            f"{table.source}: was measured with {axis} {points[0]:g} only, which says nothing of "
+            "others; choose another version by --table"
+        )
+    return points, times
+
+
+def along(at: Values, points: Values, times: Values) -> Values:
+    """Return times between points that were measured; beyond the last, on with the last slope."""
+    rise = (times[-1] - times[-2]) / (points[-1] - points[-2])
+    return np.asarray(np.interp(at, points, times) + rise * np.maximum(0.0, at - points[-1]))
 
 
 def _line(at: Values, times: Values) -> tuple[Values, Values]:
@@ -325,7 +354,7 @@ class StateTimes:
         fewer, more = self._rows
         (at, times), (points, longer) = lines
         share = (self._heads - fewer) / (more - fewer)
-        return at, times + share * (np.interp(at, points, longer) - times)
+        return at, times + share * (along(at, points, longer) - times)
 
     def _sum(self, rows: MeasuredTable, phase: str, axis: str) -> tuple[Values, Values]:
         """Return the sum of the kernels, at what was measured of the one with the fewest points."""
@@ -337,7 +366,7 @@ class StateTimes:
         kernels = [name for name in kernels if name == "fused_kda_decode"] or kernels
         lines = [line_of(rows.where("delta nets", kernel_source=name), axis) for name in kernels]
         at = min((points for points, _ in lines), key=len)
-        return at, np.sum([np.interp(at, *line) for line in lines], axis=0)
+        return at, np.sum([along(at, *line) for line in lines], axis=0)
 
     def _by_data_sheet(self, phase: str) -> tuple[Values, Values]:
         shape, size = self._shape, self._options.tensor_parallel_size

@@ -20,7 +20,7 @@ from specsim.profile.kernel_tables import (
     Values,
     tables_folder,
 )
-from specsim.profile.kernel_times import HeadTimes, line_of
+from specsim.profile.kernel_times import HeadTimes, along, line_of
 from specsim.profile.profile import find_profile
 
 MTP = {"mtp": "gemma-4-31b-assistant"}
@@ -109,6 +109,7 @@ def test_an_all_to_all_takes_what_was_measured_within_a_tenth(gpu: str) -> None:
         assert more == pytest.approx(really, abs=0.1 * measured["deepep_ht", size])
 
 
+_TOPK = 2048  # tokens that DeepSeek-V3.2 and GLM-5 choose
 DECODES = [
     ("attention", "generation_attention_perf", {"kv_cache_dtype": "bfloat16"}),
     ("mla", "mla_generation_module_perf", {"kv_cache_dtype": "bfloat16"}),
@@ -127,7 +128,7 @@ def test_decodes_are_as_measured_and_go_on_beyond(
     table = GpuTables(tables_folder(), gpu, "vllm", {}).table(family, name)
     table = table.where("decodes", **wanted)
     at, beyond = [], []
-    for batch, lens, us in _decodes_by_heads(table):
+    for batch, lens, us in _by_heads(table):
         at += list(_errors(batch, lens, us, np.ones(len(us), dtype=bool)))
         beyond += list(_errors(batch, lens, us, 2 * batch * lens <= (batch * lens).max()))
     assert np.median(at) < 0.01
@@ -136,7 +137,26 @@ def test_decodes_are_as_measured_and_go_on_beyond(
     assert np.median(beyond) < 0.05
 
 
-def _decodes_by_heads(table: MeasuredTable) -> Iterator[tuple[Values, Values, Values]]:
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_prompts_that_are_scanned_go_on_beyond(gpu: str) -> None:
+    """The longest prompt of each number of heads, from the shorter ones."""
+    table = GpuTables(tables_folder(), gpu, "vllm", {}).table(
+        "sparse_attention", "dsa_context_module_perf"
+    )
+    away = []
+    for batch, lens, us in _by_heads(table.where("prompts", batch_size=1, step=0)):
+        longest = lens.argmax()
+        shorter = np.arange(len(lens)) != longest
+        times = HeadTimes(batch[shorter], lens[shorter], us[shorter])
+        at, attention, scanned = times.chosen_prompts(_TOPK)
+        found = along(lens[[longest]], at, attention)
+        found += scanned[-1] * (lens[longest] / at[-1]) ** 2
+        away.append(abs(float(found[0]) / us[longest] - 1))
+    assert len(away) >= 5
+    assert np.median(away) < 0.1
+
+
+def _by_heads(table: MeasuredTable) -> Iterator[tuple[Values, Values, Values]]:
     """Yield batches, contexts and times of what differs in these alone."""
     axes = {"batch_size", "isl", "step", "latency"}
     kinds = [name for name in table.rows.column_names if name not in axes]
