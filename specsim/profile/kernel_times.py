@@ -107,25 +107,21 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
 
     Between contexts that were measured of as many sequences times lie on lines. Beyond, where
     memory ended, a longer context adds what it adds for fewer sequences, by the tokens that are
-    read; what does not grow with these stays. What is missing of the shortest context and the
-    fewest sequences takes as long as the next more.
+    read; what does not grow with these stays. One sequence, and the shortest context, go on with
+    their last slope.
     """
     for times in grid.T:
         known = np.flatnonzero(~np.isnan(times))
         if len(known):
             inner = slice(known[0], known[-1] + 1)
             times[inner] = np.interp(lens[inner], lens[known], times[known])
-    measured = np.flatnonzero(~np.isnan(grid[0]))
-    grid[0, : measured[0]] = grid[0, measured[0]]
+    for line, axis in ((grid[0], batches), (grid[:, 0], lens)):
+        known = np.flatnonzero(~np.isnan(line))
+        line[:] = along(axis, axis[known], line[known])
     for row, column in zip(*np.nonzero(np.isnan(grid)), strict=True):
+        longer = max(0.0, grid[row, column - 1] - grid[row - 1, column - 1])
         more = batches[column] / batches[column - 1]
-        if row == 0:
-            grid[row, column] = grid[row, column - 1] * more
-        elif column == 0:
-            grid[row, column] = grid[row - 1, column] * lens[row] / lens[row - 1]
-        else:
-            longer = max(0.0, grid[row, column - 1] - grid[row - 1, column - 1])
-            grid[row, column] = grid[row - 1, column] + more * longer
+        grid[row, column] = grid[row - 1, column] + more * longer
     return rising(rising(grid.T).T)
 
 
@@ -248,8 +244,11 @@ def line_of(table: MeasuredTable, axis: str) -> tuple[Values, Values]:
 
 def along(at: Values, points: Values, times: Values) -> Values:
     """Return times between points that were measured; beyond the last, on with the last slope."""
-    rise = (times[-1] - times[-2]) / (points[-1] - points[-2])
-    return np.asarray(np.interp(at, points, times) + rise * np.maximum(0.0, at - points[-1]))
+    inside = np.interp(at, points, times)
+    if len(points) == 1:
+        return inside
+    slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
+    return np.asarray(inside + slope * np.maximum(0.0, at - points[-1]))
 
 
 def _line(at: Values, times: Values) -> tuple[Values, Values]:
