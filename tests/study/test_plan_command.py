@@ -271,7 +271,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m --enable-prefix-caching=maybe", "should be true or false"),
         ("vllm serve 'm", "quote it as in a shell"),
         ("""bash -c "vllm serve 'm" """, "quote it as in a shell"),
-        ("python -m sglang.launch_server --model m", "use --sglang"),
+        ("python -m sglang.launch_server --model m", "^--vllm: 'sglang.* use --sglang$"),
     ],
 )
 def test_what_is_wrong_is_one_line(typed: str, said: str) -> None:

@@ -124,11 +124,8 @@ def read_command(text: str, program: str) -> ServerCommand:
     no such command, a value is wrong, or it asks for what is not simulated.
     """
     source = f"--{program}"
-    try:
-        words = shlex.split(_CONTINUED.sub(" ", _COMMENT.sub(r"\1", text)))
-        after = _after_program(words, program)
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
+    words = _words_of(_CONTINUED.sub(" ", _COMMENT.sub(r"\1", text)), source)
+    after = _after_program(words, program)
     is_bare, words = after is words, list(_up_to_its_end(after))
     as_typed = f"give it as a shell takes it: {_USUAL[program]} ..."
     if "-" in words:
@@ -150,10 +147,17 @@ def read_command(text: str, program: str) -> ServerCommand:
     return _Reader(source, program, flags).command(tuple(words))
 
 
+def _words_of(text: str, source: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
+
+
 def _after_program(words: list[str], program: str) -> list[str]:
     for number, word in enumerate(words):
         if number and " " in word and _OF_A_SHELL.fullmatch(words[number - 1]):
-            return _after_program(shlex.split(word), program)
+            return _after_program(_words_of(word, f"--{program}"), program)
         if _START[program].search(word):
             rest = words[number + 1 :]
             return rest[1:] if rest[:1] == ["serve"] else _after_program(rest, program)
