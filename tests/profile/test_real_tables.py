@@ -10,8 +10,10 @@ import yaml
 from numpy.typing import NDArray
 
 from specsim.core.resources import resource_names
-from specsim.core.step import StepLoad
+from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_gpu, load_model
+from specsim.latency.composed import Composed
+from specsim.latency.form import MOST_VERIFIED
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import (
     GpuTables,
@@ -154,6 +156,47 @@ def test_prompts_that_are_scanned_go_on_beyond(gpu: str) -> None:
         away.append(abs(float(found[0]) / us[longest] - 1))
     assert len(away) >= 5
     assert np.median(away) < 0.1
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200", "a100-80gb"])
+def test_prompts_of_a_step_take_what_was_measured_of_them_together(gpu: str) -> None:
+    """From single prompts; of up to 128 tokens, to 1,024, and beyond."""
+    table = GpuTables(tables_folder(), gpu, "vllm", {}).table("attention", "context_attention_perf")
+    away = defaultdict(list)
+    for batch, lens, us in _by_heads(table.where("prompts", window_size=0)):
+        single = batch == 1
+        at, times = HeadTimes(batch[single], lens[single], us[single]).prompts()
+        if len(at) < 2:
+            continue
+        target = _attention_alone(at, times)
+        for size, length, measured in zip(batch, lens, us, strict=True):
+            if size > 1 and length in at and length > MOST_VERIFIED:
+                chunks = [int(length)] * int(size)
+                pieces = Pieces(chunks, [0] * len(chunks))
+                load = StepLoad(0, sum(chunks), len(chunks), sum(chunks), pieces)
+                found = 1e6 * target.forward_time(load) - 1
+                away[int(np.searchsorted([128, 1024], length))].append(found / measured - 1)
+    for group, worst in enumerate((1.0, 0.5, 0.15)):
+        assert len(away[group]) >= 20
+        assert np.median(np.abs(away[group])) < worst
+        assert abs(np.median(away[group])) < worst
+
+
+def _attention_alone(at: Values, times: Values) -> Composed:
+    """Return steps of one layer; all else takes a microsecond."""
+    return Composed.model_validate(
+        {
+            **{"batched_tokens": [1, 2], "read_us": [1, 1], "compute_us": [0, 0]},
+            "head": {"at": [1, 2], "times_us": [0, 0]},
+            "attention": [
+                {
+                    **{"num_layers": 1, "context_tokens": [1, 2], "sequences": [1, 2]},
+                    **{"decode_us": [[0, 0], [0, 0]], "decode_pair_us": 0},
+                    "prompt": {"at": at.astype(int).tolist(), "times_us": times.tolist()},
+                }
+            ],
+        }
+    )
 
 
 def _by_heads(table: MeasuredTable) -> Iterator[tuple[Values, Values, Values]]:
