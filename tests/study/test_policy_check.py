@@ -21,6 +21,7 @@ from specsim.run.summary import Summary
 from specsim.study import policy_check
 from specsim.study.policy_check import PolicyCheck, worlds_of
 
+
 @pytest.fixture
 def three_worlds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run few worlds where what is wrong with a policy is so in every one."""
