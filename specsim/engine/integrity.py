@@ -5,9 +5,9 @@ from operator import or_
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.errors import InvariantError
+from specsim.core.step import Ints
 from specsim.engine.table import (
     BLOCKS_READ,
     FINISHED,
@@ -63,7 +63,7 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
         _check_free(table, held)
     if running:
         slack = 1 + int(table.limits["max_draft_len"][0]) if in_step else 0
-        _check_running(table, sequences[running], slack)
+        _check_running(table, np.array(running), slack)
     waiting = (status == WAITING).nonzero()[0]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
@@ -81,9 +81,9 @@ def _blocks_of(table: Table, rows: list[int]) -> list[int]:
         return []
     groups = range(int(table.limits["num_groups"][0]))
     places = [first + n for first in table.sequences["tables_at"][rows].tolist() for n in groups]
-    holdings, held = table.holdings[places], list[int]()
-    spans = zip(holdings["null_blocks"].tolist(), holdings["num_blocks"].tolist(), strict=True)
-    for place, (begin, end) in zip(places, spans, strict=True):
+    begins, ends = (table.holdings[name][places] for name in ("null_blocks", "num_blocks"))
+    held: list[int] = []
+    for place, begin, end in zip(places, begins.tolist(), ends.tolist(), strict=True):
         held += table.tables[place, begin:end].tolist()
     return [block for block in held if block != NO_BLOCK]  # states leave gaps
 
@@ -121,8 +121,7 @@ def _check_held(table: Table, held: list[int]) -> None:
     ids, counts = np.sort(np.array(held, dtype=np.int64)), np.ones(used, dtype=np.int64)
     if used < len(held):
         ids, counts = np.unique(ids, return_counts=True)
-    own = blocks[ids]
-    kept = np.where(own["key"] != NO_KEY, own["holders"], 1)
+    kept = np.where(blocks["key"][ids] != NO_KEY, blocks["holders"][ids], 1)
     for place in (counts != kept).nonzero()[0]:
         raise InvariantError(
             f"block {ids[place]}: {counts[place]} sequences hold it, kept is {kept[place]}"
@@ -151,8 +150,11 @@ def _check_free(table: Table, held: list[int]) -> None:
         )
 
 
-def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
+def _check_running(table: Table, rows: Ints, slack: int) -> None:
     block_sizes = table.groups["block_size"]
+    names = ("tables_at", "known_len", "computed_len", "placeholder_len", "prompt_len", "max_len")
+    # By column: to copy whole rows takes as long as all the rest.
+    running = {name: table.sequences[name][rows] for name in (*names, "capacity_len", "in_chunk")}
     tables_at = running["tables_at"][:, np.newaxis] + np.arange(len(block_sizes))
     room = (table.holdings["num_blocks"][tables_at] * block_sizes).min(axis=1)
     # The one block of a state ends where requests do at the latest, which need end no other block.
@@ -176,7 +178,7 @@ def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
     if not reduce(or_, wrong.values()).any():
         return
     why = next(why for why, is_wrong in wrong.items() if is_wrong.any())
-    sequence = running[wrong[why]][0]
+    sequence = table.sequences[rows[wrong[why]][0]]
     raise InvariantError(
         f"request {sequence['request']} ({sequence['computed_len']} computed of "
         f"{sequence['known_len']} known + {sequence['draft_len']} drafts, "
