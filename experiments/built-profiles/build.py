@@ -90,9 +90,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", type=Path, help="folder of kernel tables")
     parser.add_argument("--out", type=Path, default=Path("profiles"))
+    parser.add_argument("--only", default="", help="a part of the names, such as b200/deepseek")
     args = parser.parse_args()
     made = 0
     for name, options in variants():
+        if args.only not in name:
+            continue
         try:
             built = TableProfile.of(TableOptions(**{**vars(options), "tables": args.tables}))
         except SpecsimError as error:

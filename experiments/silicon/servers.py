@@ -34,13 +34,15 @@ class Server(NamedTuple):
     def engine(self) -> dict[str, Any]:
         """Options of the simulated engine. SGLang runs prompts in steps of their own, and first."""
         options: dict[str, Any] = {}
+        if self.is_sglang:  # which starts with a cache that has no room for the longest request
+            options |= {"max_model_len": self.tokens}
         if self.dp > 1:
             options |= {"data_parallel_size": self.dp}
             options |= {"enable_expert_parallel": self.is_expert_parallel, "max_model_len": 10240}
         if self.polls > 1:
             options |= {"vllm_version": "0.33", "prefill_schedule_interval": self.polls}
         elif self.overlaps_host:
-            options |= {"scheduler": "prefill_first", "max_model_len": self.tokens}
+            options |= {"scheduler": "prefill_first"}
         return options
 
     @property

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from specsim.profile.from_roofline import MadeProfile as Profile
 
 Made = TypeVar("Made", bound="Profile")
+_SLOW_STEP = 1.0  # seconds; a slower one is likelier of another unit than of a slower machine
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
 
@@ -155,6 +157,8 @@ def _fit_steps(
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
     typer.echo(as_yaml({"target": target}), nl=False)
+    if (usual := median(points.seconds.tolist())) > _SLOW_STEP:
+        warn([f"the median step takes {usual:,.4g} s: are they ms? 'seconds' is in s"])
     if out is not None:
         typer.echo(f"profile: {out}")
 

@@ -98,10 +98,11 @@ class Composed(LatencyModel):
 
     Matrices, norms, all-reduces and experts depend on the batched tokens only, the LM head on the
     tokens that are sampled after. Attention of decodes is measured on a grid of sequences and their
-    mean context. That of a prompt's chunk is a prompt that ends with it less one that ends before
-    it. Drafts are verified as several query tokens on a long context: that takes as long as reading
-    the context does, or as computing the kernel's tiles, of which the few query tokens fill a part.
-    `specsim profile build` makes it from kernel tables.
+    mean context, that of prompts on whole ones; all prompts of a step are launched once. A chunk of
+    a prompt takes as long as a prompt that ends with it less one that ends before it, and no less
+    than a prompt of its length. Drafts are verified as several query tokens on a long context: that
+    takes as long as reading the context does, or as computing the kernel's tiles, of which the few
+    query tokens fill a part. `specsim profile build` makes it from kernel tables.
     """
 
     kind: Literal["composed"] = "composed"
@@ -292,6 +293,7 @@ class Composed(LatencyModel):
             reaches = [float(tokens) ** power for tokens in layers.prompt.at]
             kept = _hull(reaches, prompts.tolist())
             groups.append(add([reaches[place] for place in kept], prompts[kept]))
+            groups.append(add(reaches, np.maximum.accumulate(prompts)))
         start = [COMPOSED, self.fixed_us * 1e-6, float(self.samples_drafts), matrices, head]
         start += [len(self.attention), self.prompts_at_least_us * 1e-6]
         start += [self.decodes_at_least_us * 1e-6, self.eager_at_least_us * 1e-6]

@@ -15,7 +15,8 @@ A form is an array of numbers. The first says which formula, the rest are its co
   the matrices and of the head begin, how many kinds of layers there are, and what a step with
   prompts takes at least, one without, and one of more tokens than the largest CUDA graph, which
   is next; of each kind its window, the query tokens of a tile, the time of a pair and of a launch,
-  and where its tables of decodes and of prompts begin; then all tables, as above, in seconds.
+  and where its tables of decodes, of chunks of prompts and of whole prompts begin; then all tables,
+  as above, in seconds.
 """
 
 from typing import Any
@@ -30,7 +31,7 @@ Form = NDArray[np.float64]
 COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE, COMPOSED = 0.0, 1.0, 2.0, 3.0, 4.0
 
 NO_WINDOW = float(1 << 40)  # a window that no context reaches
-HEAD_LEN, GROUP_LEN = 10, 6
+HEAD_LEN, GROUP_LEN = 10, 7
 """Numbers at the beginning of a composed form, and of each of its kinds of layers."""
 MOST_VERIFIED = 64
 """Query tokens of a sequence up to which attention treats it as a decode, its drafts included."""
@@ -93,17 +94,19 @@ def composed_time(
     for number in range(int(form[5])):
         at = HEAD_LEN + GROUP_LEN * number
         decodes, longest, seen, pairs, prompts = 0, 0, 0.0, 0.0, 0.0
+        launched = _launched(form, at)
         for place in range(size):
             entry = entries[current, place]
             query_len = entry.scheduled_len - entry.draft_len + entry.verified_len
             longest = max(longest, query_len)
             if query_len > MOST_VERIFIED:
-                prompts += _prompt_time(form, at, query_len, entry.start)
+                prompts += _prompt_time(form, at, query_len, entry.start) - launched
             else:
                 decodes += 1
                 seen += min(entry.start + query_len, form[at])
                 pairs += _tiled_pairs(form, at, query_len, entry.start)
-        total += prompts
+        if decodes < size:
+            total += launched + prompts
         if decodes:
             total += _decode_time(form, at, decodes, seen / decodes, pairs if longest > 1 else 0.0)
     return max(total, _least(form, batched_tokens, prefill_tokens))
@@ -123,7 +126,9 @@ def _composed_by_sums(form: Form, context: int, tokens: int, size: int, prefill:
     for number in range(int(form[5])):
         at = HEAD_LEN + GROUP_LEN * number
         if prefills:
-            total += prefills * _prompt_time(form, at, prefill / prefills, mean)
+            launched = _launched(form, at)
+            each = _prompt_time(form, at, prefill / prefills, mean) - launched
+            total += launched + prefills * each
         if decodes:
             pairs = decodes * _tiled_pairs(form, at, query_len, mean)
             seen = min(mean + query_len, form[at])
@@ -155,18 +160,27 @@ def _tiled_pairs(form: Form, at: int, query_len: float, context_len: float) -> f
     return float(rows * min(context_len + 0.5 * rows, form[at]))
 
 
+@inlined
+def _launched(form: Form, at: int) -> float:
+    """Return what attention of prompts takes once in a step, as a prompt of no tokens would."""
+    table = int(form[at + 6])
+    return float(form[table + 3 + int(form[table + 1])])
+
+
 @inner
 def _prompt_time(form: Form, at: int, query_len: float, context_len: float) -> float:
     """Return what attention of a chunk of a prompt takes: a prompt of that end less its start.
 
-    Not less than a decode of that context, nor than the longest draft that counts as one.
+    Not less than a whole prompt of as many tokens, than a decode of that context, nor than the
+    longest draft that counts as one.
     """
-    table, end = int(form[at + 5]), context_len + query_len
-    time = _looked_up(form, table, 0, _reach(form, at, end))
-    if context_len > 0:  # launched once, as a prompt of no tokens would be
-        time += _looked_up(form, table, 0, 0) - _looked_up(
-            form, table, 0, _reach(form, at, context_len)
-        )
+    end = context_len + query_len
+    time = _looked_up(form, int(form[at + 6]), 0, _reach(form, at, query_len))
+    if context_len > 0:
+        chunks = int(form[at + 5])
+        before = _looked_up(form, chunks, 0, _reach(form, at, context_len))
+        chunk = _looked_up(form, chunks, 0, _reach(form, at, end)) - before
+        time = max(time, _launched(form, at) + chunk)
     pairs = _tiled_pairs(form, at, MOST_VERIFIED, context_len)
     return max(time, _decode_time(form, at, 1, min(end, form[at]), pairs))
 

@@ -19,7 +19,7 @@ from specsim.profile.kernel_tables import (
     TableOptions,
     Values,
 )
-from specsim.profile.kernel_times import LAUNCH_US, HeadTimes, StateTimes, rising
+from specsim.profile.kernel_times import LAUNCH_US, HeadTimes, StateTimes, along
 
 _USUAL_HEAD_DIM = 128
 _MODULES = load_mapping(Path(__file__).with_name("modules.yaml"), ProfileError)
@@ -119,16 +119,14 @@ class AttentionTables:
         """Yield attention that reads the tokens which an indexer chooses, and the indexer's scan.
 
         They were measured together. Up to as many tokens as are chosen, all is attention; what a
-        longer context adds is the scan. In a prompt attention then rises with its length and the
-        scan with its square, by which both are told apart. Each query token has a tile of its own.
+        longer context adds is the scan. Each query token has a tile of its own.
         """
         decodes, _ = self._module(kind, "generation")
         prompts, _ = self._module(kind, "context")
-        (contexts, sequences, grid), (lens, times) = decodes.grid(), prompts.prompts()
-        topk, is_near = kind.width.topk, contexts <= kind.width.topk + 1  # and itself
+        topk, (contexts, sequences, grid) = kind.width.topk, decodes.grid()
+        is_near = contexts <= topk + 1  # and itself
         near = contexts[is_near], sequences, grid[is_near]
-        scanned = _scan(lens, times, topk) * lens**2
-        of_attention = rising(np.maximum(times - scanned, times[0]))
+        lens, of_attention, scanned = prompts.chosen_prompts(topk)
         yield self._fields(kind.num_layers, topk, 1, near, (lens, of_attention))
         if kind.width.index_dim:
             far = contexts[contexts >= contexts[is_near][-1]]
@@ -263,7 +261,7 @@ class AttentionTables:
             self._note(f"attention of fewer sequences than {fewest} as of so many")
         one_layer = [Matrix(*each[1:3]) for each in one.attention_matrices(1)]
         tokens, matrices = self._matrices(one_layer)
-        own = latency - np.interp(batch * isl, tokens, matrices)
+        own = latency - along(batch * isl, tokens, matrices)
         if kernel and phase == "generation":
             fewest = own[np.lexsort((step, batch))[0]]
             own = own - max(0.0, fewest - kernel[0].fewest)
@@ -400,16 +398,6 @@ def _module_of(shape: ModelShape, *, sparse: bool, named: str) -> dict[str, Any]
         f"'{named}': {what} attention was measured with {sizes} only; use `specsim profile "
         "roofline`"
     )
-
-
-def _scan(lens: Values, times: Values, topk: int) -> float:
-    """Return what attention of a prompt takes that rises with the square of its length."""
-    from scipy.optimize import nnls
-
-    is_long = lens >= topk
-    lens, times = lens[is_long], times[is_long]
-    terms = np.stack([np.ones(len(lens)), lens, lens**2], axis=1) / times[:, None]
-    return float(nnls(terms, np.ones(len(lens)))[0][2])
 
 
 def needed(axis: Values, curves: Values) -> NDArray[np.int64]:

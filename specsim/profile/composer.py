@@ -26,7 +26,14 @@ from specsim.profile.kernel_tables import (
     TableOptions,
     Values,
 )
-from specsim.profile.kernel_times import LAUNCH_US, ExpertTimes, line_of, skewed, small_weights
+from specsim.profile.kernel_times import (
+    LAUNCH_US,
+    ExpertTimes,
+    along,
+    line_of,
+    skewed,
+    small_weights,
+)
 from specsim.profile.matrix_times import MatrixTimes
 from specsim.profile.stages import stage_layers
 
@@ -246,11 +253,11 @@ class Composer:
             times = gemm.times(matrix.outputs, matrix.inputs)
             if plain is not None:
                 others = plain.times(matrix.outputs, matrix.inputs)
-                times = np.minimum(times, np.interp(gemm.tokens, plain.tokens, others))
+                times = np.minimum(times, along(gemm.tokens, plain.tokens, others))
             if dtype.matrices is None:
                 times = small_weights(gemm.tokens, times, dtype.bytes_per_weight / 2)
             if gemm.tokens is not tokens:
-                times = np.interp(tokens, gemm.tokens, times)
+                times = along(tokens, gemm.tokens, times)
             total += matrix.runs * times
         return tokens, total
 
@@ -302,7 +309,7 @@ class Composer:
         nearest = sizes[np.abs(sizes - self._shape.hidden_size).argmin()]
         self._note(table.source)
         points, times = line_of(table.where("quantizing", k=int(nearest)), "m")
-        return np.asarray(self._scales.read * layers * kernels * np.interp(tokens, points, times))
+        return np.asarray(self._scales.read * layers * kernels * along(tokens, points, times))
 
     def _hyper_connections(self, tokens: Values) -> Values:
         """Return what mixing the residual streams takes, before and after both parts of layers."""
@@ -312,7 +319,7 @@ class Composer:
             sizes = {"hc_mult": shape.hc_mult, "hidden_size": shape.hidden_size}
             for name in ("pre", "post"):
                 rows = table.where("hyper-connections", op_name=name, **sizes)
-                total += np.interp(tokens, *line_of(rows, "num_tokens"))
+                total += along(tokens, *line_of(rows, "num_tokens"))
             self._note(table.source)
         return np.asarray(self._scales.read * shape.num_hidden_layers * total)
 
@@ -357,7 +364,7 @@ class Composer:
         wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
         sizes, times = line_of(table.where("exchange", **wanted), "message_size")
         self._note(table.source)
-        return np.interp(sent, sizes, times)
+        return along(sent, sizes, times)
 
     def _truncating(self, rows: Values) -> Values:
         """Return what top-p and top-k take, by the sampler that is named; none without.
@@ -446,12 +453,9 @@ class Composer:
         rows = table.where("all-reduce", num_gpus=self._size, backend=backend)
         self._note(table.source)
         sizes, times = line_of(rows, "message_size")
-        slope = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2])
 
         def each(width: int) -> Values:  # message_size counts numbers of 16 bits, as NCCL's does
-            sent = tokens * width
-            beyond = times[-1] + slope * (sent - sizes[-1])
-            return np.where(sent > sizes[-1], beyond, np.interp(sent, sizes, times))
+            return along(tokens * width, sizes, times)
 
         mixed = sum(layer.kind != "none" for layer in self._shape.layers)
         number = self._shape.num_sums if self._ranks == 1 else mixed + self._shape.num_hybrid

@@ -87,23 +87,41 @@ class HeadTimes:
         single = self._batch == 1
         return _line(self._lens[single], self._times[single])
 
+    def chosen_prompts(self, topk: int) -> tuple[Values, Values, Values]:
+        """Return lengths of prompts, attention to `topk` tokens, and the scan that chooses them.
+
+        Beyond so many tokens attention rises with the length and the scan with its square, by which
+        they are told apart; shorter prompts read all of their tokens, by other kernels.
+        """
+        from scipy.optimize import nnls
+
+        lens, times = self.prompts()
+        at, us = lens[lens > topk], times[lens > topk]
+        terms = np.stack([np.ones(len(at)), at, at**2], axis=1) / us[:, None]
+        scanned = nnls(terms, np.ones(len(at)))[0][2] * lens**2 if len(at) > 1 else 0.0 * lens
+        return lens, rising(np.maximum(times - scanned, times[0])), scanned
+
 
 def _completed(grid: Values, lens: Values, batches: Values) -> Values:
-    """Return the grid without gaps: where memory ended, tokens read take as long as before.
+    """Return the grid without gaps.
 
-    What is missing of the shortest context and the fewest sequences takes as long as the next more.
+    Between contexts that were measured of as many sequences times lie on lines. Beyond, where
+    memory ended, a longer context adds what it adds for fewer sequences, by the tokens that are
+    read; what does not grow with these stays. One sequence, and the shortest context, go on with
+    their last slope.
     """
-    measured = np.flatnonzero(~np.isnan(grid[0]))
-    grid[0, : measured[0]] = grid[0, measured[0]]
-    for row in range(grid.shape[0]):
-        for column in range(grid.shape[1]):
-            if np.isnan(grid[row, column]):
-                by_len = grid[row - 1, column] * lens[row] / lens[row - 1] if row else np.nan
-                grid[row, column] = (
-                    by_len
-                    if column == 0
-                    else grid[row, column - 1] * batches[column] / batches[column - 1]
-                )
+    for times in grid.T:
+        known = np.flatnonzero(~np.isnan(times))
+        if len(known):
+            inner = slice(known[0], known[-1] + 1)
+            times[inner] = np.interp(lens[inner], lens[known], times[known])
+    for line, axis in ((grid[0], batches), (grid[:, 0], lens)):
+        known = np.flatnonzero(~np.isnan(line))
+        line[:] = along(axis, axis[known], line[known])
+    for row, column in zip(*np.nonzero(np.isnan(grid)), strict=True):
+        longer = max(0.0, grid[row, column - 1] - grid[row - 1, column - 1])
+        more = batches[column] / batches[column - 1]
+        grid[row, column] = grid[row - 1, column] + more * longer
     return rising(rising(grid.T).T)
 
 
@@ -180,12 +198,12 @@ class ExpertTimes(NamedTuple):
         points, times = line_of(table, "num_tokens")
         hidden, inter, number, chosen_of = (table.values(name)[0] for name in _EXPERT_SIZES)
         if (hidden, inter, number, chosen_of) == self:
-            return np.interp(tokens, points, times)
+            return along(tokens, points, times)
         first, fourth = np.interp([1, 4], points, times)
         times = times - (first - (fourth - first) / 3)  # four tokens read four times as much
         width = self.hidden_size * self.inter_size / (hidden * inter)
         alike = tokens * self.chosen / self.number * number / chosen_of
-        scaled = np.interp(alike, points, times) * self.number / number
+        scaled = along(alike, points, times) * self.number / number
         active, fewest = (self.number * (1 - (1 - self.chosen / self.number) ** tokens), chosen_of)
         each = np.where(alike < 1, times[0] * active / fewest, scaled)
         return np.asarray(_BESIDE_EXPERTS_US + width * each)
@@ -211,8 +229,26 @@ def small_weights(tokens: Values, times: Values, share: float) -> Values:
 
 
 def line_of(table: MeasuredTable, axis: str) -> tuple[Values, Values]:
-    """Return an axis and times along it, of equal points the mean; larger never faster."""
-    return _line(*table.columns(axis))
+    """Return an axis and times along it, of equal points the mean; larger never faster.
+
+    A ProfileError if there is one point only.
+    """
+    points, times = _line(*table.columns(axis))
+    if len(points) == 1:
+        raise ProfileError(
+            f"{table.source}: was measured with {axis} {points[0]:g} only, which says nothing of "
+            "others; choose another version by --table"
+        )
+    return points, times
+
+
+def along(at: Values, points: Values, times: Values) -> Values:
+    """Return times between points that were measured; beyond the last, on with the last slope."""
+    inside = np.interp(at, points, times)
+    if len(points) == 1:
+        return inside
+    slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
+    return np.asarray(inside + slope * np.maximum(0.0, at - points[-1]))
 
 
 def _line(at: Values, times: Values) -> tuple[Values, Values]:
@@ -317,7 +353,7 @@ class StateTimes:
         fewer, more = self._rows
         (at, times), (points, longer) = lines
         share = (self._heads - fewer) / (more - fewer)
-        return at, times + share * (np.interp(at, points, longer) - times)
+        return at, times + share * (along(at, points, longer) - times)
 
     def _sum(self, rows: MeasuredTable, phase: str, axis: str) -> tuple[Values, Values]:
         """Return the sum of the kernels, at what was measured of the one with the fewest points."""
@@ -329,7 +365,7 @@ class StateTimes:
         kernels = [name for name in kernels if name == "fused_kda_decode"] or kernels
         lines = [line_of(rows.where("delta nets", kernel_source=name), axis) for name in kernels]
         at = min((points for points, _ in lines), key=len)
-        return at, np.sum([np.interp(at, *line) for line in lines], axis=0)
+        return at, np.sum([along(at, *line) for line in lines], axis=0)
 
     def _by_data_sheet(self, phase: str) -> tuple[Values, Values]:
         shape, size = self._shape, self._options.tensor_parallel_size

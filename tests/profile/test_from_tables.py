@@ -777,6 +777,24 @@ def test_experts_of_another_size_are_carried_over_by_what_they_read() -> None:
     assert mine.times(MeasuredTable(alike, "t"), tokens) == pytest.approx(50 + 3 * 2 * tokens)
 
 
+def test_experts_of_more_tokens_than_were_measured_take_longer() -> None:
+    """Steps of 32,768 tokens, and of eight ranks, are beyond tables that end at 16,384."""
+    rows = pa.Table.from_pylist(
+        [
+            {"num_experts": 64, "topk": 2, "hidden_size": 1000, "inter_size": 500}
+            | {"num_tokens": n, "latency": (50 + 3 * n) / 1000}
+            for n in (1, 8, 16, 32)
+        ]
+    )
+    mine = ExpertTimes(hidden_size=1000, inter_size=500, number=64, chosen=2)
+    tokens = np.array([1.0, 32.0, 64.0, 256.0])
+    assert mine.times(MeasuredTable(rows, "t"), tokens) == pytest.approx(50 + 3 * tokens)
+    wider = mine._replace(inter_size=1000).times(MeasuredTable(rows, "t"), tokens)
+    assert np.diff(wider) == pytest.approx(2 * 3 * np.diff(tokens))
+    with pytest.raises(ProfileError, match=r"num_tokens 1 only.*choose another version by --table"):
+        mine.times(MeasuredTable(rows.slice(0, 1), "t"), tokens)
+
+
 def test_launches_by_the_host_do_not_count_as_matrices(tables: Path) -> None:
     """Block-scaled matrices that all take 60 microseconds are bounded by those with one scale."""
     path = tables / "data/h200_sxm/gemm/vllm/0.24.0/gemm_perf.parquet"

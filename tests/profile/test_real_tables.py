@@ -1,16 +1,28 @@
 """The shipped profiles are what the installed kernel tables make of them."""
 
+from collections import defaultdict
+from collections.abc import Iterator
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 import yaml
+from numpy.typing import NDArray
 
 from specsim.core.resources import resource_names
-from specsim.core.step import StepLoad
+from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_gpu, load_model
+from specsim.latency.composed import Composed
+from specsim.latency.form import MOST_VERIFIED
 from specsim.profile.from_tables import TableProfile
-from specsim.profile.kernel_tables import GpuTables, TableOptions, tables_folder
-from specsim.profile.kernel_times import line_of
+from specsim.profile.kernel_tables import (
+    GpuTables,
+    MeasuredTable,
+    TableOptions,
+    Values,
+    tables_folder,
+)
+from specsim.profile.kernel_times import HeadTimes, along, line_of
 from specsim.profile.profile import find_profile
 
 MTP = {"mtp": "gemma-4-31b-assistant"}
@@ -97,3 +109,114 @@ def test_an_all_to_all_takes_what_was_measured_within_a_tenth(gpu: str) -> None:
         more = modelled["deepep_ht", size] - modelled["deepep_ll", size]
         really = measured["deepep_ht", size] - measured["deepep_ll", size]
         assert more == pytest.approx(really, abs=0.1 * measured["deepep_ht", size])
+
+
+_TOPK = 2048  # tokens that DeepSeek-V3.2 and GLM-5 choose
+DECODES = [
+    ("attention", "generation_attention_perf", {"kv_cache_dtype": "bfloat16"}),
+    ("mla", "mla_generation_module_perf", {"kv_cache_dtype": "bfloat16"}),
+    ("sparse_attention", "dsa_generation_module_perf", {"kv_cache_dtype": "fp8"}),
+    ("sparse_attention", "dsv4_csa_generation_module_perf", {}),
+    ("sparse_attention", "dsv4_hca_generation_module_perf", {}),
+]
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+@pytest.mark.parametrize(("family", "name", "wanted"), DECODES, ids=lambda each: str(each)[:24])
+def test_decodes_are_as_measured_and_go_on_beyond(
+    gpu: str, family: str, name: str, wanted: dict[str, str]
+) -> None:
+    """Of each number of heads: the points themselves; then the larger half of tokens, hidden."""
+    table = GpuTables(tables_folder(), gpu, "vllm", {}).table(family, name)
+    table = table.where("decodes", **wanted)
+    at, beyond = [], []
+    for batch, lens, us in _by_heads(table):
+        at += list(_errors(batch, lens, us, np.ones(len(us), dtype=bool)))
+        beyond += list(_errors(batch, lens, us, 2 * batch * lens <= (batch * lens).max()))
+    assert np.median(at) < 0.01
+    assert np.quantile(at, 0.9) < 0.1
+    assert len(beyond) >= 20
+    assert np.median(beyond) < 0.05
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_prompts_that_are_scanned_go_on_beyond(gpu: str) -> None:
+    """The longest prompt of each number of heads, from the shorter ones."""
+    table = GpuTables(tables_folder(), gpu, "vllm", {}).table(
+        "sparse_attention", "dsa_context_module_perf"
+    )
+    away = []
+    for batch, lens, us in _by_heads(table.where("prompts", batch_size=1, step=0)):
+        longest = lens.argmax()
+        shorter = np.arange(len(lens)) != longest
+        times = HeadTimes(batch[shorter], lens[shorter], us[shorter])
+        at, attention, scanned = times.chosen_prompts(_TOPK)
+        found = along(lens[[longest]], at, attention)
+        found += scanned[-1] * (lens[longest] / at[-1]) ** 2
+        away.append(abs(float(found[0]) / us[longest] - 1))
+    assert len(away) >= 5
+    assert np.median(away) < 0.1
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200", "a100-80gb"])
+def test_prompts_of_a_step_take_what_was_measured_of_them_together(gpu: str) -> None:
+    """From single prompts; of up to 128 tokens, to 1,024, and beyond."""
+    table = GpuTables(tables_folder(), gpu, "vllm", {}).table("attention", "context_attention_perf")
+    away = defaultdict(list)
+    for batch, lens, us in _by_heads(table.where("prompts", window_size=0)):
+        single = batch == 1
+        at, times = HeadTimes(batch[single], lens[single], us[single]).prompts()
+        if len(at) < 2:
+            continue
+        target = _attention_alone(at, times)
+        for size, length, measured in zip(batch, lens, us, strict=True):
+            if size > 1 and length in at and length > MOST_VERIFIED:
+                chunks = [int(length)] * int(size)
+                pieces = Pieces(chunks, [0] * len(chunks))
+                load = StepLoad(0, sum(chunks), len(chunks), sum(chunks), pieces)
+                found = 1e6 * target.forward_time(load) - 1
+                away[int(np.searchsorted([128, 1024], length))].append(found / measured - 1)
+    for group, worst in enumerate((1.0, 0.5, 0.15)):
+        assert len(away[group]) >= 20
+        assert np.median(np.abs(away[group])) < worst
+        assert abs(np.median(away[group])) < worst
+
+
+def _attention_alone(at: Values, times: Values) -> Composed:
+    """Return steps of one layer; all else takes a microsecond."""
+    return Composed.model_validate(
+        {
+            **{"batched_tokens": [1, 2], "read_us": [1, 1], "compute_us": [0, 0]},
+            "head": {"at": [1, 2], "times_us": [0, 0]},
+            "attention": [
+                {
+                    **{"num_layers": 1, "context_tokens": [1, 2], "sequences": [1, 2]},
+                    **{"decode_us": [[0, 0], [0, 0]], "decode_pair_us": 0},
+                    "prompt": {"at": at.astype(int).tolist(), "times_us": times.tolist()},
+                }
+            ],
+        }
+    )
+
+
+def _by_heads(table: MeasuredTable) -> Iterator[tuple[Values, Values, Values]]:
+    """Yield batches, contexts and times of what differs in these alone."""
+    axes = {"batch_size", "isl", "step", "latency"}
+    kinds = [name for name in table.rows.column_names if name not in axes]
+    groups = defaultdict(list)
+    for row in table.rows.to_pylist():
+        point = row["batch_size"], row["isl"] + row["step"], row["latency"]
+        groups[tuple(row[name] for name in kinds)].append(point)
+    for points in list(groups.values())[:: max(1, len(groups) // 10)]:
+        batch, lens, times = np.array(points, dtype=float).T
+        yield batch, lens, times
+
+
+def _errors(batch: Values, lens: Values, us: Values, shown: NDArray[np.bool_]) -> Values:
+    """Return how far off those are that are not shown; all if none is hidden."""
+    contexts, sequences, grid = HeadTimes(batch[shown], lens[shown], us[shown]).grid()
+    tested = ~shown if not shown.all() else shown
+    tested &= np.isin(lens, contexts) & np.isin(batch, sequences)
+    rows = np.searchsorted(contexts, lens[tested])
+    found = grid[rows, np.searchsorted(sequences, batch[tested])]
+    return np.abs(found / us[tested] - 1)

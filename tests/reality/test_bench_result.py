@@ -105,6 +105,37 @@ def test_appended_results_are_a_run_each(tmp_path: Path) -> None:
     ]
 
 
+SGLANG = {
+    "backend": "sglang", "request_rate": "inf", "max_concurrency": 4, "duration": 8.0,
+    "completed": 40, "total_input_tokens": 20000, "total_output_tokens": 4000,
+    "request_throughput": 5.0, "output_throughput": 500.0, "mean_e2e_latency_ms": 800.0,
+    "mean_ttft_ms": 22.1, "mean_tpot_ms": 7.8, "p99_itl_ms": 8.0, "concurrency": 3.9,
+    "accept_length": None,
+}  # fmt: skip
+
+
+def test_lines_of_sglang_s_benchmark_are_a_run_each(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    rows: list[dict[str, Any]] = [SGLANG, {**SGLANG, "accept_length": 2.25}]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    plain, drafted = read_table(path)
+    assert plain.concurrency == 4  # what was asked for; 3.9 were at work in the mean
+    assert plain.measured == {
+        "output_tok_s": 500.0, "request_throughput": 5.0, "duration_s": 8.0, "ttft_mean_ms": 22.1,
+        "tpot_mean_ms": 7.8, "itl_p99_ms": 8.0, "e2e_mean_ms": 800.0,
+    }  # fmt: skip
+    assert plain.gaps == ()
+    assert "acceptance_length = 2.25, so tokens were drafted: give method" in drafted.gaps[0]
+    _, drafted = read_table(path, {"method": "eagle3", "num_speculative_tokens": "3"})
+    assert (drafted.gaps, drafted.measured["acceptance_length"]) == ((), 2.25)
+
+
+def test_one_line_with_that_ending_is_a_result_too(tmp_path: Path) -> None:
+    path = write(tmp_path / "runs.jsonl")
+    [run] = read_table(path)
+    assert run.measured["ttft_mean_ms"] == 30.0
+
+
 def test_a_result_over_several_lines_is_one(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(json.dumps(RESULT, indent=2))
@@ -122,7 +153,7 @@ def test_details_give_the_length_of_each_request(tmp_path: Path) -> None:
     assert run.lens is not None
     assert run.lens.tolist() == [[100, 10], [200, 20], [300, 30]]
     assert (run.load, run.num_prompts) == ("2.5 requests/s", 3)
-    assert "1 requests failed: they are left out" in run.notes
+    assert run.notes == ("1 requests failed: they are left out",)  # no mean in place of lengths
 
 
 @pytest.mark.parametrize(

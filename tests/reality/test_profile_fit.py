@@ -142,6 +142,14 @@ def test_the_command_prints_errors_and_writes_a_profile(tmp_path: Path, cli: Run
     assert curve[-1]["median_error"] <= curve[0]["median_error"]
 
 
+def test_times_in_another_unit_are_doubted(tmp_path: Path, cli: Run) -> None:
+    points = made_up()
+    write_points(tmp_path / "ms.csv", replace(points, seconds=points.seconds * 1000))
+    code, _, errors = cli("profile", "fit", "ms.csv")
+    assert code == 0
+    assert "are they ms? 'seconds' is in s" in errors
+
+
 def test_kernel_tables_become_steps(tmp_path: Path, cli: Run) -> None:
     folder = make_kernel_folder(tmp_path / "run" / "profile")
     meta = {"model": "meta-llama/Llama-3.1-8B", "gpu": "NVIDIA H100 80GB"}

@@ -463,6 +463,17 @@ def test_tokens_of_kv_cache_are_blocks_of_the_models_groups(tmp_path: Path) -> N
     assert in_blocks(row, plain).engine.num_gpu_blocks == 600_000 // 16
 
 
+def test_columns_of_measurements_that_are_not_read_are_named(tmp_path: Path) -> None:
+    others = {"output_toks_s": "505", "TPOT (ms)": "7.8", "mean_ttft": "22", "max_num_seq": "64"}
+    [run] = read_table(made_up(tmp_path / "t.csv", {**NONE, **others, "remarks": "itless"}))
+    assert run.notes == (
+        "column 'output_toks_s' is not read; did you mean 'output_tok_s'?",
+        "column 'TPOT (ms)' is not read",
+        "column 'mean_ttft' is not read",
+        "column 'max_num_seq' is not read; did you mean 'max_num_seqs'?",
+    )
+
+
 def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
     runs = read_table(table)
     chosen = select_rows(runs, ["num_speculative_tokens=0", "concurrency=1", "concurrency=8.0"])

@@ -518,8 +518,9 @@ def test_a_limit_may_have_a_percentile_of_its_own(text: str) -> None:
     ("text", "said"),
     [
         ("ttft", "'ttft' is not METRIC:MILLISECONDS, as ttft:500 is, or METRIC:PERCENTILE<"),
-        ("ttft:p0<500", "p0 must be above p0 and at most p100"),
-        ("ttft:p101<500", "p101 must be above p0 and at most p100"),
+        ("ttft:p0<500", "p0 must be from p1 to p100"),
+        ("ttft:p101<500", "p101 must be from p1 to p100"),
+        ("ttft:p0.9<500", "p0.9 must be from p1 to p100, as p90 is"),
         ("itl:p90<5", "no metric 'itl'"),
         ("ttft:p90<fast", "'ttft:p90<fast' is not METRIC:MILLISECONDS"),
         ("ttft:p90>800", "as ttft:p90<800 or ttft:p90<0.8s is"),

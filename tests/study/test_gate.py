@@ -118,6 +118,16 @@ def test_replications_that_are_not_used_are_told(cli: Run, suite: Callable[..., 
     assert note in err
 
 
+def test_what_is_gated_no_longer_or_more_loosely_is_told(suite: Callable[..., Path]) -> None:
+    tolerances = {"mean_e2el_ms": 0.02, "mean_tpot_ms": 0.02, "p99_e2el_ms": 0.05}
+    before = run_suite(Suite.load(suite()), tolerances)
+    loose = suite(tolerances={"mean_tpot_ms": 0.5, "p99_e2el_ms": 0.05})
+    said = ["tolerances.mean_e2el_ms: 0.02 -> not gated", "tolerances.mean_tpot_ms: 0.02 -> 0.5"]
+    assert gate(before, loose).notes == said
+    assert gate(before, loose, tolerances={"mean_tpot_ms": 0.01}).notes == said[:1]
+    assert gate(before, suite()).notes == []  # names none, so those of the baseline hold
+
+
 def test_unchanged_revisions_pass_with_other_seeds_too(suite: Callable[..., Path]) -> None:
     path = suite()
     with_seeds = []

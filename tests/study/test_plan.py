@@ -724,7 +724,8 @@ def test_what_vllm_is_told_names_the_head_and_keeps_what_was_given() -> None:
         "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     }  # fmt: skip
     assert (policy.speculation, policy.needs_a_policy) == (None, True)
-    assert "draft_tensor_parallel_size of the drafter" in question.command.notes[0]
+    [note] = question.command.notes  # it does change speed under vLLM
+    assert note == "not simulated: draft_tensor_parallel_size of the drafter"
 
 
 @pytest.mark.parametrize(

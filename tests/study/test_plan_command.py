@@ -112,11 +112,17 @@ def test_a_file_of_flags_says_what_the_command_line_does_not(tmp_path: Path) -> 
         "docker run rocm/vllm:latest vllm serve m -tp 2",
         "cd /srv && vllm serve m -tp 2 > log.txt 2>&1 &",
         "vllm serve m -tp 2 | tee log",
+        "vllm serve m -tp 2 2>&1 | tee - log",
         "vllm serve m -tp 2 &> log.txt",
         "vllm serve m -tp 2 >> log.txt |& tee -a log",
         "vllm serve m -tp 2; echo done",
         "vllm serve m -tp 2& sleep 60",
         "vllm serve m -tp 2 < /dev/null",
+        "bash -c 'vllm serve m -tp 2'",
+        "docker run image sh -lc 'cd /srv && exec vllm serve m -tp 2 | tee log'",
+        "python -m vllm.entrypoints.api_server --model m -tp 2",
+        "vllm serve m \\  \n -tp 2",
+        "vllm serve m \\\r\n -tp 2",
     ],
 )
 def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
@@ -237,7 +243,14 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m-MXFP4-Preview", "weights in mxfp4"),
         ("vllm serve m-quantized.w8a8", "weights in w8a8"),
         ("vllm serve a/m-speculator.eagle3", "name that target"),
-        ("vllm serve m n", "'m' and 'n' both stand where the model does"),
+        ("vllm serve m n", "'m' and 'n' both stand where the model does; leave one out"),
+        ("docker run mine --model m", "nothing before them starts a server; .* vllm serve MODEL"),
+        ('["vllm", "serve", "m"]', "nothing before them starts a server"),
+        ("args:\n- --model\n- m", "begins an item of YAML; give it as a shell takes it"),
+        ("vllm serve m \u2013tp 2", "a dash of print; type two hyphens"),
+        ("vllm serve m --tp 2", "--tp: there is no such flag; did you mean -tp?"),
+        ("vllm serve m --speculative-model d", "say it in --speculative-config"),
+        ("vllm serve m --num-speculative-tokens 5", "say it in --speculative-config"),
         ("vllm serve m -tp2", "did you mean -tp 2"),
         ("vllm serve m --config no.yaml", "no.yaml: cannot be read"),
         ("vllm serve m --performance-mode throughput", "--max-num-seqs"),
@@ -257,7 +270,8 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m -sc.method suffix -sc.num_speculative_tokens x", "= 'x': should be a"),
         ("vllm serve m --enable-prefix-caching=maybe", "should be true or false"),
         ("vllm serve 'm", "quote it as in a shell"),
-        ("python -m sglang.launch_server --model m", "use --sglang"),
+        ("""bash -c "vllm serve 'm" """, "quote it as in a shell"),
+        ("python -m sglang.launch_server --model m", "^--vllm: 'sglang.* use --sglang$"),
     ],
 )
 def test_what_is_wrong_is_one_line(typed: str, said: str) -> None:
@@ -371,6 +385,32 @@ def test_sglang_s_flags_have_shorter_names_and_none_is_lost() -> None:
     assert command.speculation == {"method": "eagle", "num_speculative_tokens": 2, "model": "d"}
     [note] = [note for note in command.notes if "changes speed" in note]
     assert note.endswith("--cuda-graph-bs, --speculative-token-map")
+
+
+def test_sglang_reads_a_file_of_flags(tmp_path: Path) -> None:
+    (tmp_path / "flags.yaml").write_text(
+        "model-path: m\ntensor-parallel-size: 2\nmax-running-requests: 7\nenable-metrics: false\n"
+    )
+    command = read_command(f"sglang serve --config {tmp_path}/flags.yaml --tp 4", "sglang")
+    assert (command.model, command.tensor_parallel_size) == ("m", 4)
+    assert command.engine == {"max_num_seqs": 7}
+    assert "metrics" not in command.with_options(4, None)  # SGLang has no --no-enable-metrics
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["--max-total-tokens 1000", "--enable-mixed-chunk", "--ep-size 2", "--enable-two-batch-overlap",
+     "--enable-hierarchical-cache", "--moe-a2a-backend deepep", "--torchao-config int4wo-128"],
+)  # fmt: skip
+def test_what_changes_sglang_s_speed_is_not_said_to_have_no_effect(flag: str) -> None:
+    notes = " ".join(read_command(f"sglang serve --model m {flag}", "sglang").notes)
+    assert "not simulated, though it changes speed" in notes
+    assert "without effect" not in notes
+
+
+def test_sglang_s_drafts_need_an_algorithm() -> None:
+    with pytest.raises(ConfigError, match="nothing is drafted without --speculative-algorithm"):
+        read_command("sglang serve --model m --speculative-num-steps 3", "sglang")
 
 
 def test_sglang_trees_are_refused() -> None:

@@ -1,8 +1,10 @@
 """Measured runs of a load generator: from tables, and from results of vLLM's benchmark."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +22,27 @@ from specsim.reality.validation.measured_run import (
     TABLE,
     MeasuredRun,
 )
-from specsim.reality.validation.table_row import TableRow, filled
+from specsim.reality.validation.table_row import MEAN_ALONE, TableRow, filled
 
+_READ = [*DESCRIBED, *METRICS, "tensor_parallel_size", "match_probability", "mean_match_len"]
+_OF_LATENCY = re.compile(
+    r"(?:^|[^a-z])(?:ttft|tpot|itl|e2el?|latency|throughput)(?:[^a-z]|$)", re.I
+)
+_TYPO = 0.85  # how alike a column has to be to one that is read, to be taken for a slip
 _STATISTICS = {"mean": "mean", "p50": "median", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
 def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[MeasuredRun]:
-    """Return the runs in a table, CSV (gzip or not) or Parquet, or a result of vLLM's benchmark.
+    """Return the runs in a table, CSV (gzip or not) or Parquet, or in results of a benchmark.
+
+    The benchmark is vLLM's, or SGLang's, of which each line of a ``.jsonl`` is a result.
 
     A row that lacks what a simulation takes is returned with its `MeasuredRun.gaps`. Empty cells
     hold what is `given`, by column. A SpecsimError if the file cannot be read, or a value is not
     what its column holds.
     """
-    if path.suffix == ".json":
+    is_result = path.suffix == ".json"
+    if is_result or (path.suffix == ".jsonl" and "completed" in table_header(path)):
         results = _bench_results(path)
         names = [path.stem, *(f"{path.stem}-{number}" for number in range(2, len(results) + 1))]
         pairs = zip(names, results, strict=True)
@@ -47,11 +57,23 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
             f"separated by commas, at least one of {', '.join(METRICS[:5])}, ..."
         )
     _, words = read_columns(path, (), header)
-    rows = zip(*words.values(), strict=True)
+    rows, notes = zip(*words.values(), strict=True), _not_read(header)
     return [
-        TableRow(path, line, filled(path, line, cells, given or {})).run()
+        TableRow(path, line, filled(path, line, cells, given or {}), [*notes]).run()
         for line, row in enumerate(rows, start=first_line(path))
         for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
+    ]
+
+
+def _not_read(header: Sequence[str]) -> list[str]:
+    """Return what is said of columns that are not read, and by their names hold measurements."""
+    own = [name for name in header if name not in _READ]
+    near = {name: get_close_matches(name.lower(), _READ, 1, _TYPO) for name in own}
+    return [
+        f"column '{name}' is not read"
+        + (f"; did you mean '{near[name][0]}'?" if near[name] else "")
+        for name in own
+        if near[name] or _OF_LATENCY.search(name)
     ]
 
 
@@ -87,10 +109,15 @@ def _run_of(
             notes.append("no spec_decode fields: taken as a run without speculation")
         given = {column: value for column, value in given.items() if column != "method"}
     run = TableRow(path, 1, filled(path, 1, own, given)).run()
-    lens = _lens(path, result, run.num_prompts)
+    run = _with_lens(run, _lens(path, result, run.num_prompts))
     if failed := result.get("failed"):
         notes.append(f"{failed} requests failed: they are left out")
-    return replace(run, lens=lens, notes=(*run.notes, *notes))
+    return replace(run, notes=(*run.notes, *notes))
+
+
+def _with_lens(run: MeasuredRun, lens: NDArray[np.int64] | None) -> MeasuredRun:
+    notes = run.notes if lens is None else (each for each in run.notes if each != MEAN_ALONE)
+    return replace(run, lens=lens, notes=tuple(notes))
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
@@ -99,10 +126,13 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
         column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
     }
     for latency in LATENCIES:
-        theirs = "e2el" if latency == "e2e" else latency
+        theirs = ("e2el", "e2e_latency") if latency == "e2e" else (latency,)
         for statistic, name in _STATISTICS.items():
-            if (value := result.get(f"{name}_{theirs}_ms")) is not None:
+            values = (result.get(f"{name}_{each}_ms") for each in theirs)
+            if (value := next((v for v in values if v is not None), None)) is not None:
                 cells[f"{latency}_{statistic}_ms"] = _text(value)
+    if result.get("accept_length") is not None:  # SGLang's
+        cells["acceptance_length"] = _text(result["accept_length"])
     rates = result.get("spec_decode_per_position_acceptance_rates")
     if isinstance(rates, list) and rates:
         cells["accept_rate_per_pos"] = ";".join(map(str, rates))
@@ -218,4 +248,4 @@ def with_lengths(runs: Sequence[MeasuredRun], path: Path) -> list[MeasuredRun]:
                 f"{path}: run '{run.run_id}' has {len(lens):,} requests, but {run.place} says "
                 f"num_prompts = {run.num_prompts}; correct one of them"
             )
-    return [replace(run, lens=lengths.get(run.run_id)) for run in runs]
+    return [_with_lens(run, lengths.get(run.run_id)) for run in runs]

@@ -23,6 +23,7 @@ from specsim.reality.validation.measured_run import (
     MeasuredRun,
 )
 
+MEAN_ALONE = "answers differ in length, and only their mean is known: evenly from 0.5 to 1.5 of it"
 _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.I)
 _UNIFORM = re.compile(r"uniform (\d+)\.\.(\d+)")
@@ -166,6 +167,11 @@ class TableRow:
         if not word:
             if k:
                 self.gaps.append(f"method is empty: say what drafts {k} tokens, such as eagle3")
+            elif (length := self.number("acceptance_length") or 0) > 1:
+                self.gaps.append(
+                    f"acceptance_length = {length:g}, so tokens were drafted: give method and "
+                    "num_speculative_tokens"
+                )
             return "", k or 0
         try:
             PROPOSERS.find(word)
@@ -234,9 +240,7 @@ class TableRow:
         found = MeasuredLengths(mean) if mean else given
         if found is None or self._ends_at_a_limit(found.mean, given):
             return found
-        self.notes.append(
-            "answers differ in length, and only their mean is known: evenly from 0.5 to 1.5 of it"
-        )
+        self.notes.append(MEAN_ALONE)
         return replace(found, differ=True)
 
     def _ends_at_a_limit(self, mean: float, given: MeasuredLengths | None) -> bool:

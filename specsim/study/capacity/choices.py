@@ -203,9 +203,10 @@ def parse_slo(text: str) -> SloLimits:
         limits[name] = _milliseconds(found["value"], found["unit"])
         if found["percentile"] is not None:
             shares[name] = float(found["percentile"]) / 100
-            if not 0 < shares[name] <= 1:
+            if not 0.01 <= shares[name] <= 1:  # p0.9 is meant for p90
                 raise ConfigError(
-                    f"--slo {text}: p{found['percentile']} must be above p0 and at most p100"
+                    f"--slo {text}: p{found['percentile']} must be from p1 to p100, as p90 is: "
+                    "90 % of the requests"
                 )
     with validated(f"--slo {text}", ConfigError):
         return SloLimits(Slo.model_validate(limits), shares)

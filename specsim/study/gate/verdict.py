@@ -134,7 +134,13 @@ def gate(
     notes = check_same_suite(before, current)
     if any(old.seeds[0] != current.seeds(name)[0] for name, old in before.scenarios.items()):
         check_used(set_fields, ["seed"], "the baseline sets")
-    allowed = (current.tolerances or before.tolerances) | given
+    own = current.tolerances or before.tolerances
+    notes += [
+        f"tolerances.{metric}: {tolerance:g} -> {own.get(metric, 'not gated')}"
+        for metric, tolerance in before.tolerances.items()
+        if own.get(metric) != tolerance and metric not in given
+    ]
+    allowed = own | given
     found = run_suite(current, allowed, baseline=before, workers=workers, on_progress=on_progress)
     return judge(before, found, allowed, notes)
 

@@ -34,15 +34,21 @@ _UNMODELLED, _SWITCHES = set(FLAGS["unmodelled"]), set(FLAGS["switches"])
 _STORED: dict[str, str] = FLAGS["stored"]
 _LISTS: list[str] = FLAGS["lists"]
 _START = {
-    "vllm": re.compile(r"(?:^|/)vllm(?:-openai(?::.*)?)?$|^vllm\.entrypoints\.openai\.api_server$"),
+    "vllm": re.compile(
+        r"(?:^|/)vllm(?:-openai(?::.*)?)?$|^vllm\.entrypoints\.(?:openai\.)?api_server$"
+    ),
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
 }
+_USUAL = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
 _SPECULATION = re.compile(r"^(?:-sc|--spec(?:ulative)?[-_].*)$")
 _CONFIG = re.compile(r"^--config$")
 _SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or says where output goes
 _COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
 """A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
+_CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
+_OF_A_SHELL = re.compile(r"-\w*c")  # bash -c '...'
+_PRINTED = ("\u2012", "\u2013", "\u2014", "\u2212")  # dashes, as pages make of two hyphens
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,12}(?=[kmgt]))?)([kKmMgGtT])")
@@ -118,19 +124,22 @@ def read_command(text: str, program: str) -> ServerCommand:
     no such command, a value is wrong, or it asks for what is not simulated.
     """
     source = f"--{program}"
-    try:
-        words = shlex.split(_COMMENT.sub(r"\1", text).replace("\\\n", " "))
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
-    words = list(_up_to_its_end(_after_program(words, program)))
-    if program == "vllm":
-        words = _with_file(words, source)
+    words = _words_of(_CONTINUED.sub(" ", _COMMENT.sub(r"\1", text)), source)
+    after = _after_program(words, program)
+    is_bare, words = after is words, list(_up_to_its_end(after))
+    as_typed = f"give it as a shell takes it: {_USUAL[program]} ..."
+    if "-" in words:
+        raise ConfigError(f"{source}: a '-' by itself begins an item of YAML; {as_typed}")
+    if (printed := next((word for word in words if word.startswith(_PRINTED)), None)) is not None:
+        raise ConfigError(f"{source}: {printed:.80} begins with a dash of print; type two hyphens")
+    words = _with_file(words, source, program)
     flags: dict[str, str] = {}
     for name, value in _flags(words, source, program):
         if name == "model" and name in flags:
+            remedy = f"and nothing before them starts a server; {as_typed}"
             raise ConfigError(
-                f"{source}: '{flags[name]}' and '{value:.80}' both stand where the model does; "
-                "leave one out, and quote values with spaces"
+                f"{source}: '{flags[name]}' and '{value:.80}' both stand where the model does"
+                + (f", {remedy}" if is_bare else "; leave one out, and quote values with spaces")
             )
         if name in flags and name not in FLAGS["repeated"]:
             raise ConfigError(f"{source}: --{name} is given twice; leave it out once")
@@ -138,8 +147,17 @@ def read_command(text: str, program: str) -> ServerCommand:
     return _Reader(source, program, flags).command(tuple(words))
 
 
+def _words_of(text: str, source: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
+
+
 def _after_program(words: list[str], program: str) -> list[str]:
     for number, word in enumerate(words):
+        if number and " " in word and _OF_A_SHELL.fullmatch(words[number - 1]):
+            return _after_program(_words_of(word, f"--{program}"), program)
         if _START[program].search(word):
             rest = words[number + 1 :]
             return rest[1:] if rest[:1] == ["serve"] else _after_program(rest, program)
@@ -157,22 +175,23 @@ def _up_to_its_end(words: list[str]) -> Iterator[str]:
             return
 
 
-def _with_file(words: list[str], source: str) -> list[str]:
+def _with_file(words: list[str], source: str, program: str) -> list[str]:
     """Return words with what the file of ``--config`` says; the command line takes precedence."""
-    path = next((value for name, value in _flags(words, source, "vllm") if name == "config"), None)
+    path = next((value for name, value in _flags(words, source, program) if name == "config"), None)
     if path is None:
         return words
     kept = _without(tuple(words), _CONFIG)
-    typed = {name for name, _ in _flags(kept, source, "vllm")}
+    typed = {name for name, _ in _flags(kept, source, program)}
     for key, value in load_mapping(Path(path), ConfigError).items():
         if isinstance(value, bool):
-            added = [f"--{key}" if value else f"--no-{key}"]
+            off = [f"--no-{key}"] if program == "vllm" else []  # SGLang has no such form
+            added = [f"--{key}"] if value else off
         elif isinstance(value, list):
             added = [f"--{key}", *map(str, value)]
         else:
             text = json.dumps(value) if isinstance(value, dict) else str(value)
             added = [] if value is None else [f"--{key}={text}"]
-        if not typed & {name for name, _ in _flags(added, source, "vllm")}:
+        if not typed & {name for name, _ in _flags(added, source, program)}:
             kept += added
     return kept
 
@@ -248,7 +267,8 @@ class _Reader:
     def command(self, words: tuple[str, ...]) -> ServerCommand:
         flags, notes = self._flags, []
         if not flags.get("model"):
-            raise ConfigError(f"{self._source}: names no model; such as: vllm serve MODEL ...")
+            usual = _USUAL[self._program]
+            raise ConfigError(f"{self._source}: names no model; such as: {usual} ...")
         self._refuse()
         model = flags.pop("model")
         if "speculator." in model.rsplit("/", 1)[-1]:
@@ -279,7 +299,7 @@ class _Reader:
             notes.append("--mem-fraction-static: taken as vLLM's gpu_memory_utilization")
         notes += self._unused(set(engine))
         if strange := unknown_fields(speculation or {}):
-            notes.append(f"without effect on the answer: {', '.join(strange)} of the drafter")
+            notes.append(f"not simulated: {', '.join(strange)} of the drafter")
         if self._program == "sglang":
             inside, servers = inside_of("sglang")
             notes.append(
@@ -334,9 +354,11 @@ class _Reader:
         known = {*_COUNT, *(_OF_SGLANG if self._program == "sglang" else ())}
         for name in [n for n in left if n not in _SWITCHES.union(slow)]:
             begun = [each for each in sorted(known) if each.startswith(name)]
-            if near := begun or get_close_matches(name, known, 1, _TYPO):
+            short = [name] if self._program == "vllm" and f"-{name}" in FLAGS["short"] else []
+            if near := short or begun or get_close_matches(name, known, 1, _TYPO):
+                meant = f"{'-' if short else '--'}{near[0]}"
                 raise ConfigError(
-                    f"{self._source}: --{name}: there is no such flag; did you mean --{near[0]}?"
+                    f"{self._source}: --{name}: there is no such flag; did you mean {meant}?"
                 )
             if name.startswith("speculative-"):  # of which SGLang has many more
                 slow.append(name)

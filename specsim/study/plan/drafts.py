@@ -51,9 +51,14 @@ def vllm_drafts(flags: dict[str, str], target: str) -> dict[str, Any] | None:
 
 def sglang_drafts(flags: dict[str, str]) -> dict[str, Any] | None:
     """Take what SGLang's flags say of drafts, in vLLM's words; None if nothing is drafted."""
-    if "speculative-algorithm" not in flags:
-        return None
     given = {name: flags.pop(name) for name in FLAGS["drafts_of_sglang"] if name in flags}
+    if not given:
+        return None
+    if "speculative-algorithm" not in given:
+        raise ConfigError(
+            f"--sglang: --{min(given)}: nothing is drafted without --speculative-algorithm; name "
+            "one, or leave it out"
+        )
     algorithm = given["speculative-algorithm"]
     if algorithm.upper() not in _ALGORITHMS:
         known = ", ".join(_ALGORITHMS)
