@@ -271,7 +271,7 @@ class TierGroup(Protocol):
     segment_blocks: int  # after which blocks of full attention end, where the last tail may move
 
 
-class Offered(Protocol):
+class GroupOffers(Protocol):
     """What the tiers know of a sequence in one group."""
 
     next_place: int  # place of the first block that they may yet be offered
@@ -422,7 +422,7 @@ class Table(NamedTuple):
     tier_lens: NDArray[np.int64]  # how much that is
     tier_written: NDArray[np.int64]  # the block that each has stored last in this step, or none
     tier_groups: Rows[TierGroup]
-    offered: Rows[Offered]  # shape (rows of sequences, groups)
+    offered: Rows[GroupOffers]  # shape (rows of sequences, groups)
     places: Rows[Place]  # shape (rows of sequences x groups, blocks)
     picks: Rows[Pick]  # scratch
     ended: NDArray[np.int64]  # rows that have ended since the last step, where there are tiers
