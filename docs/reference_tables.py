@@ -14,7 +14,7 @@ import textwrap
 import types
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -99,6 +99,7 @@ def field_texts(model: type[BaseModel]) -> dict[str, str]:
     return texts
 
 
+@cache
 def own_texts(kind: type) -> dict[str, str]:
     """Return the string under each field of a class."""
     texts: dict[str, str] = {}

@@ -3,6 +3,8 @@
 import csv
 import importlib.util
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -539,6 +541,26 @@ def test_ones_own_policy_is_put_on_the_board(board: ModuleType) -> None:
     old = [{**row, "mean_e2el_ms_0": "1"} for row in own]
     with pytest.raises(board.SpecsimError, match="policy off is not what it is now"):
         board.beside_others(old, ["goodput"])
+
+
+def test_the_board_runs_a_policy_from_the_working_directory(
+    board: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Of all cells two, and in this process: the whole board takes half a minute."""
+    (tmp_path / "on_board.py").write_text(
+        "from specsim.api import Policy\n"
+        "class Two(Policy):\n    kind: str = 'two'\n"
+        "    def draft_lens(self, batch, memory): return 2\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    made = board.cells
+    monkeypatch.setattr(board, "cells", lambda *given, **more: islice(made(*given, **more), 2))
+    monkeypatch.setattr(board, "ProcessPoolExecutor", lambda _: ThreadPoolExecutor(1))
+    board.main(["on_board:Two"])
+    shown = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in shown[:2]] == ["low", "medium"]
+    assert sum("on_board:Two" in line for line in shown) == 1
 
 
 def test_a_board_of_equals_seldom_calls_one_of_them_worse(board: ModuleType) -> None:

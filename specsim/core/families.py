@@ -17,9 +17,9 @@ import sys
 from abc import ABC
 from collections.abc import Mapping
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
@@ -34,6 +34,20 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import Settings, as_flow, from_short_form, nearest, said_again, validated
 
 M = TypeVar("M", bound="Member")
+
+
+def _as_it_is(folder: str) -> tuple[str, int]:
+    """Return a folder of the path of imports, and when something was last installed there."""
+    try:
+        return folder, os.stat(folder or ".").st_mtime_ns
+    except OSError:
+        return folder, 0
+
+
+@lru_cache(maxsize=32)
+def _entries_in(group: str, folders: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """Return a group of entry points; to look for them takes longer than a short run."""
+    return entry_points(group=group)
 
 
 class Member(Settings, ABC):
@@ -129,7 +143,8 @@ class Family(Generic[M]):
     @property
     def _entries(self) -> dict[str, EntryPoint]:
         """What installed packages add, by name; nothing is loaded."""
-        return {entry.name: entry for entry in entry_points(group=f"specsim.{self.name}")}
+        found = _entries_in(f"specsim.{self.name}", tuple(map(_as_it_is, sys.path)))
+        return {entry.name: entry for entry in found}
 
     def _installed(self, entry: EntryPoint) -> type[M]:
         """Return the class of an installed package."""

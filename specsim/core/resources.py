@@ -6,6 +6,7 @@ name in the working directory comes first, so that a user's own profile needs no
 
 import os
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,22 @@ def find_resource(folder: str, name: str) -> Path | None:
 
 def resource_names(folder: str, pattern: str) -> list[str]:
     """Return the shipped files that match a pattern, without suffix, sorted."""
-    names = {
-        path.relative_to(root).with_suffix("").as_posix()
-        for root in _roots(folder)
-        for path in root.glob(pattern)
-    }
+    names: set[str] = set()
+    for root in _roots(folder):
+        # The time of a folder says when a file in it came or went, but not in a folder below.
+        version = None if "/" in pattern else root.stat().st_mtime_ns
+        names |= _names_in(root, pattern) if version is None else _listed(root, pattern, version)
     return sorted(names)
+
+
+def _names_in(root: Path, pattern: str) -> frozenset[str]:
+    begin = len(root.as_posix()) + 1
+    return frozenset(path.as_posix()[begin : -len(path.suffix)] for path in root.glob(pattern))
+
+
+@lru_cache(maxsize=32)  # which models are known is asked some forty times for a plan
+def _listed(root: Path, pattern: str, version: int) -> frozenset[str]:
+    return _names_in(root, pattern)
 
 
 def locate(path: Path) -> Path:

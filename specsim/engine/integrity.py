@@ -1,12 +1,13 @@
 """The invariants of an engine: blocks and tokens conserved, times in order."""
 
-from itertools import chain
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.errors import InvariantError
+from specsim.core.step import Ints
 from specsim.engine.table import (
     BLOCKS_READ,
     FINISHED,
@@ -47,47 +48,54 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
     """
     state, sequences = table.state, table.sequences
     status, tables_at = sequences["status"], sequences["tables_at"]
-    is_running = status == RUNNING
+    # Few rows do more than wait, so that lists of them take less time than arrays of all.
+    rows = ((status > WAITING) | (tables_at >= 0)).nonzero()[0]
+    kinds = dict(zip(rows.tolist(), status[rows].tolist(), strict=True))
     running = table.running[: int(state["num_running"][0])].tolist()
-    if sorted(running) != is_running.nonzero()[0].tolist():
+    if sorted(running) != [row for row, kind in kinds.items() if kind == RUNNING]:
         raise InvariantError("the running list is not the sequences that run")
-    holding = ((tables_at >= 0) & ~is_running).nonzero()[0].tolist()
+    places = zip(kinds.items(), tables_at[rows].tolist(), strict=True)
+    holding = [row for (row, kind), place in places if kind != RUNNING and place >= 0]
     held = _blocks_of(table, [*running, *holding])
-    _check_held(table, list(chain.from_iterable(held)))
-    _check_loading(table, holding)
+    _check_held(table, held)
+    _check_loading(table, kinds, holding)
     if (state["num_steps"][0] + 1) % (1 + len(table.blocks) // _THOROUGH) == 0:
         _check_free(table, held)
     if running:
         slack = 1 + int(table.limits["max_draft_len"][0]) if in_step else 0
-        _check_running(table, sequences[running], slack)
+        _check_running(table, np.array(running), slack)
     waiting = (status == WAITING).nonzero()[0]
     if len(waiting) != state["num_waiting"][0]:
         raise InvariantError("the queue is not the sequences that wait")
+    if not len(waiting):
+        return
     holds = tables_at[waiting] != -1
     holds &= sequences["in_flight_len"][waiting] == 0  # blocks of others come back with their step
     if holds.any() or sequences["computed_len"][waiting].any():
         raise InvariantError("a sequence waits but holds blocks or computed tokens")
 
 
-def _blocks_of(table: Table, rows: list[int]) -> list[list[int]]:
-    """Return the blocks of each sequence in all groups, without those that have left a window."""
-    num_groups, holdings = int(table.limits["num_groups"][0]), table.holdings
-    begins, ends = holdings["null_blocks"], holdings["num_blocks"]
-    held = []
-    for first in table.sequences["tables_at"][rows].tolist():
-        mine: list[int] = []
-        for at in range(first, first + num_groups):
-            mine += table.tables[at, begins[at] : ends[at]].tolist()
-        held.append([block for block in mine if block != NO_BLOCK])  # states leave gaps
-    return held
+def _blocks_of(table: Table, rows: list[int]) -> list[int]:
+    """Return the blocks of some sequences in all groups, but for those that have left a window."""
+    if not rows:
+        return []
+    groups = range(int(table.limits["num_groups"][0]))
+    places = [first + n for first in table.sequences["tables_at"][rows].tolist() for n in groups]
+    begins, ends = (table.holdings[name][places] for name in ("null_blocks", "num_blocks"))
+    held: list[int] = []
+    for place, begin, end in zip(places, begins.tolist(), ends.tolist(), strict=True):
+        held += table.tables[place, begin:end].tolist()
+    return [block for block in held if block != NO_BLOCK]  # states leave gaps
 
 
-def _check_loading(table: Table, holding: list[int]) -> None:
-    """Raise unless whoever holds blocks without running loads, or has ended and is kept."""
+def _check_loading(table: Table, kinds: dict[int, int], holding: list[int]) -> None:
+    """Raise unless whoever holds blocks without running loads, or has ended and is kept.
+
+    `kinds` is the status of rows that do more than wait.
+    """
     sequences = table.sequences
     loading = table.loading[: int(table.state["num_loading"][0])].tolist()
-    status = sequences["status"]
-    if sorted(loading) != ((status == LOADING) | (status == LOADED)).nonzero()[0].tolist():
+    if sorted(loading) != [row for row, kind in kinds.items() if kind in (LOADING, LOADED)]:
         raise InvariantError("the rows that load are not the sequences that do")
     for row in loading:
         held = table.holdings["num_blocks"][sequences["tables_at"][row]]
@@ -95,7 +103,7 @@ def _check_loading(table: Table, holding: list[int]) -> None:
             raise InvariantError(f"row {row} loads more tokens than its blocks hold")
     for row in holding:
         is_kept = sequences["is_sending"][row] or sequences["in_flight_len"][row]
-        if status[row] == FINISHED and not is_kept:
+        if kinds[row] == FINISHED and not is_kept:
             raise InvariantError(f"row {row} has ended and holds blocks that nobody will read")
     free = int(table.state["num_free_tables"][0])
     if len(holding) + int(table.state["num_running"][0]) + free != table.limits["most_holding"]:
@@ -105,12 +113,14 @@ def _check_loading(table: Table, holding: list[int]) -> None:
 def _check_held(table: Table, held: list[int]) -> None:
     """Raise unless the blocks in use and the free ones add up, and holders are counted right."""
     blocks = table.blocks
-    ids, counts = np.unique(np.array(held, dtype=np.int64), return_counts=True)
-    used, free = len(ids), int(table.state["num_free"][0])
+    used, free = len(set(held)), int(table.state["num_free"][0])
     if used + free + 1 != len(blocks):
         raise InvariantError(
             f"blocks used ({used}) + free ({free}) + null (1) != total ({len(blocks)})"
         )
+    ids, counts = np.sort(np.array(held, dtype=np.int64)), np.ones(used, dtype=np.int64)
+    if used < len(held):
+        ids, counts = np.unique(ids, return_counts=True)
     kept = np.where(blocks["key"][ids] != NO_KEY, blocks["holders"][ids], 1)
     for place in (counts != kept).nonzero()[0]:
         raise InvariantError(
@@ -118,13 +128,13 @@ def _check_held(table: Table, held: list[int]) -> None:
         )
 
 
-def _check_free(table: Table, held: list[list[int]]) -> None:
+def _check_free(table: Table, held: list[int]) -> None:
     """Raise unless no block is in two places, and every published block can be found.
 
     Looks at every block of the pool, which `_check_held` does not.
     """
     blocks = table.blocks
-    used, free = set(chain.from_iterable(held)), set(free_order(table))
+    used, free = set(held), set(free_order(table))
     if used & free or len(used) + len(free) + 1 != len(blocks):
         raise InvariantError("a block is used and free, or twice in the free queue")
     found, next_alike = [], blocks["next_alike"].tolist()
@@ -140,8 +150,11 @@ def _check_free(table: Table, held: list[list[int]]) -> None:
         )
 
 
-def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
+def _check_running(table: Table, rows: Ints, slack: int) -> None:
     block_sizes = table.groups["block_size"]
+    names = ("tables_at", "known_len", "computed_len", "placeholder_len", "prompt_len", "max_len")
+    # By column: to copy whole rows takes as long as all the rest.
+    running = {name: table.sequences[name][rows] for name in (*names, "capacity_len", "in_chunk")}
     tables_at = running["tables_at"][:, np.newaxis] + np.arange(len(block_sizes))
     room = (table.holdings["num_blocks"][tables_at] * block_sizes).min(axis=1)
     # The one block of a state ends where requests do at the latest, which need end no other block.
@@ -162,10 +175,10 @@ def _check_running(table: Table, running: NDArray[np.void], slack: int) -> None:
             (ahead > slack) | ((ahead < 0) & (running["in_chunk"] == 0))
         ),
     }
-    if not np.logical_or.reduce([*wrong.values()], axis=None):
+    if not reduce(or_, wrong.values()).any():
         return
     why = next(why for why, is_wrong in wrong.items() if is_wrong.any())
-    sequence = running[wrong[why]][0]
+    sequence = table.sequences[rows[wrong[why]][0]]
     raise InvariantError(
         f"request {sequence['request']} ({sequence['computed_len']} computed of "
         f"{sequence['known_len']} known + {sequence['draft_len']} drafts, "

@@ -22,7 +22,7 @@ class Ledger:
     def replace(self, **arrays: Any) -> None:
         """Put other arrays in the place of some of the table's."""
         self.table = self.table._replace(**arrays)
-        for bound in ("pointers", "run", "come"):
+        for bound in ("pointers", "run", "come", "records"):
             self.__dict__.pop(bound, None)
 
     @cached_property
@@ -49,8 +49,9 @@ class Ledger:
         for name, value in fields.items():
             self.table.state[name] = value
 
+    @cached_property
     def records(self) -> Table:
-        """Return the table as functions see it that run uncompiled."""
+        """The table as functions see it that run uncompiled."""
         records: Table = as_records(self.table)
         return records
 

@@ -278,7 +278,7 @@ def _arrive(rank: Replica) -> bool:
     if not rank.step.record["batched_tokens"]:
         rank.verbs.charge_forward()
         return False
-    wait_for_others(rank.ledger.records(), 0.0, rank.costs.overhead_time(num_requests))
+    wait_for_others(rank.ledger.records, 0.0, rank.costs.overhead_time(num_requests))
     return True
 
 

@@ -80,9 +80,9 @@ class PythonVerbs:
         """Queue the requests that have arrived by now, and choose who drafts for each."""
         ledger, facts = self.ledger, self._wiring.facts
         first = ledger["first_arrival"]
-        while not take_in(ledger.records()):
+        while not take_in(ledger.records):
             ledger.grow()
-        table = ledger.records()
+        table = ledger.records
         for arrival in table.arrivals[first : ledger["first_arrival"]]:
             if arrival.kind != REQUEST:
                 continue
@@ -128,7 +128,7 @@ class PythonVerbs:
     def _offer(self) -> None:
         step = self.ledger.step
         step["offered_len"][:] = self._speculation.offered_lens(step)
-        offer(self.ledger.records())
+        offer(self.ledger.records)
 
     def charge_forward(self) -> None:
         """Say what the step takes without its drafts."""
@@ -151,12 +151,12 @@ class PythonVerbs:
     def _charge_drafts(self) -> None:
         step, slowness = self.ledger.step, self._slowness
         if self.ledger.table.limits["overlaps"][0]:
-            keep_up(self.ledger.records())
+            keep_up(self.ledger.records)
         usual_time = float(step.record["target_time"]) / slowness
         loads: list[tuple[int, StepLoad, Drafted]]
         loads = [(0, step.drafter_load, np.array(step["asked_len"]))]
         if self._speculation.leaves_out:
-            read_prefixes(self.ledger.records())
+            read_prefixes(self.ledger.records)
         speculation = self._speculation
         if speculation.is_shared_out or speculation.leaves_out or self._reads_trees:
             loads = self._speculation.drafter_loads(step)
@@ -167,7 +167,7 @@ class PythonVerbs:
             slowness * self._costs.draft_time(load, draft_lens, usual_time, drafter)
             for drafter, load, draft_lens in loads
         )
-        draft_time = note_drafting(self.ledger.records(), draft_time)
+        draft_time = note_drafting(self.ledger.records, draft_time)
         if self.ledger.table.limits["prefill_first"][0]:
             step.record["verified_draft_time"] = draft_time
 

@@ -266,7 +266,7 @@ class Replica:
         row = self.ledger.unused_row()
         sequences = self.table.sequences
         if departure.row is None:
-            begin(self.ledger.records(), row, departure.request, departure.arrived_at)
+            begin(self.ledger.records, row, departure.request, departure.arrived_at)
             sequences["requeues"][row] = departure.requeues
         else:
             sequences[row] = departure.row

@@ -1,7 +1,7 @@
 """The shape of a model: what its layers are, how many weights it has, what its KV cache keeps."""
 
 from collections import Counter
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Self
 
 from pydantic import model_validator
@@ -336,7 +336,7 @@ class ModelShape(ModelFields):
         kept = (each for each in self.layers if each.has_own_keys)
         return Counter(each.kind for each in kept if each.kind in KV_KINDS)
 
-    @property
+    @cached_property
     def attention_kinds(self) -> Counter[tuple[LayerType, AttentionWidth]]:
         """How many layers of each type are how wide."""
         attend = (each for each in self.layers if each.kind in KV_KINDS)
@@ -346,7 +346,7 @@ class ModelShape(ModelFields):
             kinds[kind, self.attention_width(kind, indexer, has_own_keys)] += layers
         return kinds
 
-    @property
+    @cached_property
     def attention_widths(self) -> Counter[AttentionWidth]:
         counts: Counter[AttentionWidth] = Counter()
         for (_, width), layers in self.attention_kinds.items():

@@ -8,8 +8,9 @@ profiling run is divided into blocks.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import Field, PositiveFloat, model_validator
@@ -158,9 +159,15 @@ _NAMED = Path(__file__).with_name("models.yaml")
 _ALIASES = Path(__file__).with_name("model_aliases.yaml")
 
 
+@cache
+def _of_package(path: Path) -> dict[str, Any]:
+    """Return what a file of the package holds, which stays as it is."""
+    return load_mapping(path, ProfileError, is_shared=True)
+
+
 def model_names() -> list[str]:
     """Return the models whose shape is known by name, sorted."""
-    named = load_mapping(_NAMED, ProfileError, is_shared=True)
+    named = _of_package(_NAMED)
     return sorted({*resource_names("profiles", "*.json"), *named})
 
 
@@ -187,8 +194,9 @@ def load_model(name: str) -> ModelShape:
         return ModelShape.model_validate(fields)
 
 
+@lru_cache(maxsize=64)  # the file is part of the package
 def _named_model(name: str) -> ModelShape:
-    config = load_mapping(_NAMED, ProfileError, is_shared=True).get(name)
+    config = _of_package(_NAMED).get(name)
     if config is None:
         hint = nearest(known_model(name) or key_of(name), model_names())
         if hint.startswith("choose"):
@@ -212,7 +220,7 @@ def of_longest(known: Mapping[str, Known], key: str) -> Known | None:
 
 def known_model(name: str) -> str | None:
     """Return the model that a name means, such as ``Qwen/Qwen3-8B``; None if none is known."""
-    aliases = load_mapping(_ALIASES, ProfileError, is_shared=True)
+    aliases = _of_package(_ALIASES)
     return of_longest({**{each: each for each in model_names()}, **aliases}, key_of(name))
 
 

@@ -110,7 +110,7 @@ def latency_statistics(samples: Seconds | WeightedSample) -> dict[str, float]:
     if not len(samples):
         return dict.fromkeys(["mean", "median", "std", *(f"p{p}" for p in PERCENTILES)], 0.0)
     if isinstance(samples, WeightedSample):
-        values = [samples.percentile(percent) for percent in PERCENTILES]
+        values = samples.percentiles(PERCENTILES)
     else:
         values = np.percentile(samples, PERCENTILES).tolist()
     named = {f"p{p}": value * 1e3 for p, value in zip(PERCENTILES, values, strict=True)}

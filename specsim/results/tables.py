@@ -108,10 +108,14 @@ class WeightedSample:
         squares = fsum(part for group in self._groups for part in group.sums(mean, 2))
         return float(np.sqrt(squares / len(self)))
 
-    def percentile(self, percent: float) -> float:
+    def percentiles(self, percents: Sequence[float]) -> list[float]:
         """Return what `numpy.percentile` would return of the values spelt out."""
         if len(self) <= 1 << 18:  # values that are spelt out all the same: 2 MiB, and faster
-            return float(np.percentile(self._spelt_out, percent))
+            found: list[float] = np.percentile(self._spelt_out, percents).tolist()
+            return found
+        return [self._percentile(each) for each in percents]
+
+    def _percentile(self, percent: float) -> float:
         place = (len(self) - 1) * (percent / 100)
         below = int(place)
         neighbours = [self._at(below), self._at(min(below + 1, len(self) - 1))]

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
@@ -150,7 +151,7 @@ class Deployment:
         ranks = self.engine.data_parallel_size or 1
         return ranks > 1 and load_model(self.profile.model).num_experts > 0
 
-    @property
+    @cached_property
     def setup(self) -> Setup:
         setup = self.engine.setup(
             self.proposer,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -281,10 +281,12 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
     slo, costs = experiment.slo, deployment.believed
     alone = StepLoad(512, 1, 1)
     target_time = costs.target_time(alone)
-    plain_time = quick_step_time(replace(costs, drafts=(), expands_batch=False))
+    # Most policies ask for neither, and what they need takes longer than to set up a small run.
+    quick = cache(lambda: quick_step_time(costs))
+    plain = cache(lambda: quick_step_time(replace(costs, drafts=(), expands_batch=False)))
     return ServerView(
         max_draft_len=deployment.max_draft_len,
-        step_time=quick_step_time(costs),
+        step_time=lambda load, drafts: quick()(load, drafts),  # noqa: PLW0108 - made when asked
         step_times=quick_step_times(costs),
         verify_time=target_time + costs.overhead_time(1),
         pass_times=tuple(
@@ -296,7 +298,7 @@ def server_view(experiment: Experiment, deployment: Deployment, replica: int = 0
         rng=_policy_rng(experiment, replica),
         tpot_slo=None if slo is None or slo.tpot_ms is None else slo.tpot_ms * 1e-3,
         drafts_at_one_cost=costs.drafts_at_one_cost,
-        plain_time=lambda load: plain_time(load, 0),
+        plain_time=lambda load: plain()(load, 0),
         has_confidences=deployment.knows_confidences,
         max_depth=experiment.num_speculative_tokens,
         drafts_alike=deployment.is_async,

@@ -75,11 +75,12 @@ def simulate(
         raise ConfigError(
             "workload: no request arrives; raise its rate or its duration, or give num_requests"
         )
-    _check_numbers(requests)
+    columns = Columns.of(requests)
+    _check_numbers(requests, columns)
     why = why_whole(experiment, deployment, requests)
-    _check_indices(requests, in_order=why is not None)
+    _check_indices(columns, in_order=why is not None)
     for server in (deployment, pools.prefill) if pools else (deployment,):
-        _check_requests(requests, server)
+        _check_requests(requests, columns, server)
     kept = Kept(keeps_steps, keeps_deliveries, check)
     if why is None:
         found = run_cells(
@@ -109,9 +110,9 @@ def _check_given(requests: Any, *profiles: object) -> None:
         )
 
 
-def _check_indices(requests: Sequence[Request], *, in_order: bool) -> None:
+def _check_indices(columns: Columns, *, in_order: bool) -> None:
     """Raise a ConfigError if two requests have the same index, or, if they must, are in another."""
-    indices = Columns.of(requests).indices
+    indices = columns.indices
     misplaced = np.flatnonzero(indices != np.arange(len(indices)))
     if not len(misplaced):
         return
@@ -129,9 +130,8 @@ def _check_indices(requests: Sequence[Request], *, in_order: bool) -> None:
         )
 
 
-def _check_numbers(requests: Sequence[Request]) -> None:
+def _check_numbers(requests: Sequence[Request], columns: Columns) -> None:
     """Raise a ConfigError of the first request, given by a program, whose numbers are none."""
-    columns = Columns.of(requests)
     for name, wrong, rule in (
         ("prompt_len", columns.prompt_lens < 1, "at least 1"),
         ("output_len", columns.output_lens < 1, "at least 1"),
@@ -147,8 +147,8 @@ def _check_numbers(requests: Sequence[Request]) -> None:
             raise ConfigError(f"requests: request {place}: {name} = {value} must be {rule}")
 
 
-def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None:
-    adapters = Columns.of(requests).adapters
+def _check_requests(requests: Sequence[Request], columns: Columns, deployment: Deployment) -> None:
+    adapters = columns.adapters
     if deployment.engine.lora_config is None and adapters.any():
         first = requests[int(np.flatnonzero(adapters)[0])]
         raise ConfigError(
@@ -157,7 +157,7 @@ def _check_requests(requests: Sequence[Request], deployment: Deployment) -> None
         )
     max_model_len = deployment.engine.max_model_len
     assert max_model_len is not None
-    too_long = np.flatnonzero(Columns.of(requests).prompt_lens >= max_model_len)
+    too_long = np.flatnonzero(columns.prompt_lens >= max_model_len)
     if len(too_long):
         request = requests[int(too_long[0])]
         raise CapacityError(

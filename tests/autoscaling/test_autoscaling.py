@@ -100,7 +100,7 @@ def timeline(summary: Summary) -> dict[str, list[float]]:
 def test_a_fixed_load_costs_replicas_times_time(tiny: Tiny) -> None:
     scaler = {"kind": "target_queue", "target": 1, "min_replicas": 3, "max_replicas": 3}
     scaler["price_per_gpu_hour"] = 3.6
-    summary = ran(tiny, scaler)
+    summary = ran(tiny, scaler, num_requests=60)
     found = summary.data["specsim"]["autoscaling"]
     end = float(summary.tables.requests["ended_at"].max())
     assert found["replica_seconds"] == pytest.approx(3 * end, rel=1e-12)

@@ -740,9 +740,8 @@ def test_quantized_weights_are_for_profiles_that_know_them(
 def test_of_models_without_a_profile_it_is_said_how_one_is_made(gpu: str) -> None:
     """And not the profile of another model that is spelt alike."""
     shipped = [name.partition("/")[2] for name in resource_names("profiles", f"{gpu}/*.yaml")]
-    for model in set(model_names()) - {
-        n for n in model_names() for s in shipped if s.startswith(n)
-    }:
+    names = model_names()
+    for model in set(names) - {n for n in names for s in shipped if s.startswith(n)}:
         for ending in ("", "-tp4"):
             made = f"make one: specsim profile build --model {model} --gpu {gpu} --out"
             with pytest.raises(ProfileError, match=re.escape(made)):

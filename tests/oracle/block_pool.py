@@ -226,8 +226,8 @@ class BlockPool:
         ------
         InvariantError
         """
-        used, free = {block for blocks in held for block in blocks}, self.free_order()
-        if used & set(free) or len(used) + len(set(free)) + 1 != self.num_blocks:
+        used, free = {block for blocks in held for block in blocks}, set(self.free_order())
+        if used & free or len(used) + len(free) + 1 != self.num_blocks:
             raise InvariantError("a block is used and free, or twice in the free queue")
         published = [block for block, key in enumerate(self._key_of) if key is not None]
         if set(self._evictable) != {block for block in published if not self._holders[block]}:

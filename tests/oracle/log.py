@@ -1,5 +1,6 @@
 """LogWriter: what the scheduler did, in the format of the recordings."""
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -77,9 +78,15 @@ class LogWriter:
         held = [scheduler.kv.blocks_of(sequence) for sequence in scheduler.running]
         pool.check_held(held)
         pool.check_free(held)
-        free = pool.free_order()
-        crc = crc32(",".join(map(str, free)).encode())
+        free, names = pool.free_order(), _names(pool.num_blocks)
+        crc = crc32(",".join([names[block] for block in free]).encode())
         return [len(scheduler.running), len(scheduler.waiting), len(free), crc]
+
+
+@cache
+def _names(num_blocks: int) -> list[str]:
+    """Return the numbers of blocks as text, made once: there are thousands of steps."""
+    return list(map(str, range(num_blocks)))
 
 
 def _held(sequence: Sequence) -> int | list[int]:

@@ -184,17 +184,19 @@ def test_distance_from_the_measured_profile(
     assert max(off) == pytest.approx(high, abs=0.01), what
 
 
-HEADS = [name for name in model_names() if load_model(name).is_head]
+NAMES = model_names()
+HEADS = [name for name in NAMES if load_model(name).is_head]
 
 
 @pytest.mark.parametrize("head", HEADS)
 def test_a_head_belongs_to_the_model_of_its_name_alone(head: str) -> None:
     """A model of the same width takes any head; the names tell."""
     method = "eagle3"
-    own = next(each for each in model_names() if each in head and each in models_in(head))
+    named = models_in(head)
+    own = next(each for each in NAMES if each in head and each in named)
     assert doubt_of_head(method, head, own) is None
     assert doubt_of_head("draft_model", head, "bloom-560m") is None
-    others = [name for name in model_names() if name not in head and not load_model(name).is_head]
+    others = [name for name in NAMES if name not in head and name not in HEADS]
     for other in Random(head).sample(others, 6):
         doubt = doubt_of_head(method, head, other)
         assert doubt is not None

@@ -1,6 +1,7 @@
 """A step has one price: whoever asks for it, by one function."""
 
 import ast
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -81,8 +82,10 @@ def test_it_is_written_once() -> None:
     assert cost.overhead_time is costs.overhead_time is step_time.overhead_time
     of_costs = {"TARGET_SHARE", "TOKEN", "STEP", "REQUEST", "OVERHEAD_STEP", "OVERHEAD_REQUEST"}
     for path in ROOT.rglob("*.py"):
-        tree = ast.parse(path.read_text())
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+        text = path.read_text()
+        if len(of_costs.intersection(re.findall("[A-Z_]+", text))) < 2:
+            continue  # whatever is a name is a word, and words are found sooner
+        names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
         assert path.name == "step_time.py" or len(of_costs & names) < 2, path
 
 

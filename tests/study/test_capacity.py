@@ -114,8 +114,8 @@ def single_server(profile: str, num_requests: int) -> Experiment:
 def test_of_one_request_at_a_time_it_is_what_theory_says(
     limit_ms: float, attainment: float, constant_step: Callable[..., str]
 ) -> None:
-    experiment = single_server(constant_step(delta_ms=100.0), 10_000)
-    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 10_000, None)
+    experiment = single_server(constant_step(delta_ms=100.0), 5000)
+    goal = Goal(Slo(e2el_ms=limit_ms), attainment, 0.005, False, None, 3, 5000, None)
     hardware = find_hardware(experiment, [])
     [found] = find_capacity(experiment, goal, hardware, {"off": Off()}, workers=2).found
     assert found.rate == pytest.approx(m_d_1_capacity(limit_ms / 1e3, 0.1, attainment), rel=0.02)
@@ -125,8 +125,8 @@ def test_of_one_request_at_a_time_it_is_what_theory_says(
 def test_without_tight_limits_it_is_the_rate_at_which_the_backlog_begins_to_grow(
     constant_step: Callable[..., str],
 ) -> None:
-    experiment = single_server(constant_step(delta_ms=100.0), 10_000)
-    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 10_000, None)
+    experiment = single_server(constant_step(delta_ms=100.0), 5000)
+    goal = Goal(Slo(e2el_ms=1e9), 0.99, 0.005, False, None, 3, 5000, None)
     hardware = find_hardware(experiment, [])
     [found] = find_capacity(experiment, goal, hardware, {"off": Off()}, workers=2).found
     assert found.rate == pytest.approx(10.0, rel=0.02)  # one per service time

@@ -74,11 +74,11 @@ def fresh_policies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", sys.path.copy())
 
 
-def test_twenty_unchanged_runs_pass(cli: Run, suite: Callable[..., Path], tmp_path: Path) -> None:
+def test_unchanged_runs_pass(cli: Run, suite: Callable[..., Path], tmp_path: Path) -> None:
     path = suite(replications=2)
     assert cli("gate", "--update", "base.json", path, "--workers", 1)[0] == 0
-    for number in range(20):
-        code, out, err = cli("gate", "base.json", path, "--workers", 1 + number // 18)
+    for workers in (1, 1, 2):
+        code, out, err = cli("gate", "base.json", path, "--workers", workers)
         assert (code, err) == (0, "")
         assert "all 14 comparisons are the same, seed by seed" in out
 

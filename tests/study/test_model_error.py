@@ -159,7 +159,8 @@ def test_a_server_that_does_not_keep_up_has_no_such_interval() -> None:
 def test_a_tuning_says_how_far_the_profile_moves_a_crossover(slots: int, alpha: float) -> None:
     given = experiment(COMPOSED, CLOSED)
     engine = given.engine.model_copy(update={"max_num_seqs": slots})
-    given = given.replace(engine=engine, acceptance=Bernoulli(alpha=alpha))
+    workload = given.workload.model_copy(update={"num_requests": 100})
+    given = given.replace(engine=engine, workload=workload, acceptance=Bernoulli(alpha=alpha))
     found = tune(given, max_k=1, replications=2)
     gain = found.batches.points[0].gains[1]
     assert gain.model_low is not None

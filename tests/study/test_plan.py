@@ -1125,9 +1125,9 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
 
 
 def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specsim.study.plan.REQUESTS", 300)
-    monkeypatch.setattr("specsim.study.plan.LONGEST", 1000)
-    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 300)
+    monkeypatch.setattr("specsim.study.plan.REQUESTS", 150)
+    monkeypatch.setattr("specsim.study.plan.LONGEST", 500)
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 150)
     question = asked(f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}", qps=30.0, traffic="math")
     one, two = (make_plan(question, workers=n).to_dict() for n in (1, 2))
     assert one == two
@@ -1136,7 +1136,7 @@ def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch
 
 
 def test_limits_that_nothing_keeps_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 300)
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 150)
     question = replace(asked(f"Qwen/Qwen3-8B --max-num-seqs 2 {EAGLE}"), slo=Slo(ttft_ms=1.0))
     with pytest.raises(SpecsimError, match="keeps the limits") as error:
         make_plan(question, workers=1)
@@ -1427,7 +1427,7 @@ def test_a_gpu_with_a_namesake_that_was_measured_says_so() -> None:
 
 
 def test_ctrl_c_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 300)
+    monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 150)
     server = f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}"
     question = asked(server, qps=25.0, traffic="math", gpus="h100,b200")
     stop = _Interrupting("long runs")

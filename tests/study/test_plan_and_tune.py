@@ -22,7 +22,7 @@ def test_plan_and_tune_and_capacity_agree(monkeypatch: pytest.MonkeyPatch) -> No
     best = min(fixed, key=lambda each: (each.cost_per_hour or 0.0, each.mean_e2el_ms or 0.0))
     option = plan.options[f"{best.hardware} {best.policy}"]
     service = with_replicas(option, question, plan.screened[option.name].replicas or 1)
-    workload = service.workload.model_copy(update={"num_requests": 500})
+    workload = service.workload.model_copy(update={"num_requests": 200})
     tuned = tune(service.replace(workload=workload), max_k=5, replications=2)
     own = next(load for load in tuned.check.loads if load.name == "own")
     assert own.load == 14.0

@@ -383,17 +383,20 @@ def eventually(is_true: Callable[[], object], seconds: float = 60) -> bool:
     return bool(is_true())
 
 
-RATES = [{"workload.arrivals.rate": {"linspace": [1, 20, 60]}}]
+def rates(num: int) -> list[dict[str, Any]]:
+    return [{"workload.arrivals.rate": {"linspace": [1, 20, num]}}]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
-@pytest.mark.parametrize("num_kills", [2, pytest.param(20, marks=pytest.mark.extras)])
+@pytest.mark.parametrize(
+    ("num_kills", "num_points"), [(2, 24), pytest.param(20, 60, marks=pytest.mark.extras)]
+)
 def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(
-    num_kills: int, cli: Run, tmp_path: Path
+    num_kills: int, num_points: int, cli: Run, tmp_path: Path
 ) -> None:
     # A point takes some 30 ms: long enough that a kill finds most of the points still to be made.
     base = tiny_config(workload={**tiny_config()["workload"], "num_requests": 2000})
-    path, random = sweep_file(tmp_path, RATES, base), Random(7)
+    path, random = sweep_file(tmp_path, rates(num_points), base), Random(7)
     points = tmp_path / "killed" / "points"
     for _ in range(num_kills):
         run = started("sweep", path, "--workers", 2, "--out", "killed", "--resume", cwd=tmp_path)
@@ -407,11 +410,12 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(
         run.kill()
         assert run.wait() == -signal.SIGKILL, "it has ended before it could be killed"
         assert eventually(lambda session=run.pid: not processes(session)), "left workers behind"
-    assert 0 < len(list(points.glob("0*.json"))) < 60
+    assert 0 < len(list(points.glob("0*.json"))) < num_points
     for name, options in (("killed", ["--resume"]), ("undisturbed", [])):
         assert cli("sweep", path, "--workers", 2, "--out", name, *options)[0] == 0
     assert not list(points.glob(".*"))
-    for name in ("sweep.yaml", "points.parquet", *(f"points/{n:05}.json" for n in range(60))):
+    made = [f"points/{n:05}.json" for n in range(num_points)]
+    for name in ("sweep.yaml", "points.parquet", *made):
         killed, undisturbed = (tmp_path / folder / name for folder in ("killed", "undisturbed"))
         assert killed.read_bytes() == undisturbed.read_bytes()
 
@@ -419,7 +423,7 @@ def test_killed_at_random_moments_and_resumed_it_ends_with_the_same_bytes(
 @pytest.mark.extras
 def test_a_ray_worker_that_is_killed_changes_nothing(cli: Run, tmp_path: Path) -> None:
     base = tiny_config(workload={**tiny_config()["workload"], "num_requests": 300})
-    path = sweep_file(tmp_path, RATES, base)
+    path = sweep_file(tmp_path, rates(60), base)
     run = started("sweep", path, "--backend", "ray", "--workers", 2, "--out", "ray", cwd=tmp_path)
     try:
         assert eventually(lambda: len(list((tmp_path / "ray" / "points").glob("0*.json"))) > 5)

@@ -33,12 +33,14 @@ def robust_fit(columns: NDArray[np.float64], seconds: NDArray[np.float64]) -> ND
     found = np.zeros(columns.shape[1])
     for _ in range(_ROUNDS):
         # Least squares depends on the rows only by the triangle of their QR decomposition.
-        triangle = np.linalg.qr(np.sqrt(weights)[:, None] * rows).R
+        triangle: Any = np.linalg.qr(np.sqrt(weights)[:, None] * rows, mode="r")
         found = nnls(triangle[:, :-1], triangle[:, -1])[0]
         errors = np.abs(columns @ found - seconds)
         # Of an exact fit the errors are rounding, and no reason to weigh points differently.
         limit = max(_HUBER * 1.4826 * float(np.median(errors)), 1e-9 * float(seconds.max()))
-        weights = limit / np.maximum(errors, limit)
+        before, weights = weights, limit / np.maximum(errors, limit)
+        if np.array_equal(before, weights):
+            break  # all rounds to come would be this one again
     return np.asarray(found)
 
 
