@@ -74,6 +74,7 @@ def draw_world(rng: Random) -> World:
     _verify_surest(config)
     _divide(config, profile)
     _window_pools(config)
+    _window_tiers(config)
     _share_out(config, profile)
     _capture_graphs(config["engine"], profile, unit)
     return {
@@ -227,6 +228,30 @@ def _window_pools(config: dict[str, Any]) -> None:
     if "num_gpu_blocks" in engine:
         engine["num_gpu_blocks"] *= len(layers) + 2
     pools["transfer"]["draft_kv"] = "moved"
+
+
+def _window_tiers(config: dict[str, Any]) -> None:
+    """Give the model before most KV tiers windows; all else stays as it was."""
+    engine, rng = config["engine"], Random(f"window tiers {json.dumps(config)}")
+    tiered = [engine, config.get("pools", {}).get("prefill", {}).get("engine", {})]
+    has_tiers = any("kv_offload" in each for each in tiered)
+    if not has_tiers or "kv_groups" in engine or rng.random() > 0.6:
+        return
+    layers: list[dict[str, Any]] = [{"kind": "full_attention", "layers": rng.randint(1, 4)}]
+    for _ in range(rng.choice([1, 1, 2])):
+        window = rng.choice([2, 5, 8, 17, 40])
+        layers.append({"kind": "sliding_window", "window": window, "layers": rng.choice([1, 2, 4])})
+    if rng.random() < 0.4:  # blocks of two sizes
+        for each in layers:
+            each["bytes_per_token"] = rng.choice([1024, 2048])
+    rng.shuffle(layers)
+    engine["kv_groups"] = layers
+    if "num_gpu_blocks" in engine:
+        engine["num_gpu_blocks"] *= len(layers) + 2
+    if rng.random() < 0.4:
+        engine["prefix_cache_retention_interval"] = "dense"
+    if "pools" in config:
+        config["pools"]["transfer"]["draft_kv"] = "moved"
 
 
 def _capture_graphs(engine: dict[str, Any], profile: dict[str, Any], unit: float) -> None:

@@ -271,10 +271,17 @@ class EngineConfig(Settings):
             "reread_len": reread_len,
             "drops_in_last": rules.drops_where_drafted
             or (rules.drops_in_last and proposer is not None and proposer.drops_in_last_group),
-            "drops_stored": drops and rules.drops_stored,
+            "drops_stored": drops and self._drops_stored(proposer),
             "publishes_outputs": rules.publishes_outputs and proposer is not None,
             "skips_drafts": skips,
         }
+
+    def _drops_stored(self, proposer: Proposer | None) -> bool:
+        """Return whether the last block that tiers have of a drafter's layers is not loaded."""
+        if self.rules.drops_stored:
+            return True
+        is_told_apart = self.rules.drops_in_last and proposer and proposer.drops_in_last_group
+        return bool(is_told_apart) and self.kv_layout(proposer).is_hybrid
 
     def _is_apart(self, proposer: Proposer) -> bool:
         return proposer.has_own_pass and self.rules.keeps_blocks_apart

@@ -5,9 +5,9 @@ from math import floor
 from specsim.core.compiled import inner
 from specsim.engine.kv import leave_windows, release
 from specsim.engine.loading import free_deferred, hold_ended
+from specsim.engine.offering import leave_to_tiers
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Step, Table
-from specsim.engine.tiers import leave_to_tiers
 from specsim.engine.waiting import close_gaps, free_row, leave_queue
 
 
@@ -126,7 +126,7 @@ def land(table: Table) -> None:
         entry = table.entries[state.current, place]
         sequence = table.sequences[entry.row]
         sequence.in_flight_len -= entry.scheduled_len
-        if sequence.status == FINISHED and sequence.in_flight_len == 0 and not sequence.is_sending:
+        if sequence.status == FINISHED:
             free_row(table, entry.row)
     state.in_flight -= 1
     state.oldest = (state.oldest + 1) % limits.depth

@@ -94,6 +94,8 @@ class Limits(Protocol):
     host_blocks: int
     disk_blocks: int
     offloads_outputs: int  # whether the tiers get more than prompts
+    num_full_groups: int  # groups of full attention, which tiers are asked about first
+    aligned_len: int  # tokens after which their blocks end, where the tail of a window may
     most_holding: int  # sequences that may hold blocks at once
     holds_ended: int  # whether blocks of what has ended are kept until they have been read
     lacks_loaded: int  # whether the drafter has no entries of what has been loaded

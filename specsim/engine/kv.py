@@ -157,7 +157,7 @@ def _begin_holding(
     for number in range(limits.num_groups):
         group = table.groups[number]
         num_hits = cached_len // group.block_size
-        left = _left_blocks(table, number, computed_len)
+        left = left_blocks(table, number, computed_len)
         unavailable += _count_unheld(table, number, left if group.kind != STATE else 0, num_hits)
         if group.kind == STATE:
             if num_hits and _is_being_computed(table, number, num_hits):
@@ -179,7 +179,7 @@ def _begin_holding(
     state.num_free_tables -= 1
     sequence.tables_at = table.free_tables[state.num_free_tables]
     for number in range(limits.num_groups):
-        left = _left_blocks(table, number, computed_len)
+        left = left_blocks(table, number, computed_len)
         _hold_hits(table, sequence.tables_at + number, number, left, cached_len)
     if loaded_len:
         _take_loaded(table, row, computed_len)
@@ -272,12 +272,12 @@ def leave_windows(table: Table, row: int, settled_len: int) -> None:
             _leave_states(table, sequence.tables_at + number, group.block_size, settled_len)
             continue
         holding = table.holdings[sequence.tables_at + number]
-        left = min(_left_blocks(table, number, settled_len), holding.num_blocks)
+        left = min(left_blocks(table, number, settled_len), holding.num_blocks)
         _leave_leading(table, sequence.tables_at + number, left)
 
 
 @inner
-def _left_blocks(table: Table, number: int, length: int) -> int:
+def left_blocks(table: Table, number: int, length: int) -> int:
     """Return how many leading blocks the window of a group has left at a length."""
     group = table.groups[number]
     if group.kind == SLIDING:

@@ -87,3 +87,11 @@ class Ledger:
         self.set(free_row=size)
         queue = np.concatenate([self.table.queue, np.zeros(size, dtype=np.int64)])
         self.replace(sequences=more, queue=queue)
+        if self.table.limits["num_tiers"][0]:
+            doubled = {name: _doubled(getattr(self.table, name)) for name in ("offered", "places")}
+            self.replace(**doubled)
+
+
+def _doubled(rows: Any) -> Any:
+    """Return rows, and as many more of zeros."""
+    return np.concatenate([rows[:], np.zeros_like(rows)])

@@ -14,6 +14,7 @@ Sources: vLLM 0.32.0 ``v1/core/sched/scheduler.py``: `schedule` (`load_kv_async`
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import release, release_together
+from specsim.engine.offering import begin_reading, end_reading
 from specsim.engine.table import (
     BLOCKS_HELD,
     BLOCKS_READ,
@@ -26,7 +27,6 @@ from specsim.engine.table import (
     WAITING,
     Table,
 )
-from specsim.engine.tiers import begin_reading, end_reading
 from specsim.engine.waiting import free_row, is_ahead, leave_queue, pass_over, put_back
 
 
@@ -84,7 +84,8 @@ def _note(table: Table, kind: int, row: int, tokens: int) -> None:
     notice.request = table.sequences[row].request
     notice.row = row
     notice.tokens = tokens
-    notice.disk_tokens = table.sequences[row].disk_len
+    notice.blocks = table.sequences[row].load_blocks
+    notice.disk_blocks = table.sequences[row].disk_blocks
     state.num_notices += 1
     state.unannounced += 1
 

@@ -20,9 +20,9 @@ class Offload:
     """The links between the tiers of each replica."""
 
     def __init__(
-        self, clock: EventClock, num_requests: int, config: OffloadConfig, token_bytes: float
+        self, clock: EventClock, num_requests: int, config: OffloadConfig, block_bytes: float
     ) -> None:
-        self._clock, self._token_bytes = clock, token_bytes
+        self._clock, self._block_bytes = clock, block_bytes
         self._host_links: dict[Replica, Link] = defaultdict(lambda: Link(config))
         disk = config.disk or config
         self._disk_links: dict[Replica, Link] = defaultdict(lambda: Link(disk))
@@ -34,22 +34,23 @@ class Offload:
         for notice in notices:
             # A replica that runs ahead asks later than the clock shows.
             request, now = int(notice["request"]), float(notice["at"])
-            tokens, disk_len = int(notice["tokens"]), int(notice["disk_tokens"])
-            self.loads["host_len"][request] += tokens - disk_len
+            blocks, disk_blocks = int(notice["blocks"]), int(notice["disk_blocks"])
+            disk_len = int(notice["tokens"]) * disk_blocks // blocks
+            self.loads["host_len"][request] += int(notice["tokens"]) - disk_len
             self.loads["disk_len"][request] += disk_len
-            load = partial(self._load, replica, request, int(notice["row"]), tokens, now)
-            if disk_len:
-                size = disk_len * self._token_bytes
+            load = partial(self._load, replica, request, int(notice["row"]), blocks, now)
+            if disk_blocks:
+                size = disk_blocks * self._block_bytes
                 read_at = self._disk_links[replica].book(now, size, size, now)
                 self._clock.call_at(read_at, partial(load, read_at))
             else:
                 load(now)
 
     def _load(
-        self, replica: Replica, request: int, row: int, tokens: int, asked_at: float, at: float
+        self, replica: Replica, request: int, row: int, blocks: int, asked_at: float, at: float
     ) -> None:
         """Load from host memory, where all is at an instant."""
-        size = tokens * self._token_bytes
+        size = blocks * self._block_bytes
         ends_at = self._host_links[replica].book(at, size, size, at)
         self.loads["load_time"][request] += ends_at - asked_at
         self._clock.call_at(ends_at, partial(self._end, replica, request, row))

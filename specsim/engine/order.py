@@ -26,10 +26,10 @@ from specsim.engine.asking import learn, look, look_back, trim
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land
 from specsim.engine.draft import ask, offer, verify
+from specsim.engine.offering import settle_ended
 from specsim.engine.preemption import IN_VAIN
 from specsim.engine.schedule import schedule, take_in
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, State, Table
-from specsim.engine.tiers import settle_ended
 from specsim.engine.waiting import withdraw
 from specsim.profile.step_time import HAS_DRAFTER
 

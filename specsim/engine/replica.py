@@ -271,8 +271,7 @@ class Replica:
         else:
             sequences[row] = departure.row
             sequences["fate_at"][row] = self.facts.starts[departure.request]
-            for name in ("use", "head_blocks", "used_from", "used_to"):
-                sequences[name][row] = 0  # of tiers that are gone
+            sequences["use"][row] = 0  # of tiers that are gone
         sequences["external_len"][row] = external_len
         self._arrive(at, departure.request, row)
 

@@ -13,10 +13,10 @@ from specsim.engine.adapters import may_serve, serve_adapter, serve_running
 from specsim.engine.draft import find_use_of_drafts
 from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
 from specsim.engine.loading import begin_load, take_news
+from specsim.engine.offering import LOADING_NOW, offer_step, stored_prefix
 from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
 from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
-from specsim.engine.tiers import LOADING_NOW, offer_step, stored_prefix
 from specsim.engine.waiting import (
     begin,
     close_gaps,

@@ -13,7 +13,17 @@ from specsim.decisions.loops import Asking, no_view
 from specsim.engine.facts import Facts
 from specsim.engine.order import VERBS
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import ARRAY_TYPES, CHUNKED, NEVER, NO_KEY, NO_ROW, SLIDING, STATE, Table
+from specsim.engine.table import (
+    ARRAY_TYPES,
+    CHUNKED,
+    FULL,
+    NEVER,
+    NO_KEY,
+    NO_ROW,
+    SLIDING,
+    STATE,
+    Table,
+)
 from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts
@@ -81,7 +91,7 @@ class Setup:
             "groups": self._groups(depth),
             "buckets": self._buckets(),
             "blocks": _blocks(num_blocks).copy(),
-            **self._tiers(limits),
+            **self._tiers(limits, width),
             "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
             "adapters": _adapters(),
             "tables": zeros("tables", most_holding * num_groups, width),
@@ -161,7 +171,7 @@ class Setup:
                 row["period"] = 1 if keeps_all else period if period > 1 else 0
         return groups
 
-    def _tiers(self, limits: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    def _tiers(self, limits: NDArray[Any], width: int) -> dict[str, NDArray[Any]]:
         """Return the empty tiers behind the GPU's cache, if there are any."""
         sizes = [int(limits[name][0]) for name in ("host_blocks", "disk_blocks")]
         sizes = [size for size in sizes if size]
@@ -177,7 +187,12 @@ class Setup:
             stored["heap_at"][begin : begin + size] = np.arange(size)
             begin += size
         chains = 1 << max(4, (2 * max(sizes) - 1).bit_length())
+        num_groups = len(self.kv.groups)
         return {
+            "tier_groups": self._tier_groups(limits),
+            "offered": zeros("offered", _ROWS, num_groups),
+            "places": zeros("places", _ROWS * num_groups, width),
+            "picks": zeros("picks", num_groups * width),
             "stored": stored,
             "tier_chains": zeros("tier_chains", len(sizes), chains),
             "tier_heaps": heaps,
@@ -185,6 +200,35 @@ class Setup:
             "tier_written": zeros("tier_written", len(sizes)),
             "ended": zeros("ended", int(limits["most_holding"][0])),
         }
+
+    def _tier_groups(self, limits: NDArray[Any]) -> NDArray[Any]:
+        """Return what of each group the tiers are offered, and how it is looked up."""
+        groups = self.kv.groups
+        full = {group.block_size for group in groups if group.kind == KINDS[FULL]}
+        # Several sizes: no tail of a window is told from other blocks.
+        sizes = full or {max(group.block_size for group in groups)}
+        limits["aligned_len"] = aligned_len = min(sizes) if len(sizes) == 1 else 0
+        limits["num_full_groups"] = sum(group.kind == KINDS[FULL] for group in groups)
+        reread_len, kept_len = int(limits["reread_len"][0]), int(limits["retention_len"][0])
+        rows = zeros("tier_groups", len(groups))
+        for number, (row, group) in enumerate(zip(rows, groups, strict=True)):
+            row["has_drafter"] = limits["drops_stored"][0] and number == self.kv.last_group
+            row["period"], size = 1, group.block_size
+            if group.kind == KINDS[FULL]:
+                continue
+            row["read_len"] = read_len = group.span_len - 1 + reread_len
+            row["window_blocks"] = -(-max(group.span_len, read_len) // size)
+            if not aligned_len or aligned_len % size:
+                continue
+            row["tail_blocks"] = tail = -(-read_len // size) + row["has_drafter"]
+            period = (aligned_len if kept_len < 0 else kept_len) // size
+            row["period"] = 1 if 0 < period <= tail else period
+            if kept_len < 0 and not row["has_drafter"]:
+                row["segment_blocks"] = aligned_len // size
+        widest_first = sorted(range(len(groups)), key=lambda each: -rows["window_blocks"][each])
+        is_full = [group.kind == KINDS[FULL] for group in groups]
+        rows["looked_up"] = sorted(widest_first, key=lambda each: not is_full[each])
+        return rows
 
     def _buckets(self) -> NDArray[Any]:
         """Return the groups that are alike, those of full attention first."""

@@ -100,15 +100,13 @@ class Sequence(Protocol):
     accepted_tokens: int
     junction_len: int  # how far a prefix was cached in some groups, but not in all of them
     external_len: int  # tokens whose KV entries another replica has, and which are to be loaded
-    disk_len: int  # of what it is to load, tokens that only the disk has
     is_sending: int  # whether it has ended, and its blocks are kept until they have been read
     use: int  # number of its use of the tiers; 0 before the first
-    num_offered: int  # leading blocks that the tiers have been offered since its admission
-    num_to_offer: int  # those that they are offered when it has ended
-    loads_from: int  # blocks that it loads, or has loaded last, begin here
-    head_blocks: int  # leading blocks that it has offered or loaded, and some further on
-    used_from: int
-    used_to: int
+    loads_from: int  # tokens before those that it loads, or has loaded last
+    load_blocks: int  # into which it loads them, in all groups
+    disk_blocks: int  # of those, what only the disk has
+    left_len: int  # tokens that it leaves to the tiers when it has ended
+    is_left: int  # whether it has ended, and the tiers have not been offered that yet
 
 
 class Fact(Protocol):
@@ -144,7 +142,8 @@ class Notice(Protocol):
     request: int
     row: int
     tokens: int  # to be loaded, or held
-    disk_tokens: int  # to be loaded that only the disk has
+    blocks: int  # KV blocks to be loaded, in all groups
+    disk_blocks: int  # of those, what only the disk has
 
 
 class Entry(Protocol):
@@ -230,6 +229,8 @@ class Block(Protocol):
     """The next one, by time of publication, whose key has the same place in the index."""
     published_in: int
     """Number of the step in which a state with its key was last published."""
+    shown_in: int
+    """Number of the step whose sequences last got it, if the tiers have been told."""
 
 
 class Group(Protocol):
@@ -255,6 +256,44 @@ class Bucket(Protocol):
     last: int  # the one behind them
     found_len: int  # scratch: what it has of a prefix; -1 before it was looked up
     has_dropped: int  # scratch: whether the last block has been dropped from that
+
+
+class TierGroup(Protocol):
+    """What of a group the tiers are offered, and what of it is loaded."""
+
+    looked_up: int  # number of the group that is looked up in the turn that this row is for
+    has_drafter: int  # whether its last block may yet change, as drafts are rejected
+    has_dropped: int  # scratch: whether a lookup has dropped the last block for that
+    window_blocks: int  # of a sliding window: blocks that a hit has to end with
+    read_len: int  # tokens before a hit's end that the window reads
+    period: int  # blocks after which a tail is offered; 1 if all are, 0 if none
+    tail_blocks: int  # that such a tail has
+    segment_blocks: int  # after which blocks of full attention end, where the last tail may move
+
+
+class GroupOffers(Protocol):
+    """What the tiers know of a sequence in one group."""
+
+    next_place: int  # place of the first block that they may yet be offered
+    num_shown: int  # blocks of its table that they have been told of
+
+
+class Place(Protocol):
+    """What the tiers know of one place in the table of a sequence."""
+
+    block: int  # the one that was there when they were told; the null block if it is none any more
+    shown_in: int  # number of the step that told them
+    is_used: int  # whether the sequence has offered or loaded what is stored of it
+
+
+class Pick(Protocol):
+    """A block of a sequence that the tiers are offered now, or from which it is loaded."""
+
+    key: int
+    group: int
+    number: int  # of the prefix up to its end, as in `specsim.engine.blocks.prefix_key`
+    place: int  # in the table of the sequence
+    is_first: int  # whether the sequence uses it for the first time
 
 
 class Stored(Protocol):
@@ -336,6 +375,7 @@ class State(Protocol):
     num_uses: int  # counts uses of the tiers, to know which was first
     num_offers: int  # blocks that the tiers have been offered, counted in offers
     num_ended: int  # rows in `ended`
+    num_picked: int  # rows in `picks`
     num_empty: int  # steps in a row in which a policy that is loops was shown nobody
     has_unflushed: int  # whether a request has ended since the last schedule
     in_flight: int  # steps that have been launched and have not come back
@@ -381,7 +421,11 @@ class Table(NamedTuple):
     """Shape (tiers, blocks): what each may give up, a heap by rank, into `stored`."""
     tier_lens: NDArray[np.int64]  # how much that is
     tier_written: NDArray[np.int64]  # the block that each has stored last in this step, or none
-    ended: Rows[Sequence]  # those that have ended since the last step, where there are tiers
+    tier_groups: Rows[TierGroup]
+    offered: Rows[GroupOffers]  # shape (rows of sequences, groups)
+    places: Rows[Place]  # shape (rows of sequences x groups, blocks)
+    picks: Rows[Pick]  # scratch
+    ended: NDArray[np.int64]  # rows that have ended since the last step, where there are tiers
     adapters: Rows[Adapter]
     adapter_costs: NDArray[np.float64]
     """What they cost (`specsim.profile.costs.AdapterCost.numbers`)."""
@@ -425,7 +469,11 @@ class Table(NamedTuple):
 
 _SHORT: dict[type, tuple[str, ...]] = {
     Fact: ("prompt_len", "output_len", "max_tokens", "priority", "adapter", "rank", "num_keys"),
-    Block: ("holders", "is_undrafted", "following", "preceding", "next_alike", "published_in"),
+    Block: (
+        *("holders", "is_undrafted", "following", "preceding", "next_alike", "published_in"),
+        "shown_in",
+    ),
+    Place: ("block", "shown_in", "is_used"),
 }
 """Fields of four bytes, not eight, of what there is much of."""
 
@@ -437,7 +485,10 @@ _RESULTS = {
 }
 
 _TWO_AXES = frozenset(
-    {"entries", "tables", "hits", "outcomes", "tier_chains", "tier_heaps", "levels"}
+    {
+        *("entries", "tables", "hits", "outcomes", "tier_chains", "tier_heaps", "levels"),
+        *("offered", "places"),
+    }
 )
 
 

@@ -237,14 +237,15 @@ def withdraw(table: Table, row: int) -> None:
     else:
         leave_queue(table, row)
     state.has_unflushed = 1
-    if sequence.in_flight_len == 0:
-        free_row(table, row)
+    free_row(table, row)
 
 
 @inner
 def free_row(table: Table, row: int) -> None:
-    """Let a row be used again."""
+    """Let the row of a sequence that has ended be used again, once nothing waits for it."""
     state, sequence = table.state[0], table.sequences[row]
+    if sequence.in_flight_len or sequence.is_sending or sequence.is_left:
+        return
     sequence.status = FREE
     sequence.next_row = state.free_row
     state.free_row = row

@@ -130,6 +130,13 @@ class KVLayout:
         return gcd(*(group.block_size for group in self.groups))
 
     @property
+    def last_group(self) -> int:
+        """The group that holds the layer that was registered last, which is a drafter's, if any."""
+        alike = [number for number, group in enumerate(self.groups) if group.has_last_layer]
+        layers = sum(self.groups[number].num_layers for number in alike)
+        return alike[(layers - 1) % len(alike)]
+
+    @property
     def is_hybrid(self) -> bool:
         return len(self.groups) > 1
 

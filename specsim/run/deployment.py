@@ -22,6 +22,7 @@ from specsim.hardware.cuda_graphs import (
     capture_sizes,
     default_largest,
 )
+from specsim.hardware.kv_groups import CHUNKED, STATE, KVLayout
 from specsim.latency import LatencyModel
 from specsim.policies import Policy
 from specsim.profile import (
@@ -179,17 +180,36 @@ class Deployment:
         tiers = self.engine.kv_offload
         if tiers is None:
             return limits
-        if len(setup.kv.groups) > 1 or setup.kv.has_windows:
-            raise ConfigError(
-                f"engine.kv_offload: the model has {len(setup.kv.groups)} KV cache groups, which "
-                "are not offloaded here; set engine.disable_hybrid_kv_cache_manager to true"
-            )
-        block_bytes = self.engine.block_size * self.token_bytes(with_drafts=True)
+        self._check_offloaded(setup.kv)
+        block_bytes = self.offloaded_block_bytes
         limits["offloads_outputs"] = not tiers.offload_prompt_only
         limits["host_blocks"] = tiers.num_blocks(block_bytes)
         if tiers.disk is not None:
             limits["disk_blocks"] = tiers.disk.num_blocks(block_bytes)
         return limits
+
+    def _check_offloaded(self, kv: KVLayout) -> None:
+        """Raise a ConfigError if KV tiers do not know what to do with some layers."""
+        kinds = {group.kind for group in kv.groups}
+        has_own_blocks = any(each.block_size for each in self.engine.kv_groups or ())
+        if STATE in kinds or has_own_blocks:
+            what = "keep a state" if STATE in kinds else "have blocks of their own (DeepSeek-V4)"
+            raise ConfigError(
+                f"engine.kv_offload: layers that {what} are not offloaded here; leave it out"
+            )
+        if CHUNKED in kinds:
+            raise ConfigError(
+                "engine.kv_offload: layers that attend in chunks are not offloaded here; set "
+                "engine.disable_hybrid_kv_cache_manager to true"
+            )
+
+    @property
+    def offloaded_block_bytes(self) -> float:
+        """Memory of one KV block of any group in a tier, over all GPUs of a replica."""
+        if self.layers is None:
+            return self.engine.block_size * self.token_bytes(with_drafts=True)
+        block_bytes = self.memory.block_bytes + self.memory.draft_block_bytes
+        return self.profile.tensor_parallel_size * block_bytes
 
     def token_bytes(self, *, with_drafts: bool) -> float:
         """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""

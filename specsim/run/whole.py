@@ -187,7 +187,7 @@ def _offload(server: Deployment, clock: EventClock, num_requests: int) -> Offloa
     tiers = server.engine.kv_offload
     if tiers is None:
         return None
-    return Offload(clock, num_requests, tiers, server.token_bytes(with_drafts=True))
+    return Offload(clock, num_requests, tiers, server.offloaded_block_bytes)
 
 
 class PoolSystem:

@@ -319,6 +319,60 @@ def test_outputs_are_offloaded_where_that_is_asked_for(
     assert run.offload.loads["host_len"].tolist() == [0, 0, loaded]
 
 
+def _of_layers(
+    constant_step: Callable[..., str], layers: list[dict[str, Any]], **engine: Any
+) -> Experiment:
+    settings = {"block_size": 8, "num_gpu_blocks": 16, "max_model_len": 40, "max_num_seqs": 4,
+                "max_num_batched_tokens": 64, "kv_groups": layers, **engine}  # fmt: skip
+    profile = constant_step(delta_ms=STEP * 1e3)
+    return Experiment.parse(tiny_config(engine=settings, profile=profile), "x")
+
+
+def test_of_a_window_the_end_of_a_prompt_is_kept_and_loaded(
+    constant_step: Callable[..., str],
+) -> None:
+    """Three prompts fill the GPU's cache; the first one that comes again has all but its end."""
+    layers = [
+        {"kind": "full_attention", "layers": 1, "bytes_per_token": 4096},
+        {"kind": "sliding_window", "layers": 1, "window": 8, "bytes_per_token": 4096},
+    ]
+    gb_s = 5 * 8 * 4096 / 0.5 / 1e9  # half a second for five blocks
+    offload = {"blocks": 20, "bandwidth_gb_s": gb_s}
+    experiment = _of_layers(constant_step, layers, kv_offload=offload)
+    requests = [
+        Request(index=i, arrived_at=10.0 * i, prompt_len=33, output_len=1,
+                prompt_token_ids=np.arange(33) + 100 * name)
+        for i, name in enumerate([1, 2, 3, 4, 1])
+    ]  # fmt: skip
+    run = simulate(experiment, requests=requests, check=True)
+    assert run.offload is not None
+    # Four blocks of full attention and the one that a window of 8 reads, at 32 tokens.
+    assert run.offload.loads["host_len"].tolist() == [0, 0, 0, 0, 32]
+    assert run.offload.loads["load_time"][4] == pytest.approx(0.5)
+    # Five blocks of each prompt: there is room for three, and the rest of a fourth.
+    few = _of_layers(constant_step, layers, kv_offload={**offload, "blocks": 18})
+    few_run = simulate(few, requests=requests, check=True)
+    assert few_run.offload is not None
+    assert few_run.offload.loads["host_len"].tolist() == [0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("layer", "message"), [
+    ({"kind": "chunked_local_attention", "chunk": 8}, "in chunks are not offloaded here; set"),
+    ({"kind": "state"}, "keep a state are not offloaded here; leave it out"),
+    ({"kind": "full_attention", "block_size": 16}, "blocks of their own .* are not offloaded"),
+])  # fmt: skip
+def test_layers_whose_blocks_are_not_offloaded_are_named(
+    constant_step: Callable[..., str], layer: dict[str, Any], message: str
+) -> None:
+    full = {"kind": "full_attention", "layers": 1}
+    experiment = _of_layers(
+        constant_step, [full, {"layers": 1, **layer}], kv_offload={"blocks": 9}, num_gpu_blocks=64
+    )
+    request = Request(index=0, arrived_at=0.0, prompt_len=20, output_len=1)
+    with pytest.raises(ConfigError, match=message):
+        simulate(experiment, requests=[request])
+
+
 def test_a_prompt_that_is_being_loaded_is_not_loaded_again(
     constant_step: Callable[..., str],
 ) -> None:

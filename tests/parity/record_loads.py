@@ -9,11 +9,12 @@ its blocks are kept::
     python tests/parity/record_loads.py tests/parity/recorded 0 6 groups
     python tests/parity/record_loads.py tests/parity/recorded 0 6 states
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 host-groups
 
 The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too; the third
 and fourth ``loads-groups-SEED`` and ``loads-states-SEED``, whose layers attend differently, or keep
-a state. The last, for
-vLLM 0.31 to 0.33, has vLLM's own connector and manager of KV blocks in host memory, and plays the
+a state. The last two, for
+vLLM 0.31 to 0.33, have vLLM's own connector and manager of KV blocks in host memory, and play the
 worker that copies them: it stores at once, and what is loaded takes the scenario's time.
 """
 
@@ -27,7 +28,9 @@ from typing import Any
 import record
 from record import LACKING, DoesNotEndError, Driver
 from to_record import (
+    RETENTION,
     random_adapters_scenario,
+    random_group_host_scenario,
     random_group_loads_scenario,
     random_host_scenario,
     random_loads_scenario,
@@ -99,16 +102,19 @@ class LoadsDriver(Driver):
     connector = "ElsewhereConnector"
 
     def __init__(self, scenario: dict[str, Any]) -> None:
-        plain, extra = record.vllm_config, self.extra(scenario)
-        record.vllm_config = lambda engine: with_connector(plain(engine), self.connector, extra)
+        self.scenario, self.plain = scenario, record.vllm_config
+        record.vllm_config = self.configured
         super().__init__(scenario)
-        record.vllm_config = plain
+        record.vllm_config = self.plain
         self.scheduler.connector.driver = self
         self.external = {
             row["id"]: row["external_len"] for row in self.rows if row.get("external_len")
         }
         self.news: list[tuple[int, Any, str]] = []
         self.is_stuck = False
+
+    def configured(self, engine: dict[str, Any]) -> VllmConfig:
+        return with_connector(self.plain(engine), self.connector, self.extra(self.scenario))
 
     def extra(self, scenario: dict[str, Any]) -> dict[str, Any]:
         return {}
@@ -219,7 +225,22 @@ class HostDriver(LoadsDriver):
             self.in_order.append(request.request_id)
             return free(request, *args, **kwargs)
 
+        begin = inner.update_state_after_alloc
+
+        def note_load(request: Any, blocks: Any, tokens: int) -> None:
+            if tokens:
+                self.loaded[request.request_id] = tokens
+            begin(request, blocks, tokens)
+
+        self.loaded: dict[str, int] = {}
+        inner.update_state_after_alloc = note_load
         inner.build_connector_meta, self.scheduler._free_request = build_in_order, note_end
+
+    def configured(self, engine: dict[str, Any]) -> VllmConfig:
+        config = super().configured(engine)
+        # Its groups say that of the GPU's cache; the connector asks this.
+        config.cache_config.prefix_cache_retention_interval = engine.get(RETENTION, 0)
+        return config
 
     def extra(self, scenario: dict[str, Any]) -> dict[str, Any]:
         prompts = scenario["loads"]["offload_prompt_only"]
@@ -233,7 +254,7 @@ class HostDriver(LoadsDriver):
     def begin_jobs(self, output: Any) -> None:
         jobs, loads = output.kv_connector_metadata, self.scenario["loads"]
         for number, job in jobs.load_jobs.items():
-            tokens = len(job.dst_spec.block_ids) * self.engine["block_size"]
+            tokens = self.loaded.pop(job.req_id)
             time = loads["base_ns"] + loads["per_token_ns"] * tokens
             self.news.append((self.clock + time, number, job.req_id))
         if jobs.store_jobs:
@@ -261,6 +282,7 @@ KINDS = {
     "states": (lambda seed: random_state_loads_scenario(seed, record.needs_of), LoadsDriver),
     "loras": (random_adapters_scenario, LoadsDriver),
     "host": (random_host_scenario, HostDriver),
+    "host-groups": (lambda seed: random_group_host_scenario(seed, record.needs_of), HostDriver),
 }
 
 

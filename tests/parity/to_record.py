@@ -353,6 +353,12 @@ def random_host_scenario(seed: int) -> dict[str, Any]:
         engine["spec"]["method"] = random.Random(f"head {seed}").choice(["eagle", "mtp"])
     # A prompt of one token that is loaded whole is looked up anew for ever in vLLM.
     engine["block_size"] = max(2, engine["block_size"])
+    return _with_host(scenario, draw) | {"name": f"host-{seed}", "kind": "host"}
+
+
+def _with_host(scenario: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """Have prompts come again, and host memory, most often too small for all of them."""
+    engine = scenario["engine"]
     rows = random_requests(draw, engine)
     start = rows[-1]["arrival_ns"]
     for number, row in enumerate(random_requests(draw, engine), len(rows)):
@@ -369,7 +375,19 @@ def random_host_scenario(seed: int) -> dict[str, Any]:
         "host_blocks": draw.choice([3, 10, 30, 100, 1000]),
         "offload_prompt_only": draw.random() < 0.6,
     }
-    return scenario | {"name": f"host-{seed}", "kind": "host"}
+    return scenario
+
+
+def random_group_host_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs]
+) -> dict[str, Any]:
+    """The same with layers that attend differently, but not in chunks."""
+    scenario, draw = random_scenario(seed), random.Random(f"group host {seed}")
+    layers = [run for run in random_layers(draw) if run["kind"] != "chunked_local_attention"]
+    layers = layers or [{"kind": "sliding_window", "window": 8, "layers": 1}]
+    scenario = _with_layers(scenario, layers, draw, needs_of)
+    scenario["engine"]["enable_prefix_caching"] = True
+    return _with_host(scenario, draw) | {"name": f"host-groups-{seed}", "kind": "host groups"}
 
 
 def random_adapters_scenario(seed: int) -> dict[str, Any]:
