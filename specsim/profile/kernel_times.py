@@ -25,6 +25,8 @@ _SMALL_COMPUTE = 1.58, 1.44  # in one tile, and in many
 _SMALL_TILES = (16, 32, 48, 64), (0.0, 0.3, 0.6, 1.0)
 _MOST_WHOLE = 256  # tokens of a step that is likely to fill its tiles
 
+_GUESS = 1e-6  # what a time that was not measured weighs, against one that was
+
 _EXPERT_SIZES = ("hidden_size", "inter_size", "num_experts", "topk")
 _SKEWS = ("power_law_1.2", "power_law_1.01", "balanced")
 
@@ -108,8 +110,9 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
     Between contexts that were measured of as many sequences times lie on lines. Beyond, where
     memory ended, a longer context adds what it adds for fewer sequences, by the tokens that are
     read; what does not grow with these stays. One sequence, and the shortest context, go on with
-    their last slope.
+    their last slope. Where a larger one would be faster, what was not measured gives way.
     """
+    weights = np.where(np.isnan(grid), _GUESS, 1.0)
     for times in grid.T:
         known = np.flatnonzero(~np.isnan(times))
         if len(known):
@@ -122,7 +125,7 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
         longer = max(0.0, grid[row, column - 1] - grid[row - 1, column - 1])
         more = batches[column] / batches[column - 1]
         grid[row, column] = grid[row - 1, column] + more * longer
-    return rising(rising(grid.T).T)
+    return rising(rising(grid.T, weights.T).T, weights)
 
 
 def skewed(table: MeasuredTable) -> MeasuredTable:
@@ -257,14 +260,17 @@ def _line(at: Values, times: Values) -> tuple[Values, Values]:
     return points, rising(means)
 
 
-def rising(times: Values) -> Values:
+def rising(times: Values, weights: Values | None = None) -> Values:
     """Return the nearest times of which none is longer than a later one, along the last axis.
 
     Measured once, some sizes took longer than larger ones; an engine that pads does not.
     """
     from scipy.optimize import isotonic_regression
 
-    fitted = [np.exp(isotonic_regression(row).x) for row in np.log(np.atleast_2d(times))]
+    rows = np.log(np.atleast_2d(times))
+    counts = np.ones(rows.shape) if weights is None else weights
+    pairs = zip(rows, counts, strict=True)
+    fitted = [np.exp(isotonic_regression(row, weights=count).x) for row, count in pairs]
     return np.array(fitted).reshape(times.shape)
 
 

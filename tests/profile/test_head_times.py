@@ -70,3 +70,13 @@ def test_one_scanned_prompt_tells_nothing_of_a_scan() -> None:
     _, attention, scanned = HeadTimes(np.ones(3), lens, lens / 100).chosen_prompts(2048)
     assert scanned.tolist() == [0, 0, 0]
     assert attention == pytest.approx(lens / 100)
+
+
+def test_what_was_not_measured_gives_way_to_what_was() -> None:
+    """512 sequences were measured with a short context only, by a kernel that is faster."""
+    times = {(64, 2): 600, (128, 2): 1700, (512, 2): 300, (64, 1024): 700, (128, 1024): 1720}
+    batch, lens = np.array(list(times), dtype=float).T
+    contexts, sequences, grid = HeadTimes(batch, lens, np.array([*times.values()], float)).grid()
+    assert (contexts.tolist(), sequences.tolist()) == ([2, 1024], [64, 128, 512])
+    assert grid[1, :2] == pytest.approx([700, 1720], rel=1e-3)
+    assert grid[1, 2] >= grid[1, 1]
