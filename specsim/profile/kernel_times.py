@@ -125,7 +125,7 @@ def _completed(grid: Values, lens: Values, batches: Values) -> Values:
         longer = max(0.0, grid[row, column - 1] - grid[row - 1, column - 1])
         more = batches[column] / batches[column - 1]
         grid[row, column] = grid[row - 1, column] + more * longer
-    return rising(rising(grid.T, weights.T).T, weights)
+    return np.maximum.accumulate(rising(rising(grid.T, weights.T).T, weights))
 
 
 def skewed(table: MeasuredTable) -> MeasuredTable:
@@ -246,11 +246,11 @@ def line_of(table: MeasuredTable, axis: str) -> tuple[Values, Values]:
 
 
 def along(at: Values, points: Values, times: Values) -> Values:
-    """Return times between points that were measured; beyond the last, on with the last slope."""
+    """Return times between points that were measured; beyond the last, on as they rose there."""
     inside = np.interp(at, points, times)
     if len(points) == 1:
         return inside
-    slope = (times[-1] - times[-2]) / (points[-1] - points[-2])
+    slope = max(0.0, (times[-1] - times[-2]) / (points[-1] - points[-2]))
     return np.asarray(inside + slope * np.maximum(0.0, at - points[-1]))
 
 

@@ -80,3 +80,16 @@ def test_what_was_not_measured_gives_way_to_what_was() -> None:
     assert (contexts.tolist(), sequences.tolist()) == ([2, 1024], [64, 128, 512])
     assert grid[1, :2] == pytest.approx([700, 1720], rel=1e-3)
     assert grid[1, 2] >= grid[1, 1]
+
+
+@given(st.data())
+def test_more_sequences_and_longer_contexts_are_never_faster(data: st.DataObject) -> None:
+    """However times fall in a table, and whatever it lacks."""
+    points = [(n, context) for context in CONTEXTS for n in SEQUENCES]
+    kept = data.draw(st.sets(st.sampled_from(points), min_size=4))
+    batch, lens = np.array(sorted(kept), dtype=float).T
+    times = data.draw(st.lists(st.floats(1, 1e4), min_size=len(kept), max_size=len(kept)))
+    _, _, grid = HeadTimes(batch, lens, np.array(times)).grid()
+    assert np.isfinite(grid).all()
+    for axis in (0, 1):
+        assert (np.diff(grid, axis=axis) >= -1e-9 * grid.max()).all()
