@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -157,7 +156,7 @@ def _fit_steps(
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
     typer.echo(as_yaml({"target": target}), nl=False)
-    if (usual := median(points.seconds.tolist())) > _SLOW_STEP:
+    if (usual := sorted(points.seconds.tolist())[len(points) // 2]) > _SLOW_STEP:
         warn([f"the median step takes {usual:,.4g} s: are they ms? 'seconds' is in s"])
     if out is not None:
         typer.echo(f"profile: {out}")
