@@ -378,14 +378,18 @@ def _with_host(scenario: dict[str, Any], draw: random.Random) -> dict[str, Any]:
     return scenario
 
 
+def _layers_without_chunks(draw: random.Random) -> list[dict[str, Any]]:
+    """Return layers that attend differently, of kinds that connectors move."""
+    layers = [run for run in random_layers(draw) if run["kind"] != "chunked_local_attention"]
+    return layers or [{"kind": "sliding_window", "window": 8, "layers": 1}]
+
+
 def random_group_host_scenario(
     seed: int, needs_of: Callable[[dict[str, Any]], Needs]
 ) -> dict[str, Any]:
     """The same with layers that attend differently, but not in chunks."""
     scenario, draw = random_scenario(seed), random.Random(f"group host {seed}")
-    layers = [run for run in random_layers(draw) if run["kind"] != "chunked_local_attention"]
-    layers = layers or [{"kind": "sliding_window", "window": 8, "layers": 1}]
-    scenario = _with_layers(scenario, layers, draw, needs_of)
+    scenario = _with_layers(scenario, _layers_without_chunks(draw), draw, needs_of)
     scenario["engine"]["enable_prefix_caching"] = True
     return _with_host(scenario, draw) | {"name": f"host-groups-{seed}", "kind": "host groups"}
 
@@ -411,9 +415,7 @@ def random_group_loads_scenario(
 ) -> dict[str, Any]:
     """The same with layers that attend differently, but not in chunks: that no connector moves."""
     scenario, draw = random_scenario(seed), random.Random(f"group loads {seed}")
-    layers = [run for run in random_layers(draw) if run["kind"] != "chunked_local_attention"]
-    layers = layers or [{"kind": "sliding_window", "window": 8, "layers": 1}]
-    scenario = _with_layers(scenario, layers, draw, needs_of)
+    scenario = _with_layers(scenario, _layers_without_chunks(draw), draw, needs_of)
     return _with_loads(scenario, draw) | {"name": f"loads-groups-{seed}", "kind": "loads groups"}
 
 
