@@ -42,6 +42,18 @@ def test_saved_and_loaded_it_is_the_same(
     assert config_hash(load_mapping(path, ConfigError)) == experiment.hash
 
 
+def test_a_pool_that_is_saved_keeps_the_settings_of_its_experiment(
+    tiny: Callable[..., Experiment],
+) -> None:
+    own = {"enable_prefix_caching": False, "max_num_active_seqs": None}
+    common = {"block_size": 8, "max_num_active_seqs": 3}
+    experiment = tiny(engine=common, acceptance=None, pools={"prefill": {"engine": own}})
+    pool = Experiment.parse(experiment.to_dict(), "saved").of_pool("prefill").engine
+    assert pool.block_size == 8
+    assert pool == experiment.of_pool("prefill").engine
+    assert pool.max_num_active_seqs is None
+
+
 def test_the_hash_knows_everything_but_the_seed(tiny: Callable[..., Experiment]) -> None:
     assert tiny(seed=1).hash == tiny(seed=2).hash
     assert tiny().hash != tiny(policy={"kind": "static", "k": 2}).hash
