@@ -95,17 +95,27 @@ def pass_time(
 
 def asked_time(model: LatencyModel, load: StepLoad) -> float:
     """Return how long a forward pass lasts; a PluginError if a user's class gives no duration."""
-    return _held_time(model, "forward_time", model.forward_time(load))
+    return _held_time(model, "forward_time", model.forward_time(load), load)
 
 
-def _held_time(model: LatencyModel, method: str, time: float) -> float:
+def _held_time(
+    model: LatencyModel, method: str, time: float, load: StepLoad | None = None
+) -> float:
     if isinstance(time, float) and 0.0 <= time < inf:  # nearly always
         return time
     if not is_shipped(model):  # NaN and what is negative would leave the clock where it is
-        numbers = np.asarray(time)
-        is_duration = numbers.dtype.kind in "fiu" and bool(np.all((numbers >= 0) & (numbers < inf)))
-        held_to(model, method, time, is_duration, "seconds, finite and at least 0")
+        counts = np.broadcast_shapes(*map(np.shape, load[:4])) if load else ()
+        held_to(model, method, time, _are_times(time, counts), "seconds, finite and at least 0")
     return time
+
+
+def _are_times(given: Any, shape: tuple[int, ...]) -> bool:
+    """Tell whether something is one duration, or an array of this shape."""
+    if isinstance(given, list | tuple):
+        return False
+    times = np.asarray(given)
+    is_number = times.dtype.kind in "fiu" and times.shape in ((), shape)
+    return is_number and bool(np.all((times >= 0) & (times < inf)))
 
 
 def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:

@@ -146,7 +146,11 @@ ASKED: dict[str, Callable[[StepCosts], object]] = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize(
-    "time", [float("nan"), float("inf"), -1e-9, np.float64(-1), np.array([0.1, -0.1]), "0.1", True]
+    "time",
+    [
+        *(float("nan"), float("inf"), -1e-9, np.float64(-1), np.array([0.1, -0.1]), "0.1", True),
+        *([0.1], (0.1,), [], np.array([0.1, 0.1]), None),
+    ],
 )
 def test_what_is_no_duration_is_refused_of_a_users_model(time: Any, asked: str) -> None:
     model = Given.model_construct(time=time)
