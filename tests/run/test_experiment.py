@@ -359,8 +359,16 @@ def test_a_trace_of_too_few_requests_is_said(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"prompt_len": 0}, "request 1: prompt_len = 0 must be at least 1"),
-        ({"output_len": -1}, "request 1: output_len = -1 must be at least 1"),
+        ({"prompt_len": 0}, "request 1: prompt_len = 0 must be a whole number of at least 1"),
+        ({"output_len": -1}, "request 1: output_len = -1 must be a whole number of at least 1"),
+        ({"output_len": 2.5}, "request 1: output_len = 2.5 must be a whole number"),
+        ({"max_tokens": "3"}, "request 1: max_tokens = '3' must be a whole number"),
+        ({"index": -1}, "request 1: index = -1 must be a whole number of at least 0"),
+        ({"think_time": -5.0}, "request 1: think_time = -5.0 must be a number of seconds"),
+        ({"arrived_at": "1"}, "request 1: arrived_at = '1' must be a number of seconds"),
+        ({"prompt_token_ids": [1, 2]}, "request 1: 2 prompt_token_ids, but prompt_len = 5"),
+        ({"output_token_ids": [1]}, "request 1: 1 output_token_ids, but output_len = 2"),
+        ({"after_turns": (2,)}, r"request 1: after_turns = \(2,\) must be earlier turns"),
         ({"arrived_at": float("nan")}, "request 1: arrived_at = nan must be a number of seconds"),
         ({"arrived_at": float("inf")}, "request 1: arrived_at = inf must be a number of seconds"),
         ({"arrived_at": -1.0}, "request 1: arrived_at = -1.0 must be a number of sec"),
