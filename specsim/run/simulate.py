@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
-from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -153,9 +152,9 @@ def _faults(request: Request, num_earlier: int) -> Iterator[str]:
         if not is_whole(value) or value < least:
             yield f"{name} = {short(value)} must be a whole number of at least {least}"
     for name in ("arrived_at", "think_time"):
-        value: Any = getattr(request, name)
-        if not isinstance(value, Real) or not 0 <= value < inf:
-            yield f"{name} = {short(value)} must be a number of seconds, at least 0"
+        time: Any = getattr(request, name)
+        if not isinstance(time, float | int | np.number) or not 0 <= time < inf:
+            yield f"{name} = {short(time)} must be a number of seconds, at least 0"
     for name in ("prompt", "output"):
         ids, length = (getattr(request, f"{name}_{what}") for what in ("token_ids", "len"))
         if ids is not None and len(ids) != length:
