@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specsim.core.blame import held_to, is_shipped
 from specsim.core.settings import Settings
-from specsim.core.step import Ints, StepLoad
+from specsim.core.step import Ints, Pieces, StepLoad
 from specsim.core.trees import Tree
 from specsim.latency import LATENCY, LatencyModel
 from specsim.latency.form import Form
@@ -96,6 +96,15 @@ def pass_time(
 def asked_time(model: LatencyModel, load: StepLoad) -> float:
     """Return how long a forward pass lasts; a PluginError if a user's class gives no duration."""
     return _held_time(model, "forward_time", model.forward_time(load), load)
+
+
+def check_constant(model: LatencyModel) -> None:
+    """Raise a PluginError if a user's class gives another time for the same load."""
+    if not is_shipped(model):
+        load = StepLoad(8, 1, 1, 0, Pieces([1], [8]))
+        times = [asked_time(model, load) for _ in range(2)]
+        rule = "the same for the same load, so that all policies meet the same server"
+        held_to(model, "forward_time", times, times[0] == times[1], rule)
 
 
 def _held_time(
@@ -250,6 +259,7 @@ class StepCosts:
     def _forms(self) -> tuple[Form | None, Form | None]:
         """The target's form and the drafter's; every replica of a run asks for them."""
         latency = self._own_latency
+        check_constant(self.target)
         return self.target.form(), None if latency is None else latency.form()
 
     def target_time(self, load: StepLoad) -> float:

@@ -159,6 +159,16 @@ def test_what_is_no_duration_is_refused_of_a_users_model(time: Any, asked: str) 
         ASKED[asked](costs)
 
 
+def test_a_users_model_gives_the_same_time_for_the_same_load() -> None:
+    class Noisy(Given):
+        def forward_time(self, load: StepLoad) -> Any:
+            return float(rng.random())
+
+    rng = np.random.default_rng(1)
+    with pytest.raises(PluginError, match=r"forward_time returned .* the same for the same load"):
+        StepCosts(Noisy.model_construct(), (), Overhead()).compiled()
+
+
 def test_no_rank_hides_what_another_is_told() -> None:
     class Unsure(Given):
         def forward_time(self, load: StepLoad) -> Any:
