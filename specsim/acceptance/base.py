@@ -90,6 +90,13 @@ class Acceptance(Member):
         """
         return counted(luck, max_draft_len, survival_tables)
 
+    @property
+    def counts_chances(self) -> bool:
+        """Whether `token_lucks` counts in the tables of all requests of a run."""
+        if self.inner:
+            return any(model.counts_chances for model in self.inner)
+        return type(self).token_lucks is Acceptance.token_lucks
+
     def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
         """Return what is to be known of the drafts of a run's requests but their luck.
 

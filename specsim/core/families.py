@@ -289,13 +289,14 @@ class Family(Generic[M]):
 
     def _check_methods(self, member: type[M], path: str) -> None:
         """Raise a ConfigError if a class lacks a method, or has one that cannot be called so."""
+        shipped = next(each for each in member.__mro__ if is_shipped_class(each))
         for name in sorted(getattr(member, "__abstractmethods__", ())):
-            written = [each for each in dir(member) if each not in dir(self.base)]
+            written = [each for each in dir(member) if each not in dir(shipped)]
             close = get_close_matches(name, written, n=1)
             hint = f"its '{close[0]}' may be meant for it" if close else "write it"
             raise ConfigError(f"'{path}' has no method {name}; {hint}")
-        for name in (name for name in dir(self.base) if not name.startswith("_")):
-            theirs, own = (inspect.getattr_static(each, name) for each in (self.base, member))
+        for name in (name for name in dir(shipped) if not name.startswith("_")):
+            theirs, own = (inspect.getattr_static(each, name) for each in (shipped, member))
             if own is theirs or not (isinstance(theirs, property) or inspect.isfunction(theirs)):
                 continue
             if isinstance(theirs, property):

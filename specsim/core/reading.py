@@ -279,7 +279,7 @@ def check_rows(metadata: Any) -> None:
 def short(value: object) -> str:
     """Return a value in at most 60 characters, on one line."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())  # that of an array has lines
     except ValueError:  # an integer of more digits than Python prints
         text = f"a {type(value).__name__} too long to print"
     return text if len(text) <= 60 else text[:57] + "..."

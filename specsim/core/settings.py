@@ -189,7 +189,7 @@ def overridden(
             set_field(result, path, value, path)
         return result
     for override in listed(overrides):
-        path, equals, text = override.partition("=")
+        path, equals, text = str(override).partition("=")
         if not equals or not path:
             raise ConfigError(f"{option} {override}: expected field.name=value")
         try:

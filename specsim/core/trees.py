@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from operator import le, mul
+from operator import index, le, mul
 from typing import Protocol
 
 import numpy as np
@@ -35,7 +35,7 @@ class Tree:
     have children, depth by depth, as where it looks at more than it hands over."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parents", tuple(self.parents))
+        object.__setattr__(self, "parents", tuple(map(index, self.parents)))
         parents = self.parents  # of each of many trees in a step
         if min(parents, default=-1) < -1 or any(map(le, range(len(parents)), parents)):
             raise ValueError(f"parents {parents}: each must be -1 or an earlier node")
@@ -54,7 +54,9 @@ class Tree:
         one before.
         """
         parents: list[int] = []
-        last = [-1]
+        last, widths = [-1], tuple(widths)
+        if min(widths, default=0) < 0:
+            raise ValueError(f"widths {widths}: each must be at least 0")
         for width in widths:
             first = len(parents)
             parents += [parent for parent in last for _ in range(width)]

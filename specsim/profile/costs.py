@@ -13,7 +13,7 @@ from pydantic import Field
 
 from specsim.core.blame import held_to, is_shipped
 from specsim.core.settings import Settings
-from specsim.core.step import Ints, StepLoad
+from specsim.core.step import Ints, Pieces, StepLoad
 from specsim.core.trees import Tree
 from specsim.latency import LATENCY, LatencyModel
 from specsim.latency.form import Form
@@ -95,17 +95,36 @@ def pass_time(
 
 def asked_time(model: LatencyModel, load: StepLoad) -> float:
     """Return how long a forward pass lasts; a PluginError if a user's class gives no duration."""
-    return _held_time(model, "forward_time", model.forward_time(load))
+    return _held_time(model, "forward_time", model.forward_time(load), load)
 
 
-def _held_time(model: LatencyModel, method: str, time: float) -> float:
+def check_constant(model: LatencyModel) -> None:
+    """Raise a PluginError if a user's class gives another time for the same load."""
+    if not is_shipped(model):
+        load = StepLoad(8, 1, 1, 0, Pieces([1], [8]))
+        times = [asked_time(model, load) for _ in range(2)]
+        rule = "the same for the same load, so that all policies meet the same server"
+        held_to(model, "forward_time", times, times[0] == times[1], rule)
+
+
+def _held_time(
+    model: LatencyModel, method: str, time: float, load: StepLoad | None = None
+) -> float:
     if isinstance(time, float) and 0.0 <= time < inf:  # nearly always
         return time
     if not is_shipped(model):  # NaN and what is negative would leave the clock where it is
-        numbers = np.asarray(time)
-        is_duration = numbers.dtype.kind in "fiu" and bool(np.all((numbers >= 0) & (numbers < inf)))
-        held_to(model, method, time, is_duration, "seconds, finite and at least 0")
+        counts = np.broadcast_shapes(*map(np.shape, load[:4])) if load else ()
+        held_to(model, method, time, _are_times(time, counts), "seconds, finite and at least 0")
     return time
+
+
+def _are_times(given: Any, shape: tuple[int, ...]) -> bool:
+    """Tell whether something is one duration, or an array of this shape."""
+    if isinstance(given, list | tuple):
+        return False
+    times = np.asarray(given)
+    is_number = times.dtype.kind in "fiu" and times.shape in ((), shape)
+    return is_number and bool(np.all((times >= 0) & (times < inf)))
 
 
 def draft_load(load: StepLoad, draft_lens: Drafts) -> tuple[DraftLoad, list[int]]:
@@ -240,6 +259,7 @@ class StepCosts:
     def _forms(self) -> tuple[Form | None, Form | None]:
         """The target's form and the drafter's; every replica of a run asks for them."""
         latency = self._own_latency
+        check_constant(self.target)
         return self.target.form(), None if latency is None else latency.form()
 
     def target_time(self, load: StepLoad) -> float:

@@ -22,6 +22,7 @@ from specsim.engine.answers import place_of
 from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.replica import Replica
+from specsim.policies import DraftsTrees
 from specsim.results.logs import Deliveries, DeliveryFile, EveryDelivery
 from specsim.results.records import ReplicaRecords, Share, records_of_run
 from specsim.routing import PromptView, ReplicaView
@@ -76,6 +77,9 @@ def why_whole(
     """Return why the replicas of a run share one clock; None if each can be run by itself."""
     is_closed = isinstance(experiment.workload.arrivals, ClosedLoop)
     chooses = experiment.num_engines > 1 and experiment.routing.looks_at_replicas
+    policy, acceptance = deployment.policy, experiment.acceptance
+    is_told = policy.uses_confidences or isinstance(policy, DraftsTrees)
+    counts = is_told and acceptance is not None and acceptance.counts_chances
     reasons = {
         "clients wait for their answers": is_closed,
         "turns of a session wait for the one before": Columns.of(requests).has_sessions,
@@ -84,6 +88,7 @@ def why_whole(
         "replicas come and go": experiment.autoscaling is not None,
         "incidents move requests from replica to replica": bool(experiment.incidents),
         "data-parallel ranks wait for each other": deployment.is_lock_step,
+        "confidences are counted in the drafts of all": counts and experiment.num_engines > 1,
         f"router '{experiment.routing.kind}' looks at the replicas": chooses,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)

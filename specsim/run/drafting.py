@@ -127,6 +127,9 @@ class Drafting:
                 is_right = isinstance(given, list) and [*map(_num_bytes, given)] == lens
                 rule = "a list of bytes, for each request as many as it has output tokens"
                 held_to(model, "survival_lens", given, is_right, rule)
+                again = given if start else model.survival_lens(chunk, luck, longest)
+                rule = "the same whenever it is asked, so that all policies meet the same luck"
+                held_to(model, "survival_lens", again, again == given, f"{rule}; draw from `luck`")
             if self._proposer.looks_up_on_gpu:
                 given = self._proposer.survival_lens(
                     *(chunk, given, self._proposer_luck, longest),

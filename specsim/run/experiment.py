@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_serializer, model_validator
 
 from specsim.acceptance import ACCEPTANCE, Acceptance
 from specsim.acceptance.base import MAX_DRAFT_LEN
@@ -56,6 +56,15 @@ class PoolConfig(Settings):
     autoscaling: Annotated[Autoscaler, AUTOSCALING] | None = None
     """How many replicas there are as the load changes; `replicas`, or `min_replicas` if that is
     more, are there from the beginning."""
+
+    @field_serializer("engine", mode="wrap")
+    def _as_said(self, engine: EngineConfig | None, write: SerializerFunctionWrapHandler) -> Any:
+        """Write what was said only: a default would take the place of the experiment's value."""
+        if engine is None:
+            return None
+        written = write(engine)
+        said = (name for name in EngineConfig.model_fields if name in engine.model_fields_set)
+        return {name: written.get(name) for name in said}
 
     @property
     def slots(self) -> int:

@@ -1,13 +1,15 @@
 """simulate: run an experiment, and return what was recorded."""
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 from typing import Any
 
 import numpy as np
 
-from specsim.core.blame import blamed
+from specsim.core.blame import blamed, is_whole
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.reading import short
 from specsim.core.request import Columns, Request
@@ -75,8 +77,9 @@ def simulate(
         raise ConfigError(
             "workload: no request arrives; raise its rate or its duration, or give num_requests"
         )
+    if not isinstance(requests, TraceRequests):
+        _check_each(requests)
     columns = Columns.of(requests)
-    _check_numbers(requests, columns)
     why = why_whole(experiment, deployment, requests)
     _check_indices(columns, in_order=why is not None)
     for server in (deployment, pools.prefill) if pools else (deployment,):
@@ -130,21 +133,34 @@ def _check_indices(columns: Columns, *, in_order: bool) -> None:
         )
 
 
-def _check_numbers(requests: Sequence[Request], columns: Columns) -> None:
-    """Raise a ConfigError of the first request, given by a program, whose numbers are none."""
-    for name, wrong, rule in (
-        ("prompt_len", columns.prompt_lens < 1, "at least 1"),
-        ("output_len", columns.output_lens < 1, "at least 1"),
-        (
-            "arrived_at",
-            ~(np.isfinite(columns.arrived_at) & (columns.arrived_at >= 0)),
-            "a number of seconds, at least 0",
-        ),
-    ):
-        if wrong.any():
-            place = int(np.flatnonzero(wrong)[0])
-            value = getattr(requests[place], name)
-            raise ConfigError(f"requests: request {place}: {name} = {value} must be {rule}")
+def _check_each(requests: Sequence[Request]) -> None:
+    """Raise a ConfigError of the first request, given by a program, that contradicts itself."""
+    num_turns = Counter[int | None]()
+    for place, each in enumerate(requests):
+        fault = next(_faults(each, num_turns[each.session]), None)
+        if fault is not None:
+            raise ConfigError(f"requests: request {place}: {fault}")
+        num_turns[each.session] += 1
+
+
+def _faults(request: Request, num_earlier: int) -> Iterator[str]:
+    """Yield what is wrong with a request, of whose session there are so many earlier turns."""
+    for name, least in (("index", 0), ("prompt_len", 1), ("output_len", 1), ("max_tokens", 1)):
+        value = getattr(request, name)
+        if name == "max_tokens" and value is None:
+            continue
+        if not is_whole(value) or value < least:
+            yield f"{name} = {short(value)} must be a whole number of at least {least}"
+    for name in ("arrived_at", "think_time"):
+        time: Any = getattr(request, name)
+        if not isinstance(time, float | int | np.number) or not 0 <= time < inf:
+            yield f"{name} = {short(time)} must be a number of seconds, at least 0"
+    for name in ("prompt", "output"):
+        ids, length = (getattr(request, f"{name}_{what}") for what in ("token_ids", "len"))
+        if ids is not None and len(ids) != length:
+            yield f"{len(ids)} {name}_token_ids, but {name}_len = {length}; give as many"
+    if not all(1 <= turn <= num_earlier for turn in request.after_turns or ()):
+        yield f"after_turns = {request.after_turns} must be earlier turns of its session, from 1"
 
 
 def _check_requests(requests: Sequence[Request], columns: Columns, deployment: Deployment) -> None:

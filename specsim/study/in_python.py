@@ -23,6 +23,7 @@ _OTHERS = {"--set": "overrides", "--tolerance": "tolerances", "--drive concurren
 _WITHOUT_AN_ARGUMENT = {
     "`specsim --large` before the command": f"{ALLOWS_LARGE}=1 in the environment"
 }
+_MISSING = object()
 _OPTION = re.compile(
     "|".join(map(re.escape, _OTHERS | _WITHOUT_AN_ARGUMENT)) + r"|`[^`]*`|(?<![\w-])--[a-z][a-z-]*"
 )
@@ -51,8 +52,9 @@ def in_python(
         if takes is not None and (unknown := kwargs.keys() - known):
             text = f"{function.__name__}() got an unexpected keyword argument '{min(unknown)}'"
             raise TypeError(text)
-        given = args[0] if args else kwargs.get("experiment")
-        if "experiment" in known and given is not None and not isinstance(given, Experiment):
+        given = args[0] if args else kwargs.get("experiment", _MISSING)
+        is_one = isinstance(given, Experiment) or given is _MISSING
+        if "experiment" in known and not is_one:
             raise ConfigError(
                 f"experiment = {short(given)}: should be an Experiment; Experiment.load(PATH) "
                 "reads a file, Experiment.parse(MAPPING, NAME) takes a mapping"

@@ -10,7 +10,9 @@ from statistics import fmean, stdev
 
 import numpy as np
 
+from specsim.core.blame import is_whole
 from specsim.core.errors import ConfigError
+from specsim.core.reading import short
 from specsim.profile.model_error import QUANTILE, TimeError
 from specsim.run.experiment import Experiment
 
@@ -37,9 +39,10 @@ def replicated(
     ConfigError from `source` if the changes do not go with it, or without a replication, or with
     more than anybody waits for.
     """
-    if not 1 <= replications <= MOST_REPLICATIONS:
+    if not is_whole(replications) or not 1 <= replications <= MOST_REPLICATIONS:
         raise ConfigError(
-            f"{source}: replications = {replications:,} must be from 1 to {MOST_REPLICATIONS:,}"
+            f"{source}: replications = {short(replications)} must be a whole number from 1 to "
+            f"{MOST_REPLICATIONS:,}"
         )
     seeds = range(experiment.seed, experiment.seed + replications)
     return [experiment.replace(source, **changes, seed=seed) for seed in seeds]

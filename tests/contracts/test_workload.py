@@ -63,6 +63,12 @@ def test_burstiness_is_the_inverse_squared_variation() -> None:
     assert gaps.mean() ** 2 / gaps.var() == pytest.approx(0.25, rel=0.03)
 
 
+def test_only_those_that_come_in_time_are_drawn() -> None:
+    endless = ARRIVALS.parse("piecewise:segments=[[1e9, 1e5]]")  # 1e14 requests
+    rng = np.random.default_rng(1)
+    assert len(endless.times(rng, count=None, duration=0.001)) == pytest.approx(100, abs=40)
+
+
 def test_piecewise_rates_hold_on_each_segment() -> None:
     ramp = ARRIVALS.parse("piecewise:segments=[[400, 2], [400, 0], [400, 10]]")
     times = ramp.times(generator(4, "arrivals"), count=None, duration=None)

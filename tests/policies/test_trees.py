@@ -122,6 +122,11 @@ def test_what_is_no_tree_is_refused() -> None:
         Tree((-1, 1))
     with pytest.raises(ValueError, match="each must be at least 0"):
         Tree((-1,), passes=(-1,))
+    with pytest.raises(ValueError, match="each must be at least 0"):
+        Tree.of_widths((2, -1))
+    for node in (float("nan"), 0.5, "a"):
+        with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+            Tree((-1, node))  # type: ignore[arg-type]
     for paths in ([(0,)], [(1,), (1, 0)], [(2, 0, 1)], [(1,), (-1,)]):  # as Medusa counts them
         with pytest.raises(ValueError, match="ranks count from 1"):
             Tree.of_paths(paths)

@@ -146,13 +146,27 @@ ASKED: dict[str, Callable[[StepCosts], object]] = {
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize(
-    "time", [float("nan"), float("inf"), -1e-9, np.float64(-1), np.array([0.1, -0.1]), "0.1", True]
+    "time",
+    [
+        *(float("nan"), float("inf"), -1e-9, np.float64(-1), np.array([0.1, -0.1]), "0.1", True),
+        *([0.1], (0.1,), [], np.array([0.1, 0.1]), None),
+    ],
 )
 def test_what_is_no_duration_is_refused_of_a_users_model(time: Any, asked: str) -> None:
     model = Given.model_construct(time=time)
     costs = StepCosts(model, (DraftCost.model_construct(latency=model),), Overhead())
     with pytest.raises(PluginError, match=r"Given 'given': \w+ returned .*; it must be seconds"):
         ASKED[asked](costs)
+
+
+def test_a_users_model_gives_the_same_time_for_the_same_load() -> None:
+    class Noisy(Given):
+        def forward_time(self, load: StepLoad) -> Any:
+            return float(rng.random())
+
+    rng = np.random.default_rng(1)
+    with pytest.raises(PluginError, match=r"forward_time returned .* the same for the same load"):
+        StepCosts(Noisy.model_construct(), (), Overhead()).compiled()
 
 
 def test_no_rank_hides_what_another_is_told() -> None:

@@ -12,6 +12,8 @@ from specsim.core.errors import PluginError
 from specsim.core.processes import LocalProcesses
 from specsim.core.request import Request
 from specsim.routing.simple import RandomRouter, RoundRobin
+from specsim.run.cells import why_whole
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
@@ -116,6 +118,46 @@ def test_cells_and_processes_do_not_show() -> None:
     assert told == sorted(told)
     assert told[-1] == 45_000
     assert len(told) == 7  # cells
+
+
+FLY = {"kind": "fly", "alpha": 0.7, "unsure": 0.5, "window": 1}
+
+
+def test_confidences_that_are_counted_in_a_run_are_not_counted_in_its_cells() -> None:
+    """They were, so that an incident without effect changed nearly all of 10,400 latencies."""
+    lengths = {"kind": "constant", "prompt": 3, "output": 2}
+    workload = {"arrivals": "burst", "lengths": lengths, "num_requests": 10_400}
+    engine = {**BASE["engine"], "max_num_seqs": 256, "async_scheduling": False}
+    config = {"workload": workload, "engine": engine, "acceptance": FLY, "policy": "confidence"}
+    no_effect = {"kind": "slowdown", "factor": 1.0, "replica": 0, "at": 1e6, "until": 2e6}
+    many = experiment(**config, replicas=2)
+    assert_same(simulate(many), simulate(many.replace(incidents=[no_effect])))
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "is_one_clock"),
+    [
+        (FLY, True),
+        ({"kind": "shift", "at_request": 9, "before": BASE["acceptance"], "after": FLY}, True),
+        ({**BASE["acceptance"]}, False),
+        (
+            {
+                "kind": "shift",
+                "at_request": 9,
+                **dict.fromkeys(("before", "after"), BASE["acceptance"]),
+            },
+            False,
+        ),
+    ],
+)
+def test_who_is_told_counted_confidences_is_on_one_clock(
+    acceptance: dict[str, object], is_one_clock: bool
+) -> None:
+    for policy in ("confidence", "static_tree:widths=[2]", "static"):
+        many = experiment(acceptance=acceptance, policy=policy)
+        requests = [Request(index=0, prompt_len=3, output_len=2)]
+        why = why_whole(many, Deployment.of(many), requests)
+        assert (why is not None) == (is_one_clock and policy != "static")
 
 
 def test_what_cannot_be_shared_out_says_so(cli: Cli, tmp_path: Path) -> None:

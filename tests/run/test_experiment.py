@@ -42,6 +42,18 @@ def test_saved_and_loaded_it_is_the_same(
     assert config_hash(load_mapping(path, ConfigError)) == experiment.hash
 
 
+def test_a_pool_that_is_saved_keeps_the_settings_of_its_experiment(
+    tiny: Callable[..., Experiment],
+) -> None:
+    own = {"enable_prefix_caching": False, "max_num_active_seqs": None}
+    common = {"block_size": 8, "max_num_active_seqs": 3}
+    experiment = tiny(engine=common, acceptance=None, pools={"prefill": {"engine": own}})
+    pool = Experiment.parse(experiment.to_dict(), "saved").of_pool("prefill").engine
+    assert pool.block_size == 8
+    assert pool == experiment.of_pool("prefill").engine
+    assert pool.max_num_active_seqs is None
+
+
 def test_the_hash_knows_everything_but_the_seed(tiny: Callable[..., Experiment]) -> None:
     assert tiny(seed=1).hash == tiny(seed=2).hash
     assert tiny().hash != tiny(policy={"kind": "static", "k": 2}).hash
@@ -347,8 +359,16 @@ def test_a_trace_of_too_few_requests_is_said(
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"prompt_len": 0}, "request 1: prompt_len = 0 must be at least 1"),
-        ({"output_len": -1}, "request 1: output_len = -1 must be at least 1"),
+        ({"prompt_len": 0}, "request 1: prompt_len = 0 must be a whole number of at least 1"),
+        ({"output_len": -1}, "request 1: output_len = -1 must be a whole number of at least 1"),
+        ({"output_len": 2.5}, "request 1: output_len = 2.5 must be a whole number"),
+        ({"max_tokens": "3"}, "request 1: max_tokens = '3' must be a whole number"),
+        ({"index": -1}, "request 1: index = -1 must be a whole number of at least 0"),
+        ({"think_time": -5.0}, "request 1: think_time = -5.0 must be a number of seconds"),
+        ({"arrived_at": "1"}, "request 1: arrived_at = '1' must be a number of seconds"),
+        ({"prompt_token_ids": [1, 2]}, "request 1: 2 prompt_token_ids, but prompt_len = 5"),
+        ({"output_token_ids": [1]}, "request 1: 1 output_token_ids, but output_len = 2"),
+        ({"after_turns": (2,)}, r"request 1: after_turns = \(2,\) must be earlier turns"),
         ({"arrived_at": float("nan")}, "request 1: arrived_at = nan must be a number of seconds"),
         ({"arrived_at": float("inf")}, "request 1: arrived_at = inf must be a number of seconds"),
         ({"arrived_at": -1.0}, "request 1: arrived_at = -1.0 must be a number of sec"),

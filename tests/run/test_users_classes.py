@@ -122,6 +122,33 @@ def test_what_else_is_wrong_is_named(family: str, other: str, message: str, run:
         run(family, None, other)
 
 
+def test_an_acceptance_model_with_luck_of_its_own_is_named(run: Run) -> None:
+    drawn = "[__import__('os').urandom(each.output_len) for each in requests]"
+    with pytest.raises(PluginError, match=r"the same whenever it is asked, .* draw from `luck`"):
+        run("acceptance", f"def survival_lens(self, requests, *given): return {drawn}")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("def times(self, rng, count): return [0.0] * count", "that takes .self, rng, count, dur"),
+        ("def gaps(self): return []", "has no method times; write it"),
+        ("def time(self): return []", "has no method times; its 'time' may be meant"),
+    ],
+)
+def test_methods_of_a_base_inside_a_family_are_looked_at(
+    method: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"users_{next(_NUMBERS)}"
+    text = "from specsim.workload import OpenArrivals\nclass Mine(OpenArrivals):\n"
+    (tmp_path / f"{name}.py").write_text(f"{text}    kind: str = 'mine'\n    {method}\n")
+    config = tiny_config()
+    config["workload"]["arrivals"] = f"{name}:Mine"
+    with pytest.raises(ConfigError, match=message):
+        Experiment.parse(config, "e.yaml")
+
+
 def test_a_drafter_has_one_name_however_its_class_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

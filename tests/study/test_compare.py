@@ -156,8 +156,8 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
     assert parse_policies("static:k=2") == parse_policies(["static:k=2"])
     with pytest.raises(ConfigError, match="'off', which speed-ups are over, is missing"):
         compare(tiny(), {"a": Off()}, replications=1)
-    for number, said in ((0, "0"), (2**63, "9,223,372,036,854,775,808")):
-        with pytest.raises(ConfigError, match=f"replications = {said} must be from 1 to 10,000"):
+    for number, said in ((0, "0"), (2**63, "9223372036854775808"), (1.5, "1.5"), ("2", "'2'")):
+        with pytest.raises(ConfigError, match=f"replications = {said} must be a whole number"):
             compare(tiny(), ["off"], replications=number)
     with pytest.raises(ConfigError, match="no kind 'nope'; "):
         compare(tiny(), {"off": "nope"}, replications=1)

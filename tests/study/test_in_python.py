@@ -116,7 +116,9 @@ def test_overrides_are_a_text_or_a_mapping_too(
     assert record["metrics"]["num_prompts"] == 3
 
 
-@pytest.mark.parametrize("given", ["exp.yaml", Path("exp.yaml"), {"profile": "h100/llama-3.1-8b"}])
+@pytest.mark.parametrize(
+    "given", ["exp.yaml", Path("exp.yaml"), {"profile": "h100/llama-3.1-8b"}, None]
+)
 def test_what_is_no_experiment_says_how_to_get_one(given: Any) -> None:
     calls: list[Callable[[], object]] = [
         lambda: simulate(given),

@@ -118,7 +118,8 @@ class Piecewise(OpenArrivals):
         spans, rates = np.array(self.segments).T
         ends = np.concatenate([[0.0], np.cumsum(spans)])
         totals = np.concatenate([[0.0], np.cumsum(spans * rates)])
-        size = int(totals[-1] + 10 * np.sqrt(totals[-1]) + 100)
+        expected = self.expected_count(duration)
+        size = int(expected + 10 * np.sqrt(expected) + 100)
         size = size if count is None else min(size, count)
         unit_times = np.cumsum(rng.exponential(1.0, size))
         unit_times = unit_times[unit_times < totals[-1]]
