@@ -36,6 +36,9 @@ PriceTable = Annotated[
         show_default=False,
     ),
 ]
+Redundancy = Annotated[
+    str, typer.Option(metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1.")
+]
 Attainment = Annotated[
     float,
     typer.Option(

@@ -13,6 +13,7 @@ from specsim.cli.options import (
     Attainment,
     Out,
     PriceTable,
+    Redundancy,
     Workers,
     output_file,
     profile_text,
@@ -57,9 +58,7 @@ def plan(
         help="bernoulli:alpha=0.7, or a file of `acceptance fit`, in place of the nearest preset.",
     ),
     prices: PriceTable = None,
-    redundancy: str = Option(
-        "n", metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1."
-    ),
+    redundancy: Redundancy = "n",
     pools: bool = Option(
         False, "--pools", help="Look at prefill and decode on GPUs of their own, too."
     ),

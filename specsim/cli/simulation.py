@@ -133,9 +133,7 @@ def run(
             with spinner("writing the results"):
                 summary.save(folder)
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
-    warn(summary.warnings)
-    if note := getattr(run.requests, "note", ""):
-        typer.echo(f"requests: {note}", err=True)
+    warn([*experiment.workload.notes, *summary.warnings])
     reason = why_whole(experiment, run.deployment, run.requests)
     if reason and is_chosen:
         warn([f"simulated in one process: {reason}"])

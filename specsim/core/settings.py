@@ -284,3 +284,18 @@ def from_short_form(text: str, tag: str = "kind") -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"'{text}': '{option}' is not field=value")
     return fields
+
+
+def parts_of(value: object, field: str = "") -> Iterator[tuple[str, object]]:
+    """Yield all models and paths in some settings, by dotted field name."""
+    if isinstance(value, BaseModel | Path):
+        yield field.rstrip("."), value
+    inside: dict[Any, object] = {}
+    if isinstance(value, BaseModel):
+        inside = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, dict):
+        inside = value
+    elif isinstance(value, list | tuple):
+        inside = dict(enumerate(value))
+    for name, each in inside.items():
+        yield from parts_of(each, f"{field}{name}.")

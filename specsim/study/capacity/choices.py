@@ -231,6 +231,14 @@ def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None
             raise ConfigError(f"{option} {value}: must be {rule}")
 
 
+def spare_of(redundancy: str) -> int:
+    """Return the servers beyond those that a rate takes; a ConfigError if it is not ``n+1``."""
+    found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
+    if found is None:
+        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ... up to n+999")
+    return int(found[1] or 0)
+
+
 @dataclass(frozen=True)
 class Hardware:
     """A GPU, or several that hold a model together, and what steps cost on it."""

@@ -4,7 +4,6 @@ Traffic is known by a kind, a data set, a trace or an experiment, and acceptance
 is nearest to it and to the model.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
@@ -20,7 +19,7 @@ from specsim.core.settings import load_mapping, nearest, validated
 from specsim.hardware import load_model
 from specsim.results.metrics import Slo
 from specsim.study.capacity import Prices, SloLimits, parse_slo
-from specsim.study.capacity.choices import check_ranges
+from specsim.study.capacity.choices import check_ranges, spare_of
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
 from specsim.study.plan.model_names import NAMES, context_of, model_of, weights_of
@@ -219,7 +218,7 @@ def question_of(
         prices=Prices.load(prices),
         attainment=attainment,
         seed=seed,
-        spare_servers=_spare_of(redundancy),
+        spare_servers=spare_of(redundancy),
         day=day,
         pools=pools,
         api_price=None if api_price is None else _api_price_of(api_price),
@@ -254,13 +253,6 @@ def _api_price_of(text: str) -> tuple[float, float]:
             "such as 0.6,1.2"
         )
     return prompt, output
-
-
-def _spare_of(redundancy: str) -> int:
-    found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
-    if found is None:
-        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ... up to n+999")
-    return int(found[1] or 0)
 
 
 def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
@@ -364,7 +356,8 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
     if isinstance(own, str):
         with validated(f"--traffic {path}: acceptance", ConfigError):
             own = ACCEPTANCE.parse(own).model_dump(mode="json", exclude_none=True)
-    return _traffic(path.name, dumped, "as in the experiment", own)
+    note = "; ".join(["as in the experiment", *parsed.notes])
+    return _traffic(path.name, dumped, note, own)
 
 
 def _drawn(workload: dict[str, Any], count: int) -> Trace:

@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def warnings(self) -> list[str]:
-        found = []
+        found = self.experiment.workload.notes
         profile = load_profile(self.experiment.profile)
         for point in self.batches.points:
             beyond = Beyond.over([m.beyond for group in point.measurements for m in group])

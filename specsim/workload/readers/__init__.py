@@ -6,11 +6,11 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -374,4 +374,39 @@ def read_named(path: Path, field: str) -> Trace:
             f"{field} = {path}: there is no such file, neither beside the experiment nor in "
             f"{Path.cwd()}; correct the path"
         )
-    return read_trace(path)
+    kept, trace = _facts(path), read_trace(path)
+    kept[:] = [Facts(len(trace), trace.num_sessions, trace.sessions is not None, trace.note)]
+    return trace
+
+
+class Facts(NamedTuple):
+    """What is asked of a file beside its rows."""
+
+    rows: int
+    sessions: int
+    in_sessions: bool
+    note: str
+
+
+def facts_of(path: Path, field: str) -> Facts:
+    """Return what there is to know of the file that a field of an experiment names.
+
+    It is read for that only if it was not since it last changed. A TraceError as of `read_named`.
+    """
+    if not _facts(path):
+        read_named(path, field)
+    return _facts(path)[0]
+
+
+def _facts(path: Path) -> list[Facts]:
+    """Return where the facts of a file are kept, as long as it stays as it is."""
+    try:
+        told = locate(path).stat()
+    except OSError:  # said as of any other file
+        return []
+    return _kept(path, (told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size))
+
+
+@lru_cache(maxsize=64)
+def _kept(path: Path, version: tuple[int, ...]) -> list[Facts]:
+    return []
