@@ -32,7 +32,9 @@ _PAGE = "report.html"
 
 def plan(
     vllm: str | None = Option(
-        None, metavar="COMMAND", help="The server, as started: 'vllm serve MODEL ...'."
+        None,
+        metavar="COMMAND",
+        help="The server, as started: 'vllm serve MODEL ...', or a container's YAML, or its file.",
     ),
     sglang: str | None = Option(
         None, metavar="COMMAND", help="Or 'python -m sglang.launch_server ...'."

@@ -1272,9 +1272,12 @@ def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> 
     script = ["sh", str(tmp_path / "serve.sh")]
     found = subprocess.run(script, capture_output=True, text=True, check=False)
     assert (found.returncode, wanted in found.stderr) == (2, True)
-    for file in ("serve.sh", "docker-compose.yaml", "kubernetes.yaml"):
+    for file in STARTING:
         text = (tmp_path / file).read_text()
         assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
+
+
+STARTING = ("serve.sh", "docker-compose.yaml", "kubernetes.yaml")
 
 
 def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
@@ -1289,6 +1292,8 @@ def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
     own = str(tmp_path / "own")
     script = (tmp_path / "serve.sh").read_text()
     assert "vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own" in script
+    read = [read_command(str(tmp_path / name), "vllm") for name in STARTING]
+    assert len({str((each.tensor_parallel_size, each.speculation)) for each in read}) == 1
     services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
     for service in services.values():
         assert service["command"][:3] == [own, "--served-model-name", "own"]

@@ -130,6 +130,50 @@ def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
     assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["vllm", "serve", "m", "-tp", "2"]',
+        "- --model\n- m\n- --tensor-parallel-size\n- 2",
+        "args:\n  - --model=m\n  - --tensor-parallel-size=2",
+        "args: [--model, m, -tp, 2]",
+        '# ours\n{"args": ["--model", "m", "-tp", "2"]}',
+        "command: [vllm, serve]\nargs: [m, -tp, '2']",
+        "args: [m, -tp, '2']\ncommand: [vllm, serve]",
+        "command: [bash, -c]\nargs:\n- |\n  # on two\n  vllm serve m \\\n    -tp 2\n",
+        'args: ["vllm serve m -tp 2"]',
+        "image: vllm/vllm-openai:v0.33.0\nentrypoint: vllm serve\ncommand: m -tp 2",
+        "services: {a: {image: redis, command: redis-server}, b: {command: vllm serve m -tp 2}}",
+        "services: {a: {image: vllm, command: m -tp 2}, b: {image: vllm, command: m -tp 2}}",
+        "containers:\n- name: proxy\n  image: envoy\n  args: [-c, x]\n- name: llm\n"
+        "  image: vllm/vllm-openai\n  args: [m, -tp, 2]\n"
+        "  livenessProbe: {exec: {command: [curl, localhost]}}\n"
+        "initContainers: [{image: vllm/vllm-openai, command: [hf, download, m]}]",
+    ],
+)
+def test_a_container_s_words_are_read_as_yaml_or_json_has_them(text: str) -> None:
+    command = read_command(text, "vllm")
+    assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
+
+
+def test_what_is_an_object_in_a_container_s_words_is_json() -> None:
+    text = f"args: [--model, m, --speculative-config, {EAGLE}, --enable-prefix-caching=false]"
+    command = read_command(text, "vllm")
+    assert command.speculation == json.loads(EAGLE)
+    assert command.engine == {"enable_prefix_caching": False}
+    text = "command: [python3, -m, sglang.launch_server]\nargs: [--model-path, m, --tp, 2]"
+    assert read_command(text, "sglang").tensor_parallel_size == 2
+
+
+def test_a_manifest_may_be_a_file_of_several_documents(tmp_path: Path) -> None:
+    path = tmp_path / "kubernetes.yaml"
+    path.write_text(
+        "# ours\nkind: Service\nspec: {ports: [80]}\n---\nkind: Deployment\nspec: {template: "
+        "{spec: {containers: [{name: llm, args: [--model, m, --max-num-seqs, 8]}]}}}\n"
+    )
+    assert read_command(str(path), "vllm").engine == {"max_num_seqs": 8}
+
+
 _SAID_OTHERWISE = {  # by other flags, by the answer itself, or not on vLLM's command line
     "model", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     "decode_context_parallel_size",
@@ -245,8 +289,17 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve a/m-speculator.eagle3", "name that target"),
         ("vllm serve m n", "'m' and 'n' both stand where the model does; leave one out"),
         ("docker run mine --model m", "nothing before them starts a server; .* vllm serve MODEL"),
-        ('["vllm", "serve", "m"]', "nothing before them starts a server"),
-        ("args:\n- --model\n- m", "begins an item of YAML; give it as a shell takes it"),
+        ("vllm serve m\n- --block-size\n- 32", "begins an item of YAML; give it as a shell"),
+        ("args: [--model, m", "line 1: not YAML: did not find expected"),
+        ("args: [--model, ]\nargs: []", "line 2: not YAML"),
+        ("args:\n- --model\n-\n", "a list of words has an empty one; quote it"),
+        ("apiVersion: v1\nkind: Service", "is YAML, in which nothing has args or a command"),
+        ("[]", "is YAML, in which nothing has args or a command"),
+        ("no.yaml", "no.yaml: cannot be read: No such file"),
+        (
+            "- {name: a, args: [--model, m]}\n- {args: [--model, n]}",
+            "2 containers may start the server: a, one without a name; paste the args of one",
+        ),
         ("vllm serve m \u2013tp 2", "a dash of print; type two hyphens"),
         ("vllm serve m --tp 2", "--tp: there is no such flag; did you mean -tp?"),
         ("vllm serve m --speculative-model d", "say it in --speculative-config"),

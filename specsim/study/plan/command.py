@@ -15,6 +15,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
+from specsim.study.plan.command_text import shell_words, words_in
 from specsim.study.plan.drafts import (
     FLAGS,
     sglang_drafts,
@@ -44,9 +45,6 @@ _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a
 _SPECULATION = re.compile(r"^(?:-sc|--spec(?:ulative)?[-_].*)$")
 _CONFIG = re.compile(r"^--config$")
 _SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or says where output goes
-_COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
-"""A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
-_CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
 _OF_A_SHELL = re.compile(r"-\w*c")  # bash -c '...'
 _PRINTED = ("\u2012", "\u2013", "\u2014", "\u2212")  # dashes, as pages make of two hyphens
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -120,11 +118,12 @@ class ServerCommand:
 def read_command(text: str, program: str) -> ServerCommand:
     """Return what a command line says, such as ``vllm serve MODEL --tensor-parallel-size 2``.
 
-    What stands before ``vllm serve`` is not looked at, and may be missing. A ConfigError if it is
-    no such command, a value is wrong, or it asks for what is not simulated.
+    What stands before ``vllm serve`` is not looked at, and may be missing. It may also be what a
+    container is started with, see `words_in`. A ConfigError if it is no such command, a value is
+    wrong, or it asks for what is not simulated.
     """
     source = f"--{program}"
-    words = _words_of(_CONTINUED.sub(" ", _COMMENT.sub(r"\1", text)), source)
+    words = words_in(text, program)
     after = _after_program(words, program)
     is_bare, words = after is words, list(_up_to_its_end(after))
     as_typed = f"give it as a shell takes it: {_USUAL[program]} ..."
@@ -147,17 +146,10 @@ def read_command(text: str, program: str) -> ServerCommand:
     return _Reader(source, program, flags).command(tuple(words))
 
 
-def _words_of(text: str, source: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
-
-
 def _after_program(words: list[str], program: str) -> list[str]:
     for number, word in enumerate(words):
         if number and " " in word and _OF_A_SHELL.fullmatch(words[number - 1]):
-            return _after_program(_words_of(word, f"--{program}"), program)
+            return _after_program(shell_words(word, f"--{program}"), program)
         if _START[program].search(word):
             rest = words[number + 1 :]
             return rest[1:] if rest[:1] == ["serve"] else _after_program(rest, program)

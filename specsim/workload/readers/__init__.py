@@ -375,11 +375,11 @@ def read_named(path: Path, field: str) -> Trace:
             f"{Path.cwd()}; correct the path"
         )
     kept, trace = _facts(path), read_trace(path)
-    kept[:] = [Facts(len(trace), trace.num_sessions, trace.sessions is not None, trace.note)]
+    kept[:] = [FileFacts.of(trace)]
     return trace
 
 
-class Facts(NamedTuple):
+class FileFacts(NamedTuple):
     """What is asked of a file beside its rows."""
 
     rows: int
@@ -387,18 +387,20 @@ class Facts(NamedTuple):
     in_sessions: bool
     note: str
 
+    @classmethod
+    def of(cls, trace: Trace) -> "FileFacts":
+        return cls(len(trace), trace.num_sessions, trace.sessions is not None, trace.note)
 
-def facts_of(path: Path, field: str) -> Facts:
+
+def facts_of(path: Path, field: str) -> FileFacts:
     """Return what there is to know of the file that a field of an experiment names.
 
     It is read for that only if it was not since it last changed. A TraceError as of `read_named`.
     """
-    if not _facts(path):
-        read_named(path, field)
-    return _facts(path)[0]
+    return (_facts(path) or [FileFacts.of(read_named(path, field))])[0]
 
 
-def _facts(path: Path) -> list[Facts]:
+def _facts(path: Path) -> list[FileFacts]:
     """Return where the facts of a file are kept, as long as it stays as it is."""
     try:
         told = locate(path).stat()
@@ -408,5 +410,5 @@ def _facts(path: Path) -> list[Facts]:
 
 
 @lru_cache(maxsize=64)
-def _kept(path: Path, version: tuple[int, ...]) -> list[Facts]:
+def _kept(path: Path, version: tuple[int, ...]) -> list[FileFacts]:
     return []
