@@ -16,6 +16,7 @@ from specsim.cli.options import (
     Out,
     Overrides,
     Seed,
+    SweepFile,
     Workers,
     all_overrides,
     can_draw,
@@ -198,7 +199,7 @@ def compare(
 
 
 def sweep(
-    config: Path = Argument(..., help="The sweep, a YAML file."),
+    config: SweepFile,
     overrides: Overrides = None,
     seed: Seed = None,
     workers: WorkersOf = None,
