@@ -640,8 +640,18 @@ def test_acceptance_may_be_that_of_a_file(tmp_path: Path) -> None:
         find_traffic("chat", str(path))
 
 
+def test_traffic_is_known_however_it_is_capitalised() -> None:
+    for name, dataset in (
+        ("ShareGPT", "sharegpt"),
+        ("Chat", "sharegpt"),
+        ("Code", "instructcoder"),
+    ):
+        assert find_traffic(name).dataset == dataset
+
+
 def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
     trace = find_traffic("traces/summarisation.parquet")
+    assert "gaps of the trace's 7,255 requests" in trace.note
     assert trace.dataset == "cnn_dailymail"
     assert trace.at(3.0, 10)["arrivals"]["rate"] == 3.0
     path = tmp_path / "mine.yaml"
@@ -668,7 +678,7 @@ def test_a_short_table_without_gaps_has_poisson_arrivals(
 ) -> None:
     (tmp_path / "log.csv").write_text(f"{head}prompt_len,output_len\n{first}100,10\n{first}50,20\n")
     traffic = find_traffic(str(tmp_path / "log.csv"))
-    assert traffic.note.startswith(f"lengths of the trace, {note} (")
+    assert traffic.note.startswith(f"lengths of the trace's 2 requests, {note} (")
     requests = WorkloadConfig.model_validate(traffic.at(5.0, 500)).build(0)
     assert {*requests.prompt_lens.tolist()} == {50, 100}
     assert len(requests) == 500

@@ -123,6 +123,12 @@ def test_a_file_of_flags_says_what_the_command_line_does_not(tmp_path: Path) -> 
         "python -m vllm.entrypoints.api_server --model m -tp 2",
         "vllm serve m \\  \n -tp 2",
         "vllm serve m \\\r\n -tp 2",
+        "set -e\nvllm serve m -tp 2\necho done\n",
+        "vllm serve\nm\n\n-tp\n2\n",
+        "vllm serve m\n --tensor-parallel-size\n   2\n \nwait $!\nexit 0",
+        "export MODEL=m SIZE=2;\nvllm serve $MODEL -tp ${SIZE}",
+        "M=m; bash -c 'T=2; vllm serve ${M:-x} -tp $T'",
+        "vllm serve ${MODEL:-m} -tp ${T-2}",
     ],
 )
 def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
@@ -145,6 +151,10 @@ def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
         "image: vllm/vllm-openai:v0.33.0\nentrypoint: vllm serve\ncommand: m -tp 2",
         "services: {a: {image: redis, command: redis-server}, b: {command: vllm serve m -tp 2}}",
         "services: {a: {image: vllm, command: m -tp 2}, b: {image: vllm, command: m -tp 2}}",
+        "args: [--model, $(M), -tp, $(T)]\nenv: [{name: M, value: m}, {name: T, value: 2}, "
+        "{name: KEY, valueFrom: {secretKeyRef: {name: k}}}]",
+        "leader: {image: vllm, args: [sh, -c, 'x.sh; vllm serve m -tp 2']}\n"
+        "worker: {image: vllm, args: [sh, -c, x.sh worker]}",
         "containers:\n- name: proxy\n  image: envoy\n  args: [-c, x]\n- name: llm\n"
         "  image: vllm/vllm-openai\n  args: [m, -tp, 2]\n"
         "  livenessProbe: {exec: {command: [curl, localhost]}}\n"
@@ -154,6 +164,11 @@ def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
 def test_a_container_s_words_are_read_as_yaml_or_json_has_them(text: str) -> None:
     command = read_command(text, "vllm")
     assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
+
+
+def test_no_flag_is_lost_where_a_list_has_a_line_for_each_of_its_values() -> None:
+    text = "vllm serve m\n--served-model-name\n  a\n  b\n--max-num-seqs\n  8"
+    assert read_command(text, "vllm").engine == {"max_num_seqs": 8}
 
 
 def test_what_is_an_object_in_a_container_s_words_is_json() -> None:
@@ -295,6 +310,8 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("args:\n- --model\n-\n", "a list of words has an empty one; quote it"),
         ("apiVersion: v1\nkind: Service", "is YAML, in which nothing has args or a command"),
         ("[]", "is YAML, in which nothing has args or a command"),
+        ("vllm serve $MODEL", r"\$MODEL: nothing there says what this variable is; write it out"),
+        ("vllm serve m\n\u2013tp 2", "a dash of print; type two hyphens"),
         ("no.yaml", "no.yaml: cannot be read: No such file"),
         (
             "- {name: a, args: [--model, m]}\n- {args: [--model, n]}",

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
-from specsim.study.plan.command_text import shell_words, words_in
+from specsim.study.plan.command_text import LINE_END, shell_words, words_in
 from specsim.study.plan.drafts import (
     FLAGS,
     sglang_drafts,
@@ -160,8 +160,18 @@ def _after_program(words: list[str], program: str) -> list[str]:
 
 
 def _up_to_its_end(words: list[str]) -> Iterator[str]:
-    for word in takewhile(lambda w: not _SHELL.fullmatch(w), words):
-        kept = word.rstrip(";&")
+    before = "-"
+    for place, word in enumerate(words):
+        if _SHELL.fullmatch(word):
+            return
+        if word == LINE_END:
+            begun = [after for end, after in pairwise(words[place:]) if end == LINE_END]
+            needs_value = before.startswith("-") and "=" not in before
+            # Pages break lines of one command, too, mostly before flags.
+            if not needs_value and not any(each.startswith(("-", *_PRINTED)) for each in begun):
+                return
+            continue
+        before, kept = word, word.rstrip(";&")
         yield kept
         if kept != word:
             return
@@ -330,6 +340,10 @@ class _Reader:
         return found
 
     def _refuse(self) -> None:
+        if "$" in (model := self._flags["model"]):
+            raise ConfigError(
+                f"{self._source}: {model}: nothing there says what this variable is; write it out"
+            )
         for name, only in _REFUSED.items():
             value = self._flags.pop(name, only)
             if value.lower() not in (only.lower(), "") or (only == "" and value):

@@ -16,6 +16,10 @@ from specsim.core.settings import where_in
 _COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
 """A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
 _CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
+LINE_END = "\n"
+"""Stands among words where a line ends, outside quotes."""
+_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*?);?", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")  # Kubernetes: $(A)
 _FILE = re.compile(r"\S+\.(?:ya?ml|json|sh)")
 _MANIFEST = re.compile(
     r"""(?:\s|\#[^\n]*\n|---[^\n]*\n)*(?:[\[{]|-\s|["']?[A-Za-z][\w.-]*["']?\s*:(?:\s|$))"""
@@ -44,11 +48,31 @@ def words_in(text: str, program: str) -> list[str]:
 
 
 def shell_words(text: str, source: str) -> list[str]:
-    """Return the words of a command line; a ConfigError, with its source, if it is none."""
+    """Return the words of command lines, with a `LINE_END` between them.
+
+    Variables that they set are filled in. A ConfigError, with its source, if it is none.
+    """
+    joined = _CONTINUED.sub(" ", _COMMENT.sub(r"\1", text))
+    lexer = shlex.shlex(joined, posix=True, punctuation_chars=LINE_END)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
     try:
-        return shlex.split(_CONTINUED.sub(" ", _COMMENT.sub(r"\1", text)))
+        words = [*lexer]
     except ValueError as error:
         raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
+    ends = [word.strip("\n") == "" != word for word in words]
+    kept = [n for n, is_end in enumerate(ends) if not (is_end and n and ends[n - 1])]
+    return _filled([LINE_END if ends[n] else words[n] for n in kept], {})
+
+
+def _filled(words: list[str], values: dict[str, str]) -> list[str]:
+    """Return words with the values of variables, also of those that a word before them sets."""
+    known, filled = dict(values), []
+    for word in words:
+        new = _VARIABLE.sub(lambda v: known.get(v[1] or v[3] or v[4], v[2] or v[0]), word)
+        if (found := _ASSIGNED.fullmatch(new)) is not None:
+            known[found[1]] = found[2]
+        filled.append(new)
+    return filled
 
 
 class _Container(NamedTuple):
@@ -69,17 +93,20 @@ def _of_manifest(text: str, source: str, program: str) -> list[str]:
         for each in _containers(parsed, "", source):
             containers.setdefault(each.words, each)
     found = [*containers.values()]
-    own = [each for each in found if any(program in word for word in (each.image, *each.words))]
-    if len(own or found) != 1:
-        names = ", ".join(each.name or "one without a name" for each in own or found)
-        why = f"may start the server: {names}; paste the args of one"
+    if not found:
         raise ConfigError(
-            f"{source}: {len(own or found)} containers {why}"
-            if found
-            else f"{source}: is YAML, in which nothing has args or a command; paste those of the "
+            f"{source}: is YAML, in which nothing has args or a command; paste those of the "
             "container that serves"
         )
-    return [*(own or found)[0].words]
+    starts = re.compile(rf"\b{program}(?:\s+serve\b|\.\w)")  # as a command, or as a module
+    own = [each for each in found if starts.search(" ".join(each.words))]
+    own = own or [each for each in found if program in " ".join((each.image, *each.words))] or found
+    if len(own) > 1:
+        names = ", ".join(each.name or "one without a name" for each in own)
+        raise ConfigError(
+            f"{source}: {len(own)} containers may start the server: {names}; paste the args of one"
+        )
+    return [*own[0].words]
 
 
 def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
@@ -91,12 +118,18 @@ def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
         parts = [word for key in _STARTS for word in _words(value.get(key), source)]
         if len(parts) == 1:  # `args` of a shell that was not pasted with them
             parts = shell_words(parts[0], source)
+        parts = _filled(parts, _environment(value.get("env")))
         if parts:
             yield _Container(name, str(value.get("image", "")), tuple(parts))
             return
         for key, each in value.items():
             if key not in _ASIDE:
                 yield from _containers(each, str(key), source)
+
+
+def _environment(value: Any) -> dict[str, str]:
+    pairs = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+    return {str(each.get("name")): str(each["value"]) for each in pairs if "value" in each}
 
 
 def _words(value: Any, source: str) -> list[str]:

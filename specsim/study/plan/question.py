@@ -262,7 +262,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     such traffic, or its rate cannot be varied.
     """
     given = None if acceptance is None else _given_acceptance(acceptance)
-    dataset = KINDS.get(text, text)
+    dataset = KINDS.get(text.lower(), text.lower())
     if dataset in DATASETS:
         workload = {
             "arrivals": {"kind": "poisson"}, "lengths": {"kind": "dataset", "name": dataset},
@@ -282,10 +282,13 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     trace = read_trace(path)
     own = None if trace.arrived_at is None else mean_rate(trace.arrived_at)
     change = f"stretched or squeezed from {figures(own or 0.0, 3)} requests/s to the rate"
-    note = f"lengths and gaps of the trace, {change}"
+    note = f"lengths and gaps of the trace's {len(trace):,} requests, {change}"
     if own is None:
         why = "" if trace.arrived_at is None else ", for there all arrive at once"
-        arrivals, note = {"kind": "poisson"}, f"lengths of the trace, Poisson arrivals{why}"
+        arrivals, note = (
+            {"kind": "poisson"},
+            f"lengths of the trace's {len(trace):,} requests, Poisson arrivals{why}",
+        )
     _check_adapters(path.name, trace)
     kind = "trace"
     if arrivals["kind"] == "poisson" and len(trace) < _SAMPLE:

@@ -353,7 +353,7 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
     columns = ", ".join(file.columns)
     if reader is not None:
         raise TraceError(f"{path}: no file of reader '{reader}'; it has these columns: {columns}")
-    if _TEXT & set(file.columns):
+    if _TEXT.intersection(file.columns) and not _holds_numbers(file):
         raise TraceError(
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
             "tokens from-text` makes a token trace of it"
@@ -362,6 +362,12 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
         f"{path}: no known format has these columns: {columns}; name the columns of a table "
         "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
     )
+
+
+def _holds_numbers(file: TraceFile) -> bool:
+    """Whether what is called as text is, such as ``prompt``, is a number in the first row."""
+    first = {} if file.container == "json" else next(file.rows()).values
+    return all(str(first.get(name, 0)).strip().isdecimal() for name in _TEXT)
 
 
 def read_named(path: Path, field: str) -> Trace:
