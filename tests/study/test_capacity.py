@@ -529,6 +529,7 @@ def test_limits_are_read_as_milliseconds() -> None:
         "ttft-p90:800,tpot-p95:50",
         "ttft_p90:800ms, tpot_p95:50.0",
         "ttft:p90:800,tpot:p95:50",
+        "TTFT p90 < 800 ms, TPOT p95 < 50 ms",
     ],
 )
 def test_a_limit_may_have_a_percentile_of_its_own(text: str) -> None:

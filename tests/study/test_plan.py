@@ -524,6 +524,7 @@ def test_ranks_of_a_dense_model_are_replicas() -> None:
 
 def test_gpus_may_be_written_as_answers_have_them() -> None:
     assert asked(gpus="H100, A100 80GB").gpus == ("h100", "a100-80gb")
+    assert asked(gpus="NVIDIA H100 80GB HBM3,RTX 4090").gpus == ("h100", "rtx4090")
     with pytest.raises(ConfigError, match="specsim list names those that are") as error:
         model_of("nobody/knows")
     assert not {"eagle", "mtp", "dflash"} & set(re.findall(r"\w+", str(error.value)))
@@ -638,6 +639,11 @@ def test_acceptance_may_be_that_of_a_file(tmp_path: Path) -> None:
     path.write_text("provenance: {}\n")
     with pytest.raises(ConfigError, match="has no field acceptance; give a file that"):
         find_traffic("chat", str(path))
+
+
+def test_a_number_alone_is_no_acceptance() -> None:
+    with pytest.raises(ConfigError, match=r"--acceptance 0.7: give bernoulli:alpha=0.7 if"):
+        find_traffic("chat", "0.7")
 
 
 def test_traffic_is_known_however_it_is_capitalised() -> None:

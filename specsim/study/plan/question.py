@@ -16,7 +16,7 @@ from specsim.core.figures import figures
 from specsim.core.reading import number_in
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
-from specsim.hardware import load_model
+from specsim.hardware import gpu_as_typed, load_model
 from specsim.results.metrics import Slo
 from specsim.study.capacity import Prices, SloLimits, parse_slo
 from specsim.study.capacity.choices import check_ranges, spare_of
@@ -214,7 +214,7 @@ def question_of(
         slo=limits.slo,
         limit_shares=limits.shares,
         rate=rate,
-        gpus=tuple(_gpu_name(name.strip()) for name in names),
+        gpus=tuple(gpu_as_typed(name.strip()) for name in names),
         prices=Prices.load(prices),
         attainment=attainment,
         seed=seed,
@@ -223,11 +223,6 @@ def question_of(
         pools=pools,
         api_price=None if api_price is None else _api_price_of(api_price),
     )
-
-
-def _gpu_name(text: str) -> str:
-    """Return a GPU as profiles name it, also if it is written as answers have it: ``H100``."""
-    return text if text.endswith((".yaml", ".yml")) else text.lower().replace(" ", "-")
 
 
 def _rate_of(qps: float | str | None, day: Day | None) -> float:
@@ -306,6 +301,11 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
 def _given_acceptance(text: str) -> dict[str, Any]:
     """Return an acceptance model in short form, or the one of a file."""
     source = f"--acceptance {text}"
+    if number_in(text) is not None:
+        raise ConfigError(
+            f"{source}: give bernoulli:alpha={text} if so many drafts are accepted of those before "
+            "which all were; vLLM's draft acceptance rate is of all drafts, and lower"
+        )
     value: Any = text
     if text.endswith((".yaml", ".yml")):
         value = load_mapping(Path(text), ConfigError).get("acceptance")
