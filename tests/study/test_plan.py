@@ -965,6 +965,13 @@ def test_every_gpu_that_was_asked_for_is_in_the_table() -> None:
     assert advice.choices[-1].why == "rtx4090: no profile of qwen3-8b"
 
 
+def test_how_long_requests_are_is_said() -> None:
+    said = of_two_gpus().advice.assumptions[0]
+    assert said == (
+        "lengths of sharegpt, Poisson arrivals; 223 prompt and 257 output tokens in the mean"
+    )
+
+
 def test_speculation_is_compared_with_none_on_the_same_hardware() -> None:
     advice = of_two_gpus().advice
     found = {c.hardware: c.against_none for c in advice.choices if c.against_none is not None}
