@@ -176,6 +176,9 @@ def test_what_is_an_object_in_a_container_s_words_is_json() -> None:
     command = read_command(text, "vllm")
     assert command.speculation == json.loads(EAGLE)
     assert command.engine == {"enable_prefix_caching": False}
+    assert (
+        read_command("args: [--model, m, --revision, 2026-01-01]", "vllm").words[-1] == "2026-01-01"
+    )
     text = "command: [python3, -m, sglang.launch_server]\nargs: [--model-path, m, --tp, 2]"
     assert read_command(text, "sglang").tensor_parallel_size == 2
 
@@ -302,6 +305,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m-MXFP4-Preview", "weights in mxfp4"),
         ("vllm serve m-quantized.w8a8", "weights in w8a8"),
         ("vllm serve a/m-speculator.eagle3", "name that target"),
+        ("vllm serve 'm\n' n", r"'m\\n' and 'n' both stand where the model does; leave one out"),
         ("vllm serve m n", "'m' and 'n' both stand where the model does; leave one out"),
         ("docker run mine --model m", "nothing before them starts a server; .* vllm serve MODEL"),
         ("vllm serve m\n- --block-size\n- 32", "begins an item of YAML; give it as a shell"),

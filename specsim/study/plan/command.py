@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.reading import short
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
@@ -137,7 +138,7 @@ def read_command(text: str, program: str) -> ServerCommand:
         if name == "model" and name in flags:
             remedy = f"and nothing before them starts a server; {as_typed}"
             raise ConfigError(
-                f"{source}: '{flags[name]}' and '{value:.80}' both stand where the model does"
+                f"{source}: {short(flags[name])} and {short(value)} both stand where the model does"
                 + (f", {remedy}" if is_bare else "; leave one out, and quote values with spaces")
             )
         if name in flags and name not in FLAGS["repeated"]:
@@ -360,9 +361,9 @@ class _Reader:
         known = {*_COUNT, *(_OF_SGLANG if self._program == "sglang" else ())}
         for name in [n for n in left if n not in _SWITCHES.union(slow)]:
             begun = [each for each in sorted(known) if each.startswith(name)]
-            short = [name] if self._program == "vllm" and f"-{name}" in FLAGS["short"] else []
-            if near := short or begun or get_close_matches(name, known, 1, _TYPO):
-                meant = f"{'-' if short else '--'}{near[0]}"
+            brief = [name] if self._program == "vllm" and f"-{name}" in FLAGS["short"] else []
+            if near := brief or begun or get_close_matches(name, known, 1, _TYPO):
+                meant = f"{'-' if brief else '--'}{near[0]}"
                 raise ConfigError(
                     f"{self._source}: --{name}: there is no such flag; did you mean {meant}?"
                 )

@@ -137,4 +137,6 @@ def _words(value: Any, source: str) -> list[str]:
         return [] if value is None else shell_words(str(value), source)
     if None in value:
         raise ConfigError(f"{source}: a list of words has an empty one; quote it, or leave it out")
-    return [each if isinstance(each, str) else json.dumps(each) for each in value]
+    is_json = [isinstance(each, dict | list | bool) for each in value]
+    words = zip(value, is_json, strict=True)
+    return [json.dumps(each, default=str) if typed else str(each) for each, typed in words]
