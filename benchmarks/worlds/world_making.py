@@ -107,7 +107,7 @@ def _hold_prefills(config: dict[str, Any]) -> None:
     engine = config["engine"]
     rng = Random(f"cadence {json.dumps(config)}")
     knows = _is_newest(engine) and "lora_config" not in engine
-    if knows and "data_parallel_size" not in engine and rng.random() < 0.3:
+    if knows and rng.random() < 0.3:
         engine["prefill_schedule_interval"] = rng.choice([2, 3, 7])
 
 

@@ -11,7 +11,15 @@ from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.lora_config import LoraConfig
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
-from specsim.engine.versions import DEFAULT_VERSION, NO_LIMITS, RULES, SINCE, Rules, VllmVersion
+from specsim.engine.versions import (
+    DEFAULT_VERSION,
+    NO_LIMITS,
+    OF_RANKS,
+    RULES,
+    SINCE,
+    Rules,
+    VllmVersion,
+)
 from specsim.hardware.kv_groups import (
     CHUNKED,
     FULL,
@@ -95,8 +103,8 @@ class EngineConfig(Settings):
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31)] = 0
     long_prefill_token_threshold_adaptive: bool = False
     prefill_schedule_interval: Count | None = None
-    """Steps of which one may read prompts, while anybody decodes; by default 1, each. Earlier
-    versions have it for ranks that share experts alone, which is not simulated."""
+    """Steps of which one may read prompts, while anybody decodes; by default 1, each. Ranks that
+    share experts read them in the same ones; before 0.33 vLLM has it for these alone."""
     scheduler_reserve_full_isl: bool = True
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the blocks that admissions leave free; V0 used 0.01."""
@@ -143,14 +151,10 @@ class EngineConfig(Settings):
 
     @model_validator(mode="after")
     def _check_cadence(self) -> Self:
-        others = {
-            "scheduler prefill_first": self.scheduler == "prefill_first",
-            "data_parallel_size": (self.data_parallel_size or 1) > 1,
-        }
-        if (self.prefill_schedule_interval or 1) > 1 and any(others.values()):
-            found = next(name for name, is_given in others.items() if is_given)
+        if (self.prefill_schedule_interval or 1) > 1 and self.scheduler == "prefill_first":
             raise ValueError(
-                f"prefill_schedule_interval with {found} is not simulated; leave one out"
+                "prefill_schedule_interval with scheduler prefill_first is not simulated; leave "
+                "one out"
             )
         return self
 
@@ -164,7 +168,8 @@ class EngineConfig(Settings):
     @model_validator(mode="after")
     def _check_version(self) -> Self:
         for name, version in SINCE.items():
-            if self.vllm_version < version and getattr(self, name):
+            is_of_ranks = name in OF_RANKS and (self.data_parallel_size or 1) > 1
+            if self.vllm_version < version and getattr(self, name) and not is_of_ranks:
                 raise ValueError(
                     f"{name}: vLLM has it since {version}, not in vllm_version "
                     f"{self.vllm_version}; leave it out"

@@ -67,6 +67,7 @@ class Limits(Protocol):
     long_prefill_token_threshold: int
     long_prefill_token_threshold_adaptive: int
     prefill_interval: int  # steps of which one may read prompts, while anybody decodes
+    counts_passes: int  # whether these are passes that data-parallel ranks make together
     charges_alone: int  # whether a rank in lock-step says itself what its own pass would take
     max_draft_len: int
     lookahead_len: int  # extra KV slots per sequence that the drafting method writes to

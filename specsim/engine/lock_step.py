@@ -4,7 +4,8 @@ Each rank is a replica with a scheduler and a KV cache of its own. A forward pas
 since each holds some of the experts of every layer: it begins when the last rank has come to it,
 and lasts as long as the slowest. A rank without work makes a dummy pass (vLLM 0.32.0
 ``v1/engine/core.py DPEngineCoreProc.run_busy_loop``). That a server without requests goes on with
-dummy passes until ranks agree to stop is left out.
+dummy passes until ranks agree to stop is left out. Passes are counted, from 0 for a server that was
+idle, so that all ranks hold back their prompts in the same ones (``prefill_schedule_interval``).
 """
 
 from collections.abc import Mapping
@@ -85,6 +86,9 @@ def _look(ranks: Ranks) -> bool:
             is_there = True
         resting_at = min(resting_at, state.next_at)
         met_at = max(met_at, state.now)  # those that rest come after their own last step
+    if not (is_going or is_there):
+        for rank in range(len(ranks.states)):
+            ranks.states[rank].num_passes = 0
     ranks.group[0].next_at = going_at if is_going else met_at if is_there else resting_at
     return is_there
 
@@ -110,6 +114,8 @@ def _begins(ranks: Ranks) -> bool:
     elif most > group.slowest_up_to:
         return False
     group.is_timed = 0
+    for rank in range(num_ranks):
+        ranks.states[rank].num_passes += 1
     # Under asynchronous scheduling the engine's own time comes before the pass.
     own_time = overhead_time if group.is_async else 0.0
     begins_at = max(begins_at, group.next_at + own_time)
@@ -201,7 +207,7 @@ class LockStep:
         """Take a replica in; return the verb for which it waits for the others."""
         self._ranks.append(replica)
         limits = replica.table.limits
-        limits["charges_alone"] = self._charges_alone
+        limits["charges_alone"], limits["counts_passes"] = self._charges_alone, 1
         self._group["is_awaited"] = limits["announces_ends"]
         self._group["is_async"] = replica.ledger.is_async
         return {CHARGE_FORWARD: partial(_arrive, replica)}

@@ -129,10 +129,15 @@ def _defers_prefills(table: Table) -> bool:
     """Return whether the step reads no prompts, so that decodes go on by themselves.
 
     Not where nobody decodes, nor where the last step that might read prompts left some waiting.
-    vLLM 0.33.0 ``v1/core/sched/scheduler.py``: prefill cadence of an engine without ranks.
+    vLLM 0.33.0 ``v1/core/sched/scheduler.py``: prefill cadence of an engine without ranks;
+    ``v1/engine/core.py DPEngineCoreProc._should_throttle_prefills``: of ranks, all at a time.
     """
-    state = table.state[0]
-    if state.is_backed_up or state.num_executed + 1 >= state.prefills_from:
+    limits, state = table.limits[0], table.state[0]
+    if limits.counts_passes:
+        may_read = state.num_passes % limits.prefill_interval == 0
+    else:
+        may_read = state.num_executed + 1 >= state.prefills_from
+    if may_read or state.is_backed_up:
         return False
     for place in range(state.num_running):
         if not table.sequences[table.running[place]].in_chunk:

@@ -367,6 +367,7 @@ class State(Protocol):
     num_steps: int
     num_executed: int  # steps that had tokens
     prefills_from: int  # number of such a step, from 1, from which on prompts may be read again
+    num_passes: int  # that ranks have made together since all were idle
     is_backed_up: int
     """Whether somebody waited for room after the last step that might read prompts."""
     adapter_uses: int  # counts uses of LoRA adapters, to know which was used first

@@ -151,6 +151,8 @@ SINCE = {
     "prefill_schedule_interval": "0.33",
 }
 """From which version on vLLM has a setting."""
+OF_RANKS = {"prefill_schedule_interval"}
+"""Those that data-parallel ranks of a mixture of experts have in all versions."""
 
 
 def minor_version(given: Any) -> Any:

@@ -285,7 +285,8 @@ class AttentionTables:
         self, table: MeasuredTable, phase: str, heads: int, kernel: str | None, **wanted: str
     ) -> tuple[list[Values], str]:
         """Return batch, new and earlier tokens and time of latent attention, and the kernel."""
-        same = {"kv_cache_dtype": self._options.kv_dtype, "mla_dtype": "bfloat16"}
+        kv_dtype = _format_in(table, self._options.kv_dtype)
+        same = {"kv_cache_dtype": kv_dtype, "mla_dtype": "bfloat16"}
         first = {"step": 0} if phase == "context" else {}
         found = table.where("latent attention", **wanted, **same, num_heads=heads, **first)
         found, name = found.of_kernel(kernel)
@@ -345,6 +346,12 @@ def _measured_dim(table: MeasuredTable, head_dim: int) -> int:
     """Return the numbers of a head as which a table has those of so many: the same, or as usual."""
     there = table.values("head_dim")
     return head_dim if head_dim in there or _USUAL_HEAD_DIM not in there else _USUAL_HEAD_DIM
+
+
+def _format_in(table: MeasuredTable, kv_dtype: str) -> str:
+    """Return what a table calls a format of the KV cache: ``fp8``, or ``fp8_e4m3``."""
+    there = sorted(set(map(str, table.values("kv_cache_dtype"))))
+    return next((name for name in there if name.partition("_")[0] == kv_dtype), kv_dtype)
 
 
 def _name_in(table: MeasuredTable, called: str) -> str:

@@ -396,7 +396,8 @@ class Composer:
         shape = self._shape
         kernel = self._options.kernels.get("moe")
         is_engine = kernel == "sglang"  # TensorRT-LLM's names are also those of kernels
-        table = self._tables.of_engine(kernel if is_engine else None).table("moe", "moe_perf")
+        tables = self._tables.of_engine(kernel if is_engine else None)
+        table = tables.table("moe", "moe_perf")
         experts = ExpertTimes(
             shape.moe_latent_size or shape.hidden_size,
             shape.moe_intermediate_size,
@@ -407,21 +408,28 @@ class Composer:
         split = {"moe_tp_size": 1 if is_whole else gpus, "moe_ep_size": gpus if is_whole else 1}
         tokens = tokens * self._ranks
 
-        def measured(dtype: str) -> tuple[Values, str]:
+        def measured(table: MeasuredTable, dtype: str) -> tuple[Values, str]:
             part = table.where("experts", moe_dtype=dtype, **split)
             rows, name = experts.rows_of(part, table, None if is_engine else kernel)
             return experts.times(skewed(rows), tokens), name
 
         try:
-            times, used = measured(self._dtype.experts)
+            times, used = measured(table, self._dtype.experts)
         except ProfileError as error:
-            others = _other_experts(experts, table, self._dtype.experts)
-            raise ProfileError(f"{error}{others}") from error
+            for older in tables.older("moe", "moe_perf"):
+                with suppress(ProfileError):
+                    times, used = measured(older, self._dtype.experts)
+                    table = older
+                    break
+            else:
+                others = _other_experts(experts, table, self._dtype.experts)
+                raise ProfileError(f"{error}{others}") from error
         if kernel is None and self._dtype.experts == "fp8":
             # On Hopper one scale was measured with a kernel alone that takes longer than 16 bits,
             # which vLLM does not choose there; block-scaled experts read and compute as much.
             with suppress(ProfileError):
-                times, used = min((times, used), measured("fp8_block"), key=lambda x: x[0].sum())
+                block = measured(table, "fp8_block")
+                times, used = min((times, used), block, key=lambda x: x[0].sum())
         self._note(f"{table.source} ({used})")
         if "flashinfer" in used:
             self._expert_kernels = _FUSED_EXPERT_KERNELS
@@ -527,7 +535,8 @@ def _other_experts(experts: ExpertTimes, table: MeasuredTable, own: str) -> str:
         rows = rows.where("experts", moe_dtype=own)
         sizes = (rows.values(f"moe_{name}_size") for name in ("ep", "tp"))
         parts = sorted(set(zip(*sizes, strict=True)))
-        told = ", ".join(f"--tp {tp}" if ep == 1 else f"--tp {ep} --ep" for ep, tp in parts)
+        splits = (f"--tp {tp}" if ep == 1 else f"--tp {ep} --ep" for ep, tp in parts)
+        told = ", ".join(dict.fromkeys(splits))
         return f"; of this size and data type experts were measured with {told}"
     dtypes = [name for name, each in DTYPES.items() if each.experts in there]
     return f"; of this size experts were measured with --dtype {', '.join(dtypes)}"

@@ -6,7 +6,7 @@ folder lies; its latencies are milliseconds.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -271,6 +271,11 @@ class GpuTables:
             self._tables[name] = self._read(family, name, known)
         return self._tables[name]
 
+    def older(self, family: str, name: str) -> Iterator[MeasuredTable]:
+        """Yield a family's tables of earlier versions, the newest first; none if one is named."""
+        if _KEYS.get(name, family) not in self.versions:
+            yield from map(self._table_in, reversed(self._files(family, name)[:-1]))
+
     def of_engine(self, engine: str | None) -> "GpuTables":
         """Return the tables of another engine, or these."""
         if engine is None:
@@ -306,7 +311,9 @@ class GpuTables:
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
                 "use `specsim profile roofline`"
             )
-        path = files[-1]
+        return self._table_in(files[-1])
+
+    def _table_in(self, path: Path) -> MeasuredTable:
         rows = parquet_table(path, ProfileError)
         if "latency" not in rows.column_names:
             raise ProfileError(
@@ -314,7 +321,7 @@ class GpuTables:
                 "no kernel table of this layout"
             )
         engine, version = path.parts[-3:-1]
-        return MeasuredTable(rows, f"{self.gpu} {engine} {version} {name}")
+        return MeasuredTable(rows, f"{self.gpu} {engine} {version} {path.stem}")
 
     @property
     def system(self) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.engine.config import EngineConfig
 from specsim.engine.front import Front
 from specsim.engine.setup import Setup
+from specsim.engine.versions import OF_RANKS, SINCE
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
 from specsim.hardware.cuda_graphs import (
     BLACKWELL_LARGEST,
@@ -269,6 +270,12 @@ def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> 
     """Return the profile of ranks that share their experts, if the engine has such."""
     ranks, is_expert_parallel = engine.data_parallel_size, bool(engine.enable_expert_parallel)
     if not model.num_experts:
+        for name in OF_RANKS:
+            if engine.vllm_version < SINCE[name] and getattr(engine, name):
+                raise ConfigError(
+                    f"engine.{name}: vLLM {engine.vllm_version} has it for ranks that share "
+                    f"experts alone, and '{model.name}' has none; leave it out"
+                )
         if is_expert_parallel:
             raise ProfileError(
                 f"engine.enable_expert_parallel: '{model.name}' has no experts; leave it out"

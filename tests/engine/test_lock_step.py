@@ -93,6 +93,32 @@ def test_two_steps_in_flight_begin_and_end_together(run: Callable[..., Run]) -> 
     assert set(tables["replica"].tolist()) == {0, 1, 2}
 
 
+@pytest.mark.parametrize("version", ["0.28", "0.33"])
+def test_ranks_read_prompts_in_the_same_passes(run: Callable[..., Run], version: str) -> None:
+    """By hand: both decode from 20 ms on, in passes of 11 ms; the fifth pass reads what came."""
+    rows = [(0.0, 10, 10), (0.0, 10, 10), (0.025, 20, 1), (0.026, 30, 1)]
+    done = run(rows, prefill_schedule_interval=4, vllm_version=version)
+    found = Summary(done).tables.requests
+    assert found["scheduled_at"].tolist() == pytest.approx([0.0, 0.0, 0.053, 0.053])
+    assert found["ended_at"].tolist()[2:] == pytest.approx([0.094, 0.094])
+    each_step = Summary(run(rows)).tables.requests["scheduled_at"].tolist()
+    assert each_step == pytest.approx([0.0, 0.0, 0.031, 0.031])
+
+
+def test_a_rank_where_nobody_decodes_reads_prompts_at_once(run: Callable[..., Run]) -> None:
+    rows = [(0.0, 10, 10), (0.025, 20, 1)]
+    found = Summary(run(rows, prefill_schedule_interval=9)).tables.requests
+    assert found["scheduled_at"].tolist() == pytest.approx([0.0, 0.031])
+
+
+def test_passes_are_counted_anew_behind_a_rest(run: Callable[..., Run]) -> None:
+    """By hand: four passes, then a rest; of those behind it the first and the fourth read."""
+    rows = [(0.0, 10, 4), (0.0, 10, 4)]
+    again = [(1.0 + at, prompt, output) for at, prompt, output in [*rows, (0.025, 20, 1)]]
+    found = Summary(run([*rows, *again], prefill_schedule_interval=3)).tables.requests
+    assert found["scheduled_at"].tolist() == pytest.approx([0.0, 0.0, 1.0, 1.0, 1.042])
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("arrivals", [{"kind": "poisson", "rate": 40.0}, {"kind": "closed_loop"}])
 def test_nothing_is_lost_with_drafts_or_clients_who_wait(
@@ -214,6 +240,9 @@ def pass_time(model: Composed, tokens: float) -> float:
         ({"engine": {"data_parallel_size": 2, "scheduler": "prefill_first"}},
          ConfigError, "prefill_first .vLLM V0. has no ranks"),
         ({"engine": {"data_parallel_size": 0}}, ConfigError, "data_parallel_size"),
+        ({"engine": {"data_parallel_size": 2, "prefill_schedule_interval": 4,
+                     "vllm_version": "0.32"}, "of": {}},
+         ConfigError, "vLLM 0.32 has it for ranks that share experts alone"),
         ({"engine": {"enable_expert_parallel": True}}, ProfileError, "latency model 'linear'"),
         ({"engine": {"enable_expert_parallel": True}, "of": {}}, ProfileError, "has no experts"),
     ],

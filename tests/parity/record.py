@@ -11,10 +11,11 @@ The first writes ``random-SEED.scenario.json`` and ``random-SEED.log.json`` for 
 second ``groups-SEED``, with several KV cache groups, ``stops-SEED``, with answers that end by a
 stop token, and ``states-SEED``, with layers that keep a state (``loras``: with requests for LoRA
 adapters; ``shares``: with blocks of which each GPU has a part; ``parallel``: with drafters of one
-pass, since 0.32; ``cadence``: with steps that read no prompts, in 0.33; ``aborts``: with clients
-that go away; ``mixed``: with all of it at once); the last writes the log of one scenario, or of all
-that lie in a folder. The scripted randomness, the virtual clock and the format of the log are those
-of ``specsim parity``.
+pass, since 0.32; ``cadence``: with steps that read no prompts, in 0.33; ``ranks``: the same of a
+rank that shares experts with others, which are idle; ``aborts``: with clients that go away;
+``mixed``: with all of it at once); the last writes the log of one scenario, or of all that lie in a
+folder. The scripted randomness, the virtual clock and the format of the log are those of
+``specsim parity``.
 """
 
 import atexit
@@ -45,6 +46,7 @@ from to_record import (
     random_modules_scenario,
     random_parallel_scenario,
     random_pipeline_scenario,
+    random_ranks_scenario,
     random_scenario,
     random_shares_scenario,
     random_stages_scenario,
@@ -266,6 +268,7 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
         config.speculative_config.disable_lookahead_block_hashes = True
     config.scheduler_config.async_scheduling = engine["async_scheduling"]
     config.parallel_config.pipeline_parallel_size = stages
+    config.parallel_config.data_parallel_size = engine.get("data_parallel_size", 1)
     config.parallel_config.decode_context_parallel_size = engine.get(
         "decode_context_parallel_size", 1
     )
@@ -352,7 +355,7 @@ class Driver:
             self.hasher = get_request_block_hasher(
                 self.scheduler.hash_block_size, sha256, **options
             )
-        self.clock = self.next_row = 0
+        self.clock = self.next_row = self.num_passes = 0
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, Any]] = []
         self.emits: dict[tuple[int, str], bool] = {}
@@ -418,6 +421,14 @@ class Driver:
         running, waiting = self.scheduler.get_request_counts()
         return [running, waiting, len(free), zlib.crc32(",".join(map(str, free)).encode())]
 
+    def throttled(self) -> dict[str, bool]:
+        """What the core of a rank that shares experts says of a step; nothing if it is no rank."""
+        if "data_parallel_size" not in self.engine:
+            return {}
+        return {
+            "throttle_prefills": self.num_passes % self.engine["prefill_schedule_interval"] != 0
+        }
+
     def schedule(self) -> tuple[Any, dict[str, Any], int]:
         preempted: list[str] = []
         original = self.scheduler._preempt_request
@@ -427,8 +438,9 @@ class Driver:
             original(request, *args, **kwargs)
 
         self.scheduler._preempt_request = spy
-        output = self.scheduler.schedule()
+        output = self.scheduler.schedule(**self.throttled())
         self.scheduler._preempt_request = original
+        self.num_passes += output.total_num_scheduled_tokens > 0
         index, cached = len(self.steps), output.scheduled_cached_reqs
         if index > MOST_STEPS:
             raise DoesNotEndError
@@ -537,6 +549,7 @@ class Driver:
                 if self.next_row == len(self.rows):
                     return
                 self.clock = self.rows[self.next_row]["arrival_ns"]
+                self.num_passes = 0
                 continue
             output, step, time = self.schedule()
             self.clock += time
@@ -566,6 +579,7 @@ class Driver:
                 if self.next_row == len(self.rows):
                     return
                 self.clock = self.rows[self.next_row]["arrival_ns"]
+                self.num_passes = 0
                 continue
             output, step, done = in_flight.popleft()
             self.clock = max(self.clock, done)
@@ -641,6 +655,7 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
             "loras": random_loras_scenario,
             "shares": random_shares_scenario,
             "cadence": random_cadence_scenario,
+            "ranks": random_ranks_scenario,
             "pipeline": random_pipeline_scenario,
         }
         scenario = draws.get(kind, random_scenario)(seed)

@@ -10,12 +10,14 @@ its blocks are kept::
     python tests/parity/record_loads.py tests/parity/recorded 0 6 states
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host-groups
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 mixed
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 mixed-host
 
 The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too; the third
 and fourth ``loads-groups-SEED`` and ``loads-states-SEED``, whose layers attend differently, or keep
-a state. The last two, for
-vLLM 0.31 to 0.33, have vLLM's own connector and manager of KV blocks in host memory, and play the
-worker that copies them: it stores at once, and what is loaded takes the scenario's time.
+a state. Host memory, for vLLM 0.31 to 0.33, is vLLM's own connector and manager of its blocks; this
+plays the worker that copies them: it stores at once, and what is loaded takes the scenario's time.
+The last two draw whatever ``record.py mixed`` does besides.
 """
 
 import json
@@ -34,6 +36,8 @@ from to_record import (
     random_group_loads_scenario,
     random_host_scenario,
     random_loads_scenario,
+    random_mixed_host_scenario,
+    random_mixed_loads_scenario,
     random_state_loads_scenario,
 )
 from vllm.config import KVTransferConfig, VllmConfig
@@ -282,6 +286,14 @@ KINDS = {
     "states": (lambda seed: random_state_loads_scenario(seed, record.needs_of), LoadsDriver),
     "loras": (random_adapters_scenario, LoadsDriver),
     "host": (random_host_scenario, HostDriver),
+    "mixed": (
+        lambda seed: random_mixed_loads_scenario(seed, record.needs_of, record.VERSION),
+        LoadsDriver,
+    ),
+    "mixed-host": (
+        lambda seed: random_mixed_host_scenario(seed, record.needs_of, record.VERSION),
+        HostDriver,
+    ),
     "host-groups": (lambda seed: random_group_host_scenario(seed, record.needs_of), HostDriver),
 }
 
@@ -291,6 +303,8 @@ def main() -> None:
     drawn, driver = KINDS[seeds[2]] if seeds[2:] else (random_loads_scenario, LoadsDriver)
     for seed in range(*map(int, seeds[:2])):
         scenario = drawn(seed)
+        if scenario is None:
+            continue
         scenario["engine"] |= LACKING
         if driver is HostDriver:
             scenario["engine"]["vllm_version"] = ".".join(map(str, record.VERSION))

@@ -162,6 +162,14 @@ def random_cadence_scenario(seed: int) -> dict[str, Any]:
     return scenario | {"name": f"cadence-{seed}", "kind": "cadence"}
 
 
+def random_ranks_scenario(seed: int) -> dict[str, Any]:
+    """The same of a rank that shares experts with others, and reads prompts when they do."""
+    scenario, draw = random_scenario(seed), random.Random(f"ranks {seed}")
+    interval = draw.choice([2, 3, 5, 9])
+    scenario["engine"] |= {"prefill_schedule_interval": interval, "data_parallel_size": 2}
+    return scenario | {"name": f"ranks-{seed}", "kind": "ranks"}
+
+
 def random_pipeline_scenario(seed: int) -> dict[str, Any]:
     """The same in a pipeline of stages, without speculation."""
     scenario, draw = random_scenario(seed), random.Random(f"pipeline {seed}")
@@ -435,10 +443,53 @@ def random_state_loads_scenario(
     would be of no use."""
     scenario = random_states_scenario(seed, needs_of)
     scenario = _with_loads(scenario, random.Random(f"state loads {seed}"))
+    _keep_last_tokens(scenario)
+    return scenario | {"name": f"loads-states-{seed}", "kind": "loads states"}
+
+
+def _keep_last_tokens(scenario: dict[str, Any]) -> None:
+    """Leave the last token of whole prompts to be computed, and all of others."""
     for row in scenario["requests"]:
         is_whole = row["external_len"] == row["prompt_len"]
         row["external_len"] = row["prompt_len"] - 1 if is_whole else 0
-    return scenario | {"name": f"loads-states-{seed}", "kind": "loads states"}
+
+
+def random_mixed_loads_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs], version: tuple[int, int]
+) -> dict[str, Any] | None:
+    """All at once, with prompts that another engine has; None of what no connector moves."""
+    scenario = random_mixed_scenario(seed, needs_of, version)
+    draw, engine = random.Random(f"mixed loads {seed}"), scenario["engine"]
+    kinds = {run["kind"] for run in engine.get("kv_groups") or ()}
+    if "chunked_local_attention" in kinds or "pipeline_parallel_size" in engine:
+        return None
+    scenario = _with_loads(scenario, draw)
+    if "state" in kinds:
+        _keep_last_tokens(scenario)
+    return scenario | {"name": f"mixed-loads-{seed}", "kind": "mixed loads"}
+
+
+def random_mixed_host_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs], version: tuple[int, int]
+) -> dict[str, Any] | None:
+    """All at once, with host memory behind the GPU's cache; None of what it does not hold."""
+    scenario = random_mixed_scenario(seed, needs_of, version)
+    draw, engine = random.Random(f"mixed host {seed}"), scenario["engine"]
+    kinds = {run["kind"] for run in engine.get("kv_groups") or ()}
+    spec = engine["spec"] or {"k": 0}
+    engine["block_size"] = max(2, engine["block_size"])  # as in `random_host_scenario`
+    has_room = spec.get("num_nextn_predict_layers", 1) == 1 or engine["block_size"] >= spec["k"]
+    is_held = not kinds & {"chunked_local_attention", "state"}
+    if "pipeline_parallel_size" in engine or not (is_held and has_room):
+        return None
+    engine["enable_prefix_caching"] = True
+    if kinds:
+        engine["num_blocks"] = max(engine["num_blocks"], 1 + needs_of(engine).num_blocks)
+    scenario = _with_host(scenario, draw)
+    if "max_loras" in engine:
+        for row in scenario["requests"]:
+            row.setdefault("lora", 0)
+    return scenario | {"name": f"mixed-host-{seed}", "kind": "mixed host"}
 
 
 def _layers_with_state(draw: random.Random) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import yaml
 from numpy.typing import NDArray
 
+from specsim.core.errors import ProfileError
 from specsim.core.resources import resource_names
 from specsim.core.step import Pieces, StepLoad
 from specsim.hardware import load_gpu, load_model
@@ -109,6 +111,25 @@ def test_an_all_to_all_takes_what_was_measured_within_a_tenth(gpu: str) -> None:
         more = modelled["deepep_ht", size] - modelled["deepep_ll", size]
         really = measured["deepep_ht", size] - measured["deepep_ll", size]
         assert more == pytest.approx(really, abs=0.1 * measured["deepep_ht", size])
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_other_engines_tables_have_a_kv_cache_of_8_bits_by_another_name(engine: str) -> None:
+    split = {"data_parallel_size": 8, "enable_expert_parallel": True}
+    options = TableOptions("deepseek-v4-pro", "b300", engine=engine, dtype="auto", **split)
+    found = TableProfile.of(options).profile
+    assert f"b300_sxm {engine}" in found.provenance.source
+    assert "dsv4_csa_generation_module_perf" in found.provenance.source
+
+
+def test_experts_are_of_the_newest_table_that_has_them() -> None:
+    """TensorRT-LLM's newest on H200 is of few sizes; one that is named is taken, or refused."""
+    split = {"tensor_parallel_size": 8, "dtype": "fp8_block", "engine": "trtllm"}
+    options = TableOptions("deepseek-v3", "h200", **split)
+    assert "trtllm 1.3.0rc20 moe_perf" in TableProfile.of(options).profile.provenance.source
+    named = replace(options, versions={"moe": "trtllm/1.3.0rc23"})
+    with pytest.raises(ProfileError, match=r"1\.3\.0rc23 moe_perf: no experts with moe_dtype"):
+        TableProfile.of(named)
 
 
 _TOPK = 2048  # tokens that DeepSeek-V3.2 and GLM-5 choose

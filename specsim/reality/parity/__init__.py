@@ -29,6 +29,7 @@ from specsim.decisions.policy import Policy, ServerView
 from specsim.engine.config import EngineConfig
 from specsim.engine.facts import Facts
 from specsim.engine.integrity import IntegrityCheck
+from specsim.engine.lock_step import LockStep
 from specsim.engine.lora_config import LoraConfig
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
@@ -100,6 +101,8 @@ class EngineScript(Settings):
     vllm_version: VllmVersion = "0.32"
     """By default that of the first recordings, whose scenarios name none."""
     prefill_schedule_interval: int | None = None
+    data_parallel_size: int | None = None
+    """Ranks of a mixture of experts, all of which but one make dummy passes."""
     pipeline_parallel_size: int = 1
     """Stages, each of which takes what a step's script says."""
     decode_context_parallel_size: int = 1
@@ -345,8 +348,15 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     )
     costs = _Scripted.costs(scenario.cost, scenario.engine.pipeline_parallel_size)
     replica = Replica(
-        outside.connected(setup), costs, speculation, wiring, on_notices=outside.begin
+        outside.connected(setup),
+        costs,
+        speculation,
+        wiring,
+        group=LockStep(costs) if scenario.engine.data_parallel_size else None,
+        on_notices=outside.begin,
     )
+    if replica.is_grouped:
+        replica.keep_state_in(np.array(replica.table.state), 0)
     outside.play(replica)
     replica.finish()
     return {
