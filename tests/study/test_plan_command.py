@@ -166,6 +166,23 @@ def test_a_container_s_words_are_read_as_yaml_or_json_has_them(text: str) -> Non
     assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=1 VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m",
+        "docker run -e VLLM_ATTENTION_BACKEND=X vllm/vllm-openai --model m",
+        "bash -c 'export VLLM_ATTENTION_BACKEND=X\nvllm serve m'",
+        "args: [--model, m]\nenv: [{name: VLLM_ATTENTION_BACKEND, value: X}, {name: B, value: 1}]",
+        "command: --model m\nenvironment: {VLLM_ATTENTION_BACKEND: X}",
+        "command: --model m\nenvironment: [VLLM_ATTENTION_BACKEND=X]",
+    ],
+)
+def test_variables_of_a_server_are_not_ignored_in_silence(text: str) -> None:
+    command = read_command(text, "vllm")
+    said = "variables are not looked at, and some change speed: VLLM_ATTENTION_BACKEND"
+    assert (command.model, command.words[-1], command.notes) == ("m", "m", [said])
+
+
 def test_no_flag_is_lost_where_a_list_has_a_line_for_each_of_its_values() -> None:
     text = "vllm serve m\n--served-model-name\n  a\n  b\n--max-num-seqs\n  8"
     assert read_command(text, "vllm").engine == {"max_num_seqs": 8}

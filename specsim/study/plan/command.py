@@ -5,9 +5,9 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from specsim.core.reading import short
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
-from specsim.study.plan.command_text import LINE_END, shell_words, words_in
+from specsim.study.plan.command_text import ASSIGNED, LINE_END, shell_words, words_in
 from specsim.study.plan.drafts import (
     FLAGS,
     sglang_drafts,
@@ -48,6 +48,7 @@ _CONFIG = re.compile(r"^--config$")
 _SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or says where output goes
 _OF_A_SHELL = re.compile(r"-\w*c")  # bash -c '...'
 _PRINTED = ("\u2012", "\u2013", "\u2014", "\u2212")  # dashes, as pages make of two hyphens
+_OF_PROGRAMS = re.compile(r"\b(?:VLLM|SGLANG)_\w+(?==)")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,12}(?=[kmgt]))?)([kKmMgGtT])")
@@ -124,9 +125,11 @@ def read_command(text: str, program: str) -> ServerCommand:
     wrong, or it asks for what is not simulated.
     """
     source = f"--{program}"
-    words = words_in(text, program)
-    after = _after_program(words, program)
-    is_bare, words = after is words, list(_up_to_its_end(after))
+    typed = words_in(text, program)
+    after = _after_program(typed, program)
+    is_bare, words = after is typed, list(_up_to_its_end(after))
+    if is_bare:
+        words = [*dropwhile(ASSIGNED.fullmatch, words)]
     as_typed = f"give it as a shell takes it: {_USUAL[program]} ..."
     if "-" in words:
         raise ConfigError(f"{source}: a '-' by itself begins an item of YAML; {as_typed}")
@@ -144,7 +147,10 @@ def read_command(text: str, program: str) -> ServerCommand:
         if name in flags and name not in FLAGS["repeated"]:
             raise ConfigError(f"{source}: --{name} is given twice; leave it out once")
         flags[name] = value
-    return _Reader(source, program, flags).command(tuple(words))
+    found = _Reader(source, program, flags).command(tuple(words))
+    unread = ", ".join(dict.fromkeys(_OF_PROGRAMS.findall(" ".join(typed))))
+    said = f"variables are not looked at, and some change speed: {unread}"
+    return replace(found, notes=[*found.notes, said]) if unread else found
 
 
 def _after_program(words: list[str], program: str) -> list[str]:

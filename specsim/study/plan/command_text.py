@@ -18,7 +18,7 @@ _COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.
 _CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
 LINE_END = "\n"
 """Stands among words where a line ends, outside quotes."""
-_ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*?);?", re.DOTALL)
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*?);?", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")  # Kubernetes: $(A)
 _FILE = re.compile(r"\S+\.(?:ya?ml|json|sh)")
 _MANIFEST = re.compile(
@@ -61,15 +61,15 @@ def shell_words(text: str, source: str) -> list[str]:
         raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
     ends = [word.strip("\n") == "" != word for word in words]
     kept = [n for n, is_end in enumerate(ends) if not (is_end and n and ends[n - 1])]
-    return _filled([LINE_END if ends[n] else words[n] for n in kept], {})
+    return _filled([LINE_END if ends[n] else words[n] for n in kept])
 
 
-def _filled(words: list[str], values: dict[str, str]) -> list[str]:
-    """Return words with the values of variables, also of those that a word before them sets."""
-    known, filled = dict(values), []
+def _filled(words: list[str]) -> list[str]:
+    """Return words with the values of the variables that words before them set."""
+    known, filled = dict[str, str](), []
     for word in words:
         new = _VARIABLE.sub(lambda v: known.get(v[1] or v[3] or v[4], v[2] or v[0]), word)
-        if (found := _ASSIGNED.fullmatch(new)) is not None:
+        if (found := ASSIGNED.fullmatch(new)) is not None:
             known[found[1]] = found[2]
         filled.append(new)
     return filled
@@ -118,18 +118,27 @@ def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
         parts = [word for key in _STARTS for word in _words(value.get(key), source)]
         if len(parts) == 1:  # `args` of a shell that was not pasted with them
             parts = shell_words(parts[0], source)
-        parts = _filled(parts, _environment(value.get("env")))
         if parts:
-            yield _Container(name, str(value.get("image", "")), tuple(parts))
+            words = _filled([*_environment(value), *parts])
+            yield _Container(name, str(value.get("image", "")), tuple(words))
             return
         for key, each in value.items():
             if key not in _ASIDE:
                 yield from _containers(each, str(key), source)
 
 
-def _environment(value: Any) -> dict[str, str]:
-    pairs = [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
-    return {str(each.get("name")): str(each["value"]) for each in pairs if "value" in each}
+def _environment(container: dict[str, Any]) -> list[str]:
+    """Return the variables of a container as a shell sets them."""
+    given = container.get("env", container.get("environment"))
+    if isinstance(given, dict):
+        return [f"{name}={value}" for name, value in given.items()]
+    each = given if isinstance(given, list) else []
+    pairs = [
+        f"{one.get('name')}={one['value']}"
+        for one in each
+        if isinstance(one, dict) and "value" in one
+    ]
+    return [*(one for one in each if isinstance(one, str)), *pairs]
 
 
 def _words(value: Any, source: str) -> list[str]:
