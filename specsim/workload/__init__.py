@@ -1,5 +1,6 @@
 """Workloads: which requests come, when, and how long they are."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.rng import generator
 from specsim.core.settings import Settings, parts_of
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals, drawn_times
@@ -99,8 +100,14 @@ class WorkloadConfig(Settings):
 
     @property
     def notes(self) -> list[str]:
-        """What was taken for what in these files, and what was ignored, a line for each."""
-        notes = {path: facts_of(path, field).note for field, path in self.traces.items()}
+        """What was taken for what in these files, and what was ignored, a line for each.
+
+        Of a file that cannot be read there is none: a run says why.
+        """
+        notes: dict[Path, str] = {}
+        for field, path in self.traces.items():
+            with suppress(SpecsimError):
+                notes[path] = facts_of(path, field).note
         return [f"{path.name}: {note}" for path, note in notes.items() if note]
 
     def build(self, seed: int) -> Trace:

@@ -51,6 +51,20 @@ def test_a_sweep_says_it_of_all_its_logs(cli: Run, tmp_path: Path) -> None:
     assert (code, err.count(f"warning: {SAID}\n")) == (0, 1)
 
 
+def test_points_without_their_log_do_not_end_a_sweep_that_keeps_going(
+    cli: Run, tmp_path: Path
+) -> None:
+    arrivals = [{"kind": "trace", "path": str(path)} for path in (log(tmp_path), "no.csv")]
+    workload = {"num_requests": 20}
+    axes = [{"workload.arrivals": arrivals}]
+    sweep = {"base": tiny_config(workload=workload), "axes": axes}
+    Path("s.yaml").write_text(yaml.safe_dump(sweep))
+    code, out, err = cli("sweep", "s.yaml", "--workers", "1", "--keep-going")
+    assert (code, err.count(f"warning: {SAID}\n")) == (1, 1)
+    assert "1 of 2 points failed" in err
+    assert "results: " in out
+
+
 def test_a_log_is_found_wherever_a_workload_names_it(tmp_path: Path) -> None:
     inner = Empirical(path=log(tmp_path))
     drawn = ShiftedLengths(at=0.5, before=inner, after=inner)
