@@ -233,6 +233,20 @@ def test_answers_count_as_they_were_not_as_they_were_asked_for(tmp_path: Path) -
     assert set(at_limit.draw(np.random.RandomState(0), 40)) == {255, 256}
 
 
+def test_lengths_around_a_median_have_that_and_the_mean_that_was_counted(tmp_path: Path) -> None:
+    rates = {"request_throughput": "2", "output_tok_s": "300", "total_tok_s": "1500"}
+    run = one(tmp_path, isl="median 500", osl="median 100", num_prompts="400", **rates)
+    for lengths, median, mean in ((run.prompt, 500, 600), (run.output, 100, 150)):
+        assert lengths == MeasuredLengths(mean, median=median)
+        lens = lengths.draw(np.random.RandomState(0), 400)
+        assert np.median(lens) == pytest.approx(median, rel=0.01)
+        assert lens.mean() == pytest.approx(mean, rel=0.03)
+    assert run.max_tokens is None
+    totals = {"total_output_tokens": "40000", "num_prompts": "400"}
+    alike = one(tmp_path, osl="median 100", **totals).output
+    assert set(alike.draw(np.random.RandomState(0), 9)) == {100}
+
+
 def test_a_shared_prefix_is_cached(tmp_path: Path) -> None:
     cells = {"isl": "1600 shared prefix + 32 suffix", "concurrency": "1"}
     values = [
@@ -493,7 +507,7 @@ def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
         ({"prefix_caching": "perhaps"}, ["prefix_caching = 'perhaps' must be on or off"]),
         ({"isl": "uniform 9..3"}, ["isl = 'uniform 9..3'", "LOW <= HIGH"]),
         ({"isl": "200 (uniform 100..300)"}, ["isl = '200 (uniform 100..300)' must be tokens, "]),
-        ({"osl": "growing"}, ["osl = 'growing' must be tokens, uniform LOW..HIGH, or N shared"]),
+        ({"osl": "growing"}, ["osl = 'growing' must be tokens, uniform LOW..HIGH, median N, or "]),
         ({"num_prompts": "1,000"}, ["num_prompts = '1,000'", "a number of at least 0"]),
         ({"max_num_seqs": "64 (default)"}, ["max_num_seqs = '64 (default)' must be a number of "]),
         ({"prefix_caching": "on (default)"}, ["prefix_caching = 'on (default)' must be on or off"]),
@@ -516,6 +530,8 @@ def test_a_wrong_cell_is_named(tmp_path: Path, cells: dict[str, str], words: lis
     [
         ({"concurrency": ""}, "no load: concurrency and request_rate are empty"),
         ({"isl": "", "dataset": "other"}, "isl = '' gives no length"),
+        ({"isl": "median 90"}, "isl = 'median 90' leaves the mean open: give total_input_tokens, "),
+        ({"osl": "median 90", "total_output_tokens": "100"}, "osl = 'median 90' leaves the mean"),
         ({"num_prompts": ""}, "num_prompts is empty"),
         ({"method": "mtp", "num_speculative_tokens": ""}, "num_speculative_tokens is empty"),
         ({"method": "eagle3", "num_speculative_tokens": "2"}, "no acceptance for"),

@@ -1,8 +1,10 @@
 """A measured run of a load generator: what was served how, and what came of it."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,12 @@ class MeasuredLengths:
     bounds: tuple[int, int] | None = None  # of a uniform distribution; None: only the mean is known
     shared: int = 0  # leading tokens that all requests have in common
     differ: bool = False  # though it is not known how: evenly from 0.5 to 1.5 of the mean
+    median: int | None = None  # of a lognormal distribution, no more than the mean
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether it is known how they differ."""
+        return self.bounds is not None or self.median is not None
 
     def draw(self, rng: np.random.RandomState, count: int) -> NDArray[np.int64]:
         """Return as many lengths, shape (count,), with that mean; alike unless they differ."""
@@ -37,10 +45,16 @@ class MeasuredLengths:
             return lens
         sums = np.floor(np.arange(count + 1) * self.mean + 1e-6)
         lens = np.diff(sums).astype(np.int64)
-        if self.differ:
+        if self.differ or self.median is not None:
             places = (rng.permutation(count) + 0.5) / count
-            lens = np.rint(self.mean * (0.5 + places)).astype(np.int64)
+            lens = np.rint(self._quantiles(places)).astype(np.int64)
         return np.maximum(lens, 1)
+
+    def _quantiles(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.median is None:
+            return self.mean * (0.5 + places)
+        spread = math.sqrt(2 * math.log(self.mean / self.median))
+        return self.median * np.exp(spread * np.array([*map(NormalDist().inv_cdf, places)]))
 
 
 @dataclass(frozen=True)

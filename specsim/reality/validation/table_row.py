@@ -27,6 +27,7 @@ MEAN_ALONE = "answers differ in length, and only their mean is known: evenly fro
 _EMPTY = frozenset({"", "-", "nan", "none", "null", "n/a"})
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?", re.I)
 _UNIFORM = re.compile(r"uniform (\d+)\.\.(\d+)")
+_MEDIAN = re.compile(r"median (\d+)")
 _SHARED = re.compile(r"(\d+) shared prefix \+ (\d+) suffix")
 _KV_TOKENS = re.compile(r"(\d+) tokens")
 _FLAGS = {
@@ -232,16 +233,23 @@ class TableRow:
     def _output(self, count: int) -> MeasuredLengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
         given = self._lengths("osl")
-        if given is not None and (given.bounds is not None or self._ignores_eos()):
+        if given is not None and (given.is_spread or self._ignores_eos()):
             return given
-        total = self.number("total_output_tokens")
-        tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
-        mean = total / count if total and count else tokens / requests if tokens and requests else 0
+        mean = self._mean("osl", count)
         found = MeasuredLengths(mean) if mean else given
         if found is None or self._ends_at_a_limit(found.mean, given):
             return found
         self.notes.append(MEAN_ALONE)
         return replace(found, differ=True)
+
+    def _mean(self, column: str, count: int) -> float:
+        """Return the mean length that counters and rates of the row say; 0 if they do not."""
+        is_prompt = column == "isl"
+        total = self.number("total_input_tokens" if is_prompt else "total_output_tokens")
+        tokens, requests = self.number("output_tok_s"), self.number("request_throughput")
+        if is_prompt:
+            tokens = max(0.0, (self.number("total_tok_s") or 0.0) - (tokens or math.inf))
+        return total / count if total and count else tokens / requests if tokens and requests else 0
 
     def _ends_at_a_limit(self, mean: float, given: MeasuredLengths | None) -> bool:
         """Return whether answers of this mean ended where asked, nearly all at the same length."""
@@ -253,7 +261,7 @@ class TableRow:
 
     def _max_tokens(self, output: MeasuredLengths | None) -> int | None:
         """Return what clients asked for, where most answers ended before it; None where not."""
-        if output is None or output.bounds is not None or self._ignores_eos():
+        if output is None or output.is_spread or self._ignores_eos():
             return None
         asked, given = self.whole("max_tokens", 1), self._lengths("osl")
         if asked is None and given is not None and not given.mean % 1:
@@ -270,11 +278,27 @@ class TableRow:
             if not 1 <= low <= high:
                 raise self.wrong(column, "uniform LOW..HIGH with 1 <= LOW <= HIGH")
             return MeasuredLengths((low + high) / 2, (low, high))
+        if median := _MEDIAN.fullmatch(cell):
+            return self._around(column, int(median[1]))
         if shared:
             prefix, own = int(shared[1]), int(shared[2])
             return MeasuredLengths(prefix + own, shared=prefix)
-        mean = self.number(column, "tokens, uniform LOW..HIGH, or N shared prefix + M suffix")
+        mean = self.number(
+            column, "tokens, uniform LOW..HIGH, median N, or N shared prefix + M suffix"
+        )
         return MeasuredLengths(mean) if mean else None
+
+    def _around(self, column: str, median: int) -> MeasuredLengths | None:
+        """Return lengths whose median is told, and whose mean follows from what was counted."""
+        mean = self._mean(column, self.whole("num_prompts", 1) or 0)
+        if mean >= median > 0:
+            return MeasuredLengths(mean, median=median)
+        total = f"total_{'input' if column == 'isl' else 'output'}_tokens"
+        self.gaps.append(
+            f"{column} = 'median {median}' leaves the mean open: give {total}, or "
+            f"request_throughput and output_tok_s{', total_tok_s' * (column == 'isl')}"
+        )
+        return None
 
     def _engine(self) -> dict[str, Any]:
         options: dict[str, Any] = {name: self.whole(name, 1) for name in _ENGINE}
