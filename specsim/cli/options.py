@@ -21,7 +21,23 @@ if TYPE_CHECKING:
     from specsim.profile import Profile
     from specsim.run.experiment import Experiment
 
-Config = Annotated[Path, typer.Argument(help="The experiment, a YAML file.", show_default=False)]
+
+def _is_file(path: Path) -> Path:
+    """Raise a ConfigError if a model or a command of a server is given in place of a file."""
+    if not path.exists() and path.suffix not in (".yaml", ".yml", ".json"):
+        raise ConfigError(
+            f"{path}: there is no such file; specsim init writes an experiment for a model or a "
+            "server's command, which specsim plan --vllm takes as it is"
+        )
+    return path
+
+
+Config = Annotated[
+    Path, typer.Argument(help="The experiment, a YAML file.", show_default=False, callback=_is_file)
+]
+SweepFile = Annotated[
+    Path, typer.Argument(help="The sweep, a YAML file.", show_default=False, callback=_is_file)
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="FIELD=VALUE", help="Replace a field: --set policy.k=3."),
@@ -35,6 +51,9 @@ PriceTable = Annotated[
         help="Per GPU and hour: h100:2.1,l40s:0.95, or YAML; by default dated examples.",
         show_default=False,
     ),
+]
+Redundancy = Annotated[
+    str, typer.Option(metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1.")
 ]
 Attainment = Annotated[
     float,

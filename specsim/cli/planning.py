@@ -13,6 +13,7 @@ from specsim.cli.options import (
     Attainment,
     Out,
     PriceTable,
+    Redundancy,
     Workers,
     output_file,
     profile_text,
@@ -31,7 +32,9 @@ _PAGE = "report.html"
 
 def plan(
     vllm: str | None = Option(
-        None, metavar="COMMAND", help="The server, as started: 'vllm serve MODEL ...'."
+        None,
+        metavar="COMMAND",
+        help="The server, as started: 'vllm serve MODEL ...', or a container's YAML, or its file.",
     ),
     sglang: str | None = Option(
         None, metavar="COMMAND", help="Or 'python -m sglang.launch_server ...'."
@@ -57,9 +60,7 @@ def plan(
         help="bernoulli:alpha=0.7, or a file of `acceptance fit`, in place of the nearest preset.",
     ),
     prices: PriceTable = None,
-    redundancy: str = Option(
-        "n", metavar="n+SERVERS", help="Servers beyond those that the load takes: n+1."
-    ),
+    redundancy: Redundancy = "n",
     pools: bool = Option(
         False, "--pools", help="Look at prefill and decode on GPUs of their own, too."
     ),

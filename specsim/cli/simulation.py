@@ -16,6 +16,7 @@ from specsim.cli.options import (
     Out,
     Overrides,
     Seed,
+    SweepFile,
     Workers,
     all_overrides,
     can_draw,
@@ -133,9 +134,7 @@ def run(
             with spinner("writing the results"):
                 summary.save(folder)
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
-    warn(summary.warnings)
-    if note := getattr(run.requests, "note", ""):
-        typer.echo(f"requests: {note}", err=True)
+    warn([*experiment.workload.notes, *summary.warnings])
     reason = why_whole(experiment, run.deployment, run.requests)
     if reason and is_chosen:
         warn([f"simulated in one process: {reason}"])
@@ -200,7 +199,7 @@ def compare(
 
 
 def sweep(
-    config: Path = Argument(..., help="The sweep, a YAML file."),
+    config: SweepFile,
     overrides: Overrides = None,
     seed: Seed = None,
     workers: WorkersOf = None,

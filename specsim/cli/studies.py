@@ -16,6 +16,7 @@ from specsim.cli.options import (
     Out,
     Overrides,
     PriceTable,
+    Redundancy,
     Seed,
     Workers,
     can_draw,
@@ -64,6 +65,7 @@ def capacity(
     ),
     qps: float | None = Option(None, help="Requests/s of the whole service, to count servers for."),
     prices: PriceTable = None,
+    redundancy: Redundancy = "n",
     tolerance: float = Option(0.02, max=0.5, help="Stop when the capacity is known to this share."),
     overrides: Overrides = None,
     seed: Seed = None,
@@ -104,6 +106,7 @@ def capacity(
                 is_closed=drive == "concurrency",
                 qps=qps,
                 prices=prices,
+                redundancy=redundancy,
                 tolerance=tolerance,
                 replications=replications,
                 num_requests=num_requests,
@@ -361,6 +364,7 @@ def split(
     show(split_table(found, config.name))
     for line in search_lines(search) if search is not None else ():
         typer.echo(line)
+    warn(experiment.workload.notes)
     if out is not None:
         typer.echo(f"results: {out} (split.json)")
 

@@ -111,7 +111,7 @@ def load_mapping(
     except UnreadableError as problem:
         raise error(f"{path}: {problem}") from problem
     except yaml.YAMLError as problem:
-        raise error(f"{path}: {_where(problem, text)}") from problem
+        raise error(f"{path}: {where_in(text, problem)}") from problem
     if not isinstance(data, dict):
         kind = _KINDS.get(type(data), type(data).__name__)
         found = "is empty" if data is None else f"holds {kind}"
@@ -122,7 +122,8 @@ def load_mapping(
 _parsed_once = lru_cache(maxsize=8)(parse_yaml)
 
 
-def _where(problem: yaml.YAMLError, text: str) -> str:
+def where_in(text: str, problem: yaml.YAMLError) -> str:
+    """Return on which line a text is not YAML, and why."""
     mark = getattr(problem, "problem_mark", None)
     what = getattr(problem, "problem", None) or "cannot be parsed"
     if mark is None:
@@ -284,3 +285,18 @@ def from_short_form(text: str, tag: str = "kind") -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"'{text}': '{option}' is not field=value")
     return fields
+
+
+def parts_of(value: object, field: str = "") -> Iterator[tuple[str, object]]:
+    """Yield all models and paths in some settings, by dotted field name."""
+    if isinstance(value, BaseModel | Path):
+        yield field.rstrip("."), value
+    inside: dict[Any, object] = {}
+    if isinstance(value, BaseModel):
+        inside = {name: getattr(value, name) for name in type(value).model_fields}
+    elif isinstance(value, dict):
+        inside = value
+    elif isinstance(value, list | tuple):
+        inside = dict(enumerate(value))
+    for name, each in inside.items():
+        yield from parts_of(each, f"{field}{name}.")

@@ -9,6 +9,7 @@ from specsim.hardware.specs import (
     MemoryPlan,
     find_gpu,
     find_model,
+    gpu_as_typed,
     gpus_alike,
     load_gpu,
     load_model,
@@ -18,6 +19,6 @@ from specsim.hardware.specs import (
 
 __all__ = [
     "GIB", "AttentionWidth", "GpuSpec", "KVLayers", "MemoryPlan", "ModelShape",
-    "find_gpu", "find_model", "gpus_alike", "kv_layout", "load_gpu", "load_model", "model_names",
-    "num_kv_blocks",
+    "find_gpu", "find_model", "gpu_as_typed", "gpus_alike", "kv_layout", "load_gpu", "load_model",
+    "model_names", "num_kv_blocks",
 ]  # fmt: skip

@@ -288,6 +288,36 @@ def find_gpu(names: list[str], source: str) -> str:
     )
 
 
+_SAYS_NOTHING = re.compile(r"nvidia|amd|geforce|instinct|tesla|gpu|sxm\d?|hbm\d?e?")
+_MEMORY = re.compile(r"(\d+)(?:gi?b?)")
+_NEAR_GB = 4  # of one GPU's memory, as data sheets, drivers and people round it
+
+
+def gpu_as_typed(text: str) -> str:
+    """Return the name in ``profiles/`` of a GPU that somebody typed, ``H100 SXM`` or ``RTX 4090``.
+
+    What names no GPU that is there is returned as it is, but for capitals and spaces: ``H100 PCIe``
+    is another than ``h100``, and so is ``A100 40GB`` than ``a100``.
+    """
+    if text.endswith((".yaml", ".yml")):
+        return text
+    name = text.lower().replace(" ", "-")
+    if gpu_file(name) is not None:
+        return name
+    try:
+        found = find_gpu([text], "")
+    except ProfileError:
+        return name
+    memory = load_gpu(found).memory_gib
+    for word in re.findall(r"[a-z0-9]+", name):
+        said = _MEMORY.fullmatch(word)
+        if said is not None and abs(int(said[1]) - memory) <= _NEAR_GB:
+            continue
+        if _SAYS_NOTHING.fullmatch(word) is None and word not in _plain(found):
+            return name
+    return found
+
+
 def _plain(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum())
 

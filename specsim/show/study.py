@@ -69,7 +69,7 @@ class Point:
 class Study:
     """Some runs, and along which axes they differ."""
 
-    kind: str  # ``sweep``, ``comparison``, ``run`` or ``capacity``
+    kind: str  # ``sweep``, ``comparison``, ``run``, ``capacity`` or ``tuning``
     title: str
     axes: list[Axis]  # hardware, policy and load first, each present even with a single value
     points: list[Point]

@@ -1,19 +1,16 @@
 """Inputs: the files that a study's runs read, and whether they have changed."""
 
 import json
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from specsim.acceptance.nested import Preset
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.resources import find_resource, following, locate
-from specsim.core.settings import Settings, load_mapping
+from specsim.core.settings import Settings, load_mapping, parts_of
 from specsim.hardware.specs import gpu_file
 from specsim.profile import find_profile, load_profile
 from specsim.run.experiment import POOLS, Experiment
@@ -56,21 +53,6 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
         elif isinstance(part, Path):
             found[field] = _input(str(part), locate(part))
     return found
-
-
-def parts_of(value: object, field: str = "") -> Iterator[tuple[str, object]]:
-    """Yield all models and paths in some settings, by dotted field name."""
-    if isinstance(value, BaseModel | Path):
-        yield field.rstrip("."), value
-    inside: dict[Any, object] = {}
-    if isinstance(value, BaseModel):
-        inside = {name: getattr(value, name) for name in type(value).model_fields}
-    elif isinstance(value, dict):
-        inside = value
-    elif isinstance(value, list | tuple):
-        inside = dict(enumerate(value))
-    for name, each in inside.items():
-        yield from parts_of(each, f"{field}{name}.")
 
 
 def _input(name: str, path: Path | None) -> Input:

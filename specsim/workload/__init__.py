@@ -1,18 +1,22 @@
 """Workloads: which requests come, when, and how long they are."""
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.rng import generator
-from specsim.core.settings import Settings
+from specsim.core.settings import Settings, parts_of
 from specsim.workload.arrivals import ARRIVALS, Arrivals, OpenArrivals, drawn_times
 from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths, drawn, drawn_sessions
+from specsim.workload.lengths.distributions import Empirical, TraceRows
+from specsim.workload.readers import facts_of
 from specsim.workload.trace import Trace
 
 __all__ = ["Trace", "WorkloadConfig"]
@@ -84,6 +88,27 @@ class WorkloadConfig(Settings):
     def expected_tokens(self) -> float:
         """About how many tokens they have; 0 where a file says it."""
         return self.expected_requests * (0.0 if self.lengths is None else self.lengths.mean_len)
+
+    @property
+    def traces(self) -> dict[str, Path]:
+        """The files whose requests it replays or draws from, by field."""
+        return {
+            f"{field}.path": part.path
+            for field, part in parts_of(self, "workload.")
+            if isinstance(part, TraceReplay | TraceRows | Empirical)
+        }
+
+    @property
+    def notes(self) -> list[str]:
+        """What was taken for what in these files, and what was ignored, a line for each.
+
+        Of a file that cannot be read there is none: a run says why.
+        """
+        notes: dict[Path, str] = {}
+        for field, path in self.traces.items():
+            with suppress(SpecsimError):
+                notes[path] = facts_of(path, field).note
+        return [f"{path.name}: {note}" for path, note in notes.items() if note]
 
     def build(self, seed: int) -> Trace:
         """Return the requests of one run, with arrival times except for a closed loop.

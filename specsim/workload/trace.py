@@ -248,11 +248,6 @@ class TraceRequests(Sequence[Request]):
     def num_dropped(self) -> int:
         return self._trace.num_dropped
 
-    @property
-    def note(self) -> str:
-        """What was taken for what in a file whose columns had to be guessed."""
-        return self._trace.note
-
     @cached_property
     def columns(self) -> Columns:
         """What can be known of them without making any."""

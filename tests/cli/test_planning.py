@@ -314,3 +314,14 @@ def test_the_demo_is_what_make_demo_runs(cli: Run, monkeypatch: pytest.MonkeyPat
     assert "specsim demo --out results/demo" in (ROOT / "Makefile").read_text()
     shipped = (ROOT / "pyproject.toml").read_text()
     assert '"experiments/demo" = "specsim/_shipped/experiments/demo"' in shipped
+
+
+@pytest.mark.parametrize("command", ["run", "capacity", "tune", "sweep", "compare"])
+@pytest.mark.parametrize("given", ["vllm serve a/Model -tp 2", "meta-llama/Llama-3.1-8B"])
+def test_a_server_in_place_of_an_experiment_is_told_where_to_go(
+    command: str, given: str, cli: Run
+) -> None:
+    more = ("--policies", "off") if command == "compare" else ()
+    code, _, err = cli(command, given, *more)
+    assert code == 2
+    assert err.startswith(f"error: {given}: there is no such file; specsim init writes an exp")

@@ -14,7 +14,15 @@ from pydantic import ValidationError
 from specsim.core.errors import ProfileError
 from specsim.core.resources import resource_names
 from specsim.core.step import StepLoad
-from specsim.hardware import find_gpu, find_model, load_gpu, load_model, model_names, specs
+from specsim.hardware import (
+    find_gpu,
+    find_model,
+    gpu_as_typed,
+    load_gpu,
+    load_model,
+    model_names,
+    specs,
+)
 from specsim.latency.roofline import Roofline
 from specsim.profile import Profile, load_profile
 from specsim.profile.profile import memory_plan
@@ -943,3 +951,27 @@ def test_a_model_known_by_name_drafts_with_the_layer_that_vllm_runs(name: str) -
     layer = target.mtp_layer
     assert (target.num_nextn_predict_layers, layer.num_hidden_layers) == (1, 1)
     assert (layer.num_experts, layer.state_layers) == (target.num_experts, 0)
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ("H100", "h100"),
+        ("h100 nvl", "h100-nvl"),
+        ("H100 SXM", "h100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("H200-141GB", "h200"),
+        ("A100 40GB", "a100-40gb"),
+        ("A100-SXM4-80GB", "a100-80gb"),
+        ("RTX 4090", "rtx4090"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("my/GPU.yaml", "my/GPU.yaml"),
+        # Other GPUs, whatever they begin with:
+        ("H100 PCIe", "h100-pcie"),
+        ("A10G", "a10g"),
+        ("L40S 24GB", "l40s-24gb"),
+        ("H100 SXM 96GB", "h100-sxm-96gb"),
+    ],
+)
+def test_a_gpu_may_be_typed_as_it_is_called_elsewhere(typed: str, name: str) -> None:
+    assert gpu_as_typed(typed) == name

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ from reporting import POLICIES, RATES, Tags, copied, sweep_folder
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.profile import load_profile
+from specsim.run.experiment import Experiment
 from specsim.run.summary import step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, title_of
 from specsim.show.study import Study, gpu_first, measured, restricted, with_prices
 from specsim.study.capacity import Prices
+from specsim.study.tune import tune
 
 
 def test_a_sweep_has_its_axes_in_their_parts(study: Study) -> None:
@@ -429,3 +432,73 @@ def test_replicas_that_are_scaled_cost_what_was_paid_for_them(cli: Run, tmp_path
     [shown] = page_data(study)["cells"]
     assert shown["gpus"] == pytest.approx(paid["replica_seconds"] / summary["duration"], rel=1e-3)
     assert shown["fleet"] == "scaled"
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tuned")
+    engine = {**tiny_config()["engine"], "max_num_seqs": 2}
+    small = Experiment.parse(tiny_config(engine=engine), "tiny")
+    tune(small, max_k=1, replications=2).save(folder)
+    return folder
+
+
+def test_a_tuning_has_every_k_at_the_loads_where_all_were_run(tuned: Path) -> None:
+    document, study = json.loads((tuned / "tune.json").read_text()), load_study(tuned)
+    _, policy, load = study.axes
+    assert policy.labels == ["off", "static:k=1", "schedule"]
+    assert (study.baseline, study.draft_lens, study.kind) == (0, [0, 1, None], "tuning")
+    assert (load.field, load.unit) == ("workload.arrivals.rate", "requests/s")
+    assert load.numbers is not None
+    page = page_data(study)
+    gains = {(each["p"], each["l"]): each for each in page["cells"]}
+    for check in document["check"]["loads"]:
+        place = load.numbers.index(check["load"])
+        for p, name in ((1, "1"), (2, "schedule")):
+            wanted = check["speed_up_over_off"][name]["mean"]
+            by_hand = [
+                geometric_mean(
+                    each.metrics["mean_e2el_ms"] for each in study.points if each.places == at
+                )
+                for at in ((0, 0, place), (0, p, place))
+            ]
+            assert by_hand[0] / by_hand[1] == pytest.approx(wanted, rel=1e-9)
+            assert (p, place) in gains
+    assert {(0, place) for place in range(len(load.numbers))} <= gains.keys()
+    assert study.title == "llama-3.1-8b on H100, with eagle3: use k = 1"
+    assert [point.number for point in study.points] == [*range(study.num_expected)]
+
+
+@pytest.mark.parametrize(
+    ("best", "words"),
+    [
+        (None, "use no speculation"),
+        (
+            {"num_speculative_tokens_per_batch_size": [[1, 8, 3], [9, 64, 0]]},
+            "use k = 3 in batches of 1 to 8, 0 in batches of 9 to 64",
+        ),
+    ],
+)
+def test_the_title_of_a_tuning_says_what_to_use(
+    tuned: Path, tmp_path: Path, best: dict[str, Any] | None, words: str
+) -> None:
+    document = json.loads((tuned / "tune.json").read_text())
+    (tmp_path / "tune.json").write_text(json.dumps({**document, "recommended": best}))
+    assert load_study(tmp_path).title.endswith(words)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"specsim_version": "0"}, "was written by specsim 0"),
+        ({"runs": [{"policy": "off"}]}, "run specsim tune again"),
+        ({"load_unit": "miles"}, "run specsim tune again"),
+    ],
+)
+def test_a_damaged_tuning_is_told_by_the_line(
+    tuned: Path, tmp_path: Path, change: dict[str, Any], why: str
+) -> None:
+    document = json.loads((tuned / "tune.json").read_text())
+    (tmp_path / "tune.json").write_text(json.dumps(document | change))
+    with pytest.raises(ConfigError, match=why):
+        load_study(tmp_path)

@@ -204,6 +204,25 @@ def test_the_command_writes_what_it_prints(cli: Run, tmp_path: Path) -> None:
     assert (tmp_path / "done" / "capacity.json").read_bytes() == first
 
 
+def test_servers_in_reserve_are_paid_for_as_in_a_plan(cli: Run, tmp_path: Path) -> None:
+    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
+    asked = (
+        "capacity", "e.yaml", "--slo", "e2el:2000", "--qps", 100, "--prices", "h100:2",
+        "--replications", 1, "--num-requests", 50, "--workers", 1, "--tolerance", 0.2,
+    )  # fmt: skip
+    found = []
+    for redundancy in ("n", "n+2"):
+        code, out, _ = cli(*asked, "--redundancy", redundancy, "--out", redundancy)
+        assert (code, "reserve" in out) == (0, redundancy == "n+2")
+        document = json.loads((tmp_path / redundancy / "capacity.json").read_text())
+        found.append((document["results"][0], document["spare_replicas"]))
+    (plain, none), (more, two) = found
+    assert (none, two, more["replicas"]) == (0, 2, plain["replicas"] + 2)
+    assert more["cost_per_hour"] == plain["cost_per_hour"] + 4
+    then = "cost_per_million_tokens_at_target"
+    assert more[then] == pytest.approx(plain[then] * more["replicas"] / plain["replicas"])
+
+
 def test_clients_may_be_counted_in_place_of_a_rate(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
     options = ("--replications", 1, "--num-requests", 100, "--workers", 1, "--out", "done")
@@ -434,6 +453,8 @@ def test_the_number_of_processes_changes_nothing() -> None:
         (["--slo", "ttft:9", "--attainment", "nan"], "--attainment nan: should be a number"),
         (["--slo", "ttft:9", "--tolerance", 0], "--tolerance 0.0: must be from 0.001 to 0.5"),
         (["--slo", "ttft:9", "--qps", -1], "--qps -1.0: must be above 0 and at most 1,000,000"),
+        (["--slo", "ttft:9", "--qps", 9, "--redundancy", "2n"], "--redundancy 2n: should be n,"),
+        (["--slo", "ttft:9", "--redundancy", "n+1"], "n+1: is of the servers that --qps takes"),
         (["--slo", "ttft:9", "--gpus", "h1000"], "no GPU 'h1000'"),
         (["--slo", "ttft:9", "--gpus", "h100,h100"], "'h100' is given twice"),
         (["--slo", "ttft:9", "--gpus", "a100/llama-7b"], "is of model 'llama-7b'"),
@@ -508,6 +529,7 @@ def test_limits_are_read_as_milliseconds() -> None:
         "ttft-p90:800,tpot-p95:50",
         "ttft_p90:800ms, tpot_p95:50.0",
         "ttft:p90:800,tpot:p95:50",
+        "TTFT p90 < 800 ms, TPOT p95 < 50 ms",
     ],
 )
 def test_a_limit_may_have_a_percentile_of_its_own(text: str) -> None:

@@ -524,6 +524,7 @@ def test_ranks_of_a_dense_model_are_replicas() -> None:
 
 def test_gpus_may_be_written_as_answers_have_them() -> None:
     assert asked(gpus="H100, A100 80GB").gpus == ("h100", "a100-80gb")
+    assert asked(gpus="NVIDIA H100 80GB HBM3,RTX 4090").gpus == ("h100", "rtx4090")
     with pytest.raises(ConfigError, match="specsim list names those that are") as error:
         model_of("nobody/knows")
     assert not {"eagle", "mtp", "dflash"} & set(re.findall(r"\w+", str(error.value)))
@@ -640,8 +641,23 @@ def test_acceptance_may_be_that_of_a_file(tmp_path: Path) -> None:
         find_traffic("chat", str(path))
 
 
+def test_a_number_alone_is_no_acceptance() -> None:
+    with pytest.raises(ConfigError, match=r"--acceptance 0.7: give bernoulli:alpha=0.7 if"):
+        find_traffic("chat", "0.7")
+
+
+def test_traffic_is_known_however_it_is_capitalised() -> None:
+    for name, dataset in (
+        ("ShareGPT", "sharegpt"),
+        ("Chat", "sharegpt"),
+        ("Code", "instructcoder"),
+    ):
+        assert find_traffic(name).dataset == dataset
+
+
 def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
     trace = find_traffic("traces/summarisation.parquet")
+    assert "gaps of the trace's 7,255 requests" in trace.note
     assert trace.dataset == "cnn_dailymail"
     assert trace.at(3.0, 10)["arrivals"]["rate"] == 3.0
     path = tmp_path / "mine.yaml"
@@ -668,7 +684,7 @@ def test_a_short_table_without_gaps_has_poisson_arrivals(
 ) -> None:
     (tmp_path / "log.csv").write_text(f"{head}prompt_len,output_len\n{first}100,10\n{first}50,20\n")
     traffic = find_traffic(str(tmp_path / "log.csv"))
-    assert traffic.note.startswith(f"lengths of the trace, {note} (")
+    assert traffic.note.startswith(f"lengths of the trace's 2 requests, {note} (")
     requests = WorkloadConfig.model_validate(traffic.at(5.0, 500)).build(0)
     assert {*requests.prompt_lens.tolist()} == {50, 100}
     assert len(requests) == 500
@@ -947,6 +963,13 @@ def test_every_gpu_that_was_asked_for_is_in_the_table() -> None:
         ("rtx4090", "-", "impossible"),
     ]
     assert advice.choices[-1].why == "rtx4090: no profile of qwen3-8b"
+
+
+def test_how_long_requests_are_is_said() -> None:
+    said = of_two_gpus().advice.assumptions[0]
+    assert said == (
+        "lengths of sharegpt, Poisson arrivals; 223 prompt and 257 output tokens in the mean"
+    )
 
 
 def test_speculation_is_compared_with_none_on_the_same_hardware() -> None:
@@ -1272,9 +1295,12 @@ def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> 
     script = ["sh", str(tmp_path / "serve.sh")]
     found = subprocess.run(script, capture_output=True, text=True, check=False)
     assert (found.returncode, wanted in found.stderr) == (2, True)
-    for file in ("serve.sh", "docker-compose.yaml", "kubernetes.yaml"):
+    for file in STARTING:
         text = (tmp_path / file).read_text()
         assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
+
+
+STARTING = ("serve.sh", "docker-compose.yaml", "kubernetes.yaml")
 
 
 def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
@@ -1289,6 +1315,8 @@ def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
     own = str(tmp_path / "own")
     script = (tmp_path / "serve.sh").read_text()
     assert "vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own" in script
+    read = [read_command(str(tmp_path / name), "vllm") for name in STARTING]
+    assert len({str((each.tensor_parallel_size, each.speculation)) for each in read}) == 1
     services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
     for service in services.values():
         assert service["command"][:3] == [own, "--served-model-name", "own"]

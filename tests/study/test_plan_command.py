@@ -123,11 +123,90 @@ def test_a_file_of_flags_says_what_the_command_line_does_not(tmp_path: Path) -> 
         "python -m vllm.entrypoints.api_server --model m -tp 2",
         "vllm serve m \\  \n -tp 2",
         "vllm serve m \\\r\n -tp 2",
+        "set -e\nvllm serve m -tp 2\necho done\n",
+        "vllm serve\nm\n\n-tp\n2\n",
+        "vllm serve m\n --tensor-parallel-size\n   2\n \nwait $!\nexit 0",
+        "export MODEL=m SIZE=2;\nvllm serve $MODEL -tp ${SIZE}",
+        "M=m; bash -c 'T=2; vllm serve ${M:-x} -tp $T'",
+        "vllm serve ${MODEL:-m} -tp ${T-2}",
     ],
 )
 def test_what_a_shell_has_around_it_is_left_out(line: str) -> None:
     command = read_command(line, "vllm")
     assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '["vllm", "serve", "m", "-tp", "2"]',
+        "- --model\n- m\n- --tensor-parallel-size\n- 2",
+        "args:\n  - --model=m\n  - --tensor-parallel-size=2",
+        "args: [--model, m, -tp, 2]",
+        '# ours\n{"args": ["--model", "m", "-tp", "2"]}',
+        "command: [vllm, serve]\nargs: [m, -tp, '2']",
+        "args: [m, -tp, '2']\ncommand: [vllm, serve]",
+        "command: [bash, -c]\nargs:\n- |\n  # on two\n  vllm serve m \\\n    -tp 2\n",
+        'args: ["vllm serve m -tp 2"]',
+        "image: vllm/vllm-openai:v0.33.0\nentrypoint: vllm serve\ncommand: m -tp 2",
+        "services: {a: {image: redis, command: redis-server}, b: {command: vllm serve m -tp 2}}",
+        "services: {a: {image: vllm, command: m -tp 2}, b: {image: vllm, command: m -tp 2}}",
+        "args: [--model, $(M), -tp, $(T)]\nenv: [{name: M, value: m}, {name: T, value: 2}, "
+        "{name: KEY, valueFrom: {secretKeyRef: {name: k}}}]",
+        "leader: {image: vllm, args: [sh, -c, 'x.sh; vllm serve m -tp 2']}\n"
+        "worker: {image: vllm, args: [sh, -c, x.sh worker]}",
+        "containers:\n- name: proxy\n  image: envoy\n  args: [-c, x]\n- name: llm\n"
+        "  image: vllm/vllm-openai\n  args: [m, -tp, 2]\n"
+        "  livenessProbe: {exec: {command: [curl, localhost]}}\n"
+        "initContainers: [{image: vllm/vllm-openai, command: [hf, download, m]}]",
+    ],
+)
+def test_a_container_s_words_are_read_as_yaml_or_json_has_them(text: str) -> None:
+    command = read_command(text, "vllm")
+    assert (command.model, command.tensor_parallel_size, command.notes) == ("m", 2, [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=1 VLLM_ATTENTION_BACKEND=FLASHINFER vllm serve m",
+        "docker run -e VLLM_ATTENTION_BACKEND=X vllm/vllm-openai --model m",
+        "bash -c 'export VLLM_ATTENTION_BACKEND=X\nvllm serve m'",
+        "args: [--model, m]\nenv: [{name: VLLM_ATTENTION_BACKEND, value: X}, {name: B, value: 1}]",
+        "command: --model m\nenvironment: {VLLM_ATTENTION_BACKEND: X}",
+        "command: --model m\nenvironment: [VLLM_ATTENTION_BACKEND=X]",
+    ],
+)
+def test_variables_of_a_server_are_not_ignored_in_silence(text: str) -> None:
+    command = read_command(text, "vllm")
+    said = "variables are not looked at, and some change speed: VLLM_ATTENTION_BACKEND"
+    assert (command.model, command.words[-1], command.notes) == ("m", "m", [said])
+
+
+def test_no_flag_is_lost_where_a_list_has_a_line_for_each_of_its_values() -> None:
+    text = "vllm serve m\n--served-model-name\n  a\n  b\n--max-num-seqs\n  8"
+    assert read_command(text, "vllm").engine == {"max_num_seqs": 8}
+
+
+def test_what_is_an_object_in_a_container_s_words_is_json() -> None:
+    text = f"args: [--model, m, --speculative-config, {EAGLE}, --enable-prefix-caching=false]"
+    command = read_command(text, "vllm")
+    assert command.speculation == json.loads(EAGLE)
+    assert command.engine == {"enable_prefix_caching": False}
+    assert (
+        read_command("args: [--model, m, --revision, 2026-01-01]", "vllm").words[-1] == "2026-01-01"
+    )
+    text = "command: [python3, -m, sglang.launch_server]\nargs: [--model-path, m, --tp, 2]"
+    assert read_command(text, "sglang").tensor_parallel_size == 2
+
+
+def test_a_manifest_may_be_a_file_of_several_documents(tmp_path: Path) -> None:
+    path = tmp_path / "kubernetes.yaml"
+    path.write_text(
+        "# ours\nkind: Service\nspec: {ports: [80]}\n---\nkind: Deployment\nspec: {template: "
+        "{spec: {containers: [{name: llm, args: [--model, m, --max-num-seqs, 8]}]}}}\n"
+    )
+    assert read_command(str(path), "vllm").engine == {"max_num_seqs": 8}
 
 
 _SAID_OTHERWISE = {  # by other flags, by the answer itself, or not on vLLM's command line
@@ -243,10 +322,22 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m-MXFP4-Preview", "weights in mxfp4"),
         ("vllm serve m-quantized.w8a8", "weights in w8a8"),
         ("vllm serve a/m-speculator.eagle3", "name that target"),
+        ("vllm serve 'm\n' n", r"'m\\n' and 'n' both stand where the model does; leave one out"),
         ("vllm serve m n", "'m' and 'n' both stand where the model does; leave one out"),
         ("docker run mine --model m", "nothing before them starts a server; .* vllm serve MODEL"),
-        ('["vllm", "serve", "m"]', "nothing before them starts a server"),
-        ("args:\n- --model\n- m", "begins an item of YAML; give it as a shell takes it"),
+        ("vllm serve m\n- --block-size\n- 32", "begins an item of YAML; give it as a shell"),
+        ("args: [--model, m", "line 1: not YAML: did not find expected"),
+        ("args: [--model, ]\nargs: []", "line 2: not YAML"),
+        ("args:\n- --model\n-\n", "a list of words has an empty one; quote it"),
+        ("apiVersion: v1\nkind: Service", "is YAML, in which nothing has args or a command"),
+        ("[]", "is YAML, in which nothing has args or a command"),
+        ("vllm serve $MODEL", r"\$MODEL: nothing there says what this variable is; write it out"),
+        ("vllm serve m\n\u2013tp 2", "a dash of print; type two hyphens"),
+        ("no.yaml", "no.yaml: cannot be read: No such file"),
+        (
+            "- {name: a, args: [--model, m]}\n- {args: [--model, n]}",
+            "2 containers may start the server: a, one without a name; paste the args of one",
+        ),
         ("vllm serve m \u2013tp 2", "a dash of print; type two hyphens"),
         ("vllm serve m --tp 2", "--tp: there is no such flag; did you mean -tp?"),
         ("vllm serve m --speculative-model d", "say it in --speculative-config"),

@@ -327,6 +327,7 @@ BAD = {
     ),
     "broken gzip": (gzip.compress(VIDUR * 99)[:15] + b"\xff" * 40, "neither text|breaks"),
     "text": (b'{"prompt": "a", "response": "b"}\n', "specsim tokens from-text"),
+    "numbers called as text": (b"ts,prompt,completion\n0,5,6\n", "prompt_len, output_len and"),
     "two prompts": (
         b"prompt_len,input_tokens,output_len\n1,2,3\n",
         "prompt_len and input_tokens may both be the prompt length",

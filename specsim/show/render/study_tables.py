@@ -216,7 +216,8 @@ def _sustained(capacity: "Capacity", name: str) -> Table:
         "output tokens/s", "GPU-hours / 1 M", f"{currency} / 1 M",
     ]  # fmt: skip
     if goal.target_rate is not None:
-        columns += [f"{capacity.unit}s", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
+        spare = f" ({goal.spare_replicas:,} in reserve)" if goal.spare_replicas else ""
+        columns += [f"{capacity.unit}s{spare}", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
     limits = goal.slo.model_dump(exclude_none=True)
     within = promise_words(limits, goal.attainment, goal.limit_shares)
     what = f"the most that one {capacity.unit} sustains with {within}"

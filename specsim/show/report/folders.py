@@ -24,6 +24,7 @@ from specsim.show.report.axes import (
     slo_of,
     title_of,
 )
+from specsim.show.report.tunings import load_tuning
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.study.capacity.choices import binding_words, promise_words
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
@@ -43,10 +44,12 @@ def load_study(folder: Path) -> Study:
             return read(folder)
     if not folder.is_dir():
         what = "is a file" if folder.exists() else "does not exist"
-        raise ConfigError(f"{folder}: {what}; give the folder of a sweep, a comparison or a run")
+        raise ConfigError(
+            f"{folder}: {what}; give the folder of a sweep, a comparison, a run or another study"
+        )
     raise ConfigError(
         f"{folder}: holds none of {', '.join(_READERS)}, so it is no results folder; give one that "
-        "`specsim sweep`, or `run`, `compare` or `capacity` with --out, wrote"
+        "`specsim sweep`, or `run`, `compare`, `capacity` or `tune` with --out, wrote"
     )
 
 
@@ -265,6 +268,7 @@ _READERS: dict[str, Callable[[Path], Study]] = {
     "sweep.yaml": load_sweep,
     "comparison.json": _load_comparison,
     "capacity.json": _load_capacity,
+    "tune.json": load_tuning,
     "summary.json": _load_run,
 }
 """By the file that tells what a folder is."""

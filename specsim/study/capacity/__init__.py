@@ -26,6 +26,7 @@ from specsim.study.capacity.choices import (
     check_ranges,
     find_hardware,
     parse_slo,
+    spare_of,
 )
 from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
@@ -94,6 +95,7 @@ def capacity(
     is_closed: bool = False,
     qps: float | None = None,
     prices: Path | str | None = None,
+    redundancy: str = "n",
     tolerance: float = 0.02,
     replications: int = 5,
     num_requests: int | None = None,
@@ -109,6 +111,7 @@ def capacity(
     Args:
         is_closed: Whether to vary the number of clients, not the rate.
         qps: Requests per second to count replicas for.
+        redundancy: ``n+1`` for one replica beyond those that `qps` takes.
         num_requests: Of each run; by default runs grow until the answer stops moving.
     """
     limits = experiment.slo if slo is None else slo
@@ -118,13 +121,19 @@ def capacity(
         )
     own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
     check_ranges(attainment, tolerance, qps)
+    spare = spare_of(redundancy)
+    if spare and qps is None:
+        raise ConfigError(
+            f"--redundancy {redundancy}: is of the servers that --qps takes; add that, or leave "
+            "this out"
+        )
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
     longest = None if num_requests else max_requests
     chosen = chosen_policies(policies, experiment.effective_policy)
     names = gpus.split(",") if isinstance(gpus, str) else gpus
     hardware = find_hardware(experiment, [name.strip() for name in names])
     asked = own.slo, attainment, tolerance, is_closed, qps, replications, count, longest
-    goal = Goal(*asked, limit_shares=own.shares, prices=Prices.load(prices))
+    goal = Goal(*asked, spare_replicas=spare, limit_shares=own.shares, prices=Prices.load(prices))
     return find_capacity(
         experiment, goal, hardware, chosen, workers=workers, on_progress=on_progress
     )
@@ -157,7 +166,7 @@ def find_capacity(
             raise CapacityError(f"{candidate.hardware.label}: {error}") from error
     with Runner(LocalProcesses(workers), on_progress) as runner:
         found = searched(candidates, runner)
-    notes = hardware_notes(found) + _doubts(found) + model_notes(found)
+    notes = experiment.workload.notes + hardware_notes(found) + _doubts(found) + model_notes(found)
     if experiment.replicas > 1:
         notes.append(
             f"replicas = {experiment.replicas} of the experiment is not used: one server is "

@@ -16,7 +16,7 @@ from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.core.figures import figures
 from specsim.core.resources import find_resource
 from specsim.core.settings import Settings, load_mapping, nearest, validated
-from specsim.hardware import GIB, load_model
+from specsim.hardware import GIB, gpu_as_typed, load_model
 from specsim.policies import Policy
 from specsim.policies.off import Off
 from specsim.profile import Profile, load_profile, shipped_to_the_limits
@@ -177,7 +177,7 @@ class SloLimits(NamedTuple):
 
 
 _LIMIT = re.compile(
-    r"(?P<metric>\w+?)(_ms)?([:_-]?p(?P<percentile>\d+(\.\d+)?))?\s*(:|<=?)\s*"
+    r"(?P<metric>\w+?)(_ms)?([:_ -]?p(?P<percentile>\d+(\.\d+)?))?\s*(:|<=?)\s*"
     r"(?P<value>[-+.\de]+)\s*(?P<unit>ms|s)?"
 )
 _UNITS = {"ms": 1.0, "s": 1000.0}
@@ -189,7 +189,7 @@ def parse_slo(text: str) -> SloLimits:
     limits: dict[str, float | str] = {}
     shares: dict[str, float] = {}
     for part in text.split(","):
-        found = _LIMIT.fullmatch(part.strip())
+        found = _LIMIT.fullmatch(part.strip().lower())
         if found is None:
             raise ConfigError(
                 f"--slo {text}: '{part.strip()}' is not METRIC:MILLISECONDS, as ttft:500 is, or "
@@ -229,6 +229,14 @@ def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None
     ):
         if not holds:
             raise ConfigError(f"{option} {value}: must be {rule}")
+
+
+def spare_of(redundancy: str) -> int:
+    """Return the servers beyond those that a rate takes; a ConfigError if it is not ``n+1``."""
+    found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
+    if found is None:
+        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ... up to n+999")
+    return int(found[1] or 0)
 
 
 @dataclass(frozen=True)
@@ -296,6 +304,7 @@ def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
         return [Hardware(label, base, ((first, pools[0]), (base, pools[1])))]
     if not names:
         return [Hardware(base.gpu, base)]
+    names = [gpu_as_typed(name) for name in names]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--gpus: '{name}' is given twice; leave it out once")

@@ -143,6 +143,7 @@ class CapacityDocument(Settings):
     replications: int
     num_requests: int
     max_requests: int | None
+    spare_replicas: int = 0
     prices: Prices
     experiment: dict[str, Any]
     results: list[Sustained]

@@ -274,6 +274,7 @@ def _cost_of(found: Found) -> tuple[float | None, tuple[float, float] | None]:
 
 _TOLD = (
     "attainment", "tolerance", "target_rate", "replications", "num_requests", "max_requests",
+    "spare_replicas",
 )  # fmt: skip
 """Of the goal."""
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any
 
+from specsim.core.figures import figures
 from specsim.core.version import __version__
 from specsim.hardware import GIB
 from specsim.run.deployment import Deployment
@@ -273,7 +274,10 @@ class Plan:
             f"acceptance of {listed([*dict.fromkeys(drafters)])}: {said}"
             for said, drafters in presets.items()
         ]
-        return [self.question.traffic.note, *([shape] if shape else []), *acceptance]
+        traffic = self.question.traffic
+        prompt, output = (figures(length, 3) for length in traffic.mean_lens)
+        lengths = f"{traffic.note}; {prompt} prompt and {output} output tokens in the mean"
+        return [lengths, *([shape] if shape else []), *acceptance]
 
     @property
     def warnings(self) -> list[str]:

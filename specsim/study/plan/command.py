@@ -5,16 +5,18 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from itertools import takewhile
+from itertools import dropwhile, pairwise
 from pathlib import Path
 from typing import Any
 
 from specsim.core.errors import ConfigError
+from specsim.core.reading import short
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
+from specsim.study.plan.command_text import ASSIGNED, LINE_END, shell_words, words_in
 from specsim.study.plan.drafts import (
     FLAGS,
     sglang_drafts,
@@ -44,11 +46,9 @@ _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a
 _SPECULATION = re.compile(r"^(?:-sc|--spec(?:ulative)?[-_].*)$")
 _CONFIG = re.compile(r"^--config$")
 _SHELL = re.compile(r"&&|\|[|&]?|&|;|<|(?:\d|&)?>.*")  # ends a command, or says where output goes
-_COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
-"""A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
-_CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
 _OF_A_SHELL = re.compile(r"-\w*c")  # bash -c '...'
 _PRINTED = ("\u2012", "\u2013", "\u2014", "\u2212")  # dashes, as pages make of two hyphens
+_OF_PROGRAMS = re.compile(r"\b(?:VLLM|SGLANG)_\w+(?==)")
 _UNITS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _HUMAN = re.compile(r"(\d{1,12}(?:\.\d{1,12}(?=[kmgt]))?)([kKmMgGtT])")
@@ -120,13 +120,16 @@ class ServerCommand:
 def read_command(text: str, program: str) -> ServerCommand:
     """Return what a command line says, such as ``vllm serve MODEL --tensor-parallel-size 2``.
 
-    What stands before ``vllm serve`` is not looked at, and may be missing. A ConfigError if it is
-    no such command, a value is wrong, or it asks for what is not simulated.
+    What stands before ``vllm serve`` is not looked at, and may be missing. It may also be what a
+    container is started with, see `words_in`. A ConfigError if it is no such command, a value is
+    wrong, or it asks for what is not simulated.
     """
     source = f"--{program}"
-    words = _words_of(_CONTINUED.sub(" ", _COMMENT.sub(r"\1", text)), source)
-    after = _after_program(words, program)
-    is_bare, words = after is words, list(_up_to_its_end(after))
+    typed = words_in(text, program)
+    after = _after_program(typed, program)
+    is_bare, words = after is typed, list(_up_to_its_end(after))
+    if is_bare:
+        words = [*dropwhile(ASSIGNED.fullmatch, words)]
     as_typed = f"give it as a shell takes it: {_USUAL[program]} ..."
     if "-" in words:
         raise ConfigError(f"{source}: a '-' by itself begins an item of YAML; {as_typed}")
@@ -138,26 +141,22 @@ def read_command(text: str, program: str) -> ServerCommand:
         if name == "model" and name in flags:
             remedy = f"and nothing before them starts a server; {as_typed}"
             raise ConfigError(
-                f"{source}: '{flags[name]}' and '{value:.80}' both stand where the model does"
+                f"{source}: {short(flags[name])} and {short(value)} both stand where the model does"
                 + (f", {remedy}" if is_bare else "; leave one out, and quote values with spaces")
             )
         if name in flags and name not in FLAGS["repeated"]:
             raise ConfigError(f"{source}: --{name} is given twice; leave it out once")
         flags[name] = value
-    return _Reader(source, program, flags).command(tuple(words))
-
-
-def _words_of(text: str, source: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
+    found = _Reader(source, program, flags).command(tuple(words))
+    unread = ", ".join(dict.fromkeys(_OF_PROGRAMS.findall(" ".join(typed))))
+    said = f"variables are not looked at, and some change speed: {unread}"
+    return replace(found, notes=[*found.notes, said]) if unread else found
 
 
 def _after_program(words: list[str], program: str) -> list[str]:
     for number, word in enumerate(words):
         if number and " " in word and _OF_A_SHELL.fullmatch(words[number - 1]):
-            return _after_program(_words_of(word, f"--{program}"), program)
+            return _after_program(shell_words(word, f"--{program}"), program)
         if _START[program].search(word):
             rest = words[number + 1 :]
             return rest[1:] if rest[:1] == ["serve"] else _after_program(rest, program)
@@ -168,8 +167,18 @@ def _after_program(words: list[str], program: str) -> list[str]:
 
 
 def _up_to_its_end(words: list[str]) -> Iterator[str]:
-    for word in takewhile(lambda w: not _SHELL.fullmatch(w), words):
-        kept = word.rstrip(";&")
+    before = "-"
+    for place, word in enumerate(words):
+        if _SHELL.fullmatch(word):
+            return
+        if word == LINE_END:
+            begun = [after for end, after in pairwise(words[place:]) if end == LINE_END]
+            needs_value = before.startswith("-") and "=" not in before
+            # Pages break lines of one command, too, mostly before flags.
+            if not needs_value and not any(each.startswith(("-", *_PRINTED)) for each in begun):
+                return
+            continue
+        before, kept = word, word.rstrip(";&")
         yield kept
         if kept != word:
             return
@@ -338,6 +347,10 @@ class _Reader:
         return found
 
     def _refuse(self) -> None:
+        if "$" in (model := self._flags["model"]):
+            raise ConfigError(
+                f"{self._source}: {model}: nothing there says what this variable is; write it out"
+            )
         for name, only in _REFUSED.items():
             value = self._flags.pop(name, only)
             if value.lower() not in (only.lower(), "") or (only == "" and value):
@@ -354,9 +367,9 @@ class _Reader:
         known = {*_COUNT, *(_OF_SGLANG if self._program == "sglang" else ())}
         for name in [n for n in left if n not in _SWITCHES.union(slow)]:
             begun = [each for each in sorted(known) if each.startswith(name)]
-            short = [name] if self._program == "vllm" and f"-{name}" in FLAGS["short"] else []
-            if near := short or begun or get_close_matches(name, known, 1, _TYPO):
-                meant = f"{'-' if short else '--'}{near[0]}"
+            brief = [name] if self._program == "vllm" and f"-{name}" in FLAGS["short"] else []
+            if near := brief or begun or get_close_matches(name, known, 1, _TYPO):
+                meant = f"{'-' if brief else '--'}{near[0]}"
                 raise ConfigError(
                     f"{self._source}: --{name}: there is no such flag; did you mean {meant}?"
                 )

@@ -4,7 +4,6 @@ Traffic is known by a kind, a data set, a trace or an experiment, and acceptance
 is nearest to it and to the model.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf, log
@@ -17,10 +16,10 @@ from specsim.core.figures import figures
 from specsim.core.reading import number_in
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
-from specsim.hardware import load_model
+from specsim.hardware import gpu_as_typed, load_model
 from specsim.results.metrics import Slo
 from specsim.study.capacity import Prices, SloLimits, parse_slo
-from specsim.study.capacity.choices import check_ranges
+from specsim.study.capacity.choices import check_ranges, spare_of
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
 from specsim.study.plan.model_names import NAMES, context_of, model_of, weights_of
@@ -215,20 +214,15 @@ def question_of(
         slo=limits.slo,
         limit_shares=limits.shares,
         rate=rate,
-        gpus=tuple(_gpu_name(name.strip()) for name in names),
+        gpus=tuple(gpu_as_typed(name.strip()) for name in names),
         prices=Prices.load(prices),
         attainment=attainment,
         seed=seed,
-        spare_servers=_spare_of(redundancy),
+        spare_servers=spare_of(redundancy),
         day=day,
         pools=pools,
         api_price=None if api_price is None else _api_price_of(api_price),
     )
-
-
-def _gpu_name(text: str) -> str:
-    """Return a GPU as profiles name it, also if it is written as answers have it: ``H100``."""
-    return text if text.endswith((".yaml", ".yml")) else text.lower().replace(" ", "-")
 
 
 def _rate_of(qps: float | str | None, day: Day | None) -> float:
@@ -256,13 +250,6 @@ def _api_price_of(text: str) -> tuple[float, float]:
     return prompt, output
 
 
-def _spare_of(redundancy: str) -> int:
-    found = re.fullmatch(r"n(?:\+(\d{1,3}))?", redundancy.strip().lower())
-    if found is None:
-        raise ConfigError(f"--redundancy {redundancy:.80}: should be n, n+1, n+2, ... up to n+999")
-    return int(found[1] or 0)
-
-
 def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     """Return the traffic of ``agents``, one of `KINDS`, a data set, a trace, or an experiment.
 
@@ -270,7 +257,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     such traffic, or its rate cannot be varied.
     """
     given = None if acceptance is None else _given_acceptance(acceptance)
-    dataset = KINDS.get(text, text)
+    dataset = KINDS.get(text.lower(), text.lower())
     if dataset in DATASETS:
         workload = {
             "arrivals": {"kind": "poisson"}, "lengths": {"kind": "dataset", "name": dataset},
@@ -290,10 +277,13 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     trace = read_trace(path)
     own = None if trace.arrived_at is None else mean_rate(trace.arrived_at)
     change = f"stretched or squeezed from {figures(own or 0.0, 3)} requests/s to the rate"
-    note = f"lengths and gaps of the trace, {change}"
+    note = f"lengths and gaps of the trace's {len(trace):,} requests, {change}"
     if own is None:
         why = "" if trace.arrived_at is None else ", for there all arrive at once"
-        arrivals, note = {"kind": "poisson"}, f"lengths of the trace, Poisson arrivals{why}"
+        arrivals, note = (
+            {"kind": "poisson"},
+            f"lengths of the trace's {len(trace):,} requests, Poisson arrivals{why}",
+        )
     _check_adapters(path.name, trace)
     kind = "trace"
     if arrivals["kind"] == "poisson" and len(trace) < _SAMPLE:
@@ -311,6 +301,11 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
 def _given_acceptance(text: str) -> dict[str, Any]:
     """Return an acceptance model in short form, or the one of a file."""
     source = f"--acceptance {text}"
+    if number_in(text) is not None:
+        raise ConfigError(
+            f"{source}: give bernoulli:alpha={text} if so many drafts are accepted of those before "
+            "which all were; vLLM's draft acceptance rate is of all drafts, and lower"
+        )
     value: Any = text
     if text.endswith((".yaml", ".yml")):
         value = load_mapping(Path(text), ConfigError).get("acceptance")
@@ -364,7 +359,8 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
     if isinstance(own, str):
         with validated(f"--traffic {path}: acceptance", ConfigError):
             own = ACCEPTANCE.parse(own).model_dump(mode="json", exclude_none=True)
-    return _traffic(path.name, dumped, "as in the experiment", own)
+    note = "; ".join(["as in the experiment", *parsed.notes])
+    return _traffic(path.name, dumped, note, own)
 
 
 def _drawn(workload: dict[str, Any], count: int) -> Trace:

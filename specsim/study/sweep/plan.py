@@ -30,9 +30,7 @@ from specsim.profile import Profile, load_profile
 from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.study.inputs import load_with_base, parts_of
-from specsim.workload.arrivals.patterns import TraceReplay
-from specsim.workload.lengths.distributions import Empirical, TraceRows
+from specsim.study.inputs import load_with_base
 from specsim.workload.readers import read_trace
 
 Axis = dict[str, list[Any]]  # values by dotted field name, equally many of each field
@@ -156,12 +154,15 @@ class Sweep(Settings):
     @property
     def notes(self) -> list[str]:
         """What a user should know before comparing points."""
-        modes = {e.is_async for e in self.check("axes") if e.engine.async_scheduling is None}
+        valid = self.check("axes")
+        modes = {e.is_async for e in valid if e.engine.async_scheduling is None}
+        said = dict.fromkeys(note for each in valid for note in each.workload.notes)
         if len(modes) < 2:
-            return []
+            return [*said]
         return [
+            *said,
             "some policies or methods run with asynchronous scheduling and others cannot, and "
-            "their differences hold that, too; set engine.async_scheduling to false to compare"
+            "their differences hold that, too; set engine.async_scheduling to false to compare",
         ]
 
     @property
@@ -346,9 +347,8 @@ def _problems(point: SweepPoint) -> Iterator[str]:
         Deployment.of(experiment, _profile(experiment.profile))
     except SpecsimError as error:
         yield str(error)
-    for _, part in parts_of(experiment.workload):
-        if isinstance(part, TraceReplay | TraceRows | Empirical):
-            yield from _trace_problems(part.path)
+    for path in experiment.workload.traces.values():
+        yield from _trace_problems(path)
 
 
 @lru_cache(maxsize=1000)

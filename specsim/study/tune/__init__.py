@@ -20,7 +20,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
 from specsim.study.loads import Loads
 from specsim.study.paired import SpeedUp
-from specsim.study.tune.batch import BatchPoint, BatchTuning, Trials, tune_batches
+from specsim.study.tune.batch import BatchPoint, BatchTuning, Measurement, Trials, tune_batches
 from specsim.study.tune.crossover import (
     Check,
     Crossover,
@@ -90,8 +90,25 @@ class Tuning:
         return {"method": proposer.method, **on}
 
     @property
+    def runs(self) -> dict[tuple[str, float], list[Measurement]]:
+        """The runs, by policy, ``off``, ``static:k=1`` ... or ``schedule``, and load.
+
+        Of the loads at which no k was left out, so that the best of these is the best of all.
+        """
+        found: dict[tuple[int, float], list[Measurement]] = {}
+        for curve in self.curves:
+            for point in curve.points:
+                found[0, point.load], found[curve.k, point.load] = point.off, point.own
+        for check in self.check.loads:
+            found |= {(k, check.load): group for k, group in enumerate(check.fixed)}
+        ks = range(self.max_k + 1)
+        loads = sorted({load for _, load in found if all((k, load) in found for k in ks)})
+        fixed = {(_policy(k), load): found[k, load] for k in ks for load in loads}
+        return fixed | {("schedule", each.load): each.schedule for each in self.check.loads}
+
+    @property
     def warnings(self) -> list[str]:
-        found = []
+        found = self.experiment.workload.notes
         profile = load_profile(self.experiment.profile)
         for point in self.batches.points:
             beyond = Beyond.over([m.beyond for group in point.measurements for m in group])
@@ -120,7 +137,8 @@ class Tuning:
             "load_unit": self.load_unit,
             "capacity": self.capacity,
             "crossovers": [asdict(crossover) for crossover in self.crossovers],
-            "speed_up_by_load": [asdict(curve) for curve in self.curves],
+            "speed_up_by_load": [_curve(curve) for curve in self.curves],
+            "runs": [_runs(*run) for run in self.runs.items()],
             "check": {
                 "best_fixed_k": self.check.best_fixed,
                 "schedule_over_best_fixed": asdict(self.check.over_best_fixed),
@@ -156,6 +174,25 @@ def _point(point: BatchPoint) -> dict[str, Any]:
         "fastest_k": point.fastest_k,
         "output_throughput": (1 / point.times).tolist(),
         "gain_over_0": [asdict(gain) for gain in point.gains],
+    }
+
+
+def _policy(k: int) -> str:
+    return f"static:k={k}" if k else "off"
+
+
+def _curve(curve: LoadCurve) -> dict[str, Any]:
+    points = [{"load": each.load, "speed_up": asdict(each.speed_up)} for each in curve.points]
+    return {"k": curve.k, "points": points}
+
+
+def _runs(where: tuple[str, float], group: list[Measurement]) -> dict[str, Any]:
+    return {
+        "policy": where[0],
+        "load": where[1],
+        "mean_e2el_ms": [each.e2e_latency * 1e3 for each in group],
+        "output_throughput": [1 / each.time_per_token for each in group],
+        "stability": [each.stability for each in group],
     }
 
 

@@ -77,7 +77,13 @@ class LoadPoint:
     """A fixed k and no speculation at one load."""
 
     load: float
-    speed_up: SpeedUp  # of the mean end-to-end latency over no speculation
+    off: list[Measurement]  # by replication
+    own: list[Measurement]
+
+    @property
+    def speed_up(self) -> SpeedUp:
+        """Of the mean end-to-end latency over no speculation."""
+        return latency_ratio(self.off, self.own)
 
 
 @dataclass(frozen=True)
@@ -130,7 +136,7 @@ def _measured(series: LoadSeries, trials: Trials, wanted: dict[int, set[float]])
     )
 
     def point(k: int, load: float) -> LoadPoint:
-        return LoadPoint(load, latency_ratio(measured[0, load], measured[k, load]))
+        return LoadPoint(load, measured[0, load], measured[k, load])
 
     return [LoadCurve(k, [point(k, load) for load in sorted(some)]) for k, some in wanted.items()]
 

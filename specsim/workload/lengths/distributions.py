@@ -1,6 +1,5 @@
 """Lengths: all the same, drawn from a distribution, by a dataset's statistics, or as recorded."""
 
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, final
 
@@ -9,10 +8,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from specsim.core.errors import ConfigError, TraceError
-from specsim.core.resources import locate
 from specsim.core.settings import Settings, load_mapping, nearest
 from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, drawn, to_tokens
-from specsim.workload.readers import read_named
+from specsim.workload.readers import facts_of, read_named
 from specsim.workload.trace import Trace
 
 _PATH = "workload.lengths.path"
@@ -241,29 +239,6 @@ class ShiftedLengths(Lengths):
         return drawn(self.before, rng, first).followed_by(drawn(self.after, rng, count - first))
 
 
-class _Size(NamedTuple):
-    """What is asked of a file before its rows are wanted."""
-
-    rows: int
-    sessions: int
-    in_sessions: bool
-
-
-def _size_of(path: Path) -> _Size:
-    """Return the size of a file, which is read once as long as it stays as it is."""
-    try:
-        told = locate(path).stat()
-    except OSError:  # said as of any other file
-        return _read_size(path, ())
-    return _read_size(path, (told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size))
-
-
-@lru_cache(maxsize=64)
-def _read_size(path: Path, version: tuple[int, ...]) -> _Size:
-    trace = read_named(path, _PATH)
-    return _Size(len(trace), trace.num_sessions, trace.sessions is not None)
-
-
 @final
 class TraceRows(Lengths):
     """The rows of a file in their order, with token ids and recorded acceptance if it has them."""
@@ -275,16 +250,16 @@ class TraceRows(Lengths):
 
     @property
     def num_rows(self) -> int:
-        return _size_of(self.path).rows
+        return facts_of(self.path, _PATH).rows
 
     @property
     def in_sessions(self) -> bool:
-        return _size_of(self.path).in_sessions
+        return facts_of(self.path, _PATH).in_sessions
 
     @property
     def mean_turns(self) -> float:
-        size = _size_of(self.path)
-        return size.rows / size.sessions
+        facts = facts_of(self.path, _PATH)
+        return facts.rows / facts.sessions
 
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
         """Return the first rows; a TraceError if the file has fewer."""

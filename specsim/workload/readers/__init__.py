@@ -6,11 +6,11 @@ import json
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from io import TextIOWrapper
 from math import isfinite
 from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
+from typing import IO, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -353,7 +353,7 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
     columns = ", ".join(file.columns)
     if reader is not None:
         raise TraceError(f"{path}: no file of reader '{reader}'; it has these columns: {columns}")
-    if _TEXT & set(file.columns):
+    if _TEXT.intersection(file.columns) and not _holds_numbers(file):
         raise TraceError(
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
             "tokens from-text` makes a token trace of it"
@@ -362,6 +362,12 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
         f"{path}: no known format has these columns: {columns}; name the columns of a table "
         "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
     )
+
+
+def _holds_numbers(file: TraceFile) -> bool:
+    """Whether what is called as text is, such as ``prompt``, is a number in the first row."""
+    first = {} if file.container == "json" else next(file.rows()).values
+    return all(str(first.get(name, 0)).strip().isdecimal() for name in _TEXT)
 
 
 def read_named(path: Path, field: str) -> Trace:
@@ -374,4 +380,41 @@ def read_named(path: Path, field: str) -> Trace:
             f"{field} = {path}: there is no such file, neither beside the experiment nor in "
             f"{Path.cwd()}; correct the path"
         )
-    return read_trace(path)
+    kept, trace = _facts(path), read_trace(path)
+    kept[:] = [FileFacts.of(trace)]
+    return trace
+
+
+class FileFacts(NamedTuple):
+    """What is asked of a file beside its rows."""
+
+    rows: int
+    sessions: int
+    in_sessions: bool
+    note: str
+
+    @classmethod
+    def of(cls, trace: Trace) -> "FileFacts":
+        return cls(len(trace), trace.num_sessions, trace.sessions is not None, trace.note)
+
+
+def facts_of(path: Path, field: str) -> FileFacts:
+    """Return what there is to know of the file that a field of an experiment names.
+
+    It is read for that only if it was not since it last changed. A TraceError as of `read_named`.
+    """
+    return (_facts(path) or [FileFacts.of(read_named(path, field))])[0]
+
+
+def _facts(path: Path) -> list[FileFacts]:
+    """Return where the facts of a file are kept, as long as it stays as it is."""
+    try:
+        told = locate(path).stat()
+    except OSError:  # said as of any other file
+        return []
+    return _kept(path, (told.st_dev, told.st_ino, told.st_mtime_ns, told.st_size))
+
+
+@lru_cache(maxsize=64)
+def _kept(path: Path, version: tuple[int, ...]) -> list[FileFacts]:
+    return []

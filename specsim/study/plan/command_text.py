@@ -1,0 +1,151 @@
+"""Text of a command: as a shell takes it, or as a container of Kubernetes or Compose has it."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from specsim.core.errors import ConfigError
+from specsim.core.reading import UnreadableError, parse_yaml, read_text
+from specsim.core.settings import where_in
+
+_COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
+"""A comment of a shell's; or, kept as the group, what is quoted, where ``#`` begins none."""
+_CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before the line's end
+LINE_END = "\n"
+"""Stands among words where a line ends, outside quotes."""
+ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*?);?", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")  # Kubernetes: $(A)
+_FILE = re.compile(r"\S+\.(?:ya?ml|json|sh)")
+_MANIFEST = re.compile(
+    r"""(?:\s|\#[^\n]*\n|---[^\n]*\n)*(?:[\[{]|-\s|["']?[A-Za-z][\w.-]*["']?\s*:(?:\s|$))"""
+)
+_DOCUMENTS = re.compile(r"^---.*$", re.MULTILINE)
+_STARTS = ("entrypoint", "command", "args")  # in the order in which they follow one another
+_ASIDE = ("initContainers", "exec")  # what has a command, too, and is no server
+
+
+def words_in(text: str, program: str) -> list[str]:
+    """Return the words of a command line, of a container in YAML or JSON, or of a file of either.
+
+    A ConfigError if it cannot be read, or several containers may be the server.
+    """
+    source = f"--{program}"
+    if _FILE.fullmatch(text.strip()):
+        try:
+            text = read_text(Path(text.strip()))
+        except OSError as error:
+            raise ConfigError(f"{source}: {text}: cannot be read: {error.strerror}") from error
+        except UnreadableError as error:
+            raise ConfigError(f"{source}: {text}: {error}") from error
+    if _MANIFEST.match(text):
+        return _of_manifest(text, source, program)
+    return shell_words(text, source)
+
+
+def shell_words(text: str, source: str) -> list[str]:
+    """Return the words of command lines, with a `LINE_END` between them.
+
+    Variables that they set are filled in. A ConfigError, with its source, if it is none.
+    """
+    joined = _CONTINUED.sub(" ", _COMMENT.sub(r"\1", text))
+    lexer = shlex.shlex(joined, posix=True, punctuation_chars=LINE_END)
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    try:
+        words = [*lexer]
+    except ValueError as error:
+        raise ConfigError(f"{source}: {error}; quote it as in a shell") from error
+    ends = [word.strip("\n") == "" != word for word in words]
+    kept = [n for n, is_end in enumerate(ends) if not (is_end and n and ends[n - 1])]
+    return _filled([LINE_END if ends[n] else words[n] for n in kept])
+
+
+def _filled(words: list[str]) -> list[str]:
+    """Return words with the values of the variables that words before them set."""
+    known, filled = dict[str, str](), []
+    for word in words:
+        new = _VARIABLE.sub(lambda v: known.get(v[1] or v[3] or v[4], v[2] or v[0]), word)
+        if (found := ASSIGNED.fullmatch(new)) is not None:
+            known[found[1]] = found[2]
+        filled.append(new)
+    return filled
+
+
+class _Container(NamedTuple):
+    name: str
+    image: str
+    words: tuple[str, ...]
+
+
+def _of_manifest(text: str, source: str, program: str) -> list[str]:
+    containers: dict[tuple[str, ...], _Container] = {}  # those that start alike are one
+    for document in _DOCUMENTS.split(text):
+        try:
+            parsed = parse_yaml(document)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{source}: {where_in(document, error)}") from error
+        if isinstance(parsed, list) and not all(isinstance(each, dict) for each in parsed):
+            parsed = {"args": parsed}
+        for each in _containers(parsed, "", source):
+            containers.setdefault(each.words, each)
+    found = [*containers.values()]
+    if not found:
+        raise ConfigError(
+            f"{source}: is YAML, in which nothing has args or a command; paste those of the "
+            "container that serves"
+        )
+    starts = re.compile(rf"\b{program}(?:\s+serve\b|\.\w)")  # as a command, or as a module
+    own = [each for each in found if starts.search(" ".join(each.words))]
+    own = own or [each for each in found if program in " ".join((each.image, *each.words))] or found
+    if len(own) > 1:
+        names = ", ".join(each.name or "one without a name" for each in own)
+        raise ConfigError(
+            f"{source}: {len(own)} containers may start the server: {names}; paste the args of one"
+        )
+    return [*own[0].words]
+
+
+def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _containers(each, name, source)
+    elif isinstance(value, dict):
+        name = str(value.get("name", name))
+        parts = [word for key in _STARTS for word in _words(value.get(key), source)]
+        if len(parts) == 1:  # `args` of a shell that was not pasted with them
+            parts = shell_words(parts[0], source)
+        if parts:
+            words = _filled([*_environment(value), *parts])
+            yield _Container(name, str(value.get("image", "")), tuple(words))
+            return
+        for key, each in value.items():
+            if key not in _ASIDE:
+                yield from _containers(each, str(key), source)
+
+
+def _environment(container: dict[str, Any]) -> list[str]:
+    """Return the variables of a container as a shell sets them."""
+    given = container.get("env", container.get("environment"))
+    if isinstance(given, dict):
+        return [f"{name}={value}" for name, value in given.items()]
+    each = given if isinstance(given, list) else []
+    pairs = [
+        f"{one.get('name')}={one['value']}"
+        for one in each
+        if isinstance(one, dict) and "value" in one
+    ]
+    return [*(one for one in each if isinstance(one, str)), *pairs]
+
+
+def _words(value: Any, source: str) -> list[str]:
+    if not isinstance(value, list):
+        return [] if value is None else shell_words(str(value), source)
+    if None in value:
+        raise ConfigError(f"{source}: a list of words has an empty one; quote it, or leave it out")
+    is_json = [isinstance(each, dict | list | bool) for each in value]
+    words = zip(value, is_json, strict=True)
+    return [json.dumps(each, default=str) if typed else str(each) for each, typed in words]
