@@ -19,9 +19,9 @@ SCENARIOS = [
     path
     for folder in FOLDERS
     for path in sorted(folder.glob("*.scenario.json"))
-    # It knows no connectors, states, stages, several MTP modules or clients that go away.
+    # It knows no connectors, states, stages, ranks, several MTP modules or clients that go away.
     if not path.name.startswith(
-        ("loads-", "host-", "states-", "pipeline-", "stages-", "modules-", "aborts-")
+        ("loads-", "host-", "states-", "pipeline-", "stages-", "ranks-", "modules-", "aborts-")
     )
 ]
 
