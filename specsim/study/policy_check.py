@@ -272,7 +272,7 @@ def time_limit(policy: Policy) -> Iterator[None]:
     try:
         yield
     except _Alarm:
-        text = f"{name_of(policy)}: a world was not done after {LONGEST:g} s{where[0]}"
+        text = f"{name_of(policy)}: a world was not done after {LONGEST:g} s{where[-1]}"
         raise _EndlessError(text) from None
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
