@@ -4,7 +4,8 @@
 
 Of data-parallel ranks measured.csv is what ai-dynamo/aisimulate (Apache-2.0) states in two of its
 records: Kimi-K2.5 in NVFP4 under vLLM (benchmarks/evidence/accuracy/replay-evidence.md, revision
-305e46b; TPOT alone), and DeepSeek-V4-Pro under SGLang with the model's own MTP layer, k = 3, of
+305e46b; TPOT alone, and an
+interval of 4, which that record finds to fit), and DeepSeek-V4-Pro under SGLang with the model's own MTP layer, k = 3, of
 whose drafts so many are taken at random that a pass yields 2.49 tokens
 (docs/experiments/sglang-fpm-fixed-8k1k, 70dbc5f; means over six runs). Prompts of 8,192 and answers
 of 1,024 tokens: exactly under SGLang, uniform from 0.8 of that under vLLM, as InferenceX draws
