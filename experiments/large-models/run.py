@@ -4,12 +4,11 @@
 
 Of data-parallel ranks measured.csv is what ai-dynamo/aisimulate (Apache-2.0) states in two of its
 records: Kimi-K2.5 in NVFP4 under vLLM (benchmarks/evidence/accuracy/replay-evidence.md, revision
-305e46b; TPOT alone, and an
-interval of 4, which that record finds to fit), and DeepSeek-V4-Pro under SGLang with the model's own MTP layer, k = 3, of
-whose drafts so many are taken at random that a pass yields 2.49 tokens
-(docs/experiments/sglang-fpm-fixed-8k1k, 70dbc5f; means over six runs). Prompts of 8,192 and answers
-of 1,024 tokens: exactly under SGLang, uniform from 0.8 of that under vLLM, as InferenceX draws
-them. Experts are shared out whole, attention is on one GPU each.
+305e46b; TPOT alone, and an interval of 4, which that record finds to fit), and DeepSeek-V4-Pro
+under SGLang with the model's own MTP layer, k = 3, of whose drafts so many are taken at random that
+a pass yields 2.49 tokens (docs/experiments/sglang-fpm-fixed-8k1k, 70dbc5f; means over six runs).
+Prompts of 8,192 and answers of 1,024 tokens: exactly under SGLang, uniform from 0.8 of that under
+vLLM, as InferenceX draws them. Experts are shared out whole, attention is on one GPU each.
 
 The sessions of agents on four GB300 lie in SPECSIM_DATA: DeepSeek-V4 under vLLM 0.21 and SGLang,
 without speculation. Which one it is, is not told: Flash would take half as long. Lengths have the
