@@ -346,6 +346,20 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
         observers=[log, IntegrityCheck()] if check else [log],
         announces_ends=scenario.loads is not None,
     )
+    replica = _replica(scenario, setup, speculation, wiring, outside)
+    outside.play(replica)
+    replica.finish()
+    return {
+        "scenario": scenario.name,
+        "steps": log.steps,
+        "requests": [log.ended[index] for index in sorted(log.ended)],
+    }
+
+
+def _replica(
+    scenario: Scenario, setup: Setup, speculation: Speculation, wiring: Wiring, outside: "_Outside"
+) -> Replica:
+    """Return the engine of a scenario, by itself or as the only rank that has requests."""
     costs = _Scripted.costs(scenario.cost, scenario.engine.pipeline_parallel_size)
     replica = Replica(
         outside.connected(setup),
@@ -357,13 +371,7 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     )
     if replica.is_grouped:
         replica.keep_state_in(np.array(replica.table.state), 0)
-    outside.play(replica)
-    replica.finish()
-    return {
-        "scenario": scenario.name,
-        "steps": log.steps,
-        "requests": [log.ended[index] for index in sorted(log.ended)],
-    }
+    return replica
 
 
 class _Outside:
