@@ -114,13 +114,12 @@ def _begins(ranks: Ranks) -> bool:
     elif most > group.slowest_up_to:
         return False
     group.is_timed = 0
-    for rank in range(num_ranks):
-        ranks.states[rank].num_passes += 1
     # Under asynchronous scheduling the engine's own time comes before the pass.
     own_time = overhead_time if group.is_async else 0.0
     begins_at = max(begins_at, group.next_at + own_time)
     for rank in range(num_ranks):
         state = ranks.states[rank]
+        state.num_passes += 1
         state.now = group.next_at
         state.gpu_free_at = begins_at
         if state.pass_state == WAITING_FOR_OTHERS:
