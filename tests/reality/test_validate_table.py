@@ -530,8 +530,14 @@ def test_a_wrong_cell_is_named(tmp_path: Path, cells: dict[str, str], words: lis
     [
         ({"concurrency": ""}, "no load: concurrency and request_rate are empty"),
         ({"isl": "", "dataset": "other"}, "isl = '' gives no length"),
-        ({"isl": "median 90"}, "isl = 'median 90' leaves the mean open: give total_input_tokens, "),
-        ({"osl": "median 90", "total_output_tokens": "100"}, "osl = 'median 90' leaves the mean"),
+        (
+            {"isl": "median 90"},
+            "isl = 'median 90' needs a mean of at least as much (found: 0): give ",
+        ),
+        (
+            {"osl": "median 90", "total_output_tokens": "100"},
+            "osl = 'median 90' needs a mean of at",
+        ),
         ({"num_prompts": ""}, "num_prompts is empty"),
         ({"method": "mtp", "num_speculative_tokens": ""}, "num_speculative_tokens is empty"),
         ({"method": "eagle3", "num_speculative_tokens": "2"}, "no acceptance for"),

@@ -294,10 +294,13 @@ class TableRow:
         if mean >= median > 0:
             return MeasuredLengths(mean, median=median)
         total = f"total_{'input' if column == 'isl' else 'output'}_tokens"
-        self.gaps.append(
-            f"{column} = 'median {median}' leaves the mean open: give {total}, or "
-            f"request_throughput and output_tok_s{', total_tok_s' * (column == 'isl')}"
+        needed = (
+            f"{column} = 'median {median}' needs a mean of at least as much (found: {mean:g}): "
+            f"give {total}, or request_throughput and output_tok_s"
+            f"{', total_tok_s' * (column == 'isl')}"
         )
+        if needed not in self.gaps:  # lengths are asked for several times
+            self.gaps.append(needed)
         return None
 
     def _engine(self) -> dict[str, Any]:
