@@ -396,7 +396,6 @@ def test_silicon_draws_the_same_loads_whole_and_in_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "experiments" / "silicon"))
-    monkeypatch.delitem(sys.modules, "servers", raising=False)
     silicon = script("silicon")
     names = ("backend", "model_path", "system", "precision")
     with (tmp_path / "silicon_sample.csv").open("w", newline="") as stream:

@@ -3,6 +3,7 @@
 import csv
 import importlib
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -219,3 +220,15 @@ def test_an_experiment_runs_on_made_up_data() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.startswith("runs     azure-replay")
+
+
+def test_modules_that_lie_beside_their_scripts_have_names_of_their_own() -> None:
+    """Two of one name and whoever asks second gets the first: tests import many in one process."""
+    places: dict[str, set[Path]] = {}
+    for path in (*FOLDER.rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")):
+        for name in re.findall(r"^(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
+            beside = path.with_name(f"{name}.py")
+            if beside.exists() and name != "run":  # which only scripts that no test loads import
+                places.setdefault(name, set()).add(beside)
+    assert len(places) > 20
+    assert {name: paths for name, paths in places.items() if len(paths) > 1} == {}

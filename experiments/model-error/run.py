@@ -246,7 +246,7 @@ def write(name: str, lines: list[dict[str, object]]) -> None:
 
 def main() -> None:
     silicon = module("silicon_run", HERE.parent / "silicon" / "run.py")
-    gpu_runs = of_gpu_runs(module("loads", HERE.parent / "gpu-runs" / "loads.py"))
+    gpu_runs = of_gpu_runs(module("measured_loads", HERE.parent / "gpu-runs" / "measured_loads.py"))
     report([*gpu_runs, *of_silicon(silicon, "vllm")], list(of_silicon(silicon, "sglang")))
 
 

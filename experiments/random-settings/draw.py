@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from worlds import COLUMNS, PROFILES, Setting, saturation
+from random_settings import COLUMNS, PROFILES, Setting, saturation
 
 HERE = Path(__file__).parent
 SEED, SETTINGS = 20261125, 300

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from worlds import Setting, settings
+from random_settings import Setting, settings
 
 from specsim.api import Experiment, Policy, parse_policies
 from specsim.policies import check_proposer, has_async_form

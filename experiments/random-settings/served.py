@@ -11,8 +11,8 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import fmean
 
+from random_settings import Setting, settings
 from run import REPLICATIONS, latency
-from worlds import Setting, settings
 
 from specsim.api import Policy, parse_policies
 

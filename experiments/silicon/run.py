@@ -5,7 +5,7 @@
 Reads systems/silicon_sample.csv of aiconfigurator-core 0.12.0 (TTFT and TPOT of closed loops) and
 fits nothing. Of the loads the sample tells sizes and concurrency only. Rows of dated dumps are of
 InferenceX, whose lengths are uniform from 0.8 to 1 of the sizes, and whose scripts say how the
-servers were started (`servers.py`). Of what AIConfigurator's authors measured themselves lengths
+servers were started (`inferencex.py`). Of what AIConfigurator's authors measured themselves lengths
 are all the same, and a step of vLLM has up to 512 + 1,500 tokens more than a prompt, as its
 generator writes loads and servers (bench_run.sh.j2, rule_plugin/vllm.rule). Of the others, lengths
 are taken to be uniform within 20 % of the sizes.
@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from servers import Server, clients_of, server_of
+from inferencex import Server, clients_of, server_of
 
 from specsim.core.errors import SpecsimError
 from specsim.profile.from_tables import TableProfile

@@ -1,6 +1,6 @@
 """Predict all rows of all servers as built, nothing fitted, and say the errors of each load.
 
-    SPECSIM_DATA=FOLDER python experiments/gpu-runs/loads.py [--tables SYSTEMS]
+    SPECSIM_DATA=FOLDER python experiments/gpu-runs/measured_loads.py [--tables SYSTEMS]
 
 Writes results/loads.json. The servers of run.py, and two that take part in no fit and no choice of
 a rule (`OTHERS`).
