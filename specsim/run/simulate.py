@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from math import inf
 from typing import Any
 
@@ -137,30 +137,50 @@ def _check_each(requests: Sequence[Request]) -> None:
     """Raise a ConfigError of the first request, given by a program, that contradicts itself."""
     num_turns = Counter[int | None]()
     for place, each in enumerate(requests):
-        fault = next(_faults(each, num_turns[each.session]), None)
+        fault = next(chain(_wrong_fields(each), _contradictions(each, num_turns)), None)
         if fault is not None:
             raise ConfigError(f"requests: request {place}: {fault}")
         num_turns[each.session] += 1
 
 
-def _faults(request: Request, num_earlier: int) -> Iterator[str]:
-    """Yield what is wrong with a request, of whose session there are so many earlier turns."""
-    for name, least in (("index", 0), ("prompt_len", 1), ("output_len", 1), ("max_tokens", 1)):
+_MOST = 2**31 - 1  # as in a file
+_WHOLE = {
+    "index": 0, "prompt_len": 1, "output_len": 1, "max_tokens": 1, "priority": -(2**31),
+    "adapter": 0, "session": 0, "turn": 1, "shared_len": 0,
+}  # fmt: skip
+"""The least that whole numbers of a request may be."""
+_OPTIONAL = ("max_tokens", "session", "shared_len")
+
+
+def _wrong_fields(request: Request) -> Iterator[str]:
+    for name, least in _WHOLE.items():
         value = getattr(request, name)
-        if name == "max_tokens" and value is None:
+        if name in _OPTIONAL and value is None:
             continue
-        if not is_whole(value) or value < least:
-            yield f"{name} = {short(value)} must be a whole number of at least {least}"
+        if not is_whole(value) or not least <= value <= _MOST:
+            is_large = is_whole(value) and value > least
+            rule = "at most 2**31 - 1" if is_large else f"at least {least}"
+            yield f"{name} = {short(value)} must be a whole number of {rule}"
     for name in ("arrived_at", "think_time"):
         time: Any = getattr(request, name)
         if not isinstance(time, float | int | np.number) or not 0 <= time < inf:
             yield f"{name} = {short(time)} must be a number of seconds, at least 0"
+
+
+def _contradictions(request: Request, num_turns: Counter[int | None]) -> Iterator[str]:
+    """Yield what does not go together, given how many turns of each session were before."""
     for name in ("prompt", "output"):
         ids, length = (getattr(request, f"{name}_{what}") for what in ("token_ids", "len"))
-        if ids is not None and len(ids) != length:
+        if ids is None:
+            continue
+        if np.ndim(ids) != 1 or np.asarray(ids).dtype.kind not in "iu":
+            yield f"{name}_token_ids = {short(ids)} must be a list of whole numbers"
+        elif len(ids) != length:
             yield f"{len(ids)} {name}_token_ids, but {name}_len = {length}; give as many"
-    if not all(1 <= turn <= num_earlier for turn in request.after_turns or ()):
-        yield f"after_turns = {request.after_turns} must be earlier turns of its session, from 1"
+    after: Any = request.after_turns or ()
+    is_list = isinstance(after, Sequence) and all(map(is_whole, after))
+    if not is_list or not all(1 <= turn <= num_turns[request.session] for turn in after):
+        yield f"after_turns = {short(after)} must be earlier turns of its session, from 1"
 
 
 def _check_requests(requests: Sequence[Request], columns: Columns, deployment: Deployment) -> None:
