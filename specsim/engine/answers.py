@@ -4,13 +4,15 @@ Policies that specsim ships are held to the same rules by the contract tests, so
 need not be looked at while a run goes on.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import isfinite
-from typing import Any, NoReturn
+from typing import Any, Generic, NoReturn, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.autoscaling import Autoscaler
+from specsim.autoscaling import Autoscaler, PoolView
 from specsim.core.blame import held_to, is_shipped, is_whole, name_of
 from specsim.core.errors import PluginError
 from specsim.core.step import Ints
@@ -18,7 +20,9 @@ from specsim.core.trees import Tree
 from specsim.decisions.policy import DraftsTrees, Policy
 from specsim.engine.asking import MOST_EMPTY_STEPS
 from specsim.engine.view import StepView
-from specsim.routing import Router
+from specsim.routing import PromptView, ReplicaView, Router
+
+T = TypeVar("T")
 
 
 def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answers | None":
@@ -26,20 +30,69 @@ def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answe
     return None if is_shipped(policy) else Answers(policy, max_draft_len, max_depth)
 
 
-def place_of(router: Router, given: Any, num_replicas: int) -> int:
-    """Return the place of the replica that a router has chosen; a PluginError if it is none."""
-    if not is_shipped(router):
-        is_right = is_whole(given) and 0 <= given < num_replicas
-        held_to(router, "choose", given, is_right, f"a whole number from 0 to {num_replicas - 1}")
-    return int(given)
+class Asked(Generic[T]):
+    """A router or an autoscaler, its memory, and what it answers, checked if it is of the user's.
+
+    At first that is asked twice, with a second memory. This began as the first did and meets the
+    same questions, so that the answers are the same unless the class draws luck of its own, or
+    remembers something elsewhere: then a run cannot be repeated.
+    """
+
+    def __init__(
+        self,
+        member: Router | Autoscaler,
+        method: str,
+        ask: Callable[..., T],
+        start: Callable[[], Any],
+        luck: str,
+    ) -> None:
+        self._member, self._method, self._ask, self._luck = member, method, ask, luck
+        self._memory = start()
+        self._left = 0 if is_shipped(member) else _ASKED_TWICE
+        self._second = start() if self._left else None
+
+    def answer(self, *question: Any) -> T:
+        """Return the answer; a PluginError if it is none, or another the second time."""
+        given = self._ask(self._memory, *question)
+        if self._left:
+            self._left -= 1
+            again = self._ask(self._second, *question)
+            rule = (
+                f"{given} again, as when it was first asked the same; keep a generator "
+                f"{self._luck} in the memory that `start` makes, and draw from that"
+            )
+            held_to(self._member, self._method, again, again == given, rule)
+        return given
 
 
-def enough_of(autoscaler: Autoscaler, given: Any) -> float:
-    """Return how many replicas an autoscaler wants; a PluginError if that is no number."""
-    if not is_shipped(autoscaler):
-        is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
-        held_to(autoscaler, "enough", given, is_number and isfinite(given), "a finite number")
-    return float(given)
+_ASKED_TWICE = 64  # enough to tell one that throws a coin
+
+
+def asked_router(router: Router, seed: int) -> Asked[int]:
+    """Return what asks a router for the place of a replica, given the prompt and all replicas."""
+
+    def ask(memory: Any, prompt: PromptView, replicas: Sequence[ReplicaView]) -> int:
+        given: Any = router.choose(prompt, replicas, memory)
+        if not is_shipped(router):
+            most = len(replicas) - 1
+            is_right = is_whole(given) and 0 <= given <= most
+            held_to(router, "choose", given, is_right, f"a whole number from 0 to {most}")
+        return int(given)
+
+    return Asked(router, "choose", ask, partial(router.start, seed), "of its seed")
+
+
+def asked_autoscaler(autoscaler: Autoscaler) -> Asked[float]:
+    """Return what asks an autoscaler for how many replicas it wants, given its pool."""
+
+    def ask(memory: Any, pool: PoolView) -> float:
+        given: Any = autoscaler.enough(pool, memory)
+        if not is_shipped(autoscaler):
+            is_number = isinstance(given, int | float | np.number) and not isinstance(given, bool)
+            held_to(autoscaler, "enough", given, is_number and isfinite(given), "a finite number")
+        return float(given)
+
+    return Asked(autoscaler, "enough", ask, autoscaler.start, "of a fixed seed")
 
 
 class Answers:

@@ -17,7 +17,7 @@ from simpy.events import NORMAL, URGENT
 from specsim.core.blame import held_to
 from specsim.core.errors import CapacityError, InvariantError
 from specsim.core.request import Request
-from specsim.engine.answers import place_of
+from specsim.engine.answers import asked_router
 from specsim.engine.incidents import Failure, Replicas, Slowdown
 from specsim.engine.replica import Departure, Replica
 from specsim.engine.roster import Roster, Scrapes, States
@@ -96,7 +96,7 @@ class Cluster:
         self.clock = clock
         self._make_replica = make_replica
         self._router = router
-        self._memory = router.start(seed)
+        self._asked = asked_router(router, seed)
         self._keeps_up = keeps_up
         self._asleep: dict[Replica, Event] = {}
         """Those that wait for requests, and what wakes them."""
@@ -179,8 +179,7 @@ class Cluster:
         if self.has_notices:
             seen = list(seen)
         prompt = PromptView(self.number_of(request), self._requests)
-        chosen = self._router.choose(prompt, seen, self._memory)
-        return self._up.replicas[place_of(self._router, chosen, len(self._up))]
+        return self._up.replicas[self._asked.answer(prompt, seen)]
 
     def _looked_at(self, now: float) -> Roster:
         """Return the replicas that are up, as they are now."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from specsim.autoscaling import Autoscaler, PoolView
 from specsim.core.errors import ConfigError
-from specsim.engine.answers import enough_of
+from specsim.engine.answers import asked_autoscaler
 from specsim.engine.cluster import Cluster, EventClock
 
 FREE, STARTING, UP, DRAINING, FAILED = range(5)
@@ -79,7 +79,7 @@ class Fleet:
         self._clock = clock
         self._cluster = cluster
         self._policy = policy
-        self._memory = policy.start()
+        self._asked = asked_autoscaler(policy)
         self._recent = recent
         self._is_over = is_over
         self._looks_left = most_looks
@@ -126,7 +126,7 @@ class Fleet:
             num_unrouted=unrouted,
             **({"limit_use": self._recent()} if self._policy.looks_at_ends else {}),
         )
-        enough = enough_of(self._policy, self._policy.enough(pool, self._memory))
+        enough = self._asked.answer(pool)
         self._wanted = self._decided(enough, pool)
         self._adjust()
         if not self._is_stuck():

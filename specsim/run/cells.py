@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from specsim.core.blame import is_shipped
 from specsim.core.errors import InvariantError, PluginError
 from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend, Runner
 from specsim.core.step import Ints
-from specsim.engine.answers import place_of
+from specsim.engine.answers import asked_router
 from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.replica import Replica
@@ -255,13 +254,8 @@ def _routed(experiment: Experiment, requests: Sequence[Request], in_turn: Ints) 
     count = experiment.num_engines
     if count == 1:
         return [in_turn]
-    router, replicas = experiment.routing, _Unseen(count)
-    memory = router.start(experiment.seed)
-    chosen: Iterator[int] = (
-        router.choose(PromptView(index, requests), replicas, memory) for index in in_turn.tolist()
-    )
-    if not is_shipped(router):
-        chosen = (place_of(router, each, count) for each in chosen)
+    asked, replicas = asked_router(experiment.routing, experiment.seed), _Unseen(count)
+    chosen = (asked.answer(PromptView(index, requests), replicas) for index in in_turn.tolist())
     places = np.fromiter(chosen, dtype=np.int64, count=len(in_turn))
     in_order = in_turn[np.argsort(places, kind="stable")]
     return np.split(in_order, np.cumsum(np.bincount(places, minlength=count))[:-1])

@@ -41,7 +41,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         name = f"users_{next(_NUMBERS)}"
         methods = [method or f"def {signature}: return {answer}", *others]
         body = "".join(f"    {line}\n" for line in methods)
-        text = f"from specsim.{room} import {base}\nclass Mine({base}):\n"
+        text = (
+            f"from typing import ClassVar\nfrom specsim.{room} import {base}\nclass Mine({base}):\n"
+        )
         (tmp_path / f"{name}.py").write_text(f"{text}    kind: str = 'mine'\n{body}")
         config = tiny_config(replicas=2)
         fields: dict[str, Any] = {"kind": f"{name}:Mine"}
@@ -126,6 +128,41 @@ def test_an_acceptance_model_with_luck_of_its_own_is_named(run: Run) -> None:
     drawn = "[__import__('os').urandom(each.output_len) for each in requests]"
     with pytest.raises(PluginError, match=r"the same whenever it is asked, .* draw from `luck`"):
         run("acceptance", f"def survival_lens(self, requests, *given): return {drawn}")
+
+
+_COUNTED = "counted: ClassVar = __import__('itertools').count()"
+_OWN_LUCK = {
+    "unseeded": "__import__('random').random()",
+    "numpy's": "__import__('numpy').random.random()",
+    "a_count": "next(self.counted) / 2",
+}
+
+
+@pytest.mark.parametrize("luck", _OWN_LUCK)
+@pytest.mark.parametrize(
+    ("family", "method", "others"),
+    [
+        ("routing", "def choose(self, *given): return int(2 * {}) % 2", ()),
+        ("routing", "def choose(self, *given): return int(2 * {}) % 2",
+         ("looks_at_replicas: ClassVar[bool] = False",)),
+        ("autoscaling", "def enough(self, *given): return 1 + {}", ()),
+    ],
+)  # fmt: skip
+def test_whoever_draws_luck_of_its_own_is_named(
+    luck: str, family: str, method: str, others: tuple[str, ...], run: Run
+) -> None:
+    with pytest.raises(PluginError, match=" again, as when it was first asked"):
+        run(family, method.format(_OWN_LUCK[luck]), _COUNTED, *others)
+
+
+@pytest.mark.parametrize("others", [(), ("looks_at_replicas: ClassVar[bool] = False",)])
+def test_a_router_with_a_generator_of_its_seed_is_repeated(
+    others: tuple[str, ...], run: Run
+) -> None:
+    start = "def start(self, seed): return __import__('numpy').random.default_rng(seed)"
+    choose = "def choose(self, prompt, replicas, memory): return memory.integers(2)"
+    runs = [run("routing", choose, start, *others).tables.requests.tobytes() for _ in range(2)]
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.parametrize(
