@@ -134,7 +134,7 @@ def run(
             with spinner("writing the results"):
                 summary.save(folder)
     show(run_table(summary, f"{config.name}, policy {experiment.effective_policy.kind}"))
-    warn([*experiment.workload.notes, *summary.warnings])
+    warn(summary.warnings)
     reason = why_whole(experiment, run.deployment, run.requests)
     if reason and is_chosen:
         warn([f"simulated in one process: {reason}"])
@@ -249,7 +249,7 @@ def sweep(
         warn([f"stopped; --resume --out {quote(str(folder.path))} goes on with what is left"])
         raise
     show(*sweep_tables(records, config.name))
-    warn(plan.notes)
+    warn(folder.warnings(records))
     failed = [record for record in records if record["error"]]
     typer.echo(f"results: {folder.path} ({len(records):,} points, points.parquet)")
     if failed:

@@ -90,8 +90,7 @@ def simulate(
             experiment, deployment, requests, kept, backend=backend, on_progress=on_progress
         )
         return Run(experiment, deployment, requests, *found)
-    requests = list(requests)
-    whole = Whole(experiment, deployment, pools, requests, kept, on_progress)
+    whole = Whole(experiment, deployment, pools, list(requests), kept, on_progress)
     whole.run()
     beside = (whole.scalings, whole.offload, whole.pools)
     return Run(experiment, deployment, requests, whole.records, whole.deliveries, *beside)

@@ -96,7 +96,7 @@ class Comparison:
     results: list[PolicyResult]
     num_replications: int
     notes: list[str] = field(default_factory=list)
-    """What was taken for what in traces, and what was changed for all policies alike."""
+    """What was changed for all policies alike."""
 
     @property
     def warnings(self) -> list[str]:
@@ -217,7 +217,7 @@ def compare(
         off, own = ([each["mean_e2el_ms"] for each, _ in groups[n]] for n in ("off", label))
         gain = speed_up(off, own, (groups["off"][0][1], groups[label][0][1]))
         results.append(PolicyResult(label, policy, [data for data, _ in groups[label]], gain))
-    return Comparison(results, replications, [*experiment.workload.notes, *notes])
+    return Comparison(results, replications, notes)
 
 
 def on_one_engine(

@@ -7,6 +7,7 @@ import pytest
 import yaml
 from conftest import Run, tiny_config
 
+from specsim.show.report import load_study
 from specsim.study.plan.question import find_traffic
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.distributions import Empirical, ShiftedLengths
@@ -23,7 +24,12 @@ COMMANDS = {
     "capacity": ("--slo", "e2el:2000", "--replications", "1", "--num-requests", "50", *SHORT),
     "split": ("--gpus", "2", *SHORT),
 }
-IN_THE_FILE = {"compare": "comparison.json", "tune": "tune.json", "capacity": "capacity.json"}
+IN_THE_FILE = {
+    "run": "summary.json",
+    "compare": "comparison.json",
+    "tune": "tune.json",
+    "capacity": "capacity.json",
+}
 
 
 def log(folder: Path) -> Path:
@@ -41,6 +47,7 @@ def test_every_command_says_the_same_of_a_log(command: str, cli: Run, tmp_path: 
     assert (code, err.count(f"warning: {SAID}\n")) == (0, 1)
     if command in IN_THE_FILE:
         assert json.dumps(SAID) in Path("out", IN_THE_FILE[command]).read_text()
+        assert load_study(Path("out")).warnings.count(SAID) == 1
 
 
 def test_a_sweep_says_it_of_all_its_logs(cli: Run, tmp_path: Path) -> None:
@@ -49,6 +56,29 @@ def test_a_sweep_says_it_of_all_its_logs(cli: Run, tmp_path: Path) -> None:
     Path("s.yaml").write_text(yaml.safe_dump(sweep))
     code, _, err = cli("sweep", "s.yaml", "--workers", "1")
     assert (code, err.count(f"warning: {SAID}\n")) == (0, 1)
+    assert load_study(Path("results/s")).warnings.count(SAID) == 1
+
+
+@pytest.mark.parametrize("routing", ["round_robin", "least_outstanding"])
+def test_rows_that_are_left_out_are_told_of_the_points_that_lack_them(
+    routing: str, cli: Run, tmp_path: Path
+) -> None:
+    """Where replicas share a clock, nobody told of them."""
+    path = log(tmp_path)
+    path.write_text(path.read_text() + "\n3.0,20,0,acme\n3.1,20,0,acme")
+    arrivals = [{"kind": "trace", "path": str(path)}, {"kind": "poisson", "rate": 8.0}]
+    base = tiny_config(replicas=2, routing=routing)
+    axes = [
+        {"workload.arrivals": arrivals, "workload.lengths": [None, base["workload"]["lengths"]]}
+    ]
+    axes += [{"policy": ["off", "static:k=1"]}]
+    Path("s.yaml").write_text(yaml.safe_dump({"base": base, "axes": axes}))
+    code, _, err = cli("sweep", "s.yaml", "--workers", "1")
+    told = load_study(Path("results/s")).warnings
+    assert (code, len(told)) == (0, 2)
+    assert err.splitlines()[-2:] == [f"warning: {each}" for each in told]
+    assert [each.count("policy off and 1 more point: ") for each in told] == [1, 1]
+    assert told[1].endswith("rows of the trace without prompt or output, left out: 2")
 
 
 def test_points_without_their_log_do_not_end_a_sweep_that_keeps_going(

@@ -256,6 +256,7 @@ def load_sweep(folder: Path) -> Study:
         profiles=grid.profiles(configs),
         config=as_yaml(sweep.model_dump(mode="json")),
         version=found.specsim_version,
+        warnings=found.warnings(records),
     )
 
 

@@ -1,8 +1,9 @@
 """Sweeps: one experiment along several axes, point by point, resumable."""
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -14,7 +15,6 @@ import pyarrow.parquet as pq
 from specsim.core.atomic import check_folder, new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
-from specsim.core.request import Request
 from specsim.core.runner import Backend, Job, Runner
 from specsim.core.settings import as_yaml, flattened, load_mapping, validated
 from specsim.core.version import __version__
@@ -28,8 +28,9 @@ from specsim.run.checks import check_size
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.inputs import inputs_of
-from specsim.study.sweep.plan import Sweep, SweepPoint, labels
+from specsim.study.sweep.plan import Sweep, SweepPoint, labels, of_points
 from specsim.workload import WorkloadConfig
+from specsim.workload.trace import TraceRequests
 
 __all__ = [
     "Backend", "LocalProcesses", "Sweep", "SweepFolder", "SweepPoint", "flat_metrics", "labels",
@@ -41,7 +42,7 @@ _FORMAT = 1
 _UNREADABLE = "cannot be read"
 _DRAWN = ("distributions", "timeline", "breakdown")
 """Parts of a record that are large and not needed for the table."""
-_HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles", "inputs")
+_HEADER = ("sweep_format", "specsim_version", "seed", "num_points", "profiles", "inputs", "notes")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ class SweepFolder:
     profiles: dict[str, str]
     """Digest of each profile that the points name, so that they cannot change in between."""
     inputs: dict[str, str | None]  # the same of everything else that they read
+    notes: list[str] = field(default_factory=list)
+    """What a user should know before comparing points."""
 
     @classmethod
     def create(cls, path: Path, sweep: Sweep, *, resume: bool) -> Self:
@@ -72,7 +75,7 @@ class SweepFolder:
             if any(path.glob("points*")):
                 raise ConfigError(f"{path}: holds points of no sweep; name another folder")
             check_kind(path, ["points"])
-            folder = cls(path, sweep, __version__, *_digests(sweep))
+            folder = cls(path, sweep, __version__, *_digests(sweep), sweep.notes)
             with new_file(plan, is_own=True) as temporary:
                 temporary.write_text(folder._as_yaml(), encoding="utf-8")
             return folder
@@ -127,12 +130,14 @@ class SweepFolder:
             )
         with validated(str(plan), ConfigError):
             sweep = Sweep.model_validate(data)
-        digests = (header[name] or {} for name in ("profiles", "inputs"))
-        return cls(path, sweep, str(header["specsim_version"]), *digests)
+        profiles, inputs = (header[name] or {} for name in ("profiles", "inputs"))
+        version, notes = str(header["specsim_version"]), header["notes"] or []
+        return cls(path, sweep, version, profiles, inputs, notes)
 
     def _as_yaml(self) -> str:
         sweep = self.sweep
-        header = (_FORMAT, __version__, sweep.seed, sweep.num_points, self.profiles, self.inputs)
+        read = (self.profiles, self.inputs)
+        header = (_FORMAT, __version__, sweep.seed, sweep.num_points, *read, self.notes)
         content = dict(zip(_HEADER, header, strict=True)) | sweep.model_dump(mode="json")
         return as_yaml(content, width=100)
 
@@ -154,6 +159,24 @@ class SweepFolder:
             {name: value for name, value in record.items() if name not in _DRAWN}
             for record in self.records()
         ]
+
+    def warnings(self, records: list[dict[str, Any]]) -> list[str]:
+        """Return what there is to know of a sweep and of these of its points, each thing once.
+
+        What differs in its numbers alone is one thing, said of the first point that it is true of.
+        """
+        ended = [record for record in records if record["error"] is None]
+        found: dict[str, list[tuple[str, str]]] = {}
+        for record in ended:
+            where = ", ".join(f"{name} {label}" for name, label in record["labels"].items())
+            for text in record.get("warnings", []):
+                found.setdefault(re.sub(r"\d[\d,.]*", "0", text), []).append((where, text))
+        said = []
+        for each in found.values():
+            is_common = len(each) == len(ended) and len({text for _, text in each}) == 1
+            names = of_points([where for where, _ in each])
+            said.append(each[0][1] if is_common else f"{names}: {each[0][1]}")
+        return [*self.notes, *said]
 
     def finish(self) -> list[dict[str, Any]]:
         """Write ``points.parquet``, return `numbers`; a ConfigError if a record is missing."""
@@ -211,11 +234,11 @@ def _record(path: Path, number: int) -> dict[str, Any]:
 
 def _table(records: list[dict[str, Any]]) -> pa.Table:
     columns: dict[str, list[Any]] = {"point": [r["point"] for r in records]}
-    for field in records[0]["axes"]:
-        values = [r["axes"][field] for r in records]
+    for name in records[0]["axes"]:
+        values = [r["axes"][name] for r in records]
         if not all(type(value) in (int, float) for value in values):
-            values = [r["labels"][field] for r in records]
-        columns[field] = values
+            values = [r["labels"][name] for r in records]
+        columns[name] = values
     for name in ("replication", "seed", "config_hash", "specsim_version", "error"):
         columns[name] = [r[name] for r in records]
     for name in dict.fromkeys(name for r in records for name in r["metrics"]):
@@ -268,6 +291,7 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
         summary = Summary(simulate(experiment, requests=requests))
         found = {
             "metrics": flat_metrics(summary.data),
+            "warnings": summary.warnings,
             "distributions": distributions(summary.tables.requests),
             **_over_time(summary),
         }
@@ -279,9 +303,9 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _requests(workload: str, seed: int) -> list[Request]:
+def _requests(workload: str, seed: int) -> TraceRequests:
     # Cached: a process runs many policies on one workload, which may be a long file.
-    return list(WorkloadConfig.model_validate_json(workload).build(seed).requests())
+    return TraceRequests(WorkloadConfig.model_validate_json(workload).build(seed))
 
 
 def _failed(point: SweepPoint, why: str) -> dict[str, Any]:
@@ -290,7 +314,7 @@ def _failed(point: SweepPoint, why: str) -> dict[str, Any]:
     except SpecsimError:
         config_hash = None
     header = _header(point, (why.splitlines() or ["no reason given"])[0], config_hash)
-    return {**header, "metrics": {}, **{name: {} for name in _DRAWN}}
+    return {**header, "metrics": {}, "warnings": [], **{name: {} for name in _DRAWN}}
 
 
 def _header(point: SweepPoint, error: str | None, config_hash: str | None) -> dict[str, Any]:

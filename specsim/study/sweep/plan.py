@@ -156,13 +156,11 @@ class Sweep(Settings):
         """What a user should know before comparing points."""
         valid = self.check("axes")
         modes = {e.is_async for e in valid if e.engine.async_scheduling is None}
-        said = dict.fromkeys(note for each in valid for note in each.workload.notes)
         if len(modes) < 2:
-            return [*said]
+            return []
         return [
-            *said,
             "some policies or methods run with asynchronous scheduling and others cannot, and "
-            "their differences hold that, too; set engine.async_scheduling to false to compare",
+            "their differences hold that, too; set engine.async_scheduling to false to compare"
         ]
 
     @property
@@ -312,10 +310,15 @@ def problems_of(sweep: Sweep) -> list[str]:
     for point in _first_replications(sweep):
         for problem in _problems(point):
             found.setdefault(problem, []).append(point_name(point))
-    return [
-        f"{names[0]}{f' and {len(names) - 1} more points' if len(names) > 1 else ''}: {problem}"
-        for problem, names in found.items()
-    ]
+    return [f"{of_points(names)}: {problem}" for problem, names in found.items()]
+
+
+def of_points(names: list[str]) -> str:
+    """Return what some points are called together, once if they differ in their seed alone."""
+    first, *others = dict.fromkeys(names)
+    if not others:
+        return first
+    return f"{first} and {len(others)} more point{'s' if len(others) > 1 else ''}"
 
 
 def seconds_of(sweep: Sweep) -> float:
