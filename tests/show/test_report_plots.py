@@ -100,6 +100,33 @@ def test_marks_say_whether_the_server_keeps_up(
     assert (filled, opened, dotted) == expected
 
 
+@pytest.mark.parametrize(
+    ("loads", "labels"),
+    [
+        ((2.952104, 6.234567, 7.61), {"3", "3.5", "4", "4.5", "5", "5.5", "6", "6.5", "7", "7.5"}),
+        ((0.7380, 2.952104, 9.61), {"1", "2", "3", "5"}),
+        ((2.5, 5.0, 8.0), {"2.5", "5", "8"}),
+    ],
+)
+def test_ticks_of_loads_are_round(
+    loads: tuple[float, ...], labels: set[str], tmp_path: Path
+) -> None:
+    """Those of a search, such as a tuning's, are not, and stood at the ticks in full."""
+    study = tiny_study({(0, 0): {"mean_e2el_ms": 10.0}, (1, 0): {"mean_e2el_ms": 20.0}})
+    points = [
+        replace(point, places=(0, point.places[1], load))
+        for point in study.points
+        for load in range(len(loads))
+    ]
+    hardware, policy, load = study.axes
+    rates = replace(load, labels=[f"{rate:g}" for rate in loads], numbers=[*loads])
+    study = replace(study, axes=[hardware, policy, rates], points=points)
+    plot_study(study, find_measure(study, "mean_e2el_ms"), tmp_path, ".svg")
+    texts = _texts(tmp_path / "over-load.svg")
+    assert labels <= texts
+    assert not [text for text in texts if re.fullmatch(r"\d\.\d\d+", text)]
+
+
 def test_no_two_policies_look_alike() -> None:
     found = styles([True] + [False] * 70)
     assert found[0] == BASELINE

@@ -107,12 +107,12 @@ class Sketch:
         scale = {"zero": False, "nice": False, "padding": 12}
         # By `format`, ticks of one digit are 2e+1.
         ticks: Spec = {"labelExpr": "format(datum.value, ',~g')"}
-        is_searched = self.study.capacity is not None  # loads of a search are no round numbers
-        if not is_searched and len(axis.numbers) <= 16:
+        are_round = all(float(f"{n:.3g}") == n for n in axis.numbers)  # those of a search are not
+        if are_round and len(axis.numbers) <= 16:
             ticks["values"] = axis.numbers
         elif is_log:
             ticks = log_axis()
-        elif is_searched:
+        else:
             ticks["tickCount"] = 8
         if is_log:
             del scale["zero"]
