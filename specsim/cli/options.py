@@ -231,10 +231,11 @@ def show(*tables: Any, to_stderr: bool = False) -> None:
     # Into a file or pipe nothing has to fit, and nothing is cut.
     stream = sys.stderr if to_stderr else sys.stdout
     shown_on = console(width=None if stream.isatty() else _FILE_WIDTH, stderr=to_stderr)
-    for table in tables:
-        if isinstance(table, Table):
+    for shown in tables:
+        is_one = isinstance(shown, Table)
+        for table in [shown] if is_one else shown.__rich_console__(shown_on, shown_on.options):
             keep_numbers_whole(table, shown_on)
-        shown_on.print(table, crop=False)
+            shown_on.print(table, crop=False)
 
 
 def keep_numbers_whole(table: Any, console: Any) -> None:

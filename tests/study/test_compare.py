@@ -1,5 +1,6 @@
 """Comparisons: paired, reproducible, and fair."""
 
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from specsim.cli.options import show
 from specsim.core.errors import ConfigError
 from specsim.policies import Policy
 from specsim.policies.off import Off
@@ -142,6 +144,21 @@ def test_a_scoreboard_too_wide_for_the_terminal_becomes_two(width: int, num_tabl
     text = text_of(comparison_table(shown, "many"), width)
     assert text.count("static:k=1 ") == num_tables
     assert "…" not in text
+
+
+@pytest.mark.parametrize("width", [30, 40, 80])
+def test_a_scoreboard_keeps_names_and_numbers_on_a_narrow_terminal(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At 40 columns it had no names, and of numbers their first digits."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    shown = comparison({**FOUR, "static:k=3": [4.0, 4.1]})
+    show(comparison_table(shown, "many"))
+    text = capsys.readouterr().out
+    lines = text.splitlines()
+    assert all(sum(label in line for line in lines) >= 2 for label in ("static:k=1", "static:k=3"))
+    assert all(f" {each.speed_up.mean:.3f}" in text for each in shown.results)
 
 
 def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:

@@ -253,6 +253,7 @@ def _mean(result: "PolicyResult", field: str) -> str:
 
 _MARK = ""  # the column that says OVERLOADED has no title
 
+_NARROWEST = 10  # of a column of names, which is broken anywhere
 Cell = Callable[["Standing"], str]
 
 
@@ -306,9 +307,9 @@ def _ranked(standings: list["Standing"], columns: dict[str, Cell], title: str) -
     )
     for name in columns:
         if name in ("policy", _MARK):
-            table.add_column(name, overflow="fold", max_width=32)
+            table.add_column(name, overflow="fold", min_width=_NARROWEST, max_width=32)
         else:
-            table.add_column(name, justify="right", no_wrap=True)
+            table.add_column(name, justify="right")
     for standing in standings:
         table.add_row(*(cell(standing) for cell in columns.values()))
     return table
