@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError
+from specsim.core.figures import percent
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.policies import Policy
@@ -20,9 +21,11 @@ from specsim.workload.arrivals import Arrivals, OpenArrivals, drawn_times
 from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import Lengths, drawn
 from specsim.workload.lengths.distributions import TraceRows
+from specsim.workload.readers import read_named
 from specsim.workload.trace import Trace, mean_rate
 
 _SAMPLE = 2000  # requests from which the mean length is estimated where they are drawn
+_NORMAL = 1.96  # two-sided 95 %
 _SPANS = 5.0  # sessions arrive for at least so many times the time that one of them thinks
 
 
@@ -128,6 +131,46 @@ def check_steady(experiment: Experiment) -> None:
             f"{field}: a load cannot be looked for while replicas come and go; leave it out "
             f"(--set {field}=null) and run the load that is found with it afterwards"
         )
+
+
+def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
+    """Return of which files the rows are too few to know lengths to a tolerance, a line for each.
+
+    Runs draw from the rows as if there were no others, so that no interval of theirs holds that.
+    For it to do so would blur what is compared on the same rows.
+    """
+    notes, arrivals = [], workload.arrivals
+    for field, path in workload.traces.items():
+        if not isinstance(arrivals, TraceReplay) or field != "workload.arrivals.path":
+            trace = read_named(path, field)
+        elif workload.lengths is None:
+            trace = arrivals.select(None, None)
+        else:
+            continue  # its lengths are not used
+        error = _length_error(trace)
+        if error > tolerance:
+            notes.append(
+                f"{path.name}: of so few rows ({len(trace):,}) mean lengths lie up to "
+                f"{percent(error, 0)} from those of all such traffic (95 %), and a capacity about "
+                "as far; its interval takes the rows for all there is"
+            )
+    return notes
+
+
+def _length_error(trace: Trace) -> float:
+    """Return how far means of prompts and of outputs may be off, 95 %, as a share; the larger.
+
+    Sessions are taken to be independent, not their turns (the linearized variance of a mean over
+    clusters; Cochran 1977, "Sampling Techniques", eq. 9A.9).
+    """
+    owners = np.arange(len(trace)) if trace.sessions is None else trace.sessions
+    _, numbers = np.unique(owners, return_inverse=True)
+    errors = []
+    for lens in (trace.prompt_lens, trace.output_lens):
+        sums = np.bincount(numbers, lens - lens.mean())
+        spread = np.sqrt((sums**2).sum() * len(sums) / max(len(sums) - 1, 1))
+        errors.append(_NORMAL * float(spread / lens.sum()))
+    return max(errors)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,37 @@ from specsim.study.capacity.document import TriedLoad
 from specsim.study.capacity.findings import Ranked, best, pareto_front
 from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
-from specsim.study.loads import Loads
+from specsim.study.loads import Loads, few_rows
+from specsim.workload import WorkloadConfig
+
+
+@pytest.mark.parametrize(
+    ("row", "sessions", "expected"),
+    [((10, 5), False, None), ((40, 5), False, 35), ((40, 5), True, 53)],
+)
+def test_a_log_of_few_rows_is_said_to_know_lengths_so_well(
+    row: tuple[int, int], sessions: bool, expected: int | None, tmp_path: Path
+) -> None:
+    """Of prompts of 10 and 40 the spread of a mean is 60 % over the root of how many there are."""
+    rows = [[n * 1.0, *((10, 5), row)[n // 6], *([n // 2] * sessions)] for n in range(12)]
+    heads = ["arrived_at", "prompt_len", "output_len", *(["session"] * sessions)]
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(",".join(map(str, each)) for each in [heads, *rows]))
+    workload = WorkloadConfig.model_validate({"arrivals": {"kind": "trace", "path": str(path)}})
+    said = few_rows(workload, 0.02)
+    assert len(said) == (expected is not None)
+    assert not said or f"few rows (12) mean lengths lie up to {expected} % from" in said[0]
+    assert few_rows(workload, 0.6) == []
+
+
+def test_a_capacity_says_what_few_rows_leave_open(tmp_path: Path, cli: Run) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("prompt_len,output_len\n10,5\n40,5\n10,30")
+    workload = {**tiny_config()["workload"], "lengths": {"kind": "empirical", "path": str(path)}}
+    Path("e.yaml").write_text(yaml.safe_dump(tiny_config(workload=workload)))
+    how = ("--replications", 1, "--num-requests", 50, "--workers", 1)
+    code, _, error = cli("capacity", "e.yaml", "--slo", "e2el:2000", *how)
+    assert (code, error.count("of so few rows (3) mean lengths lie up to")) == (0, 1)
 
 
 def found_by(limit: float, start: float, tolerance: float = 0.01, **rest: Any) -> Bracket:

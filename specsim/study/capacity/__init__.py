@@ -32,7 +32,7 @@ from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
 from specsim.study.compare import chosen_policies
-from specsim.study.loads import Loads, Trial, check_steady
+from specsim.study.loads import Loads, Trial, check_steady, few_rows
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 __all__ = [
@@ -166,7 +166,8 @@ def find_capacity(
             raise CapacityError(f"{candidate.hardware.label}: {error}") from error
     with Runner(LocalProcesses(workers), on_progress) as runner:
         found = searched(candidates, runner)
-    notes = experiment.workload.notes + hardware_notes(found) + _doubts(found) + model_notes(found)
+    notes = experiment.workload.notes + few_rows(experiment.workload, goal.tolerance)
+    notes += hardware_notes(found) + _doubts(found) + model_notes(found)
     if experiment.replicas > 1:
         notes.append(
             f"replicas = {experiment.replicas} of the experiment is not used: one server is "

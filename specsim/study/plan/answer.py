@@ -13,6 +13,7 @@ from specsim.hardware import GIB
 from specsim.run.deployment import Deployment
 from specsim.run.summary import ROOFLINE
 from specsim.study.capacity import Capacity, Found, hardware_notes
+from specsim.study.loads import few_rows
 from specsim.study.plan.advice import (
     Advice,
     ApiAdvice,
@@ -62,8 +63,9 @@ class Plan:
     def capacity(self) -> Capacity:
         found = list(self.found.values())
         experiment = self.options[found[0].name].experiment
-        notes = hardware_notes(found, lambda each: option_words(self.options[each.name]))
-        return Capacity(experiment, found[0].goal, found, notes)
+        goal, words = found[0].goal, lambda each: option_words(self.options[each.name])
+        notes = few_rows(experiment.workload, goal.tolerance) + hardware_notes(found, words)
+        return Capacity(experiment, goal, found, notes)
 
     def known(self, name: str) -> Found:
         """Return the best that is known of an option."""
