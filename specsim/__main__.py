@@ -3,6 +3,7 @@
 import signal
 import sys
 from collections.abc import Callable
+from io import TextIOWrapper
 from types import TracebackType
 from typing import Any
 
@@ -51,6 +52,9 @@ def main() -> None:
     if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _ANYWHERE)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")  # names of files may hold anything
     try:
         sys.exit(_run(_app()))
     except KeyboardInterrupt:
@@ -91,6 +95,8 @@ def _explained(error: Exception) -> str | None:
 
 def _explained_value(error: Exception) -> str | None:
     """Return what to tell of a value that no command has looked at; None if it is a bug."""
+    if isinstance(error, UnicodeEncodeError):  # of a file's name, where it is no text
+        return f"{error.object!a:.200}: cannot be written as {error.encoding}; name it in UTF-8"
     if isinstance(error, RuntimeError) and str(error).startswith("Symlink loop from"):
         return f"{str(error)[len('Symlink loop from ') :]} is a link to itself; name a file"
     if type(error).__name__ == "ValidationError":

@@ -219,7 +219,8 @@ def as_yaml(fields: Mapping[str, Any], **style: Any) -> str:
 
 def as_flow(value: Any) -> str:
     """Return a value as YAML of one line, as it may stand behind a field's name."""
-    text: str = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)
+    style: dict[str, Any] = {"default_flow_style": True, "width": 10**6}
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, **style)
     return text.removesuffix("...\n").strip()  # which ends a number or a text
 
 

@@ -151,8 +151,8 @@ def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
         if error > tolerance:
             notes.append(
                 f"{path.name}: of so few rows ({len(trace):,}) mean lengths lie up to "
-                f"{percent(error, 0)} from those of all such traffic (95 %), and a capacity about "
-                "as far; its interval takes the rows for all there is"
+                f"{percent(error, 0)} from those of all such traffic (95 %), and a capacity at "
+                "least as far; its interval takes the rows for all there is"
             )
     return notes
 

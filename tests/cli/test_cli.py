@@ -1,6 +1,7 @@
 """The command line, as a user types it."""
 
 import json
+import os
 import random
 import re
 import subprocess
@@ -561,6 +562,22 @@ def test_output_that_cannot_be_written_is_one_line(experiment: Callable[..., Pat
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
+
+
+def test_names_that_cannot_be_written_are_no_traceback(
+    experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Neither on an output of another encoding, nor those of files that are no UTF-8."""
+    path = experiment().rename(tmp_path / "caf\N{LATIN SMALL LETTER E WITH ACUTE}.yaml")
+    command = [sys.executable, "-m", "specsim", "run", str(path)]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, env=ascii_only, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.splitlines()[0][:9]) == (0, "caf\\xe9.y")
+    odd = [*map(os.fsencode, command), b"--out", os.fsencode(tmp_path) + b"/caf\xe9"]
+    done = subprocess.run(odd, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "caf\\udce9" in done.stderr
+    assert "cannot be written as utf-8; name it in UTF-8" in done.stderr
 
 
 def test_a_narrow_terminal_breaks_no_number() -> None:

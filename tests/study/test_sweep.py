@@ -102,6 +102,11 @@ def test_labels_are_short_and_different(tmp_path: Path) -> None:
     assert points[1].labels["engine.speculative_config"] == "eagle3:num_speculative_tokens=4"
 
 
+def test_labels_keep_names_as_they_are() -> None:
+    trace = {"kind": "trace", "path": "l\N{LATIN SMALL LETTER O WITH DIAERESIS}g 1.csv"}
+    assert labels([{"arrivals": trace}, {}])[0].endswith(f"path: {trace['path']}}}")
+
+
 def test_labels_of_policies_can_be_typed() -> None:
     """Lists and mappings included, ``schedule:ranges=[[1,8,3],[9,32,1]]``."""
     for name, member in POLICIES.members.items():
