@@ -101,6 +101,14 @@ def test_twice_the_think_time_waits_exactly_twice_as_long(mean: float, sigma: fl
     assert sigma or set(waits(mean)) == {0.0, mean}  # first turns wait for nobody
 
 
+def test_a_mean_may_be_written_with_an_exponent() -> None:
+    """YAML 1.1 takes 2e0 for text, which was refused as no mapping."""
+    plain, text = (build(POISSON, lengths={"think_time": each}) for each in (2, "2e0"))
+    assert [each.think_time for each in plain] == [each.think_time for each in text]
+    with pytest.raises(ValueError, match=r"lengths.think_time.mean"):
+        build(POISSON, lengths={"think_time": "long"})
+
+
 def test_arrivals_are_those_of_sessions() -> None:
     starts = [turns[0].arrived_at for turns in by_session(build(POISSON))]
     assert starts == sorted(starts)

@@ -29,7 +29,8 @@ class Spread(Settings):
 
 
 def _with_mean(value: Any) -> Any:
-    return {"mean": value} if isinstance(value, int | float) else value
+    # In YAML 1.1 a number such as 1e3 is text.
+    return {"mean": value} if isinstance(value, int | float | str) else value
 
 
 _Spread = Annotated[Spread, BeforeValidator(_with_mean)]
