@@ -30,7 +30,7 @@ def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answe
     return None if is_shipped(policy) else Answers(policy, max_draft_len, max_depth)
 
 
-class Asked(Generic[T]):
+class AskedMember(Generic[T]):
     """A router or an autoscaler, its memory, and what it answers, checked if it is of the user's.
 
     At first that is asked twice, with a second memory. This began as the first did and meets the
@@ -68,7 +68,7 @@ class Asked(Generic[T]):
 _ASKED_TWICE = 64  # enough to tell one that throws a coin
 
 
-def asked_router(router: Router, seed: int) -> Asked[int]:
+def asked_router(router: Router, seed: int) -> AskedMember[int]:
     """Return what asks a router for the place of a replica, given the prompt and all replicas."""
 
     def ask(memory: Any, prompt: PromptView, replicas: Sequence[ReplicaView]) -> int:
@@ -79,10 +79,10 @@ def asked_router(router: Router, seed: int) -> Asked[int]:
             held_to(router, "choose", given, is_right, f"a whole number from 0 to {most}")
         return int(given)
 
-    return Asked(router, "choose", ask, partial(router.start, seed), "of its seed")
+    return AskedMember(router, "choose", ask, partial(router.start, seed), "of its seed")
 
 
-def asked_autoscaler(autoscaler: Autoscaler) -> Asked[float]:
+def asked_autoscaler(autoscaler: Autoscaler) -> AskedMember[float]:
     """Return what asks an autoscaler for how many replicas it wants, given its pool."""
 
     def ask(memory: Any, pool: PoolView) -> float:
@@ -92,7 +92,7 @@ def asked_autoscaler(autoscaler: Autoscaler) -> Asked[float]:
             held_to(autoscaler, "enough", given, is_number and isfinite(given), "a finite number")
         return float(given)
 
-    return Asked(autoscaler, "enough", ask, autoscaler.start, "of a fixed seed")
+    return AskedMember(autoscaler, "enough", ask, autoscaler.start, "of a fixed seed")
 
 
 class Answers:
