@@ -107,8 +107,9 @@ class Sketch:
         scale = {"zero": False, "nice": False, "padding": 12}
         # By `format`, ticks of one digit are 2e+1.
         ticks: Spec = {"labelExpr": "format(datum.value, ',~g')"}
-        are_round = all(float(f"{n:.3g}") == n for n in axis.numbers)  # those of a search are not
-        if are_round and len(axis.numbers) <= 16:
+        is_searched = self.study.capacity is not None  # then loads lie close together
+        are_round = all(float(f"{number:.3g}") == number for number in axis.numbers)
+        if are_round and not is_searched and len(axis.numbers) <= 16:
             ticks["values"] = axis.numbers
         elif is_log:
             ticks = log_axis()
