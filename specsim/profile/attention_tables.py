@@ -176,7 +176,7 @@ class AttentionTables:
         }
         keys = kind.width.per_gpu(self._size)
         if phase == "generation":
-            table = _from_memory(table, self._options.kv_dtype)
+            table = from_memory(table, self._options.kv_dtype)
         found, kernel = self._heads(table, wanted, self._num_heads(kind, phase), keys)
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
@@ -350,12 +350,12 @@ def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
 _KIND = "batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size"
 
 
-def _from_memory(table: MeasuredTable, kv_dtype: str) -> MeasuredTable:
+def from_memory(table: MeasuredTable, kv_dtype: str) -> MeasuredTable:
     """Return decodes that read keys and values of one format from memory.
 
     Those that were measured from the cache (`us_per_byte`) take as long as so many sequences of the
-    shortest context, and reading. Attention of Llama-3.1-8B and Qwen3-30B-A3B, measured layer by
-    layer on an RTX PRO 6000, was 28 % longer than the table has it at 8 to 256 MB, and is 5 % so.
+    shortest context, and reading. By tables of an RTX PRO 6000 that were measured layer by layer
+    (``experiments/built-profiles/from_memory.py``), 64 to 160 MB were 42 to 45 % short, now 6 to 7.
     """
     table = table.where("attention", kv_cache_dtype=kv_dtype)
     names = [name for name in _KIND if name in table.rows.column_names]
