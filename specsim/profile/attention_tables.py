@@ -12,12 +12,15 @@ from specsim.core.settings import load_mapping
 from specsim.hardware import AttentionWidth, ModelShape
 from specsim.hardware.model_fields import OF_EACH, SPANS, LayerType
 from specsim.profile.kernel_tables import (
+    BEYOND_CACHE,
+    DTYPES,
     GpuTables,
     MeasuredTable,
     Precision,
     Scales,
     TableOptions,
     Values,
+    us_per_byte,
 )
 from specsim.profile.kernel_times import LAUNCH_US, HeadTimes, StateTimes, along
 
@@ -172,6 +175,8 @@ class AttentionTables:
             "window_size": 0 if is_carried else kind.window or 0,
         }
         keys = kind.width.per_gpu(self._size)
+        if phase == "generation":
+            table = from_memory(table, self._options.kv_dtype)
         found, kernel = self._heads(table, wanted, self._num_heads(kind, phase), keys)
         if phase == "generation":
             self._note(f"{table.source} ({kernel})")
@@ -340,6 +345,33 @@ def _measured(table: MeasuredTable, heads: int, keys: int) -> HeadTimes:
     found = table.where("attention", num_key_value_heads=keys, num_heads=heads)
     batch, isl, step, latency = found.columns("batch_size", "isl", "step")
     return HeadTimes(batch, isl + step, latency)
+
+
+_KIND = "batch_size", "num_heads", "num_key_value_heads", "head_dim", "window_size"
+
+
+def from_memory(table: MeasuredTable, kv_dtype: str) -> MeasuredTable:
+    """Return decodes that read keys and values of one format from memory.
+
+    Those that were measured from the cache (`us_per_byte`) take as long as so many sequences of the
+    shortest context, and reading. By tables of an RTX PRO 6000 that were measured layer by layer
+    (``experiments/built-profiles/from_memory.py``), 64 to 160 MB were 42 to 45 % short, now 6 to 7.
+    """
+    table = table.where("attention", kv_cache_dtype=kv_dtype)
+    names = [name for name in _KIND if name in table.rows.column_names]
+    *kinds, isl, step, times = table.columns(*names, "isl", "step")
+    batch, _, keys, head_dim, *windows = kinds
+    lens = isl + step
+    seen = np.minimum(lens, np.where(windows[0] > 0, windows[0], lens)) if windows else lens
+    moved = 2 * DTYPES[kv_dtype].bytes_per_weight * batch * seen * keys * head_dim
+    each = us_per_byte(moved, times)
+    if not each:
+        return table
+    _, kind = np.unique(np.stack(kinds), axis=1, return_inverse=True)
+    order = np.lexsort((lens, kind))
+    shortest = times[order[np.searchsorted(kind[order], kind)]]
+    is_small = moved < BEYOND_CACHE
+    return table.with_times(np.where(is_small, np.maximum(times, shortest + each * moved), times))
 
 
 def _measured_dim(table: MeasuredTable, head_dim: int) -> int:

@@ -5,6 +5,7 @@ all-reduces, LM head.
 """
 
 from contextlib import suppress
+from functools import cached_property
 from math import ceil, prod
 from typing import Any
 
@@ -223,6 +224,12 @@ class Composer:
             found.append(Matrix(shape.num_experts, shape.hidden_size, shape.num_expert_layers))
         return found + [Matrix(*each[1:], "mlp") for each in shape.mlp_matrices(size)]
 
+    @cached_property
+    def _plain_matrices(self) -> MatrixTimes:
+        """Of 16 bits."""
+        table = self._tables.table("gemm", "gemm_perf")
+        return MatrixTimes(table, "bfloat16", None, self._multiprocessors)
+
     def _gemm(self, part: str) -> tuple[MatrixTimes, MatrixTimes | None]:
         """Return the times of a part's matrices, and what bounds them.
 
@@ -329,10 +336,7 @@ class Composer:
         return float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE / self._scales.read
 
     def _head(self) -> dict[str, Any]:
-        shape = self._shape
-        table = MatrixTimes(
-            self._tables.table("gemm", "gemm_perf"), "bfloat16", None, self._multiprocessors
-        )
+        shape, table = self._shape, self._plain_matrices
         times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
         # Sampling reads the logits a few times.
         logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
@@ -433,11 +437,24 @@ class Composer:
         self._note(f"{table.source} ({used})")
         if "flashinfer" in used:
             self._expert_kernels = _FUSED_EXPERT_KERNELS
+        times = np.maximum(times, self._reading_of_one / gpus)
         missed = 1 - experts.chosen / experts.number
         read = times[0] * (1 - missed**tokens) / (1 - missed ** tokens[0])
         read = np.minimum(read, times)
         layers = shape.num_expert_layers
         return layers * read, layers * (times - read)
+
+    @property
+    def _reading_of_one(self) -> float:
+        """Return what reading a token's experts of a layer takes, all GPUs together.
+
+        0 where matrices were measured from memory, and experts so, too.
+        """
+        shape = self._shape
+        width = shape.moe_latent_size or shape.hidden_size
+        numbers = (3 if shape.has_gated_mlp else 2) * width * shape.moe_intermediate_size
+        moved = (shape.num_experts_per_tok or 0) * numbers * self._dtype.bytes_per_weight
+        return moved * self._plain_matrices.us_per_byte
 
     def _all_reduces(self, tokens: Values) -> Values:
         """Return two per layer, one after the embedding; after experts of all ranks, none.

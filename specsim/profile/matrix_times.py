@@ -13,7 +13,7 @@ import numpy as np
 
 from specsim.core.columns import grid_of
 from specsim.core.errors import ProfileError
-from specsim.profile.kernel_tables import MeasuredTable, Values
+from specsim.profile.kernel_tables import DTYPES, MeasuredTable, Values, us_per_byte
 from specsim.profile.kernel_times import rising
 
 _TILES = (128, 128), (128, 256)
@@ -48,6 +48,10 @@ class MatrixTimes:
     ) -> None:
         own, name = table.where("matrices", gemm_dtype=dtype).of_kernel(kernel)
         *sizes, times = own.columns("m", "n", "k")
+        weights = DTYPES[dtype].bytes_per_weight * sizes[1] * sizes[2]
+        self.us_per_byte = us_per_byte(weights, times)
+        """Which no weights are read faster than; 0 where they were measured from memory."""
+        times = np.maximum(times, self.us_per_byte * weights)
         (self._measured, self._outputs, self._inputs), self._grid = grid_of(sizes, times)
         self._tiles = None if multiprocessors is None else self._best_tiles(multiprocessors)
         self.source, self.tokens = f"{table.source} ({name})", self._measured

@@ -241,3 +241,15 @@ def _errors(batch: Values, lens: Values, us: Values, shown: NDArray[np.bool_]) -
     rows = np.searchsorted(contexts, lens[tested])
     found = grid[rows, np.searchsorted(sequences, batch[tested])]
     return np.abs(found / us[tested] - 1)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("gpu", ["h100", "l40s", "rtx-pro-6000"])
+def test_keys_are_read_no_faster_than_memory_is(gpu: str, engine: str) -> None:
+    """Some tables were measured on keys that lay in the GPU's cache."""
+    model = "llama-3.1-8b"
+    shape, made = load_model(model), TableProfile.of(TableOptions(model, gpu, engine=engine))
+    (layers,) = made.profile.target.attention
+    of_token = shape.kv_bytes_per_token_and_gpu(1) / layers.num_layers
+    moved = of_token * np.outer(layers.context_tokens, layers.sequences)
+    assert np.all(np.array(layers.decode_us) >= moved / (1e3 * load_gpu(gpu).memory_gb_per_s))
