@@ -195,7 +195,7 @@ def _divide(config: dict[str, Any], profile: dict[str, Any]) -> None:
     """Divide most models over stages, where that is simulated."""
     engine = config["engine"]
     rng = Random(f"stages {json.dumps(config)}")
-    others = {"scheduler", "data_parallel_size", "kv_offload", "pools"}
+    others = {"scheduler", "data_parallel_size"}
     spec = engine.get("speculative_config", {"method": MODELS[0]})
     is_late = spec["method"] in (*MODELS, "dflash", "dspark") and spec["method"] != "medusa"
     is_late = is_late and not {"own_gpus", "enable_adaptive_verification"} & {*spec}

@@ -368,7 +368,6 @@ class EngineConfig(Settings):
             "a policy that sees each step's outcome before the next (async_scheduling: true lets "
             "it do without, if it can)": not is_async,
             "data_parallel_size": (self.data_parallel_size or 1) > 1,
-            "kv_offload": self.kv_offload is not None,
             "KV cache groups, without num_gpu_blocks,": self.kv_groups is not None
             and not has_blocks,
             f"vllm_version {self.vllm_version}": self.vllm_version < _STAGES_SINCE,

@@ -4,7 +4,7 @@ from math import floor
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import leave_windows, release
-from specsim.engine.loading import free_deferred, hold_ended
+from specsim.engine.loading import fence, free_deferred, hold_ended
 from specsim.engine.offering import leave_to_tiers
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Step, Table
@@ -96,7 +96,9 @@ def _finish(table: Table, row: int, landing_len: int) -> None:
         leave_queue(table, row)
     elif limits.holds_ended:
         hold_ended(table, row)
-    elif not limits.defers_frees or sequence.in_flight_len == landing_len:
+    elif limits.defers_frees and sequence.in_flight_len > landing_len:
+        fence(table, row)
+    else:
         release(table, row)
     sequence.status = FINISHED
     state.has_unflushed = 1

@@ -102,7 +102,7 @@ def _check_loading(table: Table, kinds: dict[int, int], holding: list[int]) -> N
         if sequences["computed_len"][row] > held * table.groups["block_size"][0]:
             raise InvariantError(f"row {row} loads more tokens than its blocks hold")
     for row in holding:
-        is_kept = sequences["is_sending"][row] or sequences["in_flight_len"][row]
+        is_kept = any(sequences[name][row] for name in ("is_sending", "fence", "in_flight_len"))
         if kinds[row] == FINISHED and not is_kept:
             raise InvariantError(f"row {row} has ended and holds blocks that nobody will read")
     free = int(table.state["num_free_tables"][0])

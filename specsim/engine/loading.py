@@ -18,7 +18,6 @@ from specsim.engine.offering import begin_reading, end_reading
 from specsim.engine.table import (
     BLOCKS_HELD,
     BLOCKS_READ,
-    FINISHED,
     LOAD_BEGINS,
     LOAD_ENDED,
     LOADED,
@@ -100,7 +99,9 @@ def take_news(table: Table, row: int, kind: int) -> None:
         sequence.status = LOADED
     elif kind == BLOCKS_READ:
         sequence.is_sending = 0
-        if not sequence.in_flight_len:
+        if sequence.in_flight_len:
+            fence(table, row)
+        else:
             release(table, row)
             free_row(table, row)
     else:
@@ -149,19 +150,40 @@ def release_late(table: Table, row: int) -> None:
 
 
 @inner
+def fence(table: Table, row: int) -> None:
+    """Let a sequence that has ended keep its blocks until all steps have come back that run now.
+
+    Of which one writes to them (vLLM: `deferred_frees`).
+    """
+    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    for number in range(state.in_flight):
+        step = table.steps[(state.oldest + number) % limits.depth]
+        if step.num_requests:
+            sequence.fence = step.index + 1
+    sequence.next_row = NO_ROW
+    if state.fenced_head == NO_ROW:
+        state.fenced_head = row
+    else:
+        table.sequences[state.fenced_tail].next_row = row
+    state.fenced_tail = row
+
+
+@inner
 def free_deferred(table: Table) -> None:
-    """Give back the blocks of those that had ended, and whose last step comes back now.
+    """Give back the blocks of those that had ended, and whose fence is the step that comes back.
 
     And then of those that had been preempted meanwhile, in that order.
     """
     limits, state = table.limits[0], table.state[0]
-    for place in range(table.steps[state.current].num_requests):
-        entry = table.entries[state.current, place]
-        sequence = table.sequences[entry.row]
-        is_last = sequence.in_flight_len == entry.scheduled_len
-        is_kept = sequence.tables_at >= 0 and not sequence.is_sending
-        if sequence.status == FINISHED and is_last and is_kept:
-            release_together(table, entry.row)
+    while state.fenced_head != NO_ROW:
+        row = state.fenced_head
+        sequence = table.sequences[row]
+        if sequence.fence > table.steps[state.current].index + 1:
+            break
+        state.fenced_head = sequence.next_row
+        sequence.fence = 0
+        release_together(table, row)
+        free_row(table, row)
     row = NO_ROW if limits.spares_in_flight else _first_preempted(table)
     while row != NO_ROW:
         release_together(table, row)

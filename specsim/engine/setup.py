@@ -345,7 +345,7 @@ def _blank_sequence() -> NDArray[Any]:
 def _state(most: int, most_holding: int, num_blocks: int) -> NDArray[Any]:
     state = zeros("state", 1)
     state["slowness"] = 1.0
-    state["queue_head"] = state["queue_tail"] = NO_ROW
+    state["queue_head"] = state["queue_tail"] = state["fenced_head"] = NO_ROW
     state["num_free_tables"], state["most_run"] = most_holding, most
     state["num_free"] = num_blocks - 1
     return state

@@ -101,6 +101,7 @@ class Sequence(Protocol):
     junction_len: int  # how far a prefix was cached in some groups, but not in all of them
     external_len: int  # tokens whose KV entries another replica has, and which are to be loaded
     is_sending: int  # whether it has ended, and its blocks are kept until they have been read
+    fence: int  # one more than the index of the step after which its blocks are given back, or 0
     use: int  # number of its use of the tiers; 0 before the first
     loads_from: int  # tokens before those that it loads, or has loaded last
     load_blocks: int  # into which it loads them, in all groups
@@ -361,6 +362,8 @@ class State(Protocol):
     queue_head: int
     queue_tail: int
     free_row: int  # first unused row; they are linked
+    fenced_head: int  # first row that has ended and has a fence; they are linked
+    fenced_tail: int
     num_free_tables: int
     num_free: int
     blocks_used: int  # the number behind the last block that was ever taken

@@ -244,7 +244,7 @@ def withdraw(table: Table, row: int) -> None:
 def free_row(table: Table, row: int) -> None:
     """Let the row of a sequence that has ended be used again, once nothing waits for it."""
     state, sequence = table.state[0], table.sequences[row]
-    if sequence.in_flight_len or sequence.is_sending or sequence.is_left:
+    if sequence.in_flight_len or sequence.is_sending or sequence.fence or sequence.is_left:
         return
     sequence.status = FREE
     sequence.next_row = state.free_row

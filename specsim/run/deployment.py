@@ -215,10 +215,13 @@ class Deployment:
     def token_bytes(self, *, with_drafts: bool) -> float:
         """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
         profile, size = self.profile, self.profile.tensor_parallel_size
+        model = load_model(profile.model)
         if profile.kv_bytes_per_token is None:
-            alone = load_model(profile.model).kv_bytes_per_token_and_gpu(1)
+            alone = model.kv_bytes_per_token_and_gpu(1)
         else:
-            alone = profile.kv_bytes_per_token * size
+            layers, stages = model.num_hidden_layers, len(profile.stage_shares)
+            of_fullest = -(-layers // stages) / layers
+            alone = profile.kv_bytes_per_token * size / of_fullest
         drafts = size * self.memory.draft_block_bytes / self.engine.block_size
         return alone + (drafts if with_drafts else 0.0)
 

@@ -75,10 +75,6 @@ class PoolServers:
         mine = experiment.of_pool("prefill")
         servers = cls(experiment.pools, Deployment.of(mine), decode, mine)
         for name, server in (("prefill", servers.prefill), ("decode", decode)):
-            if len(server.profile.stage_shares) > 1:
-                raise ConfigError(
-                    f"pools.{name}: a pipeline in pools is not simulated; name a profile without"
-                )
             _check_layers(name, server, experiment.pools)
         servers._check_alike()
         return servers

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import pytest
 from conftest import tiny_config
 
@@ -139,6 +140,34 @@ def test_stages_have_kv_cache_groups(run: Start) -> None:
     assert lasted(run(2, 8, engine={"kv_groups": layers})) == pytest.approx(lasted(run(2, 8)))
     with pytest.raises(SpecsimError, match="KV cache groups, without num_gpu_blocks, are not"):
         run(2, 8, engine={"kv_groups": layers, "num_gpu_blocks": None})
+
+
+def test_stages_have_tiers(constant_step: Callable[..., str]) -> None:
+    """What the GPU's cache has lost comes back from host memory, in as many blocks."""
+
+    def loaded(shares: list[float]) -> list[int]:
+        experiment = tiny_config(
+            engine={
+                "num_gpu_blocks": 20, "max_model_len": 256, "max_num_seqs": 2,
+                "enable_prefix_caching": True, "async_scheduling": True,
+                "kv_offload": {"blocks": 200, "bandwidth_gb_s": 20},
+            },
+            profile=constant_step(delta_ms=12, stage_shares=shares),
+        )  # fmt: skip
+        prompts = [np.arange(1000 * i, 1000 * i + 200) for i in (1, 2, 3, 1, 2, 3)]
+        requests = [
+            Request(
+                index=i, arrived_at=3.0 * i, prompt_len=200, output_len=4, prompt_token_ids=prompt
+            )
+            for i, prompt in enumerate(prompts)
+        ]
+        ended = simulate(Experiment.parse(experiment, "tiers"), requests=requests, check=True)
+        assert ended.offload is not None
+        found: list[int] = ended.offload.loads["host_len"].tolist()
+        return found
+
+    assert loaded([1.0]) == [0, 0, 0, 192, 192, 192]
+    assert loaded([0.5, 0.5]) == loaded([0.3, 0.3, 0.4]) == loaded([1.0])
 
 
 @pytest.mark.parametrize(

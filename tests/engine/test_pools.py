@@ -480,3 +480,33 @@ def test_a_step_has_room_for_a_loaded_request_with_all_its_drafts(
             run([(0.0, 9, 5)], **given)
     else:
         assert len(times(run([(0.0, 9, 5)], **given))) == 1
+
+
+@pytest.mark.parametrize("shares", [[0.5, 0.5], [0.3, 0.3, 0.4]])
+def test_stages_hand_over_the_entries_of_all_their_layers(
+    run: Callable[..., Run], shares: list[float]
+) -> None:
+    """A profile says what a GPU of the fullest stage keeps: 16 or 11 of 32 layers."""
+    of_stage = KV_BYTES / 32 * -(-32 // len(shares))
+    costs = {"stage_shares": shares, "kv_bytes_per_token": of_stage}
+    engine, transfer = {"async_scheduling": True}, {"bandwidth_gb_s": seconds_for(16, 0.5)}
+    rows = [(0.0, 16, 3)]
+    moved = run(rows, engine=engine, transfer=transfer, costs=costs)
+    [alone], [divided] = times(run(rows, engine=engine, transfer=transfer)), times(moved)
+    assert divided == pytest.approx(alone)
+
+
+def test_blocks_are_free_when_no_step_that_was_launched_before_runs_any_more(
+    run: Callable[..., Run],
+) -> None:
+    """As in the scheduler of vLLM 0.33, whatever the number of stages; checked at every step."""
+    costs = {"stage_shares": [0.25] * 4}
+    spec = {"method": "draft_model", "num_speculative_tokens": 2}
+    engine = {"async_scheduling": True, "num_gpu_blocks": 12, "speculative_config": spec}
+    rows = [(0.3 * i, 8 + i % 5, 2 + i % 7) for i in range(30)]
+    costs["drafts"] = {"draft_model": {"basis": "pass", "step_ms": 3.0}}
+    ended = run(
+        rows, engine=engine, costs=costs, transfer={"bandwidth_gb_s": seconds_for(8, 0.01)},
+        policy="static:k=2", acceptance={"kind": "bernoulli", "alpha": 0.6},
+    )  # fmt: skip
+    assert len(times(ended)) == 30

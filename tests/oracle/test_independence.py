@@ -21,7 +21,18 @@ SCENARIOS = [
     for path in sorted(folder.glob("*.scenario.json"))
     # It knows no connectors, states, stages, ranks, several MTP modules or clients that go away.
     if not path.name.startswith(
-        ("loads-", "host-", "states-", "pipeline-", "stages-", "ranks-", "modules-", "aborts-")
+        (
+            "loads-",
+            "host-",
+            "states-",
+            "pipeline-",
+            "stages-",
+            "ranks-",
+            "modules-",
+            "aborts-",
+            "mixed-loads-",
+            "mixed-host-",
+        )
     )
 ]
 

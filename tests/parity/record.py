@@ -356,6 +356,8 @@ class Driver:
                 self.scheduler.hash_block_size, sha256, **options
             )
         self.clock = self.next_row = self.num_passes = 0
+        self.stages = [0] * self.engine.get("pipeline_parallel_size", 1)  # when each is free
+        self.ready: dict[str, int] = {}  # when the last sampled token is there
         self.requests: dict[str, Request] = {}
         self.steps: list[dict[str, Any]] = []
         self.emits: dict[tuple[int, str], bool] = {}
@@ -559,20 +561,12 @@ class Driver:
 
     def run_async(self) -> None:
         in_flight: deque[tuple[Any, dict[str, Any], int]] = deque()
-        stages = [0] * self.engine.get("pipeline_parallel_size", 1)  # when each is free
-        ready: dict[str, int] = {}  # when the last sampled token is there
         while True:
             self.add_arrivals()
             if self.scheduler.has_requests():
                 output, step, time = self.schedule()
-                names = [row[0] for row in step["sched"]]
-                done = max([self.clock, *(ready.get(name, 0) for name in names)])
-                for number, free_at in enumerate(stages):
-                    stages[number] = done = max(done, free_at) + time
-                if len(stages) > 1:
-                    ready |= {name: done for name in names if self.emits[step["i"], name]}
-                in_flight.append((output, step, done))
-                room = len(in_flight) < 1 + len(stages)
+                in_flight.append((output, step, self.end_of(step, time)))
+                room = len(in_flight) < 1 + len(self.stages)
                 if room and (step["sched"] or self.scheduler.has_requests()):
                     continue
             elif not in_flight:
@@ -584,6 +578,16 @@ class Driver:
             output, step, done = in_flight.popleft()
             self.clock = max(self.clock, done)
             self.update(output, step)
+
+    def end_of(self, step: dict[str, Any], time: int) -> int:
+        """Send a step through the stages; return when it is through."""
+        names = [row[0] for row in step["sched"]]
+        done = max([self.clock, *(self.ready.get(name, 0) for name in names)])
+        for number, free_at in enumerate(self.stages):
+            self.stages[number] = done = max(done, free_at) + time
+        if len(self.stages) > 1:
+            self.ready |= {name: done for name in names if self.emits[step["i"], name]}
+        return done
 
     def groups(self) -> list[dict[str, Any]]:
         """The KV cache groups that vLLM has formed."""

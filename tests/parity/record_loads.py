@@ -173,15 +173,14 @@ class LoadsDriver(Driver):
 
     def run_async(self) -> None:
         in_flight: deque[tuple[Any, dict[str, Any], int]] = deque()
-        gpu_free_at = 0
         while True:
             self.add_arrivals()
-            if self.may_schedule() and len(in_flight) < 2:
+            if self.may_schedule(in_flight) and len(in_flight) < 1 + len(self.stages):
                 output, step, time = self.schedule()
                 self.is_stuck = not (step["sched"] or step["preempted"])
-                gpu_free_at = max(self.clock, gpu_free_at) + time
-                in_flight.append((output, step, gpu_free_at))
-                if len(in_flight) < 2 and (step["sched"] or self.has_work()):
+                in_flight.append((output, step, self.end_of(step, time)))
+                room = len(in_flight) < 1 + len(self.stages)
+                if room and (step["sched"] or self.has_work()):
                     continue
             elif not in_flight:
                 if self.next_event() is None:
@@ -199,10 +198,15 @@ class LoadsDriver(Driver):
     def has_work(self) -> bool:
         return bool(self.scheduler.get_num_unfinished_requests() or self.scheduler.finished_req_ids)
 
-    def may_schedule(self) -> bool:
-        """Schedule unless it would change nothing, as long as nothing happens."""
+    def may_schedule(self, in_flight: Iterable[tuple[Any, dict[str, Any], int]]) -> bool:
+        """Schedule unless it would change nothing, as long as nothing happens.
+
+        An empty step, too, takes a place in a pipeline.
+        """
         unfinished = self.scheduler.get_num_unfinished_requests()
-        return bool((unfinished and not self.is_stuck) or self.scheduler.finished_req_ids)
+        fills = len(self.stages) > 1 and any(step["sched"] for _, step, _ in in_flight)
+        is_stuck = self.is_stuck and not fills
+        return bool((unfinished and not is_stuck) or self.scheduler.finished_req_ids)
 
 
 class HostDriver(LoadsDriver):

@@ -461,7 +461,7 @@ def random_mixed_loads_scenario(
     scenario = random_mixed_scenario(seed, needs_of, version)
     draw, engine = random.Random(f"mixed loads {seed}"), scenario["engine"]
     kinds = {run["kind"] for run in engine.get("kv_groups") or ()}
-    if "chunked_local_attention" in kinds or "pipeline_parallel_size" in engine:
+    if "chunked_local_attention" in kinds:
         return None
     scenario = _with_loads(scenario, draw)
     if "state" in kinds:
@@ -480,7 +480,7 @@ def random_mixed_host_scenario(
     engine["block_size"] = max(2, engine["block_size"])  # as in `random_host_scenario`
     has_room = spec.get("num_nextn_predict_layers", 1) == 1 or engine["block_size"] >= spec["k"]
     is_held = not kinds & {"chunked_local_attention", "state"}
-    if "pipeline_parallel_size" in engine or not (is_held and has_room):
+    if not (is_held and has_room):
         return None
     engine["enable_prefix_caching"] = True
     if kinds:

@@ -178,7 +178,7 @@ def _screened_apart(plan: Plan, runner: Runner) -> Plan:
     First one server of each; then more in the pool whose queue grew.
     """
     best: dict[tuple[str, bool], Option] = {}
-    shown = _shown(plan) if plan.question.ranks * plan.question.command.stages == 1 else set()
+    shown = _shown(plan) if plan.question.ranks == 1 else set()
     for name in plan.ranked(plan.options):
         option = plan.options[name]
         if option.hardware.label in shown:

@@ -105,8 +105,7 @@ class Question:
     @property
     def notes(self) -> list[str]:
         """Which flags have no effect here, or another than on a server."""
-        ranks, stages = self.ranks, self.command.stages
-        parts = "data-parallel ranks" if ranks > 1 else "stages"
+        ranks = self.ranks
         said = {
             "--data-parallel-size: left out, for how many replicas is the answer; its ranks share "
             "experts under vLLM only, where the model has any": self.command.ranks > ranks,
@@ -114,8 +113,8 @@ class Question:
             "median, TTFT 17 % (experiments/silicon)": ranks > 1,
             "--decode-context-parallel-size: what its GPUs send each other is composed of NCCL's "
             "times; no server that has it was measured": self.command.shares > 1,
-            f"--pools: {parts} are not simulated with prefill and decode apart": (
-                self.pools and ranks * stages > 1
+            "--pools: data-parallel ranks are not simulated with prefill and decode apart": (
+                self.pools and ranks > 1
             ),
             "--daily: data-parallel ranks are not simulated autoscaled; no day.yaml": (
                 ranks > 1 and self.day is not None
