@@ -5,13 +5,17 @@ BIN := $(VENV)/bin
 # Bytecode is kept whatever the environment says: many targets start hundreds of short processes.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: demo test test-fast matrix test-extras test-vllm follow lint reference bench fuzz gpu docs experiments clean
+.PHONY: demo test test-slow test-fast matrix test-extras test-vllm follow lint reference bench fuzz gpu docs experiments clean
 
 demo: $(VENV)/.installed
 	$(BIN)/specsim demo --out results/demo
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest -n 2 -m 'not extras and not types'
+	$(BIN)/python -m pytest -n 2 -m 'not slow and not extras and not types'
+
+# The other tests, each of which takes many seconds; CI runs them, too.
+test-slow: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n 2 -m 'slow and not extras'
 
 # Those that find most in the least time; the matrix runs them, too.
 test-fast: $(VENV)/.installed-dev

@@ -118,6 +118,7 @@ def test_smartspec_fig11(tmp_path: Path) -> None:
     assert rows(tmp_path / "claim.csv")[2] == {"target": "70B", "needed": ""}
 
 
+@pytest.mark.slow
 @needs(TOKENS)
 def test_on_the_fly_fig3(tmp_path: Path) -> None:
     fig3 = script("on-the-fly-fig3")
@@ -168,6 +169,7 @@ BIRD_SQL, SHAREGPT = (
 )
 
 
+@pytest.mark.slow
 @needs(BIRD_SQL)
 def test_who_would_have_paid_on_real_tokens() -> None:
     real = script("real-tokens")
@@ -272,6 +274,7 @@ def test_turbospec_predicts_every_cell() -> None:
     assert all(float(row["latency_s"]) > 0 for row in kept)
 
 
+@pytest.mark.slow
 def test_turbospec_acceptance_has_the_published_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     turbospec(monkeypatch)
     stretches = sys.modules["stretches"]

@@ -199,6 +199,7 @@ def test_a_part_fits_and_every_place_of_the_list_is_reached(load: Callable[[str]
     assert reached == {n for n, each in known.items() if each.is_for_all and each.cpu_minutes <= 3}
 
 
+@pytest.mark.slow
 def test_made_up_data_stand_in_for_all_that_is_read(
     load: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -215,6 +216,7 @@ def test_made_up_data_stand_in_for_all_that_is_read(
             assert all((folder / file).exists() for file in each.data), name
 
 
+@pytest.mark.slow
 def test_an_experiment_runs_on_made_up_data() -> None:
     command = [sys.executable, FOLDER / "run.py", "azure-replay", "--stand-in"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

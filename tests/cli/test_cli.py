@@ -212,6 +212,7 @@ def test_tune_emits_a_fixed_k_that_the_schedule_does_not_beat(
     assert "does not beat k = 1" in err
 
 
+@pytest.mark.slow
 def test_tune_emits_nothing_where_speculation_never_pays(
     cli: Run, experiment: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -64,6 +64,7 @@ def test_there_is_much_to_look_at() -> None:
     assert sum(len(links(prose(path))) for path in LINKED) > 200
 
 
+@pytest.mark.slow
 @each_page
 @pytest.mark.usefixtures("no_modules_left")
 def test_blocks_run(path: Path, tmp_path: Path, tmp_path_factory: Any, cli: Run) -> None:

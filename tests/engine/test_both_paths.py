@@ -402,6 +402,7 @@ def test_goodput_comes_to_all_four_verdicts_in_these_runs(
     assert verdicts == {trials.KEPT, trials.NOTHING, trials.TRIED, trials.BEGUN}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("force", "verbs"), [pytest.param(*each, id=each[0].__name__) for each in ASKED]
 )
@@ -464,6 +465,7 @@ def few(profiles: dict[str, str], folder: Path) -> Iterator[Case]:
                workload={"lengths": rows, "num_requests": 12})  # fmt: skip
 
 
+@pytest.mark.slow
 def test_uncompiled_loops_do_the_same(profiles: dict[str, str], tmp_path: Path) -> None:
     folders = [str(Path(__file__).parents[1]), str(Path(__file__).parents[1] / "golden")]
     environment = {**os.environ, "NUMBA_DISABLE_JIT": "1"}

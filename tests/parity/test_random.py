@@ -129,10 +129,12 @@ def in_python(*args: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 def test_uncompiled_loops_agree() -> None:
     assert in_python("random") == "compared 60\n"
 
 
+@pytest.mark.slow
 def test_uncompiled_loops_do_what_vllm_did() -> None:
     count = sum(len(list(folder.glob("*.scenario.json"))) for folder in FOLDERS)
     assert in_python("recorded") == f"compared {count}\n"

@@ -254,6 +254,7 @@ def test_q_learning_learns_about_the_step_that_was_made(delay: int) -> None:
     assert np.count_nonzero(memory.values != 1.0) <= len(means)  # the others: the most there is
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_q_learning_settles_also_without_exploring(seed: int) -> None:
     policy, memory = started("q_learning:exploration=0", 7, rng=np.random.default_rng(seed))

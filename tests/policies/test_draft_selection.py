@@ -115,6 +115,7 @@ def test_a_burst_takes_the_models_in_turn_until_there_is_something_to_learn_from
     assert rates[::2].max() < 0.5 < rates[1::2].min()
 
 
+@pytest.mark.slow
 def test_a_shift_between_drafters_keeps_them_apart(two_models: Callable[..., Run]) -> None:
     run = two_models(0.1, 0.9, num_probes=1000)
     models = {

@@ -49,6 +49,7 @@ def models() -> st.SearchStrategy[dict[str, Any]]:
     return st.one_of(kinds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["static:k=4", "goodput", "joint"])
 @settings(max_examples=12)
 @given(models(), st.sampled_from(["eagle3", "draft_model", "suffix"]), st.integers(0, 99))

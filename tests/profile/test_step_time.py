@@ -76,6 +76,7 @@ def test_all_drafts_of_one_pass_cost_the_same(draft_len: int) -> None:
     assert COSTS["parallel"].step_time(load, draft_len) == pytest.approx(plain + pard + tokens)
 
 
+@pytest.mark.slow
 def test_it_is_written_once() -> None:
     """The engine's loop and Python call one function; nobody else knows what costs there are."""
     assert cost.draft_time is costs.draft_time is step_time.draft_time

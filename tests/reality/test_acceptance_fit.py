@@ -89,6 +89,7 @@ def test_likelihood_recovers_the_parameters(model: dict[str, Any], tolerance: fl
         assert fitted[name] == pytest.approx(model[name], rel=tolerance)
 
 
+@pytest.mark.slow
 def test_simulation_recovers_two_regimes(quick: None) -> None:
     regimes = [{"weight": 0.7, "alpha": 0.2}, {"weight": 0.3, "alpha": 0.9}]
     data = made_by({"kind": "markov", "regimes": regimes, "regime_len": 12.0})
@@ -99,6 +100,7 @@ def test_simulation_recovers_two_regimes(quick: None) -> None:
     assert fitted["regime_len"] == pytest.approx(12.0, rel=0.35)
 
 
+@pytest.mark.slow
 def test_simulation_recovers_the_layers(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fits, "MAX_TRIALS", 60)
     model = {
@@ -227,6 +229,7 @@ def held_out(proposer: str, dataset: str) -> tuple[Distances, Distances]:
     return Distances(**said.held_out), Distances.between(model, data)
 
 
+@pytest.mark.slow
 @needs(DATA / "llama31_8b_gsm8k.jsonl.gz")
 @pytest.mark.parametrize(
     ("proposer", "targets"),

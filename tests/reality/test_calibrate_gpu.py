@@ -40,6 +40,7 @@ def rehearse(script: ModuleType, cli: Run, folder: Path, engine: str) -> Path:
     return keep
 
 
+@pytest.mark.slow
 def test_vllm_leaves_one_profile_for_all_k(
     script: ModuleType, tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

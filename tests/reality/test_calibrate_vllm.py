@@ -137,6 +137,7 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
         return calibrated(folder, FakeVllm({}), patch, draft_lens=(1, 3, 5)), folder / "out"
 
 
+@pytest.mark.slow
 def test_a_known_vllm_is_found_again(exact: tuple[Calibration, Path]) -> None:
     found, folder = exact
     assert [each.case.policy for each in found.results[:4]] == [
@@ -177,6 +178,7 @@ def test_it_is_told(exact: tuple[Calibration, Path]) -> None:
     assert calibration_verdict(found)[0].startswith("profile: off validated, draft-1 validated")
 
 
+@pytest.mark.slow
 def test_a_vllm_that_changes_leaves_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +189,7 @@ def test_a_vllm_that_changes_leaves_candidates(
     assert all(each.statistic("latency", "mean").error < -0.1 for each in found.failed)
 
 
+@pytest.mark.slow
 def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +206,7 @@ def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
         assert engine.results[0].mean_error_at_speed < 0.06
 
 
+@pytest.mark.slow
 def test_lookup_that_finds_nothing_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -375,6 +375,7 @@ def test_bad_input_leaves_nothing_behind(folder: Path, cli: Run) -> None:
     assert (code, len(errors.splitlines())) == (2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "limit", "hits"),
     [

@@ -123,6 +123,7 @@ def test_what_the_simulator_made_it_reproduces(table: Path, cli: Run) -> None:
     assert [each["loss"] for each in report["errors"]["best"]] == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_for_any_number_of_processes(table: Path, cli: Run) -> None:
     for workers in ("1", "2"):
         arguments = ("--profile", PROFILE, "--seed", "3", "--workers", workers)

@@ -103,6 +103,7 @@ def test_requests_that_are_given_and_requests_that_are_drawn_are_the_same() -> N
     assert [each.index for each in drawn.requests[5:7]] == [5, 6]
 
 
+@pytest.mark.slow
 def test_cells_and_processes_do_not_show() -> None:
     lengths = {"kind": "constant", "prompt": 16, "output": 3}
     arrivals = {"kind": "poisson", "rate": 3000.0}

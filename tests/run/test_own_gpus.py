@@ -61,6 +61,7 @@ def replayed(lens: list[int], k: int) -> list[tuple[int, int, int]]:
 FATES = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 
 
+@pytest.mark.slow
 @given(fates=st.lists(FATES, min_size=1, max_size=5), k=st.integers(1, 7))
 def test_what_is_kept_is_what_a_replay_by_hand_keeps(fates: list[list[int]], k: int) -> None:
     requests = [

@@ -110,6 +110,7 @@ def logged(folder: Path) -> list[Any]:
     return sorted(map(json.loads, lines), key=lambda row: row["number"])
 
 
+@pytest.mark.slow
 def test_a_client_sees_what_a_simulation_says(tmp_path: Path) -> None:
     """Tried again on a machine that does other things, too; benchmarks/serve.py has the bounds."""
     bench = benchmark()

@@ -644,6 +644,7 @@ POOLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resource", POOLS)
 def test_of_pools_the_unit_of_both_is_loaded(resource: str) -> None:
     experiment = pooled(**POOLS[resource])

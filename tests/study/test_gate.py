@@ -128,6 +128,7 @@ def test_what_is_gated_no_longer_or_more_loosely_is_told(suite: Callable[..., Pa
     assert gate(before, suite()).notes == []  # names none, so those of the baseline hold
 
 
+@pytest.mark.slow
 def test_unchanged_revisions_pass_with_other_seeds_too(suite: Callable[..., Path]) -> None:
     path = suite()
     with_seeds = []
@@ -205,6 +206,7 @@ def test_a_better_policy_passes(cli: Run, suite: Callable[..., Path]) -> None:
     assert "passed: none of 2 comparisons is worse" in out
 
 
+@pytest.mark.slow
 def test_a_baseline_has_the_same_bytes_in_every_process(
     suite: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def capacity_of(given: Experiment, profile: str) -> Capacity:
     return find_capacity(given, goal, hardware, {"off": given.effective_policy})
 
 
+@pytest.mark.slow
 def test_what_was_fitted_at_one_context_is_told_not_to_be_known_at_others(
     fitted: Callable[[int], str],
 ) -> None:
@@ -155,6 +156,7 @@ def test_a_server_that_does_not_keep_up_has_no_such_interval() -> None:
     assert summary.time_error is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("slots", "alpha"), [(16, 0.25), (256, 0.4)])
 def test_a_tuning_says_how_far_the_profile_moves_a_crossover(slots: int, alpha: float) -> None:
     given = experiment(COMPOSED, CLOSED)

@@ -1066,6 +1066,7 @@ def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
     assert "exit 2" not in (tmp_path / "serve.sh").read_text()
 
 
+@pytest.mark.slow
 def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
     rng = random.Random(5)
     for number in range(50):
@@ -1147,6 +1148,7 @@ def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:
     assert asked_for[-1].num_requests == 8000
 
 
+@pytest.mark.slow
 def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.REQUESTS", 150)
     monkeypatch.setattr("specsim.study.plan.LONGEST", 500)
@@ -1367,6 +1369,7 @@ def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() ->
     assert loads == {"80 requests/s (-20 %)": 3, "120 requests/s (+20 %)": 4}
 
 
+@pytest.mark.slow
 def test_steps_that_take_longer_need_no_fewer_servers() -> None:
     rng = random.Random(3)
     for _ in range(40):
@@ -1454,6 +1457,7 @@ def test_a_gpu_with_a_namesake_that_was_measured_says_so() -> None:
     assert measured_alike(option.hardware.profile) == ""
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_what_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 150)
     server = f"Qwen/Qwen3-8B --max-num-seqs 64 {EAGLE}"

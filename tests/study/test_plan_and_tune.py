@@ -11,6 +11,7 @@ from specsim.study.tune import tune
 _EQUAL = 0.98  # of the speed-up of the best k: k = 4 and 5 differ by less
 
 
+@pytest.mark.slow
 def test_plan_and_tune_and_capacity_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.REQUESTS", 500)
     monkeypatch.setattr("specsim.study.plan.LONGEST", 2000)

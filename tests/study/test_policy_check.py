@@ -95,6 +95,7 @@ def test_a_policy_that_breaks_nothing_holds_in_every_world(cli: Run, tmp_path: P
     assert "holds: 106 worlds" in out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", ["-1", "1 // 0"])
 @pytest.mark.usefixtures("three_worlds")
 def test_the_check_tells_what_a_policy_breaks(answer: str, cli: Run, tmp_path: Path) -> None:

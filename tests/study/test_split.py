@@ -129,6 +129,7 @@ def searched(gpus: int, rate: float, *policies: str, **how: Any) -> tuple[Split,
     return search_splits(asked, gpus, policies=chosen, **how)
 
 
+@pytest.mark.slow
 def test_a_search_finds_what_all_whole_simulations_find() -> None:
     """The same rows, those that are left out apart; and pools by themselves tell nearly all."""
     found, search = searched(5, 40.0, "off", "static:k=3", most=100)

@@ -392,6 +392,7 @@ def rates(num: int) -> list[dict[str, Any]]:
     return [{"workload.arrivals.rate": {"linspace": [1, 20, num]}}]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 @pytest.mark.parametrize(
     ("num_kills", "num_points"), [(2, 24), pytest.param(20, 60, marks=pytest.mark.extras)]

@@ -397,6 +397,7 @@ def test_a_load_is_not_looked_for_while_replicas_fail() -> None:
         Loads(Experiment.parse(tiny_config(replicas=2, incidents=incidents), "failing"), 1)
 
 
+@pytest.mark.slow
 def test_a_load_that_a_full_prefill_pool_keeps_every_k_from_is_not_counted() -> None:
     engine = {**tiny_config()["engine"]}
     engine["speculative_config"] = {"method": "eagle3", "num_speculative_tokens": 1}
