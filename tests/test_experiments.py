@@ -17,6 +17,8 @@ from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.study.sweep import Sweep, run_point
 
+pytestmark = pytest.mark.slow
+
 TOKENS = data_folder() / "tokens" / "llama31_8b_gsm8k.jsonl.gz"
 
 
@@ -118,7 +120,6 @@ def test_smartspec_fig11(tmp_path: Path) -> None:
     assert rows(tmp_path / "claim.csv")[2] == {"target": "70B", "needed": ""}
 
 
-@pytest.mark.slow
 @needs(TOKENS)
 def test_on_the_fly_fig3(tmp_path: Path) -> None:
     fig3 = script("on-the-fly-fig3")
@@ -169,7 +170,6 @@ BIRD_SQL, SHAREGPT = (
 )
 
 
-@pytest.mark.slow
 @needs(BIRD_SQL)
 def test_who_would_have_paid_on_real_tokens() -> None:
     real = script("real-tokens")
@@ -274,7 +274,6 @@ def test_turbospec_predicts_every_cell() -> None:
     assert all(float(row["latency_s"]) > 0 for row in kept)
 
 
-@pytest.mark.slow
 def test_turbospec_acceptance_has_the_published_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     turbospec(monkeypatch)
     stretches = sys.modules["stretches"]

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
+import pytest
 from pydantic import BaseModel
 from world_making import draw_world
 
@@ -91,6 +92,7 @@ def said(value: Any, name: str = "") -> Iterator[str]:
             yield from said(inner, field)
 
 
+@pytest.mark.slow
 def test_worlds_say_all_that_a_yaml_can_say() -> None:
     drawn: set[str] = set()
     for number in range(6000):

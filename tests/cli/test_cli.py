@@ -172,6 +172,7 @@ def few_seqs() -> dict[str, Any]:
     return {**tiny_config()["engine"], "max_num_seqs": 2}
 
 
+@pytest.mark.slow
 def test_tune_prints_tables_and_fills_the_folder(
     cli: Run, experiment: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -189,6 +190,7 @@ def test_tune_prints_tables_and_fills_the_folder(
 EMIT = ("--max-k", 1, "--replications", 2, "--workers", 1, "--seed", 3, "--emit", "vllm")
 
 
+@pytest.mark.slow
 def test_tune_emits_nothing_but_json_for_vllm(
     cli: Run, experiment: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,6 +205,7 @@ def test_tune_emits_nothing_but_json_for_vllm(
     assert "best k" in err
 
 
+@pytest.mark.slow
 def test_tune_emits_a_fixed_k_that_the_schedule_does_not_beat(
     cli: Run, experiment: Callable[..., Path]
 ) -> None:
@@ -688,6 +691,7 @@ def test_answers_of_one_token_have_no_time_between_tokens(
         assert (row.count(" - ") == 4) is (output == 1)
 
 
+@pytest.mark.slow
 def test_sigterm_ends_all_processes_silently_and_leaves_nothing(
     experiment: Callable[..., Path], tmp_path: Path
 ) -> None:

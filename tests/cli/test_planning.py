@@ -199,6 +199,7 @@ def test_its_experiment_runs_as_it_is(planned: tuple[str, str, Path], cli: Run) 
     assert cli("capacity", experiment, *short)[0] == 0
 
 
+@pytest.mark.slow
 def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
     planned: tuple[str, str, Path], cli: Run, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Job, Runner
 
+pytestmark = pytest.mark.slow
+
 
 def squared(number: int) -> int:
     time.sleep(0.01 * (3 - number % 3))  # so that they end in another order

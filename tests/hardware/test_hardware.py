@@ -744,6 +744,7 @@ def test_quantized_weights_are_for_profiles_that_know_them(
         memory_plan(profile, load_model(path), load_gpu("h100"), ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", ["h100", "l40s", "mi300x"])
 def test_of_models_without_a_profile_it_is_said_how_one_is_made(gpu: str) -> None:
     """And not the profile of another model that is spelt alike."""

@@ -35,6 +35,8 @@ from specsim.run.experiment import Experiment
 from specsim.show.charts.reality_plots import plot_calibration
 from specsim.show.render.reality_tables import calibration_tables, calibration_verdict
 
+pytestmark = pytest.mark.slow
+
 PLAN = replace(
     QUICK,
     grid=replace(QUICK.grid, rounds=3),
@@ -109,7 +111,6 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
     return calibrated(folder, MadeUpEngine()), folder
 
 
-@pytest.mark.slow
 def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
     found, folder = exact
     assert len(found.results) == 4 * 3
@@ -125,7 +126,6 @@ def test_a_known_engine_is_found_again(exact: tuple[Calibration, Path]) -> None:
     assert meta["complete"] is True
 
 
-@pytest.mark.slow
 def test_runs_settle_the_level_of_costs(tmp_path: Path) -> None:
     found = calibrated(tmp_path / "out", MadeUpEngine(grid_level=0.8))
     assert found.findings["in_situ"] == pytest.approx({"target": 1.25, "draft": 1.25}, abs=0.01)
@@ -171,7 +171,6 @@ def test_it_is_drawn_and_told(exact: tuple[Calibration, Path], tmp_path: Path) -
     assert calibration_verdict(found)[-1] == "order of k: the same, wherever the real runs have one"
 
 
-@pytest.mark.slow
 def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:
     slow = Host((1.25,), tells=False)
     found = calibrated(tmp_path / "out", MadeUpEngine((Host(), Host(), Host(), slow)))
@@ -183,7 +182,6 @@ def test_an_engine_that_gets_slower_leaves_a_candidate(tmp_path: Path) -> None:
     assert len(written["failed"]) == len(found.results)
 
 
-@pytest.mark.slow
 def test_what_probes_say_of_the_machine_is_taken_into_account(tmp_path: Path) -> None:
     profiling = [Host((1.25, 0.75))] * 3
     first, second = Host((0.5, 1.0)), Host((1.0, 1.8))

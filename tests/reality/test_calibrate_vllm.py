@@ -21,6 +21,8 @@ from specsim.reality.vllm import VllmRun
 from specsim.run.experiment import Experiment
 from specsim.show.render.reality_tables import calibration_tables, calibration_verdict, error_tables
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -137,7 +139,6 @@ def exact(tmp_path_factory: pytest.TempPathFactory) -> tuple[Calibration, Path]:
         return calibrated(folder, FakeVllm({}), patch, draft_lens=(1, 3, 5)), folder / "out"
 
 
-@pytest.mark.slow
 def test_a_known_vllm_is_found_again(exact: tuple[Calibration, Path]) -> None:
     found, folder = exact
     assert [each.case.policy for each in found.results[:4]] == [
@@ -178,7 +179,6 @@ def test_it_is_told(exact: tuple[Calibration, Path]) -> None:
     assert calibration_verdict(found)[0].startswith("profile: off validated, draft-1 validated")
 
 
-@pytest.mark.slow
 def test_a_vllm_that_changes_leaves_candidates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +189,6 @@ def test_a_vllm_that_changes_leaves_candidates(
     assert all(each.statistic("latency", "mean").error < -0.1 for each in found.failed)
 
 
-@pytest.mark.slow
 def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +205,6 @@ def test_a_machine_that_changes_its_speed_and_tells_is_replayed_with_it(
         assert engine.results[0].mean_error_at_speed < 0.06
 
 
-@pytest.mark.slow
 def test_lookup_that_finds_nothing_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

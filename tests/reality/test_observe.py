@@ -36,6 +36,8 @@ from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
 from specsim.workload.readers import read_trace
 
+pytestmark = pytest.mark.slow
+
 NUM = 30
 
 
@@ -201,7 +203,6 @@ def wait_for_rows(folder: Path, number: int) -> None:
     raise AssertionError(f"{path} never had {number} rows")
 
 
-@pytest.mark.slow
 def test_server_killed_half_way(tmp_path: Path) -> None:
     workload = write_workload(tmp_path / "w.yaml", kind="constant", rate=15.0)
     server, url = start_server()
@@ -221,7 +222,6 @@ def test_server_killed_half_way(tmp_path: Path) -> None:
     assert meta["client"]["num_failed"] == NUM - errors.count(None)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_keeps_what_there_is(tmp_path: Path, number: signal.Signals) -> None:
     workload = write_workload(tmp_path / "w.yaml", kind="constant", rate=15.0)

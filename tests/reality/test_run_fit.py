@@ -17,6 +17,8 @@ from specsim.reality.profile_fit.problem import changed, parameters_of
 from specsim.reality.profile_fit.run_fit import RunFit, fit_runs
 from specsim.reality.validation import read_table, table_replay
 
+pytestmark = pytest.mark.slow
+
 FITTED = [
     row("c1", 1, 0),
     row("c16", 16, 0),
@@ -68,7 +70,6 @@ def start(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_known_factors_come_back(found: RunFit) -> None:
     values = {each.name: each for each in found.estimates}
     for path in TRUE:
@@ -81,7 +82,6 @@ def test_known_factors_come_back(found: RunFit) -> None:
         assert values[f"target.{name}"].value == pytest.approx(TRUE["target", name], rel=0.1)
 
 
-@pytest.mark.slow
 def test_held_out_runs_of_every_length_are_predicted(found: RunFit) -> None:
     before, after = (found.to_dict()["errors"]["held_out"][when] for when in ("before", "after"))
     assert max(each["median_abs"] for each in before) > 0.1
@@ -91,7 +91,6 @@ def test_held_out_runs_of_every_length_are_predicted(found: RunFit) -> None:
         assert each["worst_abs"] < 0.05, each
 
 
-@pytest.mark.slow
 def test_what_the_runs_cannot_tell_is_named(found: RunFit) -> None:
     values = {each.name: each for each in found.estimates}
     # Hidden behind the GPU, for the server schedules ahead.
@@ -101,14 +100,12 @@ def test_what_the_runs_cannot_tell_is_named(found: RunFit) -> None:
     assert "overhead.request_us" in found.profile.provenance.notes.split("do not tell")[1]
 
 
-@pytest.mark.slow
 def test_what_the_runs_cannot_tell_stays_as_built(found: RunFit) -> None:
     untold = [each for each in found.estimates if not each.is_told]
     assert untold
     assert [each.value for each in untold] == [each.start for each in untold]
 
 
-@pytest.mark.slow
 def test_a_fit_is_checked_on_each_load_in_turn(found: RunFit) -> None:
     assert found.left_out is not None
     assert len(found.left_out.before) == len(FITTED)

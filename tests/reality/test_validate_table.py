@@ -107,6 +107,7 @@ def refused(tmp_path: Path, **cells: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.slow
 def test_what_the_simulator_made_it_reproduces(table: Path, cli: Run) -> None:
     code, output, errors = cli(
         "validate", table, "--profile", PROFILE, "--predictions", "p.csv", "--json", "p.json"

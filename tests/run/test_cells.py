@@ -124,6 +124,7 @@ def test_cells_and_processes_do_not_show() -> None:
 FLY = {"kind": "fly", "alpha": 0.7, "unsure": 0.5, "window": 1}
 
 
+@pytest.mark.slow
 def test_confidences_that_are_counted_in_a_run_are_not_counted_in_its_cells() -> None:
     """They were, so that an incident without effect changed nearly all of 10,400 latencies."""
     lengths = {"kind": "constant", "prompt": 3, "output": 2}

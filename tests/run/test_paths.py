@@ -149,6 +149,7 @@ class Two(Policy):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "policy"),
     [

@@ -744,6 +744,7 @@ def test_what_vllm_is_told_names_the_head_and_keeps_what_was_given() -> None:
     assert note == "not simulated: draft_tensor_parallel_size of the drafter"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "method", "weights"),
     [
@@ -1160,6 +1161,7 @@ def test_the_answer_does_not_depend_on_processes(monkeypatch: pytest.MonkeyPatch
     assert one["answer"].startswith("Rent ")
 
 
+@pytest.mark.slow
 def test_limits_that_nothing_keeps_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.study.plan.candidates.SHORT_REQUESTS", 150)
     question = replace(asked(f"Qwen/Qwen3-8B --max-num-seqs 2 {EAGLE}"), slo=Slo(ttft_ms=1.0))

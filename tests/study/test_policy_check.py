@@ -88,6 +88,7 @@ def test_right_answers_are_taken(
     assert len(Summary(run).tables.requests) == run.experiment.workload.num_requests
 
 
+@pytest.mark.slow
 def test_a_policy_that_breaks_nothing_holds_in_every_world(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "holding.py").write_text(SOURCE.format(answer="[1] * batch.size"))
     code, out, _ = cli("policy", "check", f"{tmp_path}/holding.py:Mine")

@@ -17,6 +17,8 @@ from specsim.study.compare import chosen_policies
 from specsim.study.split import COLUMNS, Split, SplitRow, compare_splits, splits
 from specsim.study.split_search import Search, search_splits, thinned
 
+pytestmark = pytest.mark.slow
+
 WORKLOAD = {
     "arrivals": {"kind": "poisson", "rate": 20.0},
     "lengths": {"kind": "uniform", "prompt": [200, 900], "output": [20, 60]},
@@ -129,7 +131,6 @@ def searched(gpus: int, rate: float, *policies: str, **how: Any) -> tuple[Split,
     return search_splits(asked, gpus, policies=chosen, **how)
 
 
-@pytest.mark.slow
 def test_a_search_finds_what_all_whole_simulations_find() -> None:
     """The same rows, those that are left out apart; and pools by themselves tell nearly all."""
     found, search = searched(5, 40.0, "off", "static:k=3", most=100)

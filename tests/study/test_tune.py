@@ -183,6 +183,7 @@ def tuning(small: Experiment) -> Tuning:
     return tune(small, max_k=1, replications=2)
 
 
+@pytest.mark.slow
 def test_the_number_of_processes_changes_nothing(
     tuning: Tuning, small: Experiment, tmp_path: Path
 ) -> None:

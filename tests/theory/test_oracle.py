@@ -20,6 +20,8 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
+pytestmark = pytest.mark.slow
+
 SPEC = {"method": "eagle3", "num_speculative_tokens": 5}
 SERVERS = {
     "eagle": ("h100/llama-3.1-8b", SPEC),

@@ -13,6 +13,8 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
+pytestmark = pytest.mark.slow
+
 KV_BYTES = 131072  # of one token of llama-3.1-8b
 FREE = 1e-6  # milliseconds of a step that costs nothing, all but
 WORKLOAD = {

@@ -13,6 +13,8 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 
+pytestmark = pytest.mark.slow
+
 NUM_REQUESTS = 100_000
 
 
