@@ -151,9 +151,9 @@ def release_late(table: Table, row: int) -> None:
 
 @inner
 def fence(table: Table, row: int) -> None:
-    """Let a sequence that has ended keep its blocks until all steps have come back that run now.
+    """Let a sequence that has ended keep its blocks until every step in flight has come back.
 
-    Of which one writes to them (vLLM: `deferred_frees`).
+    One of them still writes to these blocks; vLLM waits for the last one (`deferred_frees`).
     """
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     for number in range(state.in_flight):
