@@ -161,7 +161,7 @@ def _length_error(trace: Trace) -> float:
     """Return how far means of prompts and of outputs may be off, 95 %, as a share; the larger.
 
     Sessions are taken to be independent, not their turns (the linearized variance of a mean over
-    clusters; Cochran 1977, "Sampling Techniques", eq. 9A.9).
+    clusters; Cochran 1977, "Sampling Techniques", chapter 9A).
     """
     owners = np.arange(len(trace)) if trace.sessions is None else trace.sessions
     _, numbers = np.unique(owners, return_inverse=True)
