@@ -57,6 +57,7 @@ from specsim.policies.parts.upkeep import (
     has_tried,
     life_of,
     note_gains,
+    pay_back,
     settle_served,
     share_of,
 )
@@ -114,7 +115,8 @@ def _for_all(desk: Joining) -> int:
     state.try_loss = max(idle + (values[0] - values[least]) / worth, 0.01)
     if not served:
         return 0
-    state.pays_served = for_served > reading / time * served / num
+    state.pays = for_all > reading / time
+    pay_back(state, for_served - reading / time * served / num)
     if state.is_trying:
         state.spent += max(idle + (values[0] - values[least]) / worth, 0.0)
         state.tries_left -= 1

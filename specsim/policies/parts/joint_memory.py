@@ -52,13 +52,13 @@ class JointState(Protocol):
     """Since a request was admitted, until which it may come to serve more of the batch."""
     is_off: int  # whether it is not worth its upkeep for those that it has read
     may_let_go: int  # whether it is ever asked whom the drafter lets go of
-    pays_served: int  # whether it is by what a step gains now, its prefills included
+    pays: int  # whether drafting for all is, by what this step would gain, prefills included
     is_trying: int
     """Whether new requests are drafted for nevertheless, to see whether that pays by now;"""
     num_taken: int  # requests of this try,
     tries_left: int  # steps that are still to draft for them,
     try_loss: float  # share of a step that each such step costs,
-    spent: float  # steps that the try has cost, more than it gained
+    spent: float  # steps that the last try and what came of it have cost, more than they gained
     promise: float  # share of a step that would be gained if drafts were as good as believed
 
 

@@ -6,6 +6,7 @@ reading them costs is borne by all tokens that gain from it.
 """
 
 from specsim.core.compiled import inner
+from specsim.policies.parts.estimate import PRIOR_TRIALS
 from specsim.policies.parts.exchange import Trade, set_times
 from specsim.policies.parts.joint_memory import (
     LET_GO,
@@ -29,7 +30,7 @@ _NOTHING = 1e-6  # share of a step: rounding
 _TRY_REQUESTS = 4  # new ones that are drafted for at a time though the drafter was given up, in
 _TRY_STEPS = 4  # so many steps, and
 _TRY_OVER = -2  # two more, under asynchronous scheduling, until it is known what came of the last
-_CHANGES = 0.05  # for the better, that are expected in as many steps as there were so far
+_CHANGES = 0.03  # for the better, that are expected in as many steps as there were so far
 LOSS = 0.002
 """Share of all steps that may be lost by drafting what does not seem to pay."""
 
@@ -83,7 +84,7 @@ def settle_served(desk: Joining) -> int:
         state.steps_since_new = -1  # this one is counted at its end
     if not num_new and not state.is_off and not has_tried(state):
         return 0
-    has_failed = has_tried(state) and not state.pays_served
+    has_failed = has_tried(state) and not state.pays
     _choose_try(desk, num_new)
     num_let_go = num_tried = 0
     for row in range(num):
@@ -134,21 +135,47 @@ def _reading_time(desk: Trade) -> float:
 def _choose_try(desk: Joining, num_new: int) -> None:
     """Try to draft for new requests, if there are any, though the drafter was given up.
 
-    If that pays the next are tried at once, else when as much as it has cost is lost by waiting.
+    If drafting for all would pay by what comes of it, the drafter is taken up again, and its
+    account begins anew. The next try is due when as much as this one has cost, and as the next
+    will, is lost by waiting.
     """
     state, lives = desk.state[0], desk.lives[0]
+    if has_tried(state):
+        reading = state.num_taken * lives.reading / max(lives.admitted, 1.0)
+        state.spent += reading / desk.trade.exchange[0].plain
+        if state.pays:
+            state.is_closed = state.is_off = state.num_noted = 0
+        state.is_trying = 0
     if not state.is_closed:
-        state.is_trying, state.spent = 0, _TRY_STEPS * state.try_loss
-    elif not state.is_trying or has_tried(state):
-        if state.is_trying:
-            reading = state.num_taken * lives.reading / max(lives.admitted, 1.0)
-            state.spent += reading / desk.trade.exchange[0].plain
-            state.spent *= not state.pays_served
-        state.is_trying = num_new > 0 and _waiting_loss(state, lives.step) >= state.spent
+        state.is_trying = 0
+    elif not state.is_trying and num_new:
+        cost = max(state.spent, _TRY_STEPS * state.try_loss)
+        state.is_trying = _waiting_loss(state, lives.step) >= cost
         if state.is_trying:
             state.tries_left, state.spent = _TRY_STEPS, 0.0
             state.idle_steps = state.num_taken = 0
             age(desk.seen, STALE_DRAFTS)
+            _age_trials(desk)
+
+
+@inner
+def _age_trials(desk: Joining) -> None:
+    """Have trials so far count for no more than a prior does, as other traffic may have come."""
+    state, totals = desk.state[0], desk.fading.totals
+    state.num_trials = min(state.num_trials, PRIOR_TRIALS)
+    keep = PRIOR_TRIALS / max(totals[1], PRIOR_TRIALS)
+    totals[0] *= keep
+    totals[1] *= keep
+
+
+@inner
+def pay_back(state: JointState, gain: float) -> None:
+    """Set what a step gains against what the last try has cost, until that is made up for.
+
+    So a try that was believed wrongly has cost what was lost until the drafter was given up again.
+    """
+    if state.spent and not state.is_closed:
+        state.spent = max(state.spent - gain, 0.0)
 
 
 @inner
