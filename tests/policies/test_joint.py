@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from specsim.core.compiled import as_records
 from specsim.core.errors import PluginError
 from specsim.core.step import StepLoad
+from specsim.decisions.loops import row_of
 from specsim.decisions.policy import pricing_of
 from specsim.policies import POLICIES, KnowsModel, Policy
 from specsim.policies.parts.exchange import known_rate, note_step, put_outcome, trade_desk
-from specsim.policies.parts.joint_memory import no_lives
+from specsim.policies.parts.joint_memory import JointState, no_lives
 from specsim.policies.parts.prospects import (
     LEVELS,
     foresee,
@@ -25,7 +26,7 @@ from specsim.policies.parts.prospects import (
     prospects,
     take_in,
 )
-from specsim.policies.parts.upkeep import admit, share_of
+from specsim.policies.parts.upkeep import admit, pay_back, share_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary, summarized
@@ -214,6 +215,46 @@ def test_a_try_comes_the_sooner_the_more_it_may_gain() -> None:
         )  # fmt: skip
 
     assert total("joint") < total("goodput")
+
+
+def test_asynchronously_a_try_of_one_request_tells_that_drafting_pays_for_all() -> None:
+    """Of some ten that decode it is one, with four tokens; many of before were rejected."""
+    spec = {"method": "draft_model", "num_speculative_tokens": 5}
+    before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.05, 0.8))
+
+    def total(policy: str) -> float:
+        return sum(
+            latency(
+                policy, 0.0, 0.0,
+                workload={
+                    "arrivals": {"kind": "poisson", "rate": 12.0},
+                    "lengths": {"kind": "uniform", "prompt": [20, 60], "output": [50, 150]},
+                    "num_requests": 100,
+                },
+                engine={"async_scheduling": True, "speculative_config": spec},
+                acceptance={"kind": "shift", "at_request": 36, "before": before, "after": after},
+                profile="h100/llama-3.1-8b-kernels",
+                seed=seed,
+            )
+            for seed in range(4)
+        )  # fmt: skip
+
+    off, joint, best = (total(policy) for policy in ("off", "joint", "static:k=1"))
+    assert off - joint > off - best > 0.0
+
+
+@pytest.mark.parametrize(
+    ("spent", "is_closed", "gain", "left"),
+    [(2.0, 0, 0.5, 1.5), (2.0, 0, -0.5, 2.5), (0.3, 0, 0.5, 0.0), (0.0, 0, -0.5, 0.0),
+     (2.0, 1, 0.5, 2.0)],
+    ids=["gained", "lost", "made up for", "of no try", "given up"],
+)  # fmt: skip
+def test_what_came_of_a_try_counts_as_its_cost(
+    spent: float, is_closed: int, gain: float, left: float
+) -> None:
+    state = as_records(row_of(JointState, spent=spent, is_closed=is_closed))[0]
+    pay_back(state, gain)
+    assert state.spent == left
 
 
 def test_drafts_that_have_become_poor_are_soon_known_to_be() -> None:
