@@ -4,7 +4,7 @@ from math import floor
 
 from specsim.core.compiled import inner
 from specsim.engine.kv import leave_windows, release
-from specsim.engine.loading import fence, free_deferred, hold_ended
+from specsim.engine.loading import fence, free_deferred, hold_ended, leave_loading
 from specsim.engine.offering import leave_to_tiers
 from specsim.engine.prefix import publish
 from specsim.engine.table import FINISHED, WAITING, Step, Table
@@ -118,6 +118,36 @@ def _finish(table: Table, row: int, landing_len: int) -> None:
     result.draft_tokens = sequence.draft_tokens
     result.accepted_tokens = sequence.accepted_tokens
     state.requests_len += 1
+
+
+@inner
+def withdraw(table: Table, row: int) -> None:
+    """Take out a sequence that is marked as `WITHDRAWN`: its blocks are free at once.
+
+    What is loaded into is free when the load has ended, and what a step in flight writes to, behind
+    a KV connector, when that has landed. What such a step brings is dropped.
+
+    Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py finish_requests``.
+    """
+    limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
+    sequence.status = FINISHED
+    state.has_unflushed, state.is_stuck = 1, 0
+    if limits.num_tiers:
+        leave_to_tiers(table, row, sequence.computed_len)
+    if limits.has_connector and limits.has_windows and sequence.tables_at >= 0:
+        leave_windows(table, row, sequence.computed_len - sequence.in_flight_len)
+    if leave_loading(table, row):
+        sequence.passed_as = 0
+    elif sequence.computed_len:  # it ran
+        close_gaps(table)
+    else:
+        leave_queue(table, row)
+    if sequence.tables_at >= 0 and not sequence.is_sending:
+        if limits.defers_frees and sequence.in_flight_len:
+            fence(table, row)
+        else:
+            release(table, row)
+    free_row(table, row)
 
 
 @inner

@@ -71,6 +71,7 @@ def check_integrity(table: Table, *, in_step: bool) -> None:
         return
     holds = tables_at[waiting] != -1
     holds &= sequences["in_flight_len"][waiting] == 0  # blocks of others come back with their step
+    holds &= sequences["known_len"][waiting] > 1  # see `specsim.engine.loading.let_wait`
     if holds.any() or sequences["computed_len"][waiting].any():
         raise InvariantError("a sequence waits but holds blocks or computed tokens")
 

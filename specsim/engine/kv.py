@@ -20,6 +20,7 @@ from specsim.engine.table import (
     NO_KEY,
     SLIDING,
     STATE,
+    WAITING,
     Group,
     Holding,
     Table,
@@ -99,8 +100,7 @@ def _reserved_blocks(table: Table) -> int:
         for number in range(limits.num_groups):
             if table.groups[number].kind != STATE:
                 reserved += _blocks_for(draft_len, table.groups[number].block_size)
-    for place in range(state.num_loading):
-        reserved += _remaining_blocks(table, table.loading[place], draft_len)
+    reserved += _reserved_for_loads(table, draft_len)
     for place in range(state.num_running):
         if table.sequences[table.running[place]].in_chunk:
             reserved += _remaining_blocks(table, table.running[place], draft_len)
@@ -110,6 +110,21 @@ def _reserved_blocks(table: Table) -> int:
         was_under_way = entry.is_loaded or (entry.prefill_len and not is_new)
         if was_under_way and not table.sequences[entry.row].in_chunk:
             reserved += _remaining_blocks(table, entry.row, draft_len)
+    return reserved
+
+
+@inner
+def _reserved_for_loads(table: Table, draft_len: int) -> int:
+    """Return the blocks that those will still need that load or, loaded, have not run yet."""
+    reserved = 0
+    for place in range(table.state[0].num_loading):
+        row = table.loading[place]
+        if table.sequences[row].status != WAITING:
+            reserved += _remaining_blocks(table, row, draft_len)
+    if table.limits[0].max_loras:  # some may wait, see `specsim.engine.loading.let_wait`
+        for row in range(len(table.sequences)):
+            if table.sequences[row].status == WAITING and table.sequences[row].tables_at >= 0:
+                reserved += _remaining_blocks(table, row, draft_len)
     return reserved
 
 

@@ -18,6 +18,7 @@ from specsim.engine.offering import begin_reading, end_reading
 from specsim.engine.table import (
     BLOCKS_HELD,
     BLOCKS_READ,
+    FINISHED,
     LOAD_BEGINS,
     LOAD_ENDED,
     LOADED,
@@ -91,21 +92,24 @@ def _note(table: Table, kind: int, row: int, tokens: int) -> None:
 
 @inner
 def take_news(table: Table, row: int, kind: int) -> None:
-    """Take in that a load has ended or failed, or that kept blocks have been read."""
+    """Take in that a load has ended or failed, or that kept blocks have been read.
+
+    The load may be that of a client that has gone, whose blocks were kept for it.
+    """
     sequence = table.sequences[row]
     if kind != BLOCKS_READ and table.limits[0].num_tiers:
         end_reading(table, row)
-    if kind == LOAD_ENDED:
-        sequence.status = LOADED
-    elif kind == BLOCKS_READ:
+    if sequence.status == FINISHED:
         sequence.is_sending = 0
         if sequence.in_flight_len:
             fence(table, row)
         else:
             release(table, row)
             free_row(table, row)
+    elif kind == LOAD_ENDED:
+        sequence.status = LOADED
     else:
-        _leave_loading(table, row)
+        leave_loading(table, row)
         release(table, row)
         sequence.computed_len = sequence.passed_as = 0
         sequence.is_undrafted = 0
@@ -113,13 +117,32 @@ def take_news(table: Table, row: int, kind: int) -> None:
 
 
 @inner
-def _leave_loading(table: Table, row: int) -> None:
+def leave_loading(table: Table, row: int) -> bool:
+    """Take a sequence out of those that load; False if it was not among them."""
     state, kept = table.state[0], 0
+    num_loading = state.num_loading
     for place in range(state.num_loading):
         if table.loading[place] != row:
             table.loading[kept] = table.loading[place]
             kept += 1
     state.num_loading = kept
+    return bool(kept < num_loading)
+
+
+@inner
+def let_wait(table: Table) -> None:
+    """Let those wait ahead of others that loaded a prompt of one token and were then passed over.
+
+    That token is computed again, so that nothing counts as computed and they go back among those
+    that hold no blocks; theirs they keep (vLLM: `_holds_kv_blocks`).
+    """
+    for place in range(table.state[0].num_loading - 1, -1, -1):
+        row = table.loading[place]
+        if table.sequences[row].status == WAITING:
+            leave_loading(table, row)
+            table.sequences[row].passed_as = 0
+            put_back(table, row)
+            pass_over(table, row)
 
 
 @inner

@@ -24,13 +24,12 @@ from specsim.core.compiled import Loop, inner
 from specsim.engine.adapters import charge_adapters
 from specsim.engine.asking import learn, look, look_back, trim
 from specsim.engine.cost import charge_drafts, charge_forward
-from specsim.engine.deliver import deliver, has_room, land
+from specsim.engine.deliver import deliver, has_room, land, withdraw
 from specsim.engine.draft import ask, offer, verify
 from specsim.engine.offering import settle_ended
 from specsim.engine.preemption import IN_VAIN
 from specsim.engine.schedule import schedule, take_in
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, State, Table
-from specsim.engine.waiting import withdraw
 from specsim.profile.step_time import HAS_DRAFTER
 
 VERBS = 19
@@ -185,9 +184,11 @@ def _wants_python(table: Table, verb: int) -> bool:
 
 def _drop(table: Table) -> int:
     """Take out the sequences that have been marked as withdrawn; return how many."""
-    dropped = 0
+    state, dropped = table.state[0], 0
     for row in range(len(table.sequences)):
         if table.sequences[row].status == WITHDRAWN:
+            if state.is_stuck and not _has_requests_in_flight(table):
+                state.now = max(state.now, state.until)  # others may run from now on
             withdraw(table, row)
             dropped += 1
     return dropped
@@ -401,6 +402,6 @@ def _wait(table: Table) -> bool:
     if step.num_requests:
         total = step.target_time + step.draft_time + step.overhead_time
         return _until(table, state.now + total)
-    if step.preemptions:
+    if step.preemptions or state.has_unflushed:  # blocks have been given back
         return True
     return _until_arrival(table)  # nothing can run before something changes

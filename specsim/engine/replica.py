@@ -15,7 +15,18 @@ from specsim.engine.preemption import IN_VAIN
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.setup import Setup, Wiring, table_of, zeros
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import FREE, NEVER, NO_ROW, REQUEST, RUNNING, WAITING, WITHDRAWN, Table
+from specsim.engine.table import (
+    FREE,
+    LOADED,
+    LOADING,
+    NEVER,
+    NO_ROW,
+    REQUEST,
+    RUNNING,
+    WAITING,
+    WITHDRAWN,
+    Table,
+)
 from specsim.engine.view import StepView
 from specsim.engine.waiting import begin
 from specsim.profile import StepCosts
@@ -322,16 +333,20 @@ class Replica:
     def withdraw(self, request: int) -> bool:
         """Drop a request whose client has gone; False if it is not here, or has ended."""
         unseen = self.ledger.unseen
-        for place in np.flatnonzero(unseen["request"] == request).tolist():
+        is_new = (unseen["kind"] == REQUEST) & (unseen["request"] == request)
+        for place in np.flatnonzero(is_new).tolist():
             if (row := int(unseen["row"][place])) != NO_ROW:
                 self.table.sequences["next_row"][row] = self.ledger["free_row"]
                 self.ledger.set(free_row=row)
             unseen[place:-1] = unseen[place + 1 :].copy()
+            unseen[-1] = 0  # see `_arrive`
             self._num_arrivals[0] -= 1
             return True
         sequences: Any = self.table.sequences
-        is_live = (sequences["status"] == WAITING) | (sequences["status"] == RUNNING)
-        sequences["status"][is_live & (sequences["request"] == request)] = WITHDRAWN
+        is_live = np.isin(sequences["status"], (WAITING, RUNNING, LOADING, LOADED))
+        rows = np.flatnonzero(is_live & (sequences["request"] == request))
+        sequences["is_sending"][rows] = sequences["status"][rows] == LOADING
+        sequences["status"][rows] = WITHDRAWN
         return bool(drop.bind(self.table)())
 
     def _departure(self, row: int) -> Departure:

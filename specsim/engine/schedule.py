@@ -12,11 +12,21 @@ from specsim.core.compiled import inner
 from specsim.engine.adapters import may_serve, serve_adapter, serve_running
 from specsim.engine.draft import find_use_of_drafts
 from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
-from specsim.engine.loading import begin_load, take_news
+from specsim.engine.loading import begin_load, let_wait, take_news
 from specsim.engine.offering import LOADING_NOW, offer_step, stored_prefix
 from specsim.engine.preemption import have_blocks
 from specsim.engine.prefix import cached_prefix, publish
-from specsim.engine.table import LOADED, NEVER, NO_ROW, REQUEST, RUNNING, Table
+from specsim.engine.table import (
+    BLOCKS_READ,
+    FINISHED,
+    LOADED,
+    NEVER,
+    NO_ROW,
+    REQUEST,
+    RUNNING,
+    WAITING,
+    Table,
+)
 from specsim.engine.waiting import (
     begin,
     close_gaps,
@@ -41,7 +51,10 @@ def take_in(table: Table) -> bool:
         state.is_stuck = 0
         row = arrival.row
         if arrival.kind != REQUEST:
+            is_over = table.sequences[row].status == FINISHED
             take_news(table, row, arrival.kind)
+            if is_over:
+                arrival.kind = BLOCKS_READ  # nothing comes of a load either
             state.first_arrival += 1
             continue
         if row == NO_ROW:
@@ -83,6 +96,8 @@ def schedule(table: Table) -> None:
         if not step.preemptions:
             if state.num_waiting or state.num_loading:
                 _schedule_waiting(table)
+            if limits.max_loras and limits.loads_first:
+                let_wait(table)
             if not step.defers_prefills:
                 state.is_backed_up = state.num_waiting > state.num_passed_over
     if limits.skips_drafts:
@@ -257,6 +272,8 @@ def _admit_next(table: Table, row: int, joins: bool) -> int:
     limits = table.limits[0]
     if limits.max_loras and not may_serve(table, row):
         return PASSED
+    if table.sequences[row].tables_at >= 0:  # it has been loaded
+        return ADMITTED if _admit_one(table, row, joins) else BLOCKED
     cached_len = cached_prefix(table, row)
     external_len = table.sequences[row].external_len
     if limits.num_tiers:
@@ -284,7 +301,7 @@ def _admit_to_read(table: Table, row: int, cached_len: int, joins: bool) -> int:
         return PASSED
     if piece_len <= 0 or not admit_blocks(table, row, cached_len, piece_len):
         return BLOCKED
-    _admit(table, row, cached_len, piece_len)
+    _admit(table, row, cached_len, piece_len, False)
     return ADMITTED
 
 
@@ -310,10 +327,12 @@ def _admit_loaded(table: Table, waiting: int, num_running_scheduled: int) -> boo
         if is_open and is_next and table.sequences[row].status == LOADED:
             _settle_load(table, row)
             if not limits.max_loras or may_serve(table, row):
-                is_open = _admit_one(table, row, num_running_scheduled)
+                is_open = _admit_one(table, row, num_running_scheduled > 0)
                 if is_open:
                     place += 1
                     continue
+            elif limits.loads_first and not table.sequences[row].computed_len:
+                table.sequences[row].status = WAITING  # from the end of this pass on
         table.loading[kept] = row
         kept += 1
         place += 1
@@ -331,18 +350,18 @@ def _settle_load(table: Table, row: int) -> None:
 
 
 @inner
-def _admit_one(table: Table, row: int, num_running_scheduled: int) -> bool:
+def _admit_one(table: Table, row: int, joins: bool) -> bool:
     """Let a sequence run whose KV entries have come, if the step and its blocks allow."""
     limits, sequence = table.limits[0], table.sequences[row]
     computed_len = sequence.computed_len
     missing_len = sequence.known_len - computed_len
     if table.steps[table.state[0].current].defers_prefills and missing_len > 1:
         return False
-    scheduled_len = _first_piece(table, row, missing_len, computed_len, num_running_scheduled > 0)
+    scheduled_len = _first_piece(table, row, missing_len, computed_len, joins)
     scheduled_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
     if scheduled_len <= 0 or not admit_loaded_blocks(table, row, computed_len + scheduled_len):
         return False
-    _admit(table, row, computed_len, scheduled_len)
+    _admit(table, row, computed_len, scheduled_len, True)
     return True
 
 
@@ -427,11 +446,10 @@ def _to_state(table: Table, row: int, start: int, piece_len: int) -> int:
 
 
 @inner
-def _admit(table: Table, row: int, cached_len: int, scheduled_len: int) -> None:
+def _admit(table: Table, row: int, cached_len: int, scheduled_len: int, is_loaded: bool) -> None:
     """Let a sequence run, whose blocks are there."""
     state, sequence = table.state[0], table.sequences[row]
-    is_loaded = sequence.status == LOADED
-    if is_loaded:
+    if sequence.status == LOADED:
         sequence.passed_as = 0
     else:
         leave_queue(table, row)

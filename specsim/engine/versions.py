@@ -41,8 +41,8 @@ class Rules(NamedTuple):
     drops_where_drafted: bool
     """With EAGLE, too, only those with layers like the drafter's do, which are the last."""
     loads_first: bool
-    """Of sequences that wait, those whose KV entries have been loaded are admitted first; before,
-    by priority, each in its turn."""
+    """Of sequences that wait, those whose KV entries have been loaded are admitted first, but for a
+    prompt of one token that waits for its LoRA adapter; before, by priority, each in its turn."""
     reserves_drafts: bool
     """Whoever begins to load leaves blocks for the first drafts, its own and those of prompts under
     way; before, for what is left of those prompts alone."""

@@ -6,8 +6,7 @@ preempted sequence has no privilege.
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.kv import release
-from specsim.engine.table import FINISHED, FREE, NO_ROW, RUNNING, WAITING, Table
+from specsim.engine.table import FREE, NO_ROW, RUNNING, WAITING, Table
 
 
 @inner
@@ -218,26 +217,6 @@ def begin(table: Table, row: int, request: int, arrived_at: float) -> None:
     sequence.requested_len = fact.prompt_len + fact.max_tokens
     sequence.max_len = min(fact.prompt_len + fact.output_len, table.limits[0].max_model_len)
     sequence.fate_at = fact.output_at
-
-
-@inner
-def withdraw(table: Table, row: int) -> None:
-    """Take out a sequence that is marked as `WITHDRAWN`: its blocks are free at once.
-
-    What a step in flight brings for it is dropped, and its row is free when that has landed.
-
-    Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py finish_requests``.
-    """
-    state, sequence = table.state[0], table.sequences[row]
-    sequence.status = FINISHED
-    if sequence.tables_at >= 0:
-        release(table, row)
-    if sequence.computed_len:  # it ran
-        close_gaps(table)
-    else:
-        leave_queue(table, row)
-    state.has_unflushed = 1
-    free_row(table, row)
 
 
 @inner

@@ -26,7 +26,8 @@ from specsim.reality.parity import Scenario, compare_logs, load_log, load_scenar
 
 HERE = Path(__file__).parent
 KINDS = ("random", "groups", "stops", "states", "loras", "aborts", "mixed")
-LOADS = ((), ("groups",), ("states",), ("host",))  # kinds of record_loads.py
+LOADS = ((), ("groups",), ("states",), ("host",), ("ones",), ("aborts",), ("host-aborts",))
+"""Kinds of record_loads.py."""
 FIRST_SEED = 1_000  # those below are our own
 SOURCES = (
     *("vllm/v1/core", "vllm/v1/kv_offload/cpu"),

@@ -10,13 +10,18 @@ its blocks are kept::
     python tests/parity/record_loads.py tests/parity/recorded 0 6 states
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host
     python tests/parity/record_loads.py tests/parity/recorded 0 6 host-groups
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 ones
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 aborts
+    python tests/parity/record_loads.py tests/parity/recorded 0 6 host-aborts
     python tests/parity/record_loads.py tests/parity/recorded 0 6 mixed
     python tests/parity/record_loads.py tests/parity/recorded 0 6 mixed-host
 
 The second writes ``loads-loras-SEED``, whose requests are for LoRA adapters, too; the third
 and fourth ``loads-groups-SEED`` and ``loads-states-SEED``, whose layers attend differently, or keep
-a state. Host memory, for vLLM 0.31 to 0.33, is vLLM's own connector and manager of its blocks; this
-plays the worker that copies them: it stores at once, and what is loaded takes the scenario's time.
+a state. ``ones`` are the second with many prompts of one token, ``aborts`` and ``host-aborts`` have
+clients that go away. Host memory, for vLLM 0.31 to 0.33, is vLLM's own connector and manager of its
+blocks; this plays the worker that copies them: it stores at once, and what is loaded takes the
+scenario's time.
 The last two draw whatever ``record.py mixed`` does besides.
 """
 
@@ -35,9 +40,11 @@ from to_record import (
     random_group_host_scenario,
     random_group_loads_scenario,
     random_host_scenario,
+    random_load_aborts_scenario,
     random_loads_scenario,
     random_mixed_host_scenario,
     random_mixed_loads_scenario,
+    random_ones_scenario,
     random_state_loads_scenario,
 )
 from vllm.config import KVTransferConfig, VllmConfig
@@ -48,6 +55,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     SupportsHMA,
 )
 from vllm.v1.outputs import EMPTY_MODEL_RUNNER_OUTPUT, KVConnectorOutput
+from vllm.v1.request import RequestStatus
 
 if record.VERSION >= (0, 31):
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -76,7 +84,7 @@ class ElsewhereConnector(KVConnectorBase_V1, SupportsHMA):
 
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
         held_ns = self.driver.scenario["loads"]["held_ns"]
-        if held_ns is None:
+        if held_ns is None or request.status == RequestStatus.FINISHED_ABORTED:  # as NIXL's
             return False, None
         self.driver.news.append((self.driver.clock + held_ns, False, request.request_id))
         return True, None
@@ -148,9 +156,17 @@ class LoadsDriver(Driver):
     def next_event(self) -> int | None:
         """When something happens outside; None when that is all."""
         times = [news[0] for news in self.news]
+        times += [
+            row["abort_ns"]
+            for row in self.rows[: self.next_row]
+            if row.get("abort_ns", 0) > self.clock and not self.has_ended(row["id"])
+        ]
         if self.next_row < len(self.rows):
             times.append(self.rows[self.next_row]["arrival_ns"])
         return min(times, default=None)
+
+    def has_ended(self, name: str) -> bool:
+        return name not in self.requests or self.requests[name].is_finished()
 
     def run_sync(self) -> None:
         while True:
@@ -286,9 +302,15 @@ class HostDriver(LoadsDriver):
 
 
 KINDS = {
+    "aborts": (lambda seed: random_load_aborts_scenario(seed, record.needs_of), LoadsDriver),
+    "host-aborts": (
+        lambda seed: random_load_aborts_scenario(seed, record.needs_of, has_host=True),
+        HostDriver,
+    ),
     "groups": (lambda seed: random_group_loads_scenario(seed, record.needs_of), LoadsDriver),
     "states": (lambda seed: random_state_loads_scenario(seed, record.needs_of), LoadsDriver),
     "loras": (random_adapters_scenario, LoadsDriver),
+    "ones": (random_ones_scenario, LoadsDriver),
     "host": (random_host_scenario, HostDriver),
     "mixed": (
         lambda seed: random_mixed_loads_scenario(seed, record.needs_of, record.VERSION),

@@ -166,6 +166,9 @@ def test_the_recordings_with_loads_cover_what_they_should() -> None:
     parts = [row.external_len / row.prompt_len for each in scenarios for row in each.requests]
     assert sum(part == 1 for part in parts) > 20
     assert sum(0 < part < 1 for part in parts) > 10
+    rows = [row for each in scenarios for row in each.requests]
+    assert sum(row.abort_ns is not None for row in rows) > 10
+    assert sum(row.lora > 0 and row.prompt_len == row.external_len == 1 for row in rows) > 5
     assert sum(bool(step["preempted"]) for log in logs for step in log["steps"]) > 20
     assert sum(not step["sched"] for log in logs for step in log["steps"]) > 20
 

@@ -321,12 +321,28 @@ def random_aborts_scenario(
 ) -> dict[str, Any]:
     """The same with clients that go away, a third of them from engines with windows."""
     scenario = random_groups_scenario(seed, needs_of) if seed % 3 == 0 else random_scenario(seed)
-    draw = random.Random(f"aborts {seed}")
+    _with_aborts(scenario, random.Random(f"aborts {seed}"))
+    return scenario | {"name": f"aborts-{seed}", "kind": "aborts"}
+
+
+def _with_aborts(scenario: dict[str, Any], draw: random.Random) -> None:
     for row in scenario["requests"]:
         if draw.random() < 0.4:
             stay_ns = draw.choice([1e5, 1e7, 1e8]) * draw.random()
             row["abort_ns"] = row["arrival_ns"] + 1 + int(stay_ns)
-    return scenario | {"name": f"aborts-{seed}", "kind": "aborts"}
+
+
+def random_load_aborts_scenario(
+    seed: int, needs_of: Callable[[dict[str, Any]], Needs], *, has_host: bool = False
+) -> dict[str, Any]:
+    """The same behind KV connectors, where clients go away in the midst of a load, too."""
+    if has_host:
+        groups, others, kind = random_group_host_scenario, random_host_scenario, "host"
+    else:
+        groups, others, kind = random_group_loads_scenario, random_adapters_scenario, "loads"
+    scenario = groups(seed, needs_of) if seed % 3 == 0 else others(seed)
+    _with_aborts(scenario, random.Random(f"{kind} aborts {seed}"))
+    return scenario | {"name": f"{kind}-aborts-{seed}", "kind": f"{kind} aborts"}
 
 
 def random_loads_scenario(seed: int) -> dict[str, Any]:
@@ -407,6 +423,21 @@ def random_adapters_scenario(seed: int) -> dict[str, Any]:
     scenario, draw = random_loads_scenario(seed), random.Random(f"adapters {seed}")
     _add_adapters(scenario, draw)
     return scenario | {"name": f"loads-loras-{seed}"}
+
+
+def random_ones_scenario(seed: int) -> dict[str, Any]:
+    """The same where every other prompt is one token, which is loaded and waits for its adapter."""
+    scenario, draw = random_adapters_scenario(seed), random.Random(f"ones {seed}")
+    for row in scenario["requests"]:
+        if draw.random() < 0.5:
+            row["prompt_len"] = row["external_len"] = 1
+            if "prompt_token_ids" in row:
+                row["prompt_token_ids"] = row["prompt_token_ids"][:1]
+        row["arrival_ns"] //= draw.choice([1, 4])
+    scenario["requests"].sort(key=lambda row: row["arrival_ns"])
+    for number, row in enumerate(scenario["requests"]):
+        row["id"] = f"r{number:02d}"
+    return scenario | {"name": f"loads-ones-{seed}"}
 
 
 def random_groups_scenario(
