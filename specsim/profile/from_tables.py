@@ -37,6 +37,11 @@ _PLANNED_PASS_US = 1600.0
 """Before Blackwell FlashInfer verifies drafts outside full CUDA graphs (vLLM 0.32
 ``v1/attention/backends/flashinfer.py get_cudagraph_support``), and the host plans every pass of a
 drafter anew: what that took on an A100 with one client and k = 5, per pass."""
+_PIECE_LAYER_US = 280.0
+"""What the host takes to launch a layer of a draft model in vLLM, which has no CUDA graph of it: up to
+0.28 graphs of the pieces between attention (``v1/spec_decode/llm_base_proposer.py
+initialize_cudagraph_keys``), from 0.31 on none (``v1/worker/gpu/spec_decode/standalone_ar``, in 0.31
+``draft_model``). As a server with Llama-3.2-1B on an H200 took: experiments/vllm-h200."""
 HOST_TIMES = {
     "step_ms": 0.15,
     "sync_step_ms": 1.2,  # as in the measured steps of profiles/h100/llama-3.1-8b.yaml
@@ -166,8 +171,17 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
                 **drafter.latency(),
                 "samples_drafts": method in BLOCK_METHODS,
                 **({"fixed_us": _PLANNED_PASS_US} if is_planned else {}),
+                **_launches(options.engine, method, shape.num_hidden_layers),
             },
             "weights_gib": round(weight_bytes / GIB, 3),
             "kv_bytes_per_token": drafter.kv_bytes_per_token,
         }
     return found
+
+
+def _launches(engine: str, method: str, num_layers: int) -> dict[str, float]:
+    """Return what a pass of a drafter takes at least, for the host launches it layer by layer."""
+    if engine != "vllm" or method != "draft_model":
+        return {}
+    least = _PIECE_LAYER_US * num_layers
+    return {"prompts_at_least_us": least, "decodes_at_least_us": least}

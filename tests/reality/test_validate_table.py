@@ -456,6 +456,16 @@ def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     assert one(tmp_path).engine["num_gpu_blocks"] == 2000
 
 
+@pytest.mark.parametrize(("version", "is_async"), [("0.22.1", False), ("0.23.0", True)])
+def test_vllm_schedules_draft_models_ahead_from_0_23_on(
+    tmp_path: Path, version: str, is_async: bool
+) -> None:
+    drafts = {"num_speculative_tokens": "3", "acceptance_length": "2.7"}
+    for method, expected in (("draft_model", is_async), ("eagle3", True)):
+        row = one(tmp_path, method=method, engine_version=version, **drafts)
+        assert compose_row(row).experiment.is_async is expected
+
+
 def test_prompts_that_a_server_had_met_before_are_in_its_cache(tmp_path: Path) -> None:
     """Of Gemma-4-31B without speculation: all but what fills no block of 32 tokens."""
     given = {"isl": "400 shared prefix + 96 suffix"}

@@ -42,6 +42,7 @@ _FIRST_SIMULATED = (0, 28)  # version whose rules are those of the engine
 _LAST_OF_ONE_TOKEN = (0, 12)  # pull request 30330
 _USUAL_SEQS = 256  # or more, of which the largest graph is as large
 _FIRST_ASYNC = (0, 14)  # vLLM that schedules asynchronously by default (release notes of v0.14.0)
+_FIRST_ASYNC_DRAFT_MODEL = (0, 23)  # likewise with a draft model (v0.22.1, v0.23.0 config/vllm.py)
 
 
 def filled(
@@ -325,8 +326,9 @@ class TableRow:
         """Return what the row says, or what its version did; None where that is not known."""
         if self.text("async_scheduling"):
             return self.flag("async_scheduling")
-        version = self._version()
-        return False if version and version < _FIRST_ASYNC else None
+        version, is_draft_model = self._version(), self.text("method") == "draft_model"
+        first = _FIRST_ASYNC_DRAFT_MODEL if is_draft_model else _FIRST_ASYNC
+        return False if version and version < first else None
 
     def _version(self) -> tuple[int, int] | None:
         """Return major and minor version of the engine."""
