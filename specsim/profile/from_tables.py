@@ -38,10 +38,10 @@ _PLANNED_PASS_US = 1600.0
 ``v1/attention/backends/flashinfer.py get_cudagraph_support``), and the host plans every pass of a
 drafter anew: what that took on an A100 with one client and k = 5, per pass."""
 _PIECE_LAYER_US = 280.0
-"""What the host takes to launch a layer of a draft model in vLLM, which has no CUDA graph of it: up to
-0.28 graphs of the pieces between attention (``v1/spec_decode/llm_base_proposer.py
-initialize_cudagraph_keys``), from 0.31 on none (``v1/worker/gpu/spec_decode/standalone_ar``, in 0.31
-``draft_model``). As a server with Llama-3.2-1B on an H200 took: experiments/vllm-h200."""
+"""What the host takes to launch a layer of a draft model in vLLM, which has no CUDA graph of it: up
+to 0.28 graphs of what lies between attention (``v1/spec_decode/llm_base_proposer.py``), from 0.31
+on none (``v1/worker/gpu/spec_decode``: ``draft_model``, in 0.32 ``standalone_ar``). Of Llama-3.2-1B
+on an H200: experiments/vllm-h200."""
 HOST_TIMES = {
     "step_ms": 0.15,
     "sync_step_ms": 1.2,  # as in the measured steps of profiles/h100/llama-3.1-8b.yaml

@@ -910,6 +910,22 @@ def test_a_curve_goes_on_with_its_last_slope() -> None:
     assert curve.times_at([0, 1, 2, 5, 8.5]) == [1.0, 1.0, 1.5, 6.0, 13.0]
 
 
+def test_the_host_launches_a_draft_model_of_vllm_layer_by_layer(tables: Path) -> None:
+    """Heads have CUDA graphs."""
+    drafts = {"draft_model": "llama-3.1-8b", "eagle3": "eagle3-llama-3.1-8b"}
+    found = TableProfile.of(options(tables, drafts=drafts)).profile.drafts
+    step, prompts = StepLoad(1000, 1, 1), StepLoad(0, 4, 1, prefill_tokens=4)
+    long = StepLoad(0, 16384, 1, prefill_tokens=16384)
+    times = {
+        method: [cost.latency.forward_time(load) for load in (step, prompts, long)]
+        for method, cost in found.items()
+        if cost.latency is not None
+    }
+    assert times["draft_model"][:2] == pytest.approx([32 * 280e-6] * 2)
+    assert max(times["eagle3"][:2]) < 32 * 280e-6
+    assert times["draft_model"][2] > 32 * 280e-6  # then the kernels take longer
+
+
 @pytest.mark.parametrize("tokens", [16, 256])
 def test_ranks_share_the_experts_of_a_drafter_as_those_of_the_target(
     tables: Path, tokens: int
@@ -923,7 +939,7 @@ def test_ranks_share_the_experts_of_a_drafter_as_those_of_the_target(
     def drafter_of(profile: Profile) -> Composed:
         latency = profile.drafts["draft_model"].latency
         assert isinstance(latency, Composed)
-        return latency
+        return latency.model_copy(update={"decodes_at_least_us": 0.0})  # what the host launches
 
     load = StepLoad(1000 * tokens, tokens, tokens)
     target = two.target.forward_time(load) - one.target.forward_time(load)
