@@ -5,8 +5,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from specsim.core.request import Request
+from specsim.profile import find_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 
@@ -94,3 +96,18 @@ def steps() -> Callable[..., list[Any]]:
         return [tuple(float(row[name]) for name in names) for row in table]
 
     return columns
+
+
+@pytest.fixture(scope="session")
+def in_graphs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a profile whose draft model is launched at once, as where CUDA graphs hold it.
+
+    Then it is worth its time, and reading prompts is what a drafter that is not costs.
+    """
+    path = find_profile("h100/llama-3.1-8b-kernels")
+    fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    for launches in ("prompts_at_least_us", "decodes_at_least_us"):
+        del fields["drafts"]["draft_model"]["latency"][launches]
+    made = tmp_path_factory.mktemp("profiles") / "in-graphs.yaml"
+    made.write_text(yaml.safe_dump(fields), encoding="utf-8")
+    return str(made)

@@ -112,12 +112,12 @@ def test_reading_prompts_is_borne_by_all_steps_that_gain_from_it() -> None:
     assert share == pytest.approx(8 * 0.05 / ((5 * 100 + 2 * 20) / (5 + 2)), rel=0.01)
 
 
-def test_a_draft_model_that_pays_is_not_given_up_in_a_burst() -> None:
+def test_a_draft_model_that_pays_is_not_given_up_in_a_burst(in_graphs: str) -> None:
     lengths = {"kind": "uniform", "prompt": [600, 1200], "output": [150, 500]}
     arrivals = {"kind": "poisson", "rate": 52.0}
     workload = {"arrivals": arrivals, "lengths": lengths, "num_requests": 60}
     joint, goodput = (
-        latency(policy, 0.0, 0.7, workload=workload, profile="h100/llama-3.1-8b-kernels")
+        latency(policy, 0.0, 0.7, workload=workload, profile=in_graphs)
         for policy in ("joint", "goodput")
     )
     assert joint < 1.01 * goodput
@@ -137,17 +137,18 @@ def test_the_drafter_reads_nothing_of_whom_it_has_let_go() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "profile", "behind"),
-    [("eagle3", "h100/llama-3.1-8b", 1.0), ("draft_model", "h100/llama-3.1-8b-kernels", 1.08)],
+    ("method", "behind"),
+    [("eagle3", 1.0), ("draft_model", 1.08)],
     ids=["nothing where k is 0", "a pass where k is 0"],
 )
 def test_a_drafter_that_was_given_up_is_tried_again(
-    method: str, profile: str, behind: float
+    in_graphs: str, method: str, behind: float
 ) -> None:
     """It comes to pay after 50 requests, most of which it was not worth drafting for.
 
     One that reads what the target reads is tried the more rarely, by what a try costs.
     """
+    profile = {"eagle3": "h100/llama-3.1-8b", "draft_model": in_graphs}[method]
 
     def after(alpha: float, policy: str) -> float:
         before, now = ({"kind": "bernoulli", "alpha": each} for each in (0.15, alpha))
@@ -171,9 +172,9 @@ def test_a_drafter_that_was_given_up_is_tried_again(
 
 
 @pytest.mark.parametrize("method", ["mtp", "draft_model"])
-def test_a_try_ends_with_its_requests(method: str) -> None:
+def test_a_try_ends_with_its_requests(in_graphs: str, method: str) -> None:
     """These are over before as much was drafted for them as was meant to be."""
-    profile = {"mtp": "h100/mimo-7b", "draft_model": "h100/llama-3.1-8b-kernels"}[method]
+    profile = {"mtp": "h100/mimo-7b", "draft_model": in_graphs}[method]
     before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.02, 0.9))
     found = {
         policy: latency(
@@ -217,7 +218,9 @@ def test_a_try_comes_the_sooner_the_more_it_may_gain() -> None:
     assert total("joint") < total("goodput")
 
 
-def test_asynchronously_a_try_of_one_request_tells_that_drafting_pays_for_all() -> None:
+def test_asynchronously_a_try_of_one_request_tells_that_drafting_pays_for_all(
+    in_graphs: str,
+) -> None:
     """Of some ten that decode it is one, with four tokens; many of before were rejected."""
     spec = {"method": "draft_model", "num_speculative_tokens": 5}
     before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.05, 0.8))
@@ -233,7 +236,7 @@ def test_asynchronously_a_try_of_one_request_tells_that_drafting_pays_for_all() 
                 },
                 engine={"async_scheduling": True, "speculative_config": spec},
                 acceptance={"kind": "shift", "at_request": 36, "before": before, "after": after},
-                profile="h100/llama-3.1-8b-kernels",
+                profile=in_graphs,
                 seed=seed,
             )
             for seed in range(4)
