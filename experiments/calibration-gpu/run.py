@@ -24,17 +24,11 @@ import yaml
 
 from specsim.core.figures import percent
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from made_up_models import model_folder
+
 ROOT = Path(__file__).parents[2]
 MODELS = {"cuda": ("llama-3.1-8b", "llama-3.2-1b"), "cpu": ("llama-7m", "llama-7m")}
-_CONFIG = {  # what vLLM wants to know besides the shape
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 _KEPT = ("profile.yaml", "profiles/*.yaml", "calibration.json", "grid.csv", "plot.png", "meta.json")
 
 Command = Callable[[Sequence[str]], int]
@@ -44,15 +38,6 @@ Command = Callable[[Sequence[str]], int]
 def specsim(arguments: Sequence[str]) -> int:
     """Run a command of specsim in a process of its own."""
     return subprocess.run([sys.executable, "-m", "specsim", *arguments], check=False).returncode
-
-
-def model_folder(name: str, folder: Path) -> Path:
-    """Write the config.json of a shipped model as vLLM reads it; it makes up the weights."""
-    shape = json.loads((ROOT / "profiles" / f"{name}.json").read_text())
-    shape = {key: value for key, value in shape.items() if key not in ("name", "source")}
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(_CONFIG | shape, indent=1))
-    return folder
 
 
 def calibrate(engine: str, device: str, out: Path, run: Command) -> None:

@@ -33,7 +33,10 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
-ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from made_up_models import model_folder
+
+VOCAB_SIZE = 128256
 RATES = (0.75, 0.55, 0.41, 0.31, 0.24)
 """Of all drafts, the share whose first, second, ... token is accepted: about what EAGLE-3 has."""
 ENGINES: dict[str, tuple[str, int]] = {
@@ -45,15 +48,6 @@ ENGINES: dict[str, tuple[str, int]] = {
 }
 MODELS = {"": "llama-3.1-8b", "eagle3": "eagle3-llama-3.1-8b", "draft_model": "llama-3.2-1b"}
 TINY = {"": "llama-7m", "draft_model": "llama-7m"}
-CONFIG = {  # what vLLM wants to know besides the shape
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 OPTIONS = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 32768}
 TINY_OPTIONS = {
     "max_num_batched_tokens": 512,
@@ -112,22 +106,18 @@ class Sent:
     token_counts: list[int]  # how many tokens it held
 
 
-def model_folder(name: str, folder: Path) -> Path:
-    """Write the config.json of a shipped model as vLLM reads it."""
-    shape = json.loads((ROOT / "profiles" / f"{name}.json").read_text())
-    own = ("name", "source", "num_fused_inputs", "num_attention_inputs", "has_own_embedding")
-    config = CONFIG | {key: value for key, value in shape.items() if key not in own}
+def folder_of(name: str, models: Path) -> str:
+    """Return a folder of a model, or of an EAGLE-3 head, whose draft vocabulary is smaller."""
+    others: dict[str, Any] = {}
     if "eagle3" in name:
-        config |= {
+        others = {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": shape["vocab_size"],
-            "vocab_size": 128256,
+            "draft_vocab_size": 32000,
+            "vocab_size": VOCAB_SIZE,
             "max_position_embeddings": OPTIONS["max_model_len"],
             "torch_dtype": "bfloat16",
         }
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    return folder
+    return str(model_folder(name, models / name, **others))
 
 
 def engine_options(engine: str, models: Path, *, rehearse: bool) -> dict[str, Any]:
@@ -135,7 +125,7 @@ def engine_options(engine: str, models: Path, *, rehearse: bool) -> dict[str, An
     method, draft_len = ENGINES[engine]
     names = TINY if rehearse else MODELS
     options: dict[str, Any] = {
-        "model": str(model_folder(names[""], models / names[""])),
+        "model": folder_of(names[""], models),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "disable_log_stats": True,
@@ -145,7 +135,7 @@ def engine_options(engine: str, models: Path, *, rehearse: bool) -> dict[str, An
     if method:
         options["speculative_config"] = {
             "method": method,
-            "model": str(model_folder(names[method], models / names[method])),
+            "model": folder_of(names[method], models),
             "num_speculative_tokens": draft_len,
         }
         if not rehearse:  # vLLM on a CPU knows no synthetic acceptance
@@ -252,7 +242,7 @@ async def measure(engine: str, out: Path, *, rehearse: bool, steps: bool) -> Non
     begun = time.monotonic()
     args = AsyncEngineArgs(**engine_options(engine, out / "models", rehearse=rehearse))
     running = AsyncLLM.from_engine_args(args, usage_context=UsageContext.OPENAI_API_SERVER)
-    server = Server(running, 1024 if rehearse else 128256)
+    server = Server(running, 1024 if rehearse else VOCAB_SIZE)
     started = time.monotonic()
     marks = {"start": started - begun}
     print(f"{engine}: started in {started - begun:.1f} s", flush=True)
