@@ -133,7 +133,7 @@ class Answers:
 
     def verify_lens(self, given: Any, draft_lens: Ints, step: StepView) -> Ints:
         """Return how many drafts of each sequence are verified."""
-        rule = f"from 0 to the drafts of each sequence, {_short(draft_lens)}"
+        rule = "from 0 to the drafts of each sequence"
         return self._lens("verify_lens", given, step, draft_lens, rule)
 
     def stop_len(self, given: Any, step: StepView) -> int | Ints | None:
@@ -221,7 +221,8 @@ class Answers:
         wrong = np.flatnonzero((values < 0) | (values > largest))
         if len(wrong):
             where = f"(place {wrong[0]}: {values[wrong[0]]}) {_at(step)}"
-            self._refuse(method, where, given, rule)
+            each = "" if isinstance(largest, int) else f", {_short(largest)}"
+            self._refuse(method, where, given, f"{rule}{each}")
         return values.astype(np.int64)
 
     def _need(self, is_right: Any, method: str, step: StepView, given: Any, rule: str) -> None:
