@@ -1,6 +1,8 @@
 """Make what is committed of what measure.py wrote: runs.csv, steps.csv.gz and the folder replayed.
 
-python experiments/vllm-h200/keep.py OUT
+    python experiments/vllm-h200/keep.py OUT
+
+OUT is the folder that measure.py was given.
 """
 
 import argparse

@@ -40,7 +40,7 @@ MODEL, GPU = "llama-3.1-8b", "h200"
 BUILT, OF_STEPS = f"{GPU}/{MODEL}", f"{GPU}/{MODEL}-vllm"
 PROFILE = HERE.parents[1] / "profiles" / f"{OF_STEPS}.yaml"
 FITTED = ("clients-8", "clients-128", "long-prompts")
-METHODS = {"off": "", "eagle3-1": "eagle3", "eagle3-3": "eagle3", "eagle3-5": "eagle3"}
+KNOWN = ("off", "eagle3-1", "eagle3-3", "eagle3-5")
 """Engines whose steps make the profile: the draft model had one length only, which cannot be told
 from the rest of a step."""
 METRICS = ("output_tok_s", "tpot_mean_ms", "itl_p50_ms", "ttft_p50_ms", "e2e_mean_ms")
@@ -62,15 +62,15 @@ def fit() -> None:
     """Fit a profile to the steps of some loads, as a user would to recordings of their own."""
     folders = defaultdict(list)
     for step in measured_steps():
-        if step["engine"] in METHODS and step["load"] in FITTED:
+        if step["engine"] in KNOWN and step["load"] in FITTED:
             folders[step["engine"], step["load"]].append(step)
     with TemporaryDirectory() as scratch:
         for (engine, load), steps in folders.items():
             folder = Path(scratch) / f"{engine}_{load}"
             folder.mkdir()
-            lines = (json.dumps({**step, "accepted_tokens": 0}) + "\n" for step in steps)
+            lines = (json.dumps(step) + "\n" for step in steps)
             (folder / "steps.jsonl").write_text("".join(lines))
-            options = {"speculative_config": _speculation(engine)} if METHODS[engine] else {}
+            options = {"speculative_config": _speculation(engine)} if engine != "off" else {}
             (folder / "meta.json").write_text(json.dumps({"engine_kwargs": options}))
         made = Path(scratch) / "profile.yaml"
         sources = sorted(str(path) for path in Path(scratch).iterdir() if path.is_dir())
@@ -154,7 +154,7 @@ def replays() -> Iterator[Row]:
     """Yield how far recordings are replayed draft by draft, under both profiles."""
     for folder in sorted((HERE / "replayed").iterdir()):
         run, engine = load_run(folder), folder.name
-        profiles = {"built": BUILT, **({"of steps": OF_STEPS} if engine in METHODS else {})}
+        profiles = {"built": BUILT, **({"of steps": OF_STEPS} if engine in KNOWN else {})}
         for name, profile in profiles.items():
             found = replay(run, compose(run, Replaced(profile=profile)))
             errors = {f"{each.metric} {each.name}": each.error for each in found.statistics}
@@ -183,7 +183,7 @@ def main() -> None:
     rows: list[Row] = []
     with Replayer(runs) as replayer:
         rows += errors_of(replayer.predict(BUILT), "built")
-    known = [run for run in runs if run.run_id.partition("/")[0] in METHODS]
+    known = [run for run in runs if run.run_id.partition("/")[0] in KNOWN]
     with Replayer(known) as replayer:
         rows += errors_of(replayer.predict(OF_STEPS), "of steps")
     write("errors.csv", rows)
