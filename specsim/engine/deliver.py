@@ -7,7 +7,7 @@ from specsim.engine.kv import leave_windows, release
 from specsim.engine.loading import fence, free_deferred, hold_ended, leave_loading
 from specsim.engine.offering import leave_to_tiers
 from specsim.engine.prefix import publish
-from specsim.engine.table import FINISHED, WAITING, Step, Table
+from specsim.engine.table import FINISHED, WAITING, Table
 from specsim.engine.waiting import close_gaps, free_row, leave_queue
 
 
@@ -214,24 +214,8 @@ def _note_gap(table: Table, first: int, value: float, tokens: int) -> None:
 @inner
 def _note_step(table: Table) -> None:
     """Write the step down, but for sequences that had ended before it came back, as vLLM does."""
-    limits, state = table.limits[0], table.state[0]
+    limits, state, totals = table.limits[0], table.state[0], table.totals[0]
     step = table.steps[state.current]
-    _add_up(table, step)
-    second = floor(step.ended_at - state.origin)
-    if state.seconds_len == 0 or table.seconds_out[state.seconds_len - 1].second != second:
-        table.seconds_out[state.seconds_len].second = second
-        table.seconds_out[state.seconds_len].tokens = 0
-        state.seconds_len += 1
-    table.seconds_out[state.seconds_len - 1].tokens += step.output_tokens
-    if limits.keeps_steps:
-        step.asked_draft_len = step.asked_tokens / step.num_requests
-        table.steps_out[state.steps_len] = step
-        state.steps_len += 1
-
-
-@inner
-def _add_up(table: Table, step: Step) -> None:
-    limits, totals = table.limits[0], table.totals[0]
     totals.steps += 1
     totals.deliveries += step.deliveries
     totals.output_tokens += step.output_tokens
@@ -245,3 +229,13 @@ def _add_up(table: Table, step: Step) -> None:
     totals.batched_tokens = max(totals.batched_tokens, step.batched_tokens)
     totals.beyond_context += step.context_tokens > limits.valid_context_tokens
     totals.beyond_batched += step.batched_tokens > limits.valid_batched_tokens
+    second = floor(step.ended_at - state.origin)
+    if state.seconds_len == 0 or table.seconds_out[state.seconds_len - 1].second != second:
+        table.seconds_out[state.seconds_len].second = second
+        table.seconds_out[state.seconds_len].tokens = 0
+        state.seconds_len += 1
+    table.seconds_out[state.seconds_len - 1].tokens += step.output_tokens
+    if limits.keeps_steps:
+        step.asked_draft_len = step.asked_tokens / step.num_requests
+        table.steps_out[state.steps_len] = step
+        state.steps_len += 1
