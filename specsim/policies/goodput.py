@@ -12,15 +12,8 @@ from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, PicksPrefix, ServerView
 from specsim.policies.goodput_exact import BY_REQUEST
 from specsim.policies.parts.by_request import by_request
-from specsim.policies.parts.estimate import alpha_of, best_common_len, best_len, expected_len
-from specsim.policies.parts.trials import (
-    Known,
-    ask_in_common,
-    learn_in_common,
-    let_go,
-    may_drop,
-    no_trials,
-)
+from specsim.policies.parts.estimate import alpha_of, best_common_len, expected_len, note_trials
+from specsim.policies.parts.trials import Known, ask_in_common, learn, let_go, no_trials
 
 
 class Weighed(NamedTuple):
@@ -32,14 +25,15 @@ class Weighed(NamedTuple):
 
 def decide(view: View, memory: Weighed) -> None:
     """Ask for the drafts of highest goodput, none or a trial's."""
-    step, known = view.step[0], memory.known[0]
+    known = memory.known[0]
     ask_in_common(view, known, memory.ring, best_common_len(view, alpha_of(known)))
-    step.alpha, step.may_drop = alpha_of(known), may_drop(known)
+    view.step[0].alpha = alpha_of(known)
 
 
 def observe(view: View, memory: Weighed) -> None:
     """Learn from what was accepted, and what prompts take to be read by the drafter."""
-    learn_in_common(view, memory.known[0], memory.ring)
+    known = memory.known[0]
+    learn(view, known, note_trials(view, known, memory.ring))
 
 
 def drop(view: View, memory: Weighed) -> None:
@@ -104,7 +98,8 @@ class Goodput(LoopPolicy, PicksPrefix):
             context = int(context_lens[size - 1])
             loads = [StepLoad(context, size * (1 + k), size) for k in lens]
             times = [server.step_time(load, k) for k, load in enumerate(loads)]
-            k = best_len(alpha, times, len(times))
+            goodputs = [expected_len(alpha, k) / time for k, time in enumerate(times)]
+            k = goodputs.index(max(goodputs))
             rate = size * expected_len(alpha, k) / times[k]
             if rate > best_rate:
                 best_size, best_rate = size, rate

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 import numpy as np
 from pydantic import Field
 
-from specsim.core.compiled import Rows
-from specsim.core.desk import Ints
+from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.estimate import (
@@ -16,7 +16,6 @@ from specsim.policies.parts.estimate import (
     alpha_of,
     best_common_len,
     note_trials,
-    price_lens,
 )
 from specsim.policies.parts.everybody import ask_all, verify_all
 from specsim.policies.parts.spending import (
@@ -25,7 +24,7 @@ from specsim.policies.parts.spending import (
     spend_on_drafts_made,
     spending_desk,
 )
-from specsim.profile.step_time import put_load
+from specsim.profile.step_time import priced, put_load
 
 
 class ServeState(WindowState, Protocol):
@@ -43,18 +42,27 @@ class Serving(NamedTuple):
     state: Rows[ServeState]  # one row
     ring: Ints  # accepted tokens, and drafts cut short, of its last steps
     spending: Annotated[Any, Spending]
+    times: Floats  # scratch: of steps, by the length of their drafts
+
+
+@inner
+def price_lens(view: View, times: Floats, num_lens: int) -> None:
+    """Work out what the next step takes if all draft and verify 0, 1, ... tokens."""
+    step, num = view.step[0], view.step[0].num_decodes
+    put_load(view.pricing, step.next_context_tokens, num, num, 0)
+    for k in range(num_lens):
+        times[k] = priced(view.pricing, num * (1 + k), k)
 
 
 def decide(view: View, memory: Serving) -> None:
     """Ask for the longest drafts, which are stopped, or none; or what has been best of late."""
-    step, state, times = view.step[0], memory.state[0], view.pricing.times
+    step, state, times = view.step[0], memory.state[0], memory.times
     num, k = step.num_decodes, int(step.max_draft_len)
     step.alpha, step.may_stop = alpha_of(state), state.by_confidence
     if not state.by_confidence:
         k = best_common_len(view, step.alpha)
     elif num:
-        put_load(view.pricing, step.next_context_tokens, num, num, 0)
-        price_lens(view.pricing, 2)
+        price_lens(view, times, 2)
         if (1.0 + state.expected) / times[1] <= 1.0 / times[0]:
             k = 0
     ask_all(view, k)
@@ -62,13 +70,11 @@ def decide(view: View, memory: Serving) -> None:
 
 def stop(view: View, memory: Serving) -> None:
     """Stop at the length that has lowered efficiency, or beyond which it is expected to."""
-    step, state, num = view.step[0], memory.state[0], view.step[0].num_decodes
+    step, state, times, num = view.step[0], memory.state[0], memory.times, view.step[0].num_decodes
     step.stop_len, emitted = step.width, float(num)
     if not num:
         return  # all are in mid-prefill
-    put_load(view.pricing, step.next_context_tokens, num, num, 0)
-    times = view.pricing.times
-    price_lens(view.pricing, step.width + 1)
+    price_lens(view, times, step.width + 1)
     put_stated(view, memory.spending.gains)
     for k in range(1, step.width + 1):
         gain, drafted, stated = 0.0, 0, 0.0

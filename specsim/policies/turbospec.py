@@ -10,9 +10,9 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of
+from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of, note_trials
 from specsim.policies.parts.everybody import ask_all, let_go_of
-from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn_in_common, no_trials
+from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn, no_trials
 from specsim.profile.step_time import priced, put_load
 
 
@@ -81,7 +81,7 @@ def verify(view: View, memory: Turbo) -> None:
 def observe(view: View, memory: Turbo) -> None:
     """Learn from what was accepted, and what prompts take to be read by the drafter."""
     known = memory.known[0]
-    learn_in_common(view, known, memory.ring)
+    learn(view, known, note_trials(view, known, memory.ring))
     view.step[0].may_drop = gives_up(known) or known.disable_size < inf
 
 

@@ -147,7 +147,6 @@ class Pricing(NamedTuple):
     """Context, batched tokens without drafts, sequences and prefill tokens of a step; then the
     longest draft that it makes, and tokens of all that it makes."""
     rows: Ints  # sequences that draft a first token, a second and so on
-    times: Floats  # scratch: of steps, by the length of their drafts
     asked: Ints
     """Whether Python is to be asked; of steps: the batched tokens of the first, whether no drafter
     runs, and how many they are, each of a token more than the one before."""
@@ -158,14 +157,6 @@ class Pricing(NamedTuple):
 
 PRICING_SIZES = {"costs": NUM_COSTS, "load": 6, "rows": 256, "asked": 4}
 """How many numbers fields of `Pricing` have, for a `Desk`."""
-
-
-@inner
-def plain_time_of(pricing: Pricing, batched_tokens: int) -> float:
-    """Return what a step of so many tokens takes where no drafter runs, seconds."""
-    load = pricing.load
-    time: float = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
-    return time + overhead_time(pricing.costs, load[2])
 
 
 @inner
@@ -192,7 +183,9 @@ def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
     """Return what it takes where no drafter runs, not even to keep up with the target, seconds."""
     if pricing.asked[0]:
         return _answered(pricing, batched_tokens, 1, 1)
-    return plain_time_of(pricing, batched_tokens)
+    load = pricing.load
+    time: float = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
+    return time + overhead_time(pricing.costs, load[2])
 
 
 @inner

@@ -8,15 +8,7 @@ from specsim.decisions.loops import View, row_of
 from specsim.decisions.policy import ServerView
 from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, survive
 from specsim.policies.parts.spending import Spending, spend_by_len, spending_desk
-from specsim.policies.parts.trials import (
-    BEGUN,
-    KEPT,
-    TrialState,
-    learn,
-    may_drop,
-    no_trials,
-    settle,
-)
+from specsim.policies.parts.trials import BEGUN, KEPT, TrialState, learn, no_trials, settle
 from specsim.profile.step_time import put_load
 
 
@@ -72,7 +64,7 @@ def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
     if what == BEGUN:  # count for no more than a prior does
         known.prior = alpha_now(memory)
         memory.fading.totals[0] = memory.fading.totals[1] = 0.0
-    view.step[0].alpha, view.step[0].may_drop = alpha_now(memory), may_drop(known)
+    view.step[0].alpha = alpha_now(memory)
     return what
 
 
@@ -80,8 +72,7 @@ def settle_each(view: View, memory: ByRequest, emitted: float) -> int:
 def learn_each(view: View, memory: ByRequest) -> None:
     """Learn from what was accepted of each, and what prompts take to be read by the drafter."""
     memory.fading.sizes[0] = view.step[0].num_rows
-    fade(memory.fading)
-    learn(view, memory.known[0])
+    learn(view, memory.known[0], fade(memory.fading))
 
 
 def by_request(

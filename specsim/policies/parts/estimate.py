@@ -1,16 +1,14 @@
 """What adaptive policies share: what a draft is worth, and how likely its tokens are accepted."""
 
-from collections.abc import Sequence
 from math import inf
 from typing import NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Flags, FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import View
-from specsim.profile.step_time import Pricing, priced, put_load
+from specsim.profile.step_time import priced, put_load
 
 
 @inner
@@ -27,25 +25,6 @@ def expected_len(alpha: float, draft_len: int) -> float:
 
 
 @inner
-def best_len(alpha: float, times: Sequence[float] | NDArray[np.float64], num_lens: int) -> int:
-    """Return the k of highest goodput, by the seconds of steps that draft and verify 0, 1, ..."""
-    best, best_rate = 0, -inf
-    for k in range(num_lens):
-        rate = expected_len(alpha, k) / times[k]
-        if rate > best_rate:
-            best, best_rate = k, rate
-    return best
-
-
-@inner
-def price_lens(pricing: Pricing, num_lens: int) -> None:
-    """Put into `times` what the step in `load` takes if all draft and verify 0, 1, ... tokens."""
-    num = pricing.load[2]
-    for k in range(num_lens):
-        pricing.times[k] = priced(pricing, num * (1 + k), k)
-
-
-@inner
 def best_common_len(view: View, alpha: float) -> int:
     """Return the length of highest goodput if all draft alike, of those for which slots are free.
 
@@ -55,9 +34,12 @@ def best_common_len(view: View, alpha: float) -> int:
     put_load(pricing, step.next_context_tokens, num, num, 0)
     if not num:
         return 0  # all are in mid-prefill
-    num_lens = min(step.max_draft_len, step.free_slots // num) + 1
-    price_lens(pricing, num_lens)
-    return best_len(alpha, pricing.times, num_lens)
+    best, best_rate = 0, -inf
+    for k in range(min(step.max_draft_len, step.free_slots // num) + 1):
+        rate = expected_len(alpha, k) / priced(pricing, num * (1 + k), k)
+        if rate > best_rate:
+            best, best_rate = k, rate
+    return best
 
 
 PRIOR_TRIALS = 5.0
@@ -97,25 +79,19 @@ def longest_of(view: View) -> int:
 
 
 @inner
-def num_cut_short(view: View) -> int:
-    """Return how many drafts of a step ended in a token that was not accepted."""
-    num = 0
+def note_trials(view: View, window: WindowState, ring: Ints) -> int:
+    """Take in a step; return how many draft tokens it has decided the fate of."""
+    accepted, cut_short = view.step[0].accepted_tokens, 0
     for row in range(view.step[0].num_rows):
-        num += 1 if view.accepted_lens[row] != view.draft_lens[row] else 0
-    return num
-
-
-@inner
-def note_trials(view: View, window: WindowState, ring: Ints) -> None:
-    """Take in a step; one that drafted nothing has tried nothing."""
-    accepted, cut_short = view.step[0].accepted_tokens, num_cut_short(view)
+        cut_short += 1 if view.accepted_lens[row] != view.draft_lens[row] else 0
     if not accepted + cut_short:
-        return
+        return 0
     at = 2 * window.place
     window.accepted += accepted - ring[at]
     window.cut_short += cut_short - ring[at + 1]
     ring[at], ring[at + 1] = accepted, cut_short
     window.place = (window.place + 1) % (len(ring) // 2)
+    return int(accepted + cut_short)
 
 
 @inner
@@ -144,8 +120,11 @@ class Fading(NamedTuple):
 
 
 @inner
-def fade(desk: Fading) -> None:
-    """Let the counts of a step's requests fade, and add what became of their drafts."""
+def fade(desk: Fading) -> int:
+    """Let the counts of a step's requests fade, and add what became of their drafts.
+
+    Return how many draft tokens the step has decided the fate of.
+    """
     counts, requests = desk.counts, desk.requests
     accepted_lens, draft_lens, keep = desk.accepted_lens, desk.draft_lens, desk.rates[0]
     all_accepted = 0
@@ -163,6 +142,7 @@ def fade(desk: Fading) -> None:
     if all_trials or desk.rates[2]:
         desk.totals[0] = keep * desk.totals[0] + all_accepted
         desk.totals[1] = keep * desk.totals[1] + all_trials
+    return all_trials
 
 
 @inner

@@ -15,14 +15,7 @@ from typing import Protocol
 from specsim.core.compiled import inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import View
-from specsim.policies.parts.estimate import (
-    WindowState,
-    alpha_of,
-    expected_len,
-    note_trials,
-    num_cut_short,
-    renew_alpha,
-)
+from specsim.policies.parts.estimate import WindowState, alpha_of, expected_len, renew_alpha
 from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 
@@ -61,12 +54,6 @@ begins, before which what was learned of acceptance has to be renewed."""
 
 
 @inner
-def skips_prefill(trials: TrialState) -> bool:
-    """Return whether prefills leave the drafter out."""
-    return trials.unpaid > SKIPPING_SHARE and not trials.left
-
-
-@inner
 def gives_up(trials: TrialState) -> bool:
     """Return whether the drafter is to leave all requests alone."""
     return bool(trials.is_given_up and not trials.left)
@@ -79,13 +66,7 @@ def may_drop(trials: TrialState) -> bool:
 
 
 @inner
-def is_weighed(trials: TrialState) -> bool:
-    """Return whether `weigh` is due before a step is settled."""
-    return not trials.left and trials.num_settled % _ONE_OF == 0
-
-
-@inner
-def weigh(
+def _weigh(
     trials: TrialState, drafts: bool, emitted: float, times: tuple[float, float], share: float
 ) -> None:
     """Judge by what the step would gain if all were drafted for, and does with this share.
@@ -113,51 +94,9 @@ def weigh(
         trials.missed = 0.0
 
 
-@inner
-def settled(trials: TrialState, drafts: bool) -> int:
-    """Return what comes of a step, which drafts something for somebody or does not."""
-    if not trials.left:
-        trials.num_settled += 1
-        if drafts and not trials.is_given_up:
-            trials.idle = 0
-            return KEPT
-        trials.idle += 1
-        if trials.idle >= trials.wait:
-            trials.left, trials.wait = TRIAL_TOKENS, min(2 * trials.wait, LONGEST_WAIT)
-            return BEGUN
-    if trials.left:
-        return TRIED
-    return NOTHING if trials.is_given_up else KEPT
-
-
-@inner
-def is_timed(trials: TrialState) -> bool:
-    """Return whether `note_reading` is due before what a step tried is noted."""
-    return trials.num_observed % _ONE_OF == 0
-
-
-@inner
-def note_reading(trials: TrialState, time: float) -> None:
-    """Learn what prompts take to be read by the drafter, seconds of a step."""
-    trials.reading_time += trials.weight * (time - trials.reading_time)
-
-
-@inner
-def note_tried(trials: TrialState, tried: int) -> None:
-    """Note how far a trial has come, by the draft tokens whose fate a step has decided."""
-    trials.num_observed += 1
-    if trials.left:
-        trials.left = max(0, trials.left - tried)
-        if not trials.left:
-            trials.idle = 0
-
-
 def no_trials(window: int) -> dict[str, float]:
     """Return `TrialState` at first, but for zeros, if means are to go over so many steps, about."""
     return {"weight": min(1.0, _ONE_OF / window), "wait": FIRST_WAIT}
-
-
-# In a policy's verbs
 
 
 @inner
@@ -174,12 +113,21 @@ def settle(view: View, trials: TrialState, emitted: float) -> int:
             served += 0 if view.is_undrafted[row] else 1
             drafted += view.lens[row]
             longest = max(longest, view.lens[row])
-    if is_weighed(trials):
-        put_load(view.pricing, step.next_context_tokens, num, num, 0)
-        time = priced(view.pricing, num + drafted, longest)
-        times = (time, priced_plain(view.pricing, num))
-        weigh(trials, drafted > 0, emitted / num, times, served / num)
-    what = settled(trials, served > 0 and drafted > 0)
+    what = TRIED
+    if not trials.left:
+        if trials.num_settled % _ONE_OF == 0:
+            put_load(view.pricing, step.next_context_tokens, num, num, 0)
+            time = priced(view.pricing, num + drafted, longest)
+            times = (time, priced_plain(view.pricing, num))
+            _weigh(trials, drafted > 0, emitted / num, times, served / num)
+        trials.num_settled += 1
+        is_idle = not (served and drafted) or trials.is_given_up
+        trials.idle = trials.idle + 1 if is_idle else 0
+        what = NOTHING if trials.is_given_up else KEPT
+        if trials.idle >= trials.wait:
+            trials.left, trials.wait = TRIAL_TOKENS, min(2 * trials.wait, LONGEST_WAIT)
+            what = BEGUN
+    step.may_drop = may_drop(trials)
     left = TRIAL_TOKENS if what != NOTHING else 0
     for row in range(step.num_rows if what != KEPT else 0):
         is_out = view.in_prefill[row] or view.is_undrafted[row] or not left
@@ -202,22 +150,22 @@ def ask_in_common(view: View, known: Known, ring: Ints, k: int) -> None:
 
 
 @inner
-def learn_in_common(view: View, known: Known, ring: Ints) -> None:
-    """Learn from what was accepted, and what prompts take to be read by the drafter."""
-    note_trials(view, known, ring)
-    learn(view, known)
+def learn(view: View, trials: TrialState, tried: int) -> None:
+    """Learn what prompts take to be read by the drafter, and how far a trial has come.
 
-
-@inner
-def learn(view: View, trials: TrialState) -> None:
-    """Learn what prompts take to be read by the drafter, and how far a trial has come."""
+    By the draft tokens whose fate the step has decided.
+    """
     step, time = view.step[0], 0.0
-    if is_timed(trials):
+    if trials.num_observed % _ONE_OF == 0:
         if step.prefill_tokens:
             time = _drafter_time(view, step.batched_tokens, step.prefill_tokens)
             time -= _drafter_time(view, step.batched_tokens - step.prefill_tokens, 0)
-        note_reading(trials, time)
-    note_tried(trials, step.accepted_tokens + num_cut_short(view))
+        trials.reading_time += trials.weight * (time - trials.reading_time)
+    trials.num_observed += 1
+    if trials.left:
+        trials.left = max(0, trials.left - tried)
+        if not trials.left:
+            trials.idle = 0
     step.may_drop = may_drop(trials)
 
 
@@ -234,4 +182,4 @@ def _drafter_time(view: View, batched_tokens: int, prefills: int) -> float:
 @inner
 def let_go(view: View, trials: TrialState) -> None:
     """Let go of everybody where the drafter is given up; of whom is new, where it hardly pays."""
-    let_go_of(view, gives_up(trials), skips_prefill(trials))
+    let_go_of(view, gives_up(trials), trials.unpaid > SKIPPING_SHARE and not trials.left)
