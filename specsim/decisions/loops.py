@@ -222,7 +222,9 @@ class LoopMemory:
         self._longest = max(longest, 1)
         self._types = loops.loops["decide"].types
         self.desk: Desk[Any] = Desk(loops.memory, **fields)
-        self._views = Desk(View, step=_no_step(longest), pricing=pricing)
+        self.step = _no_step(longest)
+        """One row, in which the loops say what they say of a whole step."""
+        self._views = Desk(View, step=self.step, pricing=pricing)
         self._room = self._num_requests = -1
         self._bound: dict[str, Hook] = {}
         self._shown: BatchView | None = None
@@ -240,35 +242,40 @@ class LoopMemory:
             for verb, each in bound.items()
         }
 
-    def show(self, requests: Ints, drafts: DraftView | None = None) -> View:
-        """Return a view of its own with a step's requests, and drafts."""
-        num = len(requests)
-        largest = int(np.maximum.reduce(requests, initial=0)) + 1
-        if num > self._room or largest > self._num_requests:
-            self._room, self._num_requests = 2 * num, 2 * largest
-            view = self._views.fit(self._room * self._longest)
-            self._bound = self.bind(view, self._room, self._num_requests)
-            self._of_batch, self._of_outcome = view.step[_OF_BATCH], view.step[_OF_OUTCOME]
+    def show(self, batch: BatchView, drafts: DraftView | None = None) -> View:
+        """Return a view of its own with a step, and with such drafts."""
+        if drafts is None or batch is not self._shown:
+            self._show_batch(batch)
         view = self._views.arrays
-        view.requests[:num], view.step["num_rows"] = requests, num
-        self._shown = None
         if drafts is not None:
-            self._show_drafts(drafts)
+            num, stated = len(drafts.draft_lens), drafts.confidences
+            view.confidences[: stated.size] = stated.ravel()
+            view.draft_lens[:num], view.step["width"] = drafts.draft_lens, stated.shape[1]
         return view
 
-    def _show_drafts(self, drafts: DraftView) -> View:
-        view, num, stated = self._views.arrays, len(drafts.draft_lens), drafts.confidences
-        view.confidences[: stated.size] = stated.ravel()
-        view.draft_lens[:num], view.step["width"] = drafts.draft_lens, stated.shape[1]
-        return view
+    def show_outcome(self, outcome: StepOutcome) -> None:
+        """Show what became of the drafts of a step that has ended."""
+        view, num = self._of_requests(outcome.requests), len(outcome.requests)
+        view.draft_lens[:num], view.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
+        self._of_outcome[0] = (
+            np.add.reduce(outcome.accepted_lens),
+            outcome.output_tokens,
+            outcome.target_time,
+            outcome.draft_time,
+            outcome.overhead_time,
+            *outcome.load[:4],
+        )
 
-    def _show_batch(self, batch: BatchView, drafts: DraftView | None = None) -> View:
-        view, size, decodes = self.show(batch.requests, drafts), batch.size, batch.decode_load()
+    def run(self, verb: str) -> None:
+        """Run one of the loops over what is shown."""
+        self._bound[verb]()
+
+    def _show_batch(self, batch: BatchView) -> None:
+        view, size, decodes = self._of_requests(batch.requests), batch.size, batch.decode_load()
         drafted, undrafted, admitted = batch.draft_lens, batch.is_undrafted, batch.is_admitted
         view.prompt_lens[:size], view.known_lens[:size] = batch.prompt_lens, batch.known_lens
         view.in_prefill[:size] = batch.in_prefill
-        if drafts is None:
-            view.draft_lens[:size] = 0 if drafted is None else drafted
+        view.draft_lens[:size] = 0 if drafted is None else drafted
         view.is_undrafted[:size] = False if undrafted is None else undrafted
         view.is_admitted[:size] = False if admitted is None else admitted
         self._of_batch[0] = (  # quicker than field by field
@@ -284,68 +291,17 @@ class LoopMemory:
             *batch.load[:4],
         )
         self._shown = batch
+
+    def _of_requests(self, requests: Ints) -> View:
+        """Return the view with room for a step's requests, and these."""
+        num = len(requests)
+        largest = int(np.maximum.reduce(requests, initial=0)) + 1
+        if num > self._room or largest > self._num_requests:
+            self._room, self._num_requests = 2 * num, 2 * largest
+            view = self._views.fit(self._room * self._longest)
+            self._bound = self.bind(view, self._room, self._num_requests)
+            self._of_batch, self._of_outcome = view.step[_OF_BATCH], view.step[_OF_OUTCOME]
+        view = self._views.arrays
+        view.requests[:num], view.step["num_rows"] = requests, num
+        self._shown = None
         return view
-
-    def draft_lens(self, batch: BatchView) -> Ints:
-        view = self._show_batch(batch, batch.drafts)
-        self._bound["decide"]()
-        return view.lens[: batch.size].copy()
-
-    def stop_len(self, batch: BatchView, drafts: DraftView) -> int | Ints | None:
-        """Return after how many tokens each draft ends; the number it is refused for, if any."""
-        if "stop" not in self._bound or not self._views.arrays.step["may_stop"][0]:
-            return None
-        if not drafts.draft_lens.any():
-            return None
-        if batch is self._shown:  # by `draft_lens`, which has just been asked
-            view = self._show_drafts(drafts)
-        else:
-            view = self._show_batch(batch, drafts)
-        view.draft_lens[: batch.size][batch.in_prefill] = 0
-        view.lens[: batch.size] = drafts.draft_lens
-        self._bound["stop"]()
-        stop_len = int(view.step["stop_len"][0])
-        return stop_len if stop_len < 0 else np.minimum(view.lens[: batch.size], stop_len)
-
-    def verify_lens(self, batch: BatchView, drafts: DraftView) -> Ints:
-        if "verify" not in self._loops:
-            return drafts.draft_lens
-        view = self._show_batch(batch, drafts)
-        self._bound["verify"]()
-        return view.lens[: batch.size].copy()
-
-    def drops(self, batch: BatchView) -> NDArray[np.bool_] | None:
-        """Return whom the drafter lets go of."""
-        if "drop" not in self._loops:
-            return None
-        view = self._show_batch(batch)
-        view.let_go[: batch.size] = False
-        self._bound["drop"]()
-        let_go = view.let_go[: batch.size].copy()
-        return let_go if let_go.any() else None
-
-    @property
-    def drops_now(self) -> bool:
-        """Whether it may let go of somebody in a step that reads no prompts."""
-        return bool(self._views.arrays.step["may_drop"][0]) if self._room >= 0 else False
-
-    @property
-    def alpha(self) -> float:
-        """The acceptance rate that it believes in."""
-        return float(self._views.arrays.step["alpha"][0]) if self._room >= 0 else nan
-
-    def observe(self, outcome: StepOutcome) -> None:
-        """Learn from a step that has ended."""
-        if "observe" not in self._loops:
-            return
-        view, num = self.show(outcome.requests), len(outcome.requests)
-        view.draft_lens[:num], view.accepted_lens[:num] = outcome.draft_lens, outcome.accepted_lens
-        self._of_outcome[0] = (
-            np.add.reduce(outcome.accepted_lens),
-            outcome.output_tokens,
-            outcome.target_time,
-            outcome.draft_time,
-            outcome.overhead_time,
-            *outcome.load[:4],
-        )
-        self._bound["observe"]()

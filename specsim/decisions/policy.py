@@ -332,28 +332,51 @@ class LoopPolicy(Policy[LoopMemory]):
         loop()
 
     def draft_lens(self, batch: BatchView, memory: LoopMemory) -> Ints:
-        return memory.draft_lens(batch)
+        view = memory.show(batch, batch.drafts)
+        memory.run("decide")
+        return view.lens[: batch.size].copy()
 
     def stop_len(
         self, batch: BatchView, drafts: DraftView, memory: LoopMemory
     ) -> int | Ints | None:
-        return memory.stop_len(batch, drafts)
+        """Return after how many tokens each draft ends; the number it is refused for, if any."""
+        may_stop = "stop" in self.loops.loops and memory.step["may_stop"][0]
+        if not may_stop or not drafts.draft_lens.any():
+            return None
+        view = memory.show(batch, drafts)
+        view.draft_lens[: batch.size][batch.in_prefill] = 0
+        view.lens[: batch.size] = drafts.draft_lens
+        memory.run("stop")
+        stop_len = int(memory.step["stop_len"][0])
+        return stop_len if stop_len < 0 else np.minimum(view.lens[: batch.size], stop_len)
 
     def verify_lens(self, batch: BatchView, drafts: DraftView, memory: LoopMemory) -> Ints:
-        return memory.verify_lens(batch, drafts)
+        if "verify" not in self.loops.loops:
+            return drafts.draft_lens
+        view = memory.show(batch, drafts)
+        memory.run("verify")
+        return view.lens[: batch.size].copy()
 
     def drops(self, batch: BatchView, memory: LoopMemory) -> NDArray[np.bool_] | None:
-        return memory.drops(batch)
+        if "drop" not in self.loops.loops:
+            return None
+        view = memory.show(batch)
+        view.let_go[: batch.size] = False
+        memory.run("drop")
+        let_go = view.let_go[: batch.size].copy()
+        return let_go if let_go.any() else None
 
     def drops_now(self, memory: LoopMemory) -> bool:
         """Return whether it said last that it may."""
-        return memory.drops_now
+        return bool(memory.step["may_drop"][0])
 
     def alpha_estimate(self, memory: LoopMemory) -> float:
-        return memory.alpha
+        return float(memory.step["alpha"][0])
 
     def observe(self, outcome: StepOutcome, memory: LoopMemory) -> None:
-        memory.observe(outcome)
+        if "observe" in self.loops.loops:
+            memory.show_outcome(outcome)
+            memory.run("observe")
 
     def overrides(self, method: Callable[..., Any]) -> bool:
         loop = _LOOP_OF.get(method.__name__)

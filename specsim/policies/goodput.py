@@ -91,7 +91,7 @@ class Goodput(LoopPolicy, PicksPrefix):
 
     def prefix_size(self, known_lens: Ints, memory: LoopMemory) -> int:
         """Return the prefix of highest goodput, all of its sequences taken to decode."""
-        server, alpha = memory.server, memory.alpha
+        server, alpha = memory.server, self.alpha_estimate(memory)
         context_lens = np.cumsum(known_lens - 1)
         best_size, best_rate, num, lens = 1, 0.0, len(known_lens), range(server.max_draft_len + 1)
         for size in range(num, 0, -max(1, num // 32)):  # of a large batch, at even distances

@@ -27,6 +27,7 @@ from digests import run
 from specsim.core import compiled
 from specsim.core.step import BatchView, Ints
 from specsim.decisions.loops import LoopMemory
+from specsim.decisions.policy import LoopPolicy
 from specsim.engine import order
 from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.speculation import Speculation
@@ -390,13 +391,13 @@ def test_goodput_comes_to_all_four_verdicts_in_these_runs(
     profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verdicts: set[int] = set()
-    settled = trials.settled
+    settle = trials.settle
 
-    def watched(known: Any, drafts: bool) -> int:
-        verdicts.add(what := settled(known, drafts))
+    def watched(*given: Any) -> int:
+        verdicts.add(what := settle(*given))
         return what
 
-    monkeypatch.setattr(trials, "settled", watched)
+    monkeypatch.setattr(trials, "settle", watched)
     policies_are_not_compiled(monkeypatch)
     digests(weighed("synchronous", profiles))
     assert verdicts == {trials.KEPT, trials.NOTHING, trials.TRIED, trials.BEGUN}
@@ -429,19 +430,19 @@ def test_joint_is_the_same_however_it_is_asked(
     in_the_loop = digests(runs())
     assert seen == set()
     shown, stops = set(), set()
-    show, stop_len = LoopMemory.draft_lens, LoopMemory.stop_len
+    draft_lens, stop_len = LoopPolicy.draft_lens, LoopPolicy.stop_len
 
-    def watched(self: LoopMemory, batch: BatchView) -> Any:
+    def watched(self: LoopPolicy, batch: BatchView, memory: LoopMemory) -> Any:
         shown.add(batch.drafts is not None)
-        return show(self, batch)
+        return draft_lens(self, batch, memory)
 
-    def stopped(self: LoopMemory, *given: Any) -> Any:
+    def stopped(self: LoopPolicy, *given: Any) -> Any:
         found = stop_len(self, *given)
         stops.add(None if found is None else int(np.max(found)))
         return found
 
-    monkeypatch.setattr(LoopMemory, "draft_lens", watched)
-    monkeypatch.setattr(LoopMemory, "stop_len", stopped)
+    monkeypatch.setattr(LoopPolicy, "draft_lens", watched)
+    monkeypatch.setattr(LoopPolicy, "stop_len", stopped)
     force(monkeypatch)
     assert digests(runs()) == in_the_loop
     assert seen == verbs
