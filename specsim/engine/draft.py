@@ -157,25 +157,18 @@ def verify(table: Table) -> None:
 
 
 @inner
-def find_use_of_drafts(table: Table) -> None:
-    """Note whether anybody in the step can use drafts that are made after it."""
-    step = table.steps[table.state[0].current]
-    for place in range(step.num_requests):
-        if step.skips_drafts:
-            mind_use_of_drafts(table, place)
+def find_use_of_drafts(table: Table, first: int, end: int) -> None:
+    """Have drafts made after the step if a sequence in one of some places may verify them.
 
-
-@inner
-def mind_use_of_drafts(table: Table, place: int) -> None:
-    """Have drafts made if a sequence of the step may verify them.
-
-    It does not if the step stops short of its known tokens, or surely brings the last of
+    A sequence does not if the step stops short of its known tokens, or surely brings the last of
     `max_tokens` (vLLM 0.33.0 ``v1/core/sched/scheduler.py _drafts_unused``).
     """
     current = table.state[0].current
-    entry = table.entries[current, place]
-    sequence = table.sequences[entry.row]
-    sure_len = sequence.known_len + 1 + (sequence.placeholder_len > 0)
-    reaches_end = entry.start + entry.scheduled_len >= sequence.known_len
-    if reaches_end and sure_len < sequence.requested_len:
-        table.steps[current].skips_drafts = 0
+    for place in range(first, end):
+        entry = table.entries[current, place]
+        sequence = table.sequences[entry.row]
+        sure_len = sequence.known_len + 1 + (sequence.placeholder_len > 0)
+        reaches_end = entry.start + entry.scheduled_len >= sequence.known_len
+        if reaches_end and sure_len < sequence.requested_len:
+            table.steps[current].skips_drafts = 0
+            return

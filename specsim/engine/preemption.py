@@ -4,7 +4,7 @@ Source: vLLM 0.32.0 ``v1/core/sched/scheduler.py schedule``, the part about runn
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.draft import mind_use_of_drafts
+from specsim.engine.draft import find_use_of_drafts
 from specsim.engine.kv import extend, release
 from specsim.engine.loading import is_in_flight, release_late
 from specsim.engine.table import NO_ROW, RUNNING, Table
@@ -70,7 +70,7 @@ def _unschedule(table: Table, row: int) -> None:
     if place == step.num_requests:
         return
     if step.skips_drafts:
-        mind_use_of_drafts(table, place)  # it counts, as in vLLM, though it goes
+        find_use_of_drafts(table, place, place + 1)  # it counts, as in vLLM, though it goes
     scheduled_len = table.entries[state.current, place].scheduled_len
     for later in range(place + 1, step.num_requests):
         table.entries[state.current, later - 1] = table.entries[state.current, later]

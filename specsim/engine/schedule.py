@@ -101,7 +101,7 @@ def schedule(table: Table) -> None:
             if not step.defers_prefills:
                 state.is_backed_up = state.num_waiting > state.num_passed_over
     if limits.skips_drafts:
-        find_use_of_drafts(table)
+        find_use_of_drafts(table, 0, step.num_requests)
     _count_tokens(table)
     step.drafter_requests = step.num_requests
     step.num_running = state.num_running
