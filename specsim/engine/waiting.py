@@ -32,19 +32,14 @@ def next_waiting(table: Table, row: int) -> int:
 
 
 @inner
-def next_candidate(table: Table, passed: int) -> int:
-    """Return the first waiting row behind one that was passed over; NO_ROW if there is none."""
-    return first_waiting(table) if passed == NO_ROW else next_waiting(table, passed)
-
-
-@inner
 def first_settled(table: Table, passed: int) -> int:
-    """Return the first such row of which no step is in flight; NO_ROW if there is none.
+    """Return the first waiting row of which no step is in flight; NO_ROW if there is none.
 
+    Behind one that was passed over, if any was.
     One that was preempted meanwhile keeps its place until what it computed has come back. With two
     steps in flight it always has.
     """
-    row = next_candidate(table, passed)
+    row = first_waiting(table) if passed == NO_ROW else next_waiting(table, passed)
     while row != NO_ROW and table.sequences[row].in_flight_len:
         pass_over(table, row)
         row = next_waiting(table, row)
