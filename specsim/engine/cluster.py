@@ -244,11 +244,16 @@ class Cluster:
         self._replicas = []
         self._up = self._taking_requests()
 
-    def fail(self, number: int) -> None:
-        """Let a replica die; its requests go to the others, in the order in which it had them."""
+    def _at_now(self, number: int) -> Replica:
+        """Return a replica that is there, which has gone on to this instant."""
         replica = self._replicas[number]
         assert replica is not None
         replica.advance(self.clock.now)
+        return replica
+
+    def fail(self, number: int) -> None:
+        """Let a replica die; its requests go to the others, in the order in which it had them."""
+        replica = self._at_now(number)
         left = replica.fail()
         self._asleep.pop(replica, None)
         self._draining.discard(number)
@@ -274,9 +279,7 @@ class Cluster:
 
     def slow_down(self, number: int, factor: float) -> None:
         """Let a replica take `factor` times as long for what it schedules from now on."""
-        replica = self._replicas[number]
-        assert replica is not None
-        replica.advance(self.clock.now)
+        replica = self._at_now(number)
         replica.slow_down(factor)
 
     def drain(self, number: int) -> None:
@@ -286,9 +289,7 @@ class Cluster:
 
     def retire(self, number: int) -> float | None:
         """Let a draining replica go that has nothing left; return when it was done, or None."""
-        replica = self._replicas[number]
-        assert replica is not None
-        replica.advance(self.clock.now)
+        replica = self._at_now(number)
         if replica.num_running or replica.num_waiting:
             return None
         self.fail(number)

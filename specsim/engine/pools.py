@@ -59,17 +59,12 @@ class PoolCluster(Cluster):
 
     def fail(self, number: int) -> None:
         """Let a replica die, after what it held or loaded has been given up."""
-        replica = self._replicas[number]
-        assert replica is not None
-        replica.advance(self.clock.now)
-        self.before_failure(replica)
+        self.before_failure(self._at_now(number))
         super().fail(number)
 
     def retire(self, number: int) -> float | None:
         """Let a draining replica go whose blocks nobody has yet to read; else return None."""
-        replica = self._replicas[number]
-        assert replica is not None
-        replica.advance(self.clock.now)
+        replica = self._at_now(number)
         if self.keeps(replica) or replica.next_at < inf:
             return None
         done_at = super().retire(number)
