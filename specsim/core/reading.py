@@ -13,6 +13,7 @@ import stat
 import struct
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +23,7 @@ from yaml.composer import Composer
 from yaml.constructor import ConstructorError
 
 from specsim.core.atomic import note_input
+from specsim.core.errors import SpecsimError
 
 MAX_TEXT_BYTES = 64 << 20  # largest YAML or JSON document that is read whole
 MAX_DATA_BYTES = 4 << 30  # largest file of rows
@@ -56,6 +58,17 @@ def number_in(text: str, kind: type[float] = float, *, is_share: bool = False) -
 
 class UnreadableError(ValueError):
     """A text that is none of its kind, or exceeds a limit; says why, and on which line."""
+
+
+@contextmanager
+def readable(source: object, error: type[SpecsimError]) -> Iterator[None]:
+    """Raise `error` in place of what says that a file, called `source`, cannot be read."""
+    try:
+        yield
+    except OSError as problem:
+        raise error(f"{source}: cannot be read: {problem.strerror}") from problem
+    except UnreadableError as problem:
+        raise error(f"{source}: {problem}") from problem
 
 
 def check_file(path: Path, limit: int = MAX_DATA_BYTES) -> None:

@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.reading import UnreadableError, parse_json, parse_yaml, read_text, short
+from specsim.core.reading import parse_json, parse_yaml, read_text, readable, short
 
 _KINDS = {list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 
@@ -104,12 +104,9 @@ def load_mapping(
     """
     parse = _parsed_once if is_shared else parse_yaml
     try:
-        text = read_text(path)
-        data = parse_json(text) if ".json" in path.suffixes[-2:] else parse(text)
-    except OSError as problem:
-        raise error(f"{path}: cannot be read: {problem.strerror}") from problem
-    except UnreadableError as problem:
-        raise error(f"{path}: {problem}") from problem
+        with readable(path, error):
+            text = read_text(path)
+            data = parse_json(text) if ".json" in path.suffixes[-2:] else parse(text)
     except yaml.YAMLError as problem:
         raise error(f"{path}: {where_in(text, problem)}") from problem
     if not isinstance(data, dict):

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from specsim.core.atomic import new_file, packed
 from specsim.core.errors import ConfigError, TraceError
-from specsim.core.reading import MAX_TEXT_BYTES, UnreadableError, check_file, parse_json
+from specsim.core.reading import MAX_TEXT_BYTES, check_file, parse_json, readable
 from specsim.workload.readers import Row, TraceFile
 
 _EXTRA = "pip install 'llm-specsim[tokens]'"
@@ -50,13 +50,9 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
     A ConfigError if it is neither, cannot be read, or needs a library that is not installed.
     """
-    try:
+    with readable(path, ConfigError):
         check_file(path, MAX_TEXT_BYTES)
         data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnreadableError as error:
-        raise ConfigError(f"{path}: {error}") from error
     if data.lstrip().startswith(b"{"):
         _check_json(path, data)
         return _of_json(_library("tokenizers", path), path, data)
@@ -86,10 +82,8 @@ def _library(name: str, path: Path) -> Any:
 
 
 def _check_json(path: Path, data: bytes) -> None:
-    try:
+    with readable(path, ConfigError):
         content = parse_json(data)
-    except UnreadableError as error:
-        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(content, dict) or "model" not in content:
         fields = ", ".join(list(content)[:5]) or "nothing"
         raise ConfigError(

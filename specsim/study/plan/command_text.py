@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from specsim.core.errors import ConfigError
-from specsim.core.reading import UnreadableError, parse_yaml, read_text
+from specsim.core.reading import parse_yaml, read_text, readable
 from specsim.core.settings import where_in
 
 _COMMENT = re.compile(r"""(?<!\S)#[^\n]*|(\\.|'[^']*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
@@ -36,12 +36,8 @@ def words_in(text: str, program: str) -> list[str]:
     """
     source = f"--{program}"
     if _FILE.fullmatch(text.strip()):
-        try:
+        with readable(f"{source}: {text}", ConfigError):
             text = read_text(Path(text.strip()))
-        except OSError as error:
-            raise ConfigError(f"{source}: {text}: cannot be read: {error.strerror}") from error
-        except UnreadableError as error:
-            raise ConfigError(f"{source}: {text}: {error}") from error
     if _MANIFEST.match(text):
         return _of_manifest(text, source, program)
     return shell_words(text, source)

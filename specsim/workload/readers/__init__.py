@@ -25,6 +25,7 @@ from specsim.core.reading import (
     check_file,
     lines,
     parse_json,
+    readable,
     short,
 )
 from specsim.core.resources import locate
@@ -124,14 +125,10 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
+        with readable(path, TraceError):
             check_file(path)
             with path.open("rb") as stream:
                 self._magic = stream.read(4)
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be read: {error.strerror}") from error
-        except UnreadableError as error:
-            raise TraceError(f"{path}: {error}") from error
         if not self._magic:
             raise TraceError(f"{path}: is empty; a workload has at least one request")
 
