@@ -323,7 +323,7 @@ def _traffic(
     acceptance: dict[str, Any] | None,
     dataset: str = "",
 ) -> Traffic:
-    trace = _drawn(workload, _SAMPLE)
+    trace = _drawn(workload)
     _check_adapters(name, trace)
     longest = int((trace.prompt_lens + trace.output_lens).max())
     nearest_one = _nearest_dataset(dataset, trace)
@@ -362,8 +362,8 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
     return _traffic(path.name, dumped, note, own)
 
 
-def _drawn(workload: dict[str, Any], count: int) -> Trace:
-    fields = {**workload, "num_requests": count}
+def _drawn(workload: dict[str, Any]) -> Trace:
+    fields = {**workload, "num_requests": _SAMPLE}
     if workload["arrivals"]["kind"] != "trace":
         fields["arrivals"] = {**workload["arrivals"], "rate": 1.0}
     with validated("--traffic", ConfigError):
