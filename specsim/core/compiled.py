@@ -246,12 +246,20 @@ class Loop:
         name: What the loops of the module are called together.
         rooms: Modules and packages from whose files they are compiled; a change there compiles them
             anew.
+        text: The function that its module defines, if that is not `function` itself.
     """
 
     def __init__(
-        self, function: Callable[[Any], int], types: Types, *, name: str, rooms: tuple[str, ...]
+        self,
+        function: Callable[[Any], int],
+        types: Types,
+        *,
+        name: str,
+        rooms: tuple[str, ...],
+        text: Callable[..., Any] | None = None,
     ) -> None:
         self.function = function
+        self.text = text or function
         self.types = types
         self.name = name
         self.module = function.__module__
@@ -335,16 +343,22 @@ def address_of(loop: Loop) -> int | None:
     """Return where the machine code of a loop lies in this process; None if there is none."""
     if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
         return None
-    return _addresses(loop.module).get(symbol(loop))
+    loops = {symbol(each): each for each in loops_of(loop.module)}
+    found = loops.get(symbol(loop))
+    # None of its name: a function of a module, in the `Loops` of another. Another function: the
+    # module was reloaded since, and what would be compiled is what it says now.
+    if found is None or found.text is not loop.text:
+        return None
+    return _addresses(loop.module, tuple(loops.values()))[symbol(loop)]
 
 
 @cache
-def _addresses(module: str) -> dict[str, int]:
+def _addresses(module: str, loops: tuple[Loop, ...]) -> Mapping[str, int | None]:
     """Return where the machine code of a module's loops lies in this process."""
-    if not (loops := loops_of(module)):  # a function of a module, in the `Loops` of another
-        return {}
     rooms = tuple(dict.fromkeys(room for loop in loops for room in loop.rooms))
-    return loaded(Source(module, loops[0].name, rooms, [symbol(loop) for loop in loops]))
+    symbols = [symbol(loop) for loop in loops]
+    found = loaded(Source(module, loops[0].name, rooms, symbols))
+    return dict.fromkeys(symbols) | found
 
 
 def loops_of(module: str) -> list[Loop]:
@@ -357,6 +371,7 @@ def loops_of(module: str) -> list[Loop]:
     return list({symbol(loop): loop for loop in loops if loop.module == module}.values())
 
 
+@cache
 def symbol(loop: Loop) -> str:
     """Return a name in machine code, which a function has for each kind of arrays anew."""
     arrays = sha256(repr(loop.types).encode()).hexdigest()[:12]

@@ -21,7 +21,7 @@ from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from pathlib import Path
-from threading import Thread, current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from types import FunctionType
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -33,6 +33,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _workers: list[int] = []  # in a process that runs parcels, not empty
+_imported_in = os.getpid()
+_program_seen = Lock()  # by one thread at a time: another may have hidden it
 
 
 class Refused(NamedTuple):
@@ -89,7 +91,8 @@ class _Packer(pickle.Pickler):
 
 def _program(own: str) -> dict[str, str]:
     """Return how the program is imported elsewhere; a ConfigError if it has no file."""
-    prepared = multiprocessing.spawn.get_preparation_data("")
+    with _program_seen:
+        prepared = multiprocessing.spawn.get_preparation_data("")
     program = {key: str(prepared[key]) for key in prepared if key.startswith("init_main")}
     if not Path(program.get("init_main_from_path", __file__)).is_file() or not program:
         raise ConfigError(
@@ -102,13 +105,14 @@ def _program(own: str) -> dict[str, str]:
 @contextmanager
 def unseen_program() -> Iterator[None]:
     """Keep processes that are started in the block from importing the program at once."""
-    program = vars(sys.modules["__main__"])
-    kept = {str(name): program.pop(name) for name in ("__spec__", "__file__") if name in program}
-    program["__spec__"] = None
-    try:
-        yield
-    finally:
-        program.update(kept)
+    program, names = vars(sys.modules["__main__"]), ("__spec__", "__file__")
+    with _program_seen:
+        kept = {name: program.pop(name) for name in names if name in program}
+        program["__spec__"] = None
+        try:
+            yield
+        finally:
+            program.update(kept)
 
 
 def as_worker() -> None:
@@ -116,8 +120,16 @@ def as_worker() -> None:
     _workers.append(1)
 
 
-def check_no_worker() -> None:
-    """Refuse to start processes in one that runs parcels: only a script does that, run again."""
+def check_may_start() -> None:
+    """Refuse to start processes where Python does not, and in one that runs parcels.
+
+    There only a script starts any, which runs again.
+    """
+    if multiprocessing.current_process().daemon:
+        raise ConfigError(
+            "this process may not start others, since it is daemonic, as those of a "
+            "multiprocessing.Pool are; use workers=1, or a concurrent.futures.ProcessPoolExecutor"
+        )
     if _workers:
         raise ConfigError(
             "the script defines a class that other processes need, and so runs again in each of "
@@ -216,24 +228,30 @@ def _start_server() -> None:
     """Start what forks workers; Ctrl-C, which a terminal sends to all processes, is not for it."""
     if _context().get_start_method() != "forkserver":
         return
-    if current_thread() is not main_thread():  # others may not say what a signal does
-        forkserver.ensure_running()
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which it inherits
+    before = _handlers(signal.SIGINT)
+    for number in before:
+        signal.signal(number, signal.SIG_IGN)  # which it inherits
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, own in before.items():
+            signal.signal(number, own)
+
+
+def _handlers(*numbers: signal.Signals) -> dict[signal.Signals, Any]:
+    """Return what is done on signals, of those for which that may be changed, and back again."""
+    if current_thread() is not main_thread():
+        return {}
+    found = {number: signal.getsignal(number) for number in numbers}
+    # None is a handler in C, of a program that has Python inside it.
+    return {number: own for number, own in found.items() if own is not None}
 
 
 @contextmanager
 def _ends_put_off() -> Iterator[None]:
     """Let the block end before Ctrl-C or SIGTERM is heard, or a process half started complains."""
-    if current_thread() is not main_thread():
-        yield
-        return
     heard: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = _handlers(signal.SIGINT, signal.SIGTERM)
     for number in before:
         signal.signal(number, lambda number, frame: heard.append(number))
     try:
@@ -249,7 +267,7 @@ class _Pool(ProcessPoolExecutor):
     """A pool whose processes end with the program, or when Ctrl-C or SIGTERM comes."""
 
     def __init__(self, workers: int) -> None:
-        check_no_worker()
+        check_may_start()
         _start_server()
         context = _context()
         end, self._hold = context.Pipe(duplex=False)
@@ -269,7 +287,9 @@ class _Pool(ProcessPoolExecutor):
 
 
 def _context() -> BaseContext:
-    if "forkserver" not in multiprocessing.get_all_start_methods():
+    # A process that was forked would ask the server of the one that it was forked from, in vain.
+    is_forked = os.getpid() != _imported_in
+    if is_forked or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["specsim.run.preload"])

@@ -160,7 +160,7 @@ class Loops:
         name = f"policies-{module.rpartition('.')[2]}"
         rooms = (module, __name__, "specsim.core.desk", *ROOMS, *rooms)
         self.loops = {
-            verb: Loop(_of_both(function), types, name=name, rooms=rooms)
+            verb: Loop(_of_both(function), types, name=name, rooms=rooms, text=function)
             for verb, function in {"decide": decide, **others}.items()
         }
         self.loops_of_module = list(self.loops.values())

@@ -88,12 +88,13 @@ class Clients:
 
     def arrivals(self) -> Generator[Event, None, None]:
         """Send what waits for nobody, in order of arrival; the one process of all arrivals."""
+        starts = sorted(self.starts, key=lambda each: each.arrived_at)
         timed: Iterable[tuple[Request, float]]
         queues = self.has_sessions and self._front.has_queue
         if queues:  # turns come between them
-            timed = ((request, request.arrived_at) for request in self.starts)
+            timed = ((request, request.arrived_at) for request in starts)
         else:
-            sent = ((each.arrived_at, each.index, each.prompt_len) for each in self.starts)
+            sent = ((each.arrived_at, each.index, each.prompt_len) for each in starts)
             reached = instants(sent, self._front)
             timed = ((self._requests[index], instant) for index, instant in reached)
         for request, instant in timed:

@@ -129,6 +129,30 @@ class Roster(Sequence[VisibleReplica]):
         waiting: Ints = self._column("num_waiting") + self._column("num_loading")
         return waiting + unseen
 
+    @property
+    def outstanding_tokens(self) -> Ints:
+        """What `VisibleReplica.outstanding_tokens` says of each.
+
+        Counted again only of those that have done something, or been told something, since this was
+        last asked: of hundreds of replicas few have between one arrival and the next.
+        """
+        states, tokens = self._counted
+        now = self._states_now()
+        for place in np.flatnonzero((now != states).any(axis=1)).tolist():
+            tokens[place] = self._seen[place].outstanding_tokens
+            states[place] = now[place]
+        return tokens.copy()
+
+    @cached_property
+    def _counted(self) -> tuple[Ints, Ints]:
+        tokens = [replica.outstanding_tokens for replica in self._seen]
+        return self._states_now().copy(), np.array(tokens, dtype=np.int64)
+
+    def _states_now(self) -> Ints:
+        """Return the states as plain numbers, shape (n, fields); records take longer to compare."""
+        rows = self._rows if self._numbers is None else self._rows[self._numbers]
+        return rows.view(np.int64).reshape(len(rows), -1)
+
     def catch_up(self, now: float) -> None:
         """Let all of them do what happens before an instant."""
         for place in np.flatnonzero(self._column("next_at") < now).tolist():

@@ -198,8 +198,9 @@ def _cells(
     experiment: Experiment, deployment: Deployment, requests: Sequence[Request], kept: Kept
 ) -> Iterator[_Cell]:
     columns, front = Columns.of(requests), deployment.front(experiment.num_engines, len(requests))
-    arrivals, lens = columns.arrived_at.tolist(), columns.prompt_lens.tolist()
-    sent = zip(arrivals, range(len(arrivals)), lens, strict=True)
+    order = np.argsort(columns.arrived_at, kind="stable")  # a program may give them in any
+    arrivals, lens = columns.arrived_at[order].tolist(), columns.prompt_lens[order].tolist()
+    sent = zip(arrivals, order.tolist(), lens, strict=True)
     reached = np.fromiter(instants(sent, front), dtype=[("request", "<i8"), ("at", "<f8")])
     arrived_at = np.empty(len(reached))
     arrived_at[reached["request"]] = reached["at"]

@@ -451,4 +451,4 @@ class Whole:
     def _origin(self) -> float:
         if isinstance(self._arrivals, ClosedLoop):
             return min(self._think_times[: self._arrivals.concurrency], default=0.0)
-        return self._requests[0].arrived_at if self._requests else 0.0
+        return min((each.arrived_at for each in self._clients.starts), default=0.0)

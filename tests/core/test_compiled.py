@@ -267,6 +267,22 @@ def test_the_code_of_several_modules_is_kept_apart(code: tuple[str, bytes], room
     assert errors == ["specsim: compiling its more for this machine, once ..."]
 
 
+@pytest.mark.parametrize("has_linker", [True, False])
+def test_a_module_that_is_reloaded_is_compiled_as_it_is_now(room: Path, has_linker: bool) -> None:
+    before = (
+        "import importlib, pathlib, numpy, tiny_loops.sums as sums\n"
+        "file, total, part = pathlib.Path(sums.__file__), sums.total, sums.Part(numpy.arange(5))\n"
+        "print(sums.results(), total.bind(part)())\n"
+        "file.write_text(file.read_text().replace('total = 0', 'total = 1000'))\n"
+        "importlib.reload(sums)\n"
+        "print(total.bind(part)(), sums.total.bind(part)(), sums.total.is_compiled)\n"
+    )
+    path = os.environ["PATH"] if has_linker else ""
+    out, errors = finished(start(room, before, PATH=path))
+    assert out.splitlines() == [f"{RESULTS} 10", "10 1010 True", RESULTS.replace("10", "1010")]
+    assert errors == ["specsim: compiling its sums for this machine, once ..."] * 2
+
+
 def test_a_copy_has_arrays_of_its_own() -> None:
     lookup = SuffixLookup(
         max_depth=4, max_spec_factor=1.0, min_token_prob=0.1, max_cached_requests=-1

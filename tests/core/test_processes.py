@@ -177,3 +177,43 @@ def test_what_a_function_defines_cannot_be_sent() -> None:
         with pytest.raises(ConfigError, match="top of a file"):
             runner.run(repr, [[Local()]])
         assert runner.run(repr, [[2]]) == [["2"]]
+
+
+def test_a_thread_sees_the_program_while_another_hides_it(tmp_path: Path) -> None:
+    hides = (
+        "from threading import Event, Thread\n"
+        "    hidden = Event()\n"
+        "    def hide():\n"
+        "        with unseen_program():\n"
+        "            hidden.set(), time.sleep(0.5)\n"
+        "    thread = Thread(target=hide)\n"
+        "    thread.start(), hidden.wait()\n"
+        "    with unseen_program():\n"
+        "        thread.join(0.1)\n"
+    )
+    imports = "import time\nfrom specsim.core.processes import unseen_program\n"
+    end = f"{imports}{GUARD}{hides}    print(work(Own(-3)), __file__ and 'seen', 'once more')"
+    code, out, said = programmed(end, tmp_path)
+    assert (code, out.splitlines()[-1:], said) == (0, ["None seen once more"], "")
+
+
+@pytest.mark.parametrize("is_daemon", [False, True])
+def test_a_process_that_was_forked_starts_others_if_python_lets_it(
+    tmp_path: Path, is_daemon: bool
+) -> None:
+    forked = (
+        "work(-3)\n"
+        "    from multiprocessing import get_context\n"
+        f"    process = get_context('fork').Process(target=work, args=[-4], daemon={is_daemon})\n"
+        "    process.start(), process.join()\n"
+    )
+    _, out, said = programmed(GUARD + forked, tmp_path)
+    assert out.splitlines()[1:] == (["[[3]]"] if is_daemon else ["[[3]]", "[[4]]"])
+    assert ("may not start others, since it is daemonic" in said) == is_daemon
+
+
+def test_a_handler_in_c_stays_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    monkeypatch.setattr(signal, "signal", lambda *given: pytest.fail("it cannot be set again"))
+    with Runner(LocalProcesses(2)) as runner:
+        assert runner.run(abs, [[-3]]) == [[3]]

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tiny_config
 
 from specsim.core.request import PrefixIds, Request
+from specsim.engine.roster import VisibleReplica
 from specsim.routing import ROUTING, PromptView
 from specsim.routing.simple import LeastOutstanding, RankBalancer
 from specsim.run.experiment import Experiment
@@ -202,3 +204,48 @@ def test_tokens_outstanding_are_those_of_unfinished_requests(
     assert 100 <= first < 120
     assert 60 <= second < 100
     assert seen[4] == [0, 0]  # all have been answered
+
+
+@pytest.mark.parametrize("engine", [{}, {"async_scheduling": False, "num_gpu_blocks": 70}])
+def test_tokens_outstanding_in_a_column_are_those_of_each(
+    engine: dict[str, Any], tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    router = ROUTING.find("least_outstanding_tokens")
+    choose = router.choose
+    seen: list[tuple[list[int], list[int]]] = []
+
+    def watched(self: Any, view: PromptView, replicas: Any, memory: Any) -> int:
+        each = [replica.outstanding_tokens for replica in replicas]
+        seen.append((replicas.outstanding_tokens.tolist(), each))
+        return choose(self, view, replicas, memory)
+
+    monkeypatch.setattr(router, "choose", watched)
+    requests = [
+        Request(index=i, arrived_at=0.004 * i, prompt_len=20 + 7 * i % 90, output_len=1 + i % 40)
+        for i in range(300)
+    ]
+    incidents = [{"kind": "failure", "replica": 1, "at": 0.3, "until": 0.6}]
+    limits = {**tiny_config()["engine"], **engine}
+    experiment = tiny(
+        replicas=3, incidents=incidents, routing="least_outstanding_tokens", engine=limits
+    )
+    simulate(experiment, requests=requests)
+    assert len({tuple(column) for column, _ in seen}) > 250
+    assert {len(column) for column, _ in seen} == {2, 3}
+    assert all(column == each for column, each in seen)
+
+
+def test_few_replicas_are_counted_anew_when_a_request_arrives(
+    tiny: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count: property = vars(VisibleReplica)["outstanding_tokens"]
+    counted: list[VisibleReplica] = []
+
+    def watched(replica: VisibleReplica) -> Any:
+        counted.append(replica)
+        return count.__get__(replica)
+
+    monkeypatch.setattr(VisibleReplica, "outstanding_tokens", property(watched))
+    requests = [Request(index=i, arrived_at=0.1 * i, prompt_len=9, output_len=2) for i in range(50)]
+    simulate(tiny(replicas=200, routing="least_outstanding_tokens"), requests=requests)
+    assert len(counted) < 200 + 4 * 50  # not 200 * 50

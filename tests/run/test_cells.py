@@ -1,7 +1,8 @@
 """Replicas that have nothing to do with each other, run apart: nobody can tell."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -191,3 +192,28 @@ def test_a_ray_cluster_runs_the_same(cli: Cli, tmp_path: Path) -> None:
     for name in ("requests.parquet", "summary.json", "steps.parquet"):
         files = [tmp_path / place / name for place in ("local", "ray")]
         assert files[0].read_bytes() == files[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"replicas": 2}, {"replicas": 2, "routing": "least_outstanding"}],
+    ids=["one replica", "cells", "whole"],
+)
+def test_requests_of_a_program_come_in_any_order(
+    changes: dict[str, Any], tiny: Callable[..., Experiment]
+) -> None:
+    experiment = tiny(acceptance={"kind": "bernoulli", "alpha": 0.0}, **changes)
+    sent = [(0.02 * place, 20 + 7 * place % 90, 1 + place % 40) for place in range(60)]
+    shuffled = [sent[17 * place % 60] for place in range(60)]
+
+    def outcome(rows: list[tuple[float, int, int]]) -> list[tuple[float, ...]]:
+        requests = [
+            Request(index=index, arrived_at=at, prompt_len=prompt_len, output_len=output_len)
+            for index, (at, prompt_len, output_len) in enumerate(rows)
+        ]
+        table = Summary(simulate(experiment, requests=requests)).tables.requests
+        assert table["arrived_at"][table["request"].argsort()].tolist() == [at for at, *_ in rows]
+        names = ["arrived_at", "first_token_at", "ended_at", "prompt_len", "output_len"]
+        return sorted(tuple(float(row[name]) for name in names) for row in table)
+
+    assert outcome(shuffled) == outcome(sent)
