@@ -96,8 +96,10 @@ def _for_all(desk: Joining) -> int:
     time = trade.times[0].next_plain
     plain = value_of(num, time, rate)
     worth = rate * time if rate else plain
+    _begin(desk, longest, rate)
     if state.is_closed:
-        state.promise = (_hoped_for(desk, longest, rate) - plain) / worth
+        _hope_for(desk, longest, rate, state.believed)
+        state.promise = (values[best_of(values, 0, longest)] - plain) / worth
     _weigh(desk, False, longest, rate)
     for_all = for_served = saved_by(trade, best_of(values, 0, longest), rate)
     served = _num_served(desk)
@@ -180,17 +182,34 @@ def _weigh_past(desk: Joining, is_served: bool, longest: int, rate: float) -> No
 
 
 @inner
-def _hoped_for(desk: Joining, longest: int, rate: float) -> float:
-    """Return what the best length is worth if drafts are as good as is believed before any."""
+def _hope_for(desk: Joining, longest: int, rate: float, alpha: float) -> None:
+    """Weigh what all that decode may draft if each token is as likely to be accepted."""
     trade, num, survival, gained = desk.trade, desk.trade.decodes[2], 1.0, 0.0
     for place in range(longest):
-        survival *= desk.state[0].believed
+        survival *= alpha
         gained += num * survival
         trade.tokens[place], trade.gained[place] = num * (place + 1.0), gained
     trade.sizes[0] = 1
     weigh_choices(trade, 0, longest, rate)
-    value: float = trade.values[best_of(trade.values, 0, longest)]
-    return value
+
+
+@inner
+def _begin(desk: Joining, longest: int, rate: float) -> None:
+    """Give the drafter up in the first step if no evidence could help it there.
+
+    It would not pay even if all tokens were accepted, and steps longer by half of what is believed.
+    """
+    state, trade, num = desk.state[0], desk.trade, desk.trade.decodes[2]
+    plain = trade.times[0].next_plain
+    if state.has_begun:
+        return
+    _hope_for(desk, longest, rate, 1.0)
+    state.has_begun = state.is_closed = state.is_off = 1
+    for place in range(1, longest + 1):
+        tokens = trade.emitted[place]
+        time = (1.0 - saved_by(trade, place, rate)) * tokens / num * plain
+        if (plain + time) / 2.0 * num < tokens * plain:
+            state.is_closed = state.is_off = 0
 
 
 @inner

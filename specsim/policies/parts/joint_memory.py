@@ -38,6 +38,7 @@ class JointState(Protocol):
     """Where the drafter can stop as it drafts, what is drafted if it does not, else 0."""
     idle_steps: int  # since something was drafted that did not seem to pay
     is_probing: int  # whether this is such a step
+    has_begun: int  # whether any step was decided about
     num_seen: int  # drafts that prospects are made of
     num_tried: int  # requests that were drafted for
     num_noted: int  # steps that these are means of, fading:

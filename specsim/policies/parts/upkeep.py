@@ -82,6 +82,7 @@ def settle_served(desk: Joining) -> int:
     admit(lives, num_new, _reading_time(desk.trade))
     if num_new:
         state.steps_since_new = -1  # this one is counted at its end
+        state.is_off = state.is_off and state.is_closed  # it comes to serve more again
     if not num_new and not state.is_off and not has_tried(state):
         return 0
     has_failed = has_tried(state) and not state.pays
@@ -126,7 +127,8 @@ def _reading_time(desk: Trade) -> float:
     if not desk.running[3]:
         return 0.0
     set_times(desk, 0)
-    rest = times.next - times.next_plain if desk.decodes[2] else 0.0
+    has_decodes = desk.running[1] > desk.running[3]  # else the whole pass is for the prompts
+    rest = times.next - times.next_plain if has_decodes else 0.0
     time: float = times.running - times.running_plain - rest
     return time
 
