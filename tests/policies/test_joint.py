@@ -1,6 +1,6 @@
 """Proposing by what trimming leaves, verifying at the price of a second, letting a drafter go."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
 
@@ -258,6 +258,61 @@ def test_what_came_of_a_try_counts_as_its_cost(
     state = as_records(row_of(JointState, spent=spent, is_closed=is_closed))[0]
     pay_back(state, gain)
     assert state.spent == left
+
+
+@pytest.mark.parametrize(("pass_ms", "least", "most"), [(2100, 0, 1), (1500, 16, 100)])
+def test_a_drafter_that_no_draft_could_make_pay_is_not_tried_out(
+    serve: Callable[..., Any], steps: Callable[..., Any], pass_ms: float, least: int, most: int
+) -> None:
+    """All of five tokens are accepted; a pass might take half of what the profile says."""
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": pass_ms}
+    costs = {"delta_ms": 1000, "drafts": {"draft_model": {"basis": "pass", "latency": latency}}}
+    run = serve("joint", [(0, 10, 100), (300, 10, 100)], speculative=("draft_model", 5),
+                costs=costs)  # fmt: skip
+    assert least <= sum(steps(run, "drafts")) <= most
+
+
+def test_who_comes_after_a_request_that_is_hard_to_draft_for_is_served() -> None:
+    """Mostly one request decodes at a time, and one of five is let go of, since it is hard."""
+    found = {
+        policy: latency(
+            policy, 0.0, 0.0,
+            workload={
+                "arrivals": {"kind": "poisson", "rate": 0.5},
+                "lengths": {"kind": "uniform", "prompt": [100, 500], "output": [100, 350]},
+                "num_requests": 200,
+            },
+            engine={"speculative_config": {"method": "eagle3", "num_speculative_tokens": 3}},
+            acceptance={"kind": "beta", "a": 0.4, "b": 0.1},
+            profile="rtx-pro-6000/gpt-oss-20b",
+        )
+        for policy in ("off", "joint", "goodput")
+    }  # fmt: skip
+    gained, possible = (found["off"] - found[policy] for policy in ("joint", "goodput"))
+    assert gained > 0.6 * possible > 0.0
+
+
+def test_under_v0_the_drafter_is_charged_for_prompts_read_by_themselves() -> None:
+    """It reads them in steps in which nobody decodes, each with a pass of its own."""
+    spec = {"method": "draft_model", "num_speculative_tokens": 7}
+
+    def total(policy: str) -> float:
+        return sum(
+            latency(
+                policy, 0.0, 0.75,
+                workload={
+                    "arrivals": {"kind": "poisson", "rate": 30.0},
+                    "lengths": {"kind": "uniform", "prompt": [80, 160], "output": [30, 140]},
+                    "num_requests": 100,
+                },
+                engine={"scheduler": "prefill_first", "speculative_config": spec},
+                profile="h100/llama-3.1-8b-kernels",
+                seed=seed,
+            )
+            for seed in range(4)
+        )  # fmt: skip
+
+    assert total("joint") < 1.02 * total("off") < total("static:k=1")
 
 
 def test_drafts_that_have_become_poor_are_soon_known_to_be() -> None:
