@@ -1,5 +1,6 @@
 """Proposing by what trimming leaves, verifying at the price of a second, letting a drafter go."""
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from itertools import product
 from typing import Any
@@ -290,6 +291,21 @@ def test_who_comes_after_a_request_that_is_hard_to_draft_for_is_served() -> None
     }  # fmt: skip
     gained, possible = (found["off"] - found[policy] for policy in ("joint", "goodput"))
     assert gained > 0.6 * possible > 0.0
+
+
+def test_drafts_are_priced_by_the_prompts_that_steps_read() -> None:
+    """Beyond 100 tokens, as where prompts are read, each takes as long as a step of one."""
+
+    def step_time(load: StepLoad, lens: Any) -> float:
+        return 1.0 + max(load.batched_tokens - 100, 0) + 0.01 * float(np.max(lens))
+
+    policy, memory = started("joint", 5, step_time, plain_time=lambda load: 1.0)
+    policy.observe(outcome([0], [0], load=StepLoad(1, 1), target_time=1.0), memory)
+    assert policy.draft_lens(batch(0), memory) == [5]
+    reading = dataclasses.replace(batch(0), load=StepLoad(1, 501, 2, 500))
+    for _ in range(60):
+        policy.draft_lens(reading, memory)
+    assert policy.draft_lens(batch(0), memory) == [0]
 
 
 def test_under_v0_the_drafter_is_charged_for_prompts_read_by_themselves() -> None:

@@ -51,6 +51,8 @@ class Taken(Protocol):
     next: float  # the one that is decided about, if it verifies and drafts nothing
     next_plain: float
     next_single: float  # without a drafter, of a token of each sequence
+    dearer: float  # what a verified token takes more in a step that reads prompts; sums, fading,
+    steps: float  # over so many steps, those that read none included
 
 
 class Learned(Protocol):
@@ -233,6 +235,7 @@ def set_prices(desk: Trade) -> int:
     limits, drafting, times = desk.limits[0], desk.drafting, desk.times[0]
     longest: int = min(limits.max_len, limits.free_slots // desk.decodes[2])
     set_times(desk, longest)
+    _note_dearer(desk)
     last = times.last - times.running
     drafting[0] = drafting[1] = 0.0
     for k in range(1, longest + 1):
@@ -247,6 +250,24 @@ def set_prices(desk: Trade) -> int:
 
 
 @inner
+def _note_dearer(desk: Trade) -> None:
+    """Note how much more a verified token takes beside the prompts that the running step reads."""
+    times, num, keep = desk.times[0], desk.decodes[2], desk.exchange[0].keep
+    times.dearer, times.steps = keep * times.dearer, keep * times.steps + 1.0
+    if desk.running[3]:
+        dearer = _added(desk, desk.running, num) - _added(desk, desk.decodes, num)
+        times.dearer += max(dearer, 0.0) / num
+
+
+@inner
+def _added(desk: Trade, load: Ints, tokens: int) -> float:
+    """Return what so many more tokens take in a step, seconds."""
+    set_load(desk.spending, load, 0)
+    pricing = desk.spending.pricing
+    return priced(pricing, load[1] + tokens, 0) - priced(pricing, load[1], 0)
+
+
+@inner
 def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     """Work out what the best choice of each length is worth; nothing verified is one of them.
 
@@ -257,6 +278,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     set_load(desk.spending, desk.decodes, 0)
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
+    dearer = desk.times[0].dearer / max(desk.times[0].steps, 1.0)
     values[0], emitted[0] = value_of(num, none, rate), num
     for place in range(known, longest):
         values[1 + place] = -np.inf
@@ -268,7 +290,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
         for index in range(place * choices, (place + 1) * choices):
             if round(desk.tokens[index]) != spent:
                 spent = round(desk.tokens[index])
-                time = spent_time(desk.spending, spent) + drafting
+                time = spent_time(desk.spending, spent) + drafting + dearer * spent
             value = value_of(num + desk.gained[index], time, rate)
             if value > values[1 + place]:
                 values[1 + place], emitted[1 + place] = value, num + desk.gained[index]
