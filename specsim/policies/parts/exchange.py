@@ -15,6 +15,7 @@ from specsim.profile.step_time import Pricing, price_steps, priced, priced_plain
 _TRUST = 4.0  # steps that the profile counts for at first
 SIZES = 10  # classes of batches that have a rate each
 _SHARED = 8.0  # steps that the rate of all counts for in the rate of a class
+_ROUNDING = 1e-9  # of a step: what would decide between choices that are worth the same
 
 
 class Rate(Protocol):
@@ -51,8 +52,6 @@ class Taken(Protocol):
     next: float  # the one that is decided about, if it verifies and drafts nothing
     next_plain: float
     next_single: float  # without a drafter, of a token of each sequence
-    dearer: float  # what a verified token takes more in a step that reads prompts; sums, fading,
-    steps: float  # over so many steps, those that read none included
 
 
 class Learned(Protocol):
@@ -64,6 +63,8 @@ class Learned(Protocol):
     target_steps: float  # of how many
     drafting_ratios: float
     drafting_steps: float
+    dearer: float  # seconds that a verified token takes more beside prompts; sums over steps,
+    priced_steps: float  # fading, those that read none included, and of how many
     asked: int  # steps that have asked for drafts, of which `stated` tells,
     answered: int  # and those of which it has shown what the drafts took
 
@@ -252,11 +253,12 @@ def set_prices(desk: Trade) -> int:
 @inner
 def _note_dearer(desk: Trade) -> None:
     """Note how much more a verified token takes beside the prompts that the running step reads."""
-    times, num, keep = desk.times[0], desk.decodes[2], desk.exchange[0].keep
-    times.dearer, times.steps = keep * times.dearer, keep * times.steps + 1.0
+    learned, num, keep = desk.learned[0], desk.decodes[2], desk.exchange[0].keep
+    learned.dearer = keep * learned.dearer
+    learned.priced_steps = keep * learned.priced_steps + 1.0
     if desk.running[3]:
-        dearer = _added(desk, desk.running, num) - _added(desk, desk.decodes, num)
-        times.dearer += max(dearer, 0.0) / num
+        dearer = (_added(desk, desk.running, num) - _added(desk, desk.decodes, num)) / num
+        learned.dearer += dearer if dearer > _ROUNDING * desk.times[0].next_plain else 0.0
 
 
 @inner
@@ -278,7 +280,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     set_load(desk.spending, desk.decodes, 0)
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
-    dearer = desk.times[0].dearer / max(desk.times[0].steps, 1.0)
+    dearer = desk.learned[0].dearer / max(desk.learned[0].priced_steps, 1.0)
     values[0], emitted[0] = value_of(num, none, rate), num
     for place in range(known, longest):
         values[1 + place] = -np.inf
