@@ -27,6 +27,7 @@ from specsim.policies.parts.exchange import (
     Trade,
     ask_ahead,
     best_of,
+    note_dearer,
     note_step,
     rate_of,
     saved_by,
@@ -34,6 +35,7 @@ from specsim.policies.parts.exchange import (
     spend_before,
     spend_on_drafts,
     spend_on_found,
+    time_of,
     trade_desk,
     value_of,
     weigh_choices,
@@ -89,6 +91,7 @@ def _for_all(desk: Joining) -> int:
     """Return a length for all, by what survives of drafts as a rule, or did of the last ones."""
     trade, state, values = desk.trade, desk.state[0], desk.trade.values
     longest, num = set_prices(trade), trade.decodes[2]
+    note_dearer(trade)
     state.may_stop = 0
     if not longest:
         return 0
@@ -199,16 +202,15 @@ def _begin(desk: Joining, longest: int, rate: float) -> None:
 
     It would not pay even if all tokens were accepted, and steps longer by half of what is believed.
     """
-    state, trade, num = desk.state[0], desk.trade, desk.trade.decodes[2]
-    plain = trade.times[0].next_plain
+    state, trade = desk.state[0], desk.trade
     if state.has_begun:
         return
     _hope_for(desk, longest, rate, 1.0)
     state.has_begun = state.is_closed = state.is_off = 1
+    num, plain = trade.decodes[2], trade.times[0].next_plain
     for place in range(1, longest + 1):
-        tokens = trade.emitted[place]
-        time = (1.0 - saved_by(trade, place, rate)) * tokens / num * plain
-        if (plain + time) / 2.0 * num < tokens * plain:
+        time = (plain + time_of(trade, place, rate)) / 2.0
+        if time * num < trade.emitted[place] * plain:
             state.is_closed = state.is_off = 0
 
 

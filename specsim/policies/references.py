@@ -14,6 +14,7 @@ from specsim.policies.parts.exchange import (
     Trade,
     best_of,
     known_rate,
+    note_dearer,
     note_step,
     put_drafts,
     put_loads,
@@ -95,6 +96,7 @@ def weigh(desk: Trade) -> int:
         return -1
     longest = set_prices(desk)
     if verb == _GUESSED:
+        note_dearer(desk)
         weigh_choices(desk, 0, longest, rate)
         return best_of(desk.values, 0, longest)
     if verb == _FOUND:

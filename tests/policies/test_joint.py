@@ -54,6 +54,11 @@ def latency(policy: str, rate: float, alpha: float, **changes: Any) -> float:
     return value
 
 
+def total(policy: str, alpha: float, seeds: int, **changes: Any) -> float:
+    """The same of several seeds, added up."""
+    return sum(latency(policy, 0.0, alpha, seed=seed, **changes) for seed in range(seeds))
+
+
 def test_a_useless_draft_model_costs_next_to_nothing() -> None:
     off = latency("off", 8.0, 0.02)
     assert latency("joint", 8.0, 0.02) < 1.01 * off
@@ -199,24 +204,17 @@ def test_a_try_comes_the_sooner_the_more_it_may_gain() -> None:
     """Of 100 requests the first 20 are hard to draft for, and those after them easy."""
     spec = {"method": "draft_model", "num_speculative_tokens": 8}
     before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.1, 0.9))
+    changes: dict[str, Any] = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 5.0},
+            "lengths": {"kind": "uniform", "prompt": [600, 1600], "output": [10, 40]},
+            "num_requests": 100,
+        },
+        "engine": {"speculative_config": spec},
+        "acceptance": {"kind": "shift", "at_request": 20, "before": before, "after": after},
+    }
 
-    def total(policy: str) -> float:
-        return sum(
-            latency(
-                policy, 0.0, 0.0,
-                workload={
-                    "arrivals": {"kind": "poisson", "rate": 5.0},
-                    "lengths": {"kind": "uniform", "prompt": [600, 1600], "output": [10, 40]},
-                    "num_requests": 100,
-                },
-                engine={"speculative_config": spec},
-                acceptance={"kind": "shift", "at_request": 20, "before": before, "after": after},
-                seed=seed,
-            )
-            for seed in range(6)
-        )  # fmt: skip
-
-    assert total("joint") < total("goodput")
+    assert total("joint", 0.0, 6, **changes) < total("goodput", 0.0, 6, **changes)
 
 
 def test_asynchronously_a_try_of_one_request_tells_that_drafting_pays_for_all(
@@ -225,25 +223,20 @@ def test_asynchronously_a_try_of_one_request_tells_that_drafting_pays_for_all(
     """Of some ten that decode it is one, with four tokens; many of before were rejected."""
     spec = {"method": "draft_model", "num_speculative_tokens": 5}
     before, after = ({"kind": "bernoulli", "alpha": each} for each in (0.05, 0.8))
+    changes: dict[str, Any] = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 12.0},
+            "lengths": {"kind": "uniform", "prompt": [20, 60], "output": [50, 150]},
+            "num_requests": 100,
+        },
+        "engine": {"async_scheduling": True, "speculative_config": spec},
+        "acceptance": {"kind": "shift", "at_request": 36, "before": before, "after": after},
+        "profile": in_graphs,
+    }
 
-    def total(policy: str) -> float:
-        return sum(
-            latency(
-                policy, 0.0, 0.0,
-                workload={
-                    "arrivals": {"kind": "poisson", "rate": 12.0},
-                    "lengths": {"kind": "uniform", "prompt": [20, 60], "output": [50, 150]},
-                    "num_requests": 100,
-                },
-                engine={"async_scheduling": True, "speculative_config": spec},
-                acceptance={"kind": "shift", "at_request": 36, "before": before, "after": after},
-                profile=in_graphs,
-                seed=seed,
-            )
-            for seed in range(4)
-        )  # fmt: skip
-
-    off, joint, best = (total(policy) for policy in ("off", "joint", "static:k=1"))
+    off, joint, best = (
+        total(policy, 0.0, 4, **changes) for policy in ("off", "joint", "static:k=1")
+    )
     assert off - joint > off - best > 0.0
 
 
@@ -311,24 +304,20 @@ def test_drafts_are_priced_by_the_prompts_that_steps_read() -> None:
 def test_under_v0_the_drafter_is_charged_for_prompts_read_by_themselves() -> None:
     """It reads them in steps in which nobody decodes, each with a pass of its own."""
     spec = {"method": "draft_model", "num_speculative_tokens": 7}
+    changes: dict[str, Any] = {
+        "workload": {
+            "arrivals": {"kind": "poisson", "rate": 30.0},
+            "lengths": {"kind": "uniform", "prompt": [80, 160], "output": [30, 140]},
+            "num_requests": 100,
+        },
+        "engine": {"scheduler": "prefill_first", "speculative_config": spec},
+        "profile": "h100/llama-3.1-8b-kernels",
+    }
 
-    def total(policy: str) -> float:
-        return sum(
-            latency(
-                policy, 0.0, 0.75,
-                workload={
-                    "arrivals": {"kind": "poisson", "rate": 30.0},
-                    "lengths": {"kind": "uniform", "prompt": [80, 160], "output": [30, 140]},
-                    "num_requests": 100,
-                },
-                engine={"scheduler": "prefill_first", "speculative_config": spec},
-                profile="h100/llama-3.1-8b-kernels",
-                seed=seed,
-            )
-            for seed in range(4)
-        )  # fmt: skip
-
-    assert total("joint") < 1.02 * total("off") < total("static:k=1")
+    off, joint, static = (
+        total(policy, 0.75, 4, **changes) for policy in ("off", "joint", "static:k=1")
+    )
+    assert joint < 1.02 * off < static
 
 
 def test_drafts_that_have_become_poor_are_soon_known_to_be() -> None:

@@ -236,7 +236,6 @@ def set_prices(desk: Trade) -> int:
     limits, drafting, times = desk.limits[0], desk.drafting, desk.times[0]
     longest: int = min(limits.max_len, limits.free_slots // desk.decodes[2])
     set_times(desk, longest)
-    _note_dearer(desk)
     last = times.last - times.running
     drafting[0] = drafting[1] = 0.0
     for k in range(1, longest + 1):
@@ -251,8 +250,8 @@ def set_prices(desk: Trade) -> int:
 
 
 @inner
-def _note_dearer(desk: Trade) -> None:
-    """Note how much more a verified token takes beside the prompts that the running step reads."""
+def note_dearer(desk: Trade) -> None:
+    """Note how much dearer verified tokens are beside prompts, which `weigh_choices` counts in."""
     learned, num, keep = desk.learned[0], desk.decodes[2], desk.exchange[0].keep
     learned.dearer = keep * learned.dearer
     learned.priced_steps = keep * learned.priced_steps + 1.0
@@ -299,14 +298,21 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
 
 
 @inner
+def time_of(desk: Trade, place: int, rate: float) -> float:
+    """Return how long a step takes with a choice, by what it is worth, seconds."""
+    tokens, value = desk.emitted[place], desk.values[place]
+    time: float = (tokens - value) / rate if rate else tokens / value
+    return time
+
+
+@inner
 def saved_by(desk: Trade, place: int, rate: float) -> float:
     """Return by what share of a step without a drafter a choice makes its tokens sooner.
 
     Per token of a sequence, of which plain steps emit one each: unlike what a step is worth at a
     rate, that can be added up over a request.
     """
-    tokens, value = desk.emitted[place], desk.values[place]
-    time = (tokens - value) / rate if rate else tokens / value
+    time, tokens = time_of(desk, place, rate), desk.emitted[place]
     saved: float = 1.0 - time * desk.decodes[2] / (tokens * desk.times[0].next_plain)
     return saved
 
