@@ -121,7 +121,7 @@ class StepOutcome(NamedTuple):
     output_tokens: int = 0  # tokens that it emitted, bonus tokens included
     target_time: float = 0.0  # seconds of its forward pass
     draft_time: float = 0.0  # seconds that it took to make its drafts
-    overhead_time: float = 0.0  # seconds of the engine's own work
+    overhead_time: float = 0.0  # seconds of the engine's own work for which the GPU waited
     trees: list[Tree | None] | None = None  # shape of each draft, for a policy that drafts trees
     paths: Sequence[Path] = ()
     """Ranks of the tokens accepted of each draft, for a policy that drafts trees."""

@@ -193,6 +193,8 @@ def look_back(table: Table) -> None:
     shown.output_tokens = accepted_tokens + num
     shown.target_time, shown.draft_time = step.target_time, step.verified_draft_time
     shown.overhead_time = step.overhead_time
+    if table.limits[0].depth > 1:  # while the step before was on the GPU
+        shown.overhead_time = max(step.overhead_time - step.target_time - step.draft_time, 0.0)
     _show_step(table)
 
 

@@ -348,7 +348,7 @@ class Speculation:
             output_tokens=step.shown("output_tokens"),
             target_time=float(record["target_time"]),
             draft_time=float(record["verified_draft_time"]),
-            overhead_time=float(record["overhead_time"]),
+            overhead_time=float(view.step["overhead_time"][0]),
             trees=source.trees(requests) if source and self.drafts_trees else None,
             paths=source.paths(requests) if source and self.drafts_trees else [],
             drafters=source.falls_back(requests) if source and has_fallback else _NOBODY,

@@ -19,6 +19,8 @@ from specsim.latency import LATENCY, LatencyModel
 from specsim.latency.form import Form
 from specsim.profile.step_time import (
     BASES,
+    HAS_DRAFTER,
+    HIDES_OVERHEAD,
     NO_BLOCK,
     NUM_COSTS,
     OVERLAPS,
@@ -231,15 +233,18 @@ class StepCosts:
     expands_batch: bool = False
     """Whether each draft token is verified as a sequence of its own, which reads the context."""
     overlaps: bool = False  # whether the drafter runs while the target does
+    hides_overhead: bool = False  # whether the engine's own time passes while the GPU is at work
     block: BlockPass = NO_BLOCK
 
     @cached_property
     def numbers(self) -> list[float]:
         """All but the forward passes, in the places of `specsim.profile.step_time`."""
-        if not self.drafts:
-            return [*self.overhead.numbers, *[0.0] * (NUM_COSTS - 2)]
-        numbers = self.drafts[0].numbers(self.block, self.overhead.numbers)
-        numbers[OVERLAPS] = float(self.overlaps)
+        overhead = self.overhead.numbers
+        numbers = [*overhead, *[0.0] * (NUM_COSTS - len(overhead))]
+        if self.drafts:
+            numbers[:HIDES_OVERHEAD] = self.drafts[0].numbers(self.block, overhead)
+            numbers[OVERLAPS] = float(self.overlaps)
+        numbers[HIDES_OVERHEAD] = float(self.hides_overhead)
         return numbers
 
     def compiled(self) -> CompiledCosts:
@@ -247,7 +252,7 @@ class StepCosts:
         (target, drafter), numbers = self._forms, np.array(self.numbers)
         is_compiled = len(self.drafts) < 2 and (self._own_latency is None or drafter is not None)
         if len(self.drafts) > 1:
-            numbers[2:] = 0.0
+            numbers[HAS_DRAFTER:HIDES_OVERHEAD] = 0.0
         return CompiledCosts(target, drafter, numbers, drafts=is_compiled)
 
     @property

@@ -13,11 +13,12 @@ from specsim.latency.form import forward_time
 
 OVERHEAD_STEP, OVERHEAD_REQUEST, HAS_DRAFTER, HAS_LATENCY, BASIS = range(5)
 TARGET_SHARE, TOKEN, STEP, REQUEST, OVERLAPS = range(5, 10)
-BLOCK_LEN, READS_STEP, PASSES = range(10, 13)
-NUM_COSTS = 13
+BLOCK_LEN, READS_STEP, PASSES, HIDES_OVERHEAD = range(10, 14)
+NUM_COSTS = 14
 """Places of what a step costs besides its forward passes: seconds of `specsim.profile.Overhead`,
 then those of `specsim.profile.DraftCost`, whose basis is a place in `BASES`; whether the drafter
-runs while the target does; and its `BlockPass`."""
+runs while the target does; its `BlockPass`; and whether the overhead passes while the step before
+is on the GPU."""
 BASES = ("pass", "draft", "heads")
 PASS, HEADS = 0.0, 2.0  # places in it
 
@@ -59,6 +60,19 @@ def overhead_time(costs: Any, num_requests: int) -> float:
     """Return the engine's own time for a step of so many sequences, seconds."""
     time: float = costs[OVERHEAD_STEP] + costs[OVERHEAD_REQUEST] * num_requests
     return time
+
+
+@inner
+def with_overhead(costs: Any, gpu_time: Any, num_requests: int) -> Any:
+    """Return what a step takes whose forward passes take so long, seconds.
+
+    Under asynchronous scheduling, the longer of these and the engine's own time, which passes while
+    the step before is on the GPU (vLLM 0.11 ``v1/engine/core.py step_with_batch_queue``).
+    """
+    own = overhead_time(costs, num_requests)
+    if costs[HIDES_OVERHEAD]:
+        return gpu_time + (own - gpu_time) * (own > gpu_time)
+    return gpu_time + own
 
 
 @inner
@@ -127,13 +141,16 @@ def step_time(
     costs: Any, drafter: Any, pass_time: PassTime, made: DraftLoad, rows: Any, target_time: Any
 ) -> Any:
     """Return what a step takes altogether, seconds; see `draft_time`."""
-    total = target_time + overhead_time(costs, made.num_requests)
+    total = with_overhead(costs, target_time, made.num_requests)
     if costs[HAS_DRAFTER]:
         if costs[OVERLAPS]:  # it has the entries of its own drafts already
             tokens = made.num_requests + made.prefill_tokens
             made = DraftLoad(made[0], tokens, made[2], made[3], made[4], made[5])
         time = draft_time(costs, drafter, pass_time, made, rows, target_time)
-        total = total + added_time(costs, time, target_time)
+        added = added_time(costs, time, target_time)
+        if costs[HIDES_OVERHEAD]:
+            return with_overhead(costs, target_time + added, made.num_requests)
+        total = total + added
     return total
 
 
@@ -185,7 +202,8 @@ def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
         return _answered(pricing, batched_tokens, 1, 1)
     load = pricing.load
     time: float = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
-    return time + overhead_time(pricing.costs, load[2])
+    with_own: float = with_overhead(pricing.costs, time, load[2])
+    return with_own
 
 
 @inner

@@ -119,6 +119,7 @@ class Deployment:
             _adapter_cost(engine, profile),
             expands_batch=proposer is not None and proposer.disable_mqa_scorer,
             overlaps=proposer is not None and proposer.overlaps,
+            hides_overhead=experiment.is_async,
             block=proposer.block(max_draft_len) if proposer else NO_BLOCK,
         )
         return cls(

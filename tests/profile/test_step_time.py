@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from specsim.api import Experiment, Policy, simulate
 from specsim.core.errors import PluginError
-from specsim.core.step import StepLoad
+from specsim.core.step import BatchView, StepLoad, StepOutcome
+from specsim.decisions.policy import ServerView
 from specsim.engine import cost
 from specsim.latency import LATENCY, LatencyModel
 from specsim.policies import quick_step_time, quick_step_times
@@ -45,6 +47,12 @@ COSTS = {
         TARGET, (DraftCost(latency=DRAFT_MODEL, token_us=2),), Overhead(), block=BlockPass(4)
     ),
     "lookup": StepCosts(TABLES, (DraftCost(token_us=20),), Overhead(step_ms=0.5)),
+    "asynchronous": StepCosts(
+        TARGET,
+        (DraftCost(basis="draft", latency=DRAFT_MODEL),),
+        Overhead(step_ms=12, request_us=50),  # more than some of the passes, less than others
+        hides_overhead=True,
+    ),
 }
 
 
@@ -74,6 +82,58 @@ def test_all_drafts_of_one_pass_cost_the_same(draft_len: int) -> None:
     pard = DRAFT_MODEL.forward_time(StepLoad(5_000, 310 + 10 * 4, 10, 300))
     tokens = 10 * draft_len * 2e-6
     assert COSTS["parallel"].step_time(load, draft_len) == pytest.approx(plain + pard + tokens)
+
+
+class Listens(Policy):
+    """Notes what steps take as it is told, before and afterwards."""
+
+    kind: str = "listens"
+
+    def start(self, server: ServerView) -> list[tuple[float, float, int]]:
+        self._server = server
+        return []
+
+    def draft_lens(self, batch: BatchView, memory: list[tuple[float, float, int]]) -> int:
+        return 3
+
+    def observe(self, outcome: StepOutcome, memory: list[tuple[float, float, int]]) -> None:
+        told = self._server.step_time(outcome.load, 3)
+        took = outcome.target_time + outcome.draft_time + outcome.overhead_time
+        TOLD.append((told, took, outcome.load.prefill_tokens))
+
+
+TOLD: list[tuple[float, float, int]] = []
+
+
+@pytest.mark.parametrize("step_ms", [0.5, 40.0])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_policy_is_told_how_far_apart_steps_are(step_ms: float, is_async: bool) -> None:
+    """Asynchronously the engine's own time passes while the step before is on the GPU."""
+    TOLD.clear()
+    experiment = Experiment.parse(
+        {
+            "workload": {
+                "arrivals": {"kind": "burst"},
+                "lengths": {"kind": "constant", "prompt": 20, "output": 60},
+                "num_requests": 4,
+            },
+            "engine": {
+                "async_scheduling": is_async,
+                "speculative_config": {"method": "eagle3", "num_speculative_tokens": 3},
+            },
+            "acceptance": {"kind": "bernoulli", "alpha": 0.5},
+            "profile": "h100/llama-3.1-8b",
+            "policy": Listens(),
+        },
+        "it",
+    )
+    profile = load_profile("h100/llama-3.1-8b")
+    profile = profile.model_copy(update={"overhead": Overhead(step_ms=step_ms)})
+    steps = simulate(experiment, profile=profile).replicas[0].steps
+    apart = np.diff(steps["ended_at"])[2:8]  # all four decode
+    told, took, _ = np.array(TOLD)[3:9].T
+    assert told == pytest.approx(apart, rel=1e-6)
+    assert took == pytest.approx(apart, rel=1e-4)  # the drafts of the step before
 
 
 @pytest.mark.slow
