@@ -86,6 +86,7 @@ class Asking(NamedTuple):
     verify: Hook | None = None
     drop: Hook | None = None
     observe: Hook | None = None
+    prefix: Hook | None = None  # how many that run the next step may hold
 
 
 class _Both(NamedTuple):

@@ -104,7 +104,6 @@ class Answers:
     def __init__(self, policy: Policy, max_draft_len: int, max_depth: int) -> None:
         self._policy = policy
         self._largest, self._deepest = max_draft_len, max_depth
-        self._num_empty = 0
 
     def draft_lens(self, given: Any, step: StepView) -> int | Ints | list[Tree]:
         """Return draft lengths, or trees: for all sequences alike, or one for each."""
@@ -192,14 +191,8 @@ class Answers:
             self._refuse("lens_by_size", "before the run", given, rule)
         return np.array(values, dtype=np.int64)
 
-    def goes_on(self, step: StepView) -> None:
-        """Raise if steps run nothing, again and again."""
-        self._num_empty = 0 if step.size else self._num_empty + 1
-        if self._num_empty > MOST_EMPTY_STEPS:
-            self.refuse_empty_steps(step)
-
     def refuse_empty_steps(self, step: StepView) -> NoReturn:
-        """Raise: they have."""
+        """Raise: steps run nothing, again and again."""
         raise PluginError(
             f"{name_of(self._policy)}: {MOST_EMPTY_STEPS:,} steps in a row, the last at "
             f"{step.record['scheduled_at']:g} s, ran nothing although requests wait: the run "

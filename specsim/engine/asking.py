@@ -1,9 +1,9 @@
-"""Asking: what a policy is shown of a step, and how one that is loops is asked by the engine's.
+"""Asking: what a policy is shown of a step, when it is asked, and what its answers do.
 
-What `specsim.engine.speculation` does for a policy in Python, without Python. Each verb returns
-whether all is well: not where the policy has raised, or said what nobody can do. Views are gathered
-for both: a column of `sequences` is a number in every few hundred bytes, and numpy takes longer to
-collect it than most policies take to decide.
+By hooks, behind which are the loops of a policy or, where it is in Python,
+`specsim.engine.speculation`. Each verb returns whether all is well: not where the policy has
+raised, or said what nobody can do. Views are gathered for both: a column of `sequences` is a number
+in every few hundred bytes, and numpy takes longer to collect it than most policies take to decide.
 """
 
 from specsim.core.compiled import has, inner, run
@@ -30,7 +30,8 @@ def trim(table: Table) -> bool:
         for place in range(step.num_requests):
             sequence = table.sequences[table.entries[current, place].row]
             if table.seen.let_go[place] and not sequence.is_undrafted:
-                sequence.is_undrafted = 1
+                sequence.is_undrafted, table.seen.is_undrafted[place] = 1, True
+                shown.num_undrafted += 1
                 table.totals[0].let_go += 1
     return not has(asking.verify) or not shown.draft_tokens or _verify(table)
 

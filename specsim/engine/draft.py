@@ -1,6 +1,6 @@
 """Draft: how many tokens the drafter is run for after a step, and how many are accepted."""
 
-from specsim.core.compiled import has, inner
+from specsim.core.compiled import has, inner, run
 from specsim.engine.asking import decide
 from specsim.engine.table import Table
 
@@ -9,15 +9,14 @@ from specsim.engine.table import Table
 def ask(table: Table) -> bool:
     """Ask for as many drafts as the size of the step says: a fixed k, or vLLM's schedule of k.
 
-    Or as many as a policy says that is loops; False if it cannot be. Every other policy decides in
-    Python (`specsim.engine.speculation`).
+    Or as many as a policy says that is asked at every step; False if it cannot be.
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     if limits.prefill_first and step.prefill_tokens:
         return True
     if has(table.asking.decide):
-        return decide(table)
+        return decide(table) and not (has(table.asking.prefix) and run(table.asking.prefix))
     asked_len = table.lens_by_size[step.num_requests]
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
