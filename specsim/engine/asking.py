@@ -8,6 +8,7 @@ in every few hundred bytes, and numpy takes longer to collect it than most polic
 
 from specsim.core.compiled import has, inner, run
 from specsim.core.draft_luck import level_of
+from specsim.decisions.loops import common_len
 from specsim.engine.table import FINISHED, Table
 
 MOST_EMPTY_STEPS = 10_000  # in a row; a step that can run nothing is followed by one that can
@@ -84,10 +85,13 @@ def decide(table: Table) -> bool:
     if has(table.asking.stop) and shown.may_stop and not _stop(table):
         return False
     table.steps[state.current].alpha_estimate = shown.alpha
+    one_len = common_len(view) if limits.drafts_alike else 0
     for place in range(size):
         asked_len = view.lens[place]
         if asked_len < 0 or asked_len > longest:
             return False
+        if limits.drafts_alike and not view.in_prefill[place]:
+            asked_len = one_len
         entry = table.entries[state.current, place]
         entry.asked_len = 0 if view.is_undrafted[place] else asked_len
         entry.offered_len = entry.asked_len

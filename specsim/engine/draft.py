@@ -34,8 +34,6 @@ def offer(table: Table) -> None:
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
-    if limits.drafts_alike:
-        _draft_alike(table)
     if limits.has_offers and limits.depth == 1:
         _cut_to_offers(table)
     if limits.prefill_first:
@@ -49,38 +47,6 @@ def offer(table: Table) -> None:
             if limits.overlaps:
                 entry.offered_len = _kept_len(table, place)
             sequence.draft_len = entry.offered_len
-
-
-@inner
-def _draft_alike(table: Table) -> None:
-    """Give all sequences that decode the mean of the lengths that were asked for, at least one.
-
-    A step scheduled ahead has one length (vLLM 0.32.0 ``v1/core/sched/output.py
-    SchedulerOutput.num_spec_tokens_to_schedule``).
-    """
-    state, asked_tokens, num, is_even = table.state[0], 0, 0, True
-    for place in range(table.steps[state.current].num_requests):
-        entry = table.entries[state.current, place]
-        if not _is_drafted_for(table, place):
-            continue
-        is_even = is_even and (not num or asked_tokens == num * entry.asked_len)
-        asked_tokens += entry.asked_len
-        num += 1
-    if is_even:
-        return
-    common_len = max(1, (2 * asked_tokens + num) // (2 * num))
-    for place in range(table.steps[state.current].num_requests):
-        if _is_drafted_for(table, place):
-            entry = table.entries[state.current, place]
-            entry.asked_len = entry.offered_len = common_len
-
-
-@inner
-def _is_drafted_for(table: Table, place: int) -> bool:
-    """Return whether a sequence of the step decodes, and the drafter serves it."""
-    sequence = table.sequences[table.entries[table.state[0].current, place].row]
-    is_left_out = table.limits[0].leaves_out and sequence.is_undrafted
-    return not sequence.in_chunk and not is_left_out
 
 
 @inner
