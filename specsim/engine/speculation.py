@@ -123,8 +123,8 @@ class Speculation:
         is_loops = isinstance(policy, LoopPolicy) and policy.is_asked_in_loops
         if not is_loops or self.picks_prefix or self.drafts_trees:
             return False
-        if source is None or not isinstance(self.memory, LoopMemory):
-            return isinstance(self.memory, LoopMemory)
+        if source is None:
+            return True
         return not source.looks_up and not (self.sees_confidences and source.stated() is None)
 
     def shared(self) -> dict[str, Any]:
