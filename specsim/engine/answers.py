@@ -25,11 +25,6 @@ from specsim.routing import PromptView, ReplicaView, Router
 T = TypeVar("T")
 
 
-def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answers | None":
-    """Return what checks the answers of a policy; None if specsim ships it."""
-    return None if is_shipped(policy) else Answers(policy, max_draft_len, max_depth)
-
-
 class AskedMember(Generic[T]):
     """A router or an autoscaler, its memory, and what it answers, checked if it is of the user's.
 

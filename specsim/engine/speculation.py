@@ -27,7 +27,7 @@ from specsim.decisions.policy import (
     PicksSource,
     Policy,
 )
-from specsim.engine.answers import Answers, answers_of
+from specsim.engine.answers import Answers
 from specsim.engine.sources import Drafted, DraftSource, drafter_loads
 from specsim.engine.view import StepView
 from specsim.proposers.base import Proposer, is_asked_each_time
@@ -66,14 +66,14 @@ class Speculation:
             held_to(
                 policy, "start", self.memory, is_right, "what self.remember(server, ...) returns"
             )
-        self.max_depth = 0 if self.proposer is None else self.proposer.num_speculative_tokens
-        self.answers = answers_of(policy, self.max_draft_len, self.max_depth)
+        max_depth = 0 if self.proposer is None else self.proposer.num_speculative_tokens
+        self._rules = Answers(policy, self.max_draft_len, max_depth)
+        self.answers = None if is_shipped(policy) else self._rules
         """Checks what the policy returns; None for one that specsim ships."""
-        self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
-        self.drops = self.may_drop and policy.overrides(Policy.drops)
+        drops = self.may_drop and policy.overrides(Policy.drops)
         overlaps = self.proposer is not None and self.proposer.overlaps
-        self.leaves_out = has_prefill and self.drops and not overlaps
+        self.leaves_out = has_prefill and drops and not overlaps
         """Whether there may be sequences that are never drafted for."""
         self.sees_confidences = (
             self.knows_confidences
@@ -85,7 +85,6 @@ class Speculation:
             self.sees_confidences and looks_up and not isinstance(policy, PicksDrafter)
         )
         """Whether the policy sees what a lookup has found before it says how much of it to take."""
-        self.observes = policy.overrides(Policy.observe)
         self.estimates = policy.overrides(Policy.alpha_estimate)
         self.stops = policy.overrides(Policy.stop_len)
         self.verifies = source is not None and source.verifies
@@ -136,7 +135,7 @@ class Speculation:
 
     def refuse(self, step: StepView, *, is_asked: bool) -> NoReturn:
         """Raise a PluginError for lengths that nobody can draft, or verify."""
-        answers = self.answers or Answers(self.policy, self.max_draft_len, self.max_depth)
+        answers = self._rules
         if not step.size:
             answers.refuse_empty_steps(step)
         lens = step.view.lens[: step.size].copy()
@@ -167,8 +166,7 @@ class Speculation:
         """
         table = step().table
         if self.is_loops:
-            bound = self.memory.bind(table.seen, len(table.running), len(table.facts))
-            return Asking(**bound)._replace(**({} if self.drops else {"drop": None}))
+            return Asking(**self.memory.bind(table.seen, len(table.running), len(table.facts)))
         table.seen.step["may_drop"] = 1  # what it says of that, it says when it is asked
 
         def hook(act: Callable[[StepView], None]) -> Hook:
@@ -176,9 +174,9 @@ class Speculation:
 
         return Asking(
             decide=hook(self._decide) if self.lens_by_size(1) is None else None,
-            verify=hook(self._verify) if self.trims else None,
+            verify=hook(self._verify) if self.policy.overrides(Policy.verify_lens) else None,
             drop=hook(self._drop) if self.leaves_out else None,
-            observe=hook(self._observe) if self.observes else None,
+            observe=hook(self._observe) if self.policy.overrides(Policy.observe) else None,
             prefix=hook(self._pick_prefix) if self.picks_prefix else None,
         )
 
