@@ -26,7 +26,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from specsim.core.step import Pieces, StepLoad
@@ -34,7 +33,7 @@ from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions
 from specsim.profile.profile import Profile
 from specsim.reality.validation.measured_run import MeasuredRun
-from specsim.reality.validation.measured_table import read_table
+from specsim.reality.validation.measured_table import runs_of_rows
 from specsim.reality.validation.table_replay import predict
 
 HERE = Path(__file__).parent
@@ -61,17 +60,6 @@ BUILT: dict[str, dict[str, Any]] = {
 Row = dict[str, str]
 
 
-def read(rows: list[Row]) -> list[MeasuredRun]:
-    """Return rows as `specsim validate` reads tables."""
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        return read_table(path)
-
-
 def of_ranks(row: Row) -> MeasuredRun:
     is_sglang = row["engine"] == "sglang"
     drafting = {"method": "mtp", "num_speculative_tokens": 3, "acceptance_length": 2.49}
@@ -87,7 +75,7 @@ def of_ranks(row: Row) -> MeasuredRun:
         "max_num_batched_tokens": 8192,
         **{name: row[name] for name in ("output_tok_s", "ttft_mean_ms", "tpot_mean_ms")},
     }
-    [run] = read([cells])
+    [run] = runs_of_rows([cells])
     engine = {"data_parallel_size": int(row["ranks"]), "enable_expert_parallel": True}
     engine |= {"max_model_len": 10240, "prefill_schedule_interval": int(row["interval"])}
     return replace(run, engine={**run.engine, **engine})
@@ -117,7 +105,7 @@ def sessions() -> Iterator[tuple[list[str], MeasuredRun, Profile]]:
             *("deepseek-v4-pro", "gb300"), engine=engine, dtype="auto", tensor_parallel_size=4
         )
         profile = TableProfile.of(options).profile
-        for run in read([row | same for row in rows if row["engine"] == engine]):
+        for run in runs_of_rows([row | same for row in rows if row["engine"] == engine]):
             names = [engine, "deepseek-v4-pro", "gb300", "4", run.cells["concurrency"]]
             yield names, run, profile
 

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
 from specsim.profile.profile import Profile
 from specsim.reality.validation.measured_run import MeasuredRun
-from specsim.reality.validation.measured_table import read_table
+from specsim.reality.validation.measured_table import runs_of_rows
 from specsim.reality.validation.table_replay import predict
 
 HERE = Path(__file__).parent
@@ -100,14 +99,7 @@ def measured(row: Row, server: Server) -> dict[str, object]:
 
 def runs_of(rows: Sequence[Row], server: Server) -> list[MeasuredRun]:
     """Return rows as runs, with what tables of runs have no column for."""
-    table = [measured(row, server) for row in rows]
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "rows.csv"
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(table[0]))
-            writer.writeheader()
-            writer.writerows(table)
-        runs = read_table(path)
+    runs = runs_of_rows([measured(row, server) for row in rows])
     return [replace(run, engine={**run.engine, **server.engine}) for run in runs]
 
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.compiled import HOOK, Hook, Loop, Pointers, types_of
-from specsim.core.step import StepOutcome
 
 Ints = Annotated[NDArray[np.int64], 1]
 Floats = Annotated[NDArray[np.float64], 1]
@@ -76,9 +75,8 @@ class Desk(Generic[Arrays]):
         kind: The tuple.
         *loops: Those on it.
         **given: Fields that are not zeros with room for a step: arrays that last, what is known
-            `PerRequest` (the first says when all of them grow), the shape of zeros of another size,
-            a hook, or another desk. Of such a part, what has the name of a field before it is that
-            field.
+            `PerRequest`, the shape of zeros of another size, a hook, or another desk. Of such a
+            part, what has the name of a field before it is that field.
     """
 
     def __init__(
@@ -90,8 +88,6 @@ class Desk(Generic[Arrays]):
         self._kind: Any = kind
         self._loops, self._given = loops, given
         self._types = loops[0].types if loops else types_of(cast("type", kind))
-        self._lasting: Any = next((v for v in given.values() if isinstance(v, PerRequest)), None)
-        self._values: NDArray[Any] | None = None
         self._room = -1
         self._arrays: Any
         self._pointers: Pointers
@@ -104,20 +100,11 @@ class Desk(Generic[Arrays]):
             self._runs = [loop.bind(self._pointers) for loop in self._loops]
         return self._runs
 
-    @property
-    def pointers(self) -> Pointers:
-        """Where the arrays lie that `fit` returned last."""
-        return self._pointers
-
-    def fit(self, num: int, requests: Ints | None = None) -> Arrays:
-        """Return arrays with room for one more than so many numbers, and a step's requests."""
-        values = self._values if requests is None else self._lasting.up_to(requests)
-        if num > self._room or values is not self._values:
-            self._make(num, requests, {})
-        if requests is not None:
-            self._arrays.requests[: len(requests)] = requests
-        arrays: Arrays = self._arrays
-        return arrays
+    def fit(self, num: int) -> Arrays:
+        """Return arrays with room for one more than so many numbers."""
+        if num > self._room:
+            self._make(num, None, {})
+        return self.arrays
 
     def made(self, num: int, requests: Ints, shared: Mapping[str, Any]) -> Pointers:
         """Return pointers to arrays with room for that and so many requests, some of them given."""
@@ -127,17 +114,6 @@ class Desk(Generic[Arrays]):
     @property
     def arrays(self) -> Arrays:
         arrays: Arrays = self._arrays
-        return arrays
-
-    def put(self, outcome: StepOutcome) -> Arrays:
-        """Return arrays with what became of a step's drafts."""
-        num = len(outcome.requests)
-        self.fit(num, outcome.requests)
-        desk = self._arrays
-        desk.draft_lens[:num] = outcome.draft_lens
-        desk.accepted_lens[:num] = outcome.accepted_lens
-        desk.sizes[0] = num
-        arrays: Arrays = desk
         return arrays
 
     def _make(self, num: int, requests: Ints | None, shared: Mapping[str, Any]) -> None:
@@ -163,7 +139,6 @@ class Desk(Generic[Arrays]):
                 assert isinstance(kind, tuple)
                 given = np.zeros(given, kind[0])
             made[field] = given
-        self._values = None if self._lasting is None else self._lasting.values
         self._arrays = self._kind(**made)
         self._pointers = Pointers(self._kind(**{**made, **parts}), self._types)
         self._runs = None

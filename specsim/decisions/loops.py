@@ -78,6 +78,21 @@ class View(NamedTuple):
     pricing: Annotated[Any, Pricing]
 
 
+@inner
+def common_len(view: View) -> int:
+    """Return the mean of the lengths of those that decode and are drafted for, at least 1 if any.
+
+    A step scheduled ahead has one length (vLLM 0.32.0 ``v1/core/sched/output.py
+    SchedulerOutput.num_spec_tokens_to_schedule``).
+    """
+    num, tokens = 0, 0
+    for row in range(view.step[0].num_rows):
+        if not view.in_prefill[row] and not view.is_undrafted[row]:
+            num += 1
+            tokens += view.lens[row]
+    return max(1, (2 * tokens + num) // (2 * num)) if tokens else 0
+
+
 class Asking(NamedTuple):
     """How the engine's loop asks a policy; nothing is there that it has no function for."""
 
@@ -86,6 +101,7 @@ class Asking(NamedTuple):
     verify: Hook | None = None
     drop: Hook | None = None
     observe: Hook | None = None
+    prefix: Hook | None = None  # how many that run the next step may hold
 
 
 class _Both(NamedTuple):

@@ -25,11 +25,6 @@ from specsim.routing import PromptView, ReplicaView, Router
 T = TypeVar("T")
 
 
-def answers_of(policy: Policy, max_draft_len: int, max_depth: int = 0) -> "Answers | None":
-    """Return what checks the answers of a policy; None if specsim ships it."""
-    return None if is_shipped(policy) else Answers(policy, max_draft_len, max_depth)
-
-
 class AskedMember(Generic[T]):
     """A router or an autoscaler, its memory, and what it answers, checked if it is of the user's.
 
@@ -104,7 +99,6 @@ class Answers:
     def __init__(self, policy: Policy, max_draft_len: int, max_depth: int) -> None:
         self._policy = policy
         self._largest, self._deepest = max_draft_len, max_depth
-        self._num_empty = 0
 
     def draft_lens(self, given: Any, step: StepView) -> int | Ints | list[Tree]:
         """Return draft lengths, or trees: for all sequences alike, or one for each."""
@@ -192,14 +186,8 @@ class Answers:
             self._refuse("lens_by_size", "before the run", given, rule)
         return np.array(values, dtype=np.int64)
 
-    def goes_on(self, step: StepView) -> None:
-        """Raise if steps run nothing, again and again."""
-        self._num_empty = 0 if step.size else self._num_empty + 1
-        if self._num_empty > MOST_EMPTY_STEPS:
-            self.refuse_empty_steps(step)
-
     def refuse_empty_steps(self, step: StepView) -> NoReturn:
-        """Raise: they have."""
+        """Raise: steps run nothing, again and again."""
         raise PluginError(
             f"{name_of(self._policy)}: {MOST_EMPTY_STEPS:,} steps in a row, the last at "
             f"{step.record['scheduled_at']:g} s, ran nothing although requests wait: the run "

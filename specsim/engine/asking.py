@@ -1,13 +1,14 @@
-"""Asking: what a policy is shown of a step, and how one that is loops is asked by the engine's.
+"""Asking: what a policy is shown of a step, when it is asked, and what its answers do.
 
-What `specsim.engine.speculation` does for a policy in Python, without Python. Each verb returns
-whether all is well: not where the policy has raised, or said what nobody can do. Views are gathered
-for both: a column of `sequences` is a number in every few hundred bytes, and numpy takes longer to
-collect it than most policies take to decide.
+By hooks, behind which are the loops of a policy or, where it is in Python,
+`specsim.engine.speculation`. Each verb returns whether all is well: not where the policy has
+raised, or said what nobody can do. Views are gathered for both: a column of `sequences` is a number
+in every few hundred bytes, and numpy takes longer to collect it than most policies take to decide.
 """
 
 from specsim.core.compiled import has, inner, run
 from specsim.core.draft_luck import level_of
+from specsim.decisions.loops import common_len
 from specsim.engine.table import FINISHED, Table
 
 MOST_EMPTY_STEPS = 10_000  # in a row; a step that can run nothing is followed by one that can
@@ -30,7 +31,8 @@ def trim(table: Table) -> bool:
         for place in range(step.num_requests):
             sequence = table.sequences[table.entries[current, place].row]
             if table.seen.let_go[place] and not sequence.is_undrafted:
-                sequence.is_undrafted = 1
+                sequence.is_undrafted, table.seen.is_undrafted[place] = 1, True
+                shown.num_undrafted += 1
                 table.totals[0].let_go += 1
     return not has(asking.verify) or not shown.draft_tokens or _verify(table)
 
@@ -83,10 +85,13 @@ def decide(table: Table) -> bool:
     if has(table.asking.stop) and shown.may_stop and not _stop(table):
         return False
     table.steps[state.current].alpha_estimate = shown.alpha
+    one_len = common_len(view) if limits.drafts_alike else 0
     for place in range(size):
         asked_len = view.lens[place]
         if asked_len < 0 or asked_len > longest:
             return False
+        if limits.drafts_alike and not view.in_prefill[place]:
+            asked_len = one_len
         entry = table.entries[state.current, place]
         entry.asked_len = 0 if view.is_undrafted[place] else asked_len
         entry.offered_len = entry.asked_len

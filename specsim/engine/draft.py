@@ -1,6 +1,6 @@
 """Draft: how many tokens the drafter is run for after a step, and how many are accepted."""
 
-from specsim.core.compiled import has, inner
+from specsim.core.compiled import has, inner, run
 from specsim.engine.asking import decide
 from specsim.engine.table import Table
 
@@ -9,15 +9,14 @@ from specsim.engine.table import Table
 def ask(table: Table) -> bool:
     """Ask for as many drafts as the size of the step says: a fixed k, or vLLM's schedule of k.
 
-    Or as many as a policy says that is loops; False if it cannot be. Every other policy decides in
-    Python (`specsim.engine.speculation`).
+    Or as many as a policy says that is asked at every step; False if it cannot be.
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
     if limits.prefill_first and step.prefill_tokens:
         return True
     if has(table.asking.decide):
-        return decide(table)
+        return decide(table) and not (has(table.asking.prefix) and run(table.asking.prefix))
     asked_len = table.lens_by_size[step.num_requests]
     for place in range(step.num_requests):
         entry = table.entries[state.current, place]
@@ -35,8 +34,6 @@ def offer(table: Table) -> None:
     """
     limits, state = table.limits[0], table.state[0]
     step = table.steps[state.current]
-    if limits.drafts_alike:
-        _draft_alike(table)
     if limits.has_offers and limits.depth == 1:
         _cut_to_offers(table)
     if limits.prefill_first:
@@ -50,38 +47,6 @@ def offer(table: Table) -> None:
             if limits.overlaps:
                 entry.offered_len = _kept_len(table, place)
             sequence.draft_len = entry.offered_len
-
-
-@inner
-def _draft_alike(table: Table) -> None:
-    """Give all sequences that decode the mean of the lengths that were asked for, at least one.
-
-    A step scheduled ahead has one length (vLLM 0.32.0 ``v1/core/sched/output.py
-    SchedulerOutput.num_spec_tokens_to_schedule``).
-    """
-    state, asked_tokens, num, is_even = table.state[0], 0, 0, True
-    for place in range(table.steps[state.current].num_requests):
-        entry = table.entries[state.current, place]
-        if not _is_drafted_for(table, place):
-            continue
-        is_even = is_even and (not num or asked_tokens == num * entry.asked_len)
-        asked_tokens += entry.asked_len
-        num += 1
-    if is_even:
-        return
-    common_len = max(1, (2 * asked_tokens + num) // (2 * num))
-    for place in range(table.steps[state.current].num_requests):
-        if _is_drafted_for(table, place):
-            entry = table.entries[state.current, place]
-            entry.asked_len = entry.offered_len = common_len
-
-
-@inner
-def _is_drafted_for(table: Table, place: int) -> bool:
-    """Return whether a sequence of the step decodes, and the drafter serves it."""
-    sequence = table.sequences[table.entries[table.state[0].current, place].row]
-    is_left_out = table.limits[0].leaves_out and sequence.is_undrafted
-    return not sequence.in_chunk and not is_left_out
 
 
 @inner

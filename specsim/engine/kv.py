@@ -50,25 +50,16 @@ def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
     """
     limits, state, sequence = table.limits[0], table.state[0], table.sequences[row]
     known_len = min(sequence.known_len, limits.max_model_len)
-    reach = min(end_len + limits.lookahead_len, limits.max_model_len)
     unavailable = limits.watermark_blocks if state.num_running else 0
-    whole = needed = 0
-    for number in range(limits.num_groups):
+    whole = 0
+    for number in range(limits.num_groups if limits.reserve_full_prompt else 0):
         group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
-        held = holding.num_blocks
+        lacking = min(_blocks_for(known_len, group.block_size), group.most_admitted)
+        lacking -= holding.num_blocks
         if group.kind == STATE:
-            whole += max(0, _lacking_states(group, holding, known_len))
-            needed += max(0, _lacking_states(group, holding, end_len))
-            wanted = _blocks_for(end_len, group.block_size) + group.num_spare
-            group.wanted_blocks = max(held, wanted)
-            continue
-        most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
-        whole += max(0, most - held)
-        group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
-        needed += group.wanted_blocks - held
-    if limits.reserve_full_prompt and whole + unavailable > state.num_free:
-        return False
-    if needed + unavailable > state.num_free:
+            lacking = _lacking_states(group, holding, known_len)
+        whole += max(0, lacking)
+    if max(whole, _lacking_blocks(table, row, end_len)) + unavailable > state.num_free:
         return False
     _take(table, row)
     if end_len >= sequence.next_publish_len:
@@ -253,8 +244,20 @@ def extend(table: Table, row: int, end_len: int) -> bool:
     limits, sequence = table.limits[0], table.sequences[row]
     if limits.has_windows:
         leave_windows(table, row, sequence.computed_len - sequence.in_flight_len)
+    if _lacking_blocks(table, row, end_len) > table.state[0].num_free:
+        return False
+    _take(table, row)
+    return True
+
+
+@inner
+def _lacking_blocks(table: Table, row: int, end_len: int) -> int:
+    """Note how many blocks each group of a sequence has to have at `end_len`; return what it lacks.
+
+    Look-ahead slots come on top.
+    """
+    limits, sequence, needed = table.limits[0], table.sequences[row], 0
     reach = min(end_len + limits.lookahead_len, limits.max_model_len)
-    needed = 0
     for number in range(limits.num_groups):
         group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
         held = holding.num_blocks
@@ -265,10 +268,7 @@ def extend(table: Table, row: int, end_len: int) -> bool:
             continue
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
         needed += group.wanted_blocks - held
-    if needed > table.state[0].num_free:
-        return False
-    _take(table, row)
-    return True
+    return needed
 
 
 @inner

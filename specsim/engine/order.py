@@ -22,7 +22,7 @@ from math import inf, nextafter
 
 from specsim.core.compiled import Loop, inner
 from specsim.engine.adapters import charge_adapters
-from specsim.engine.asking import learn, look, look_back, trim
+from specsim.engine.asking import learn, trim
 from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land, withdraw
 from specsim.engine.draft import ask, offer, verify
@@ -55,13 +55,10 @@ VERBS = 19
     LANDED,
 ) = range(VERBS)
 
-IF_ADMITTED = 2
-"""Value of `Table.in_python`."""
-
 WAITS, FULL, GROW, REFUSED = VERBS, VERBS + 1, VERBS + 2, VERBS + 3
 """What `advance` says besides a verb to be done in Python: nothing happens before `State.until`;
-results have to be taken; there are more requests than rows; the policy, which is loops, has said
-what nobody can do."""
+results have to be taken; there are more requests than rows; the policy has said what nobody can
+do."""
 
 DONE = VERBS + 4
 """What `come` says, too: the rank waits for the others, or does nothing before `State.comes_by`."""
@@ -128,7 +125,7 @@ def _go_on(table: Table) -> int:
     state = table.state[0]
     while True:
         verb = table.order[state.place]
-        if table.in_python[verb] and _wants_python(table, verb):
+        if table.in_python[verb]:
             return int(verb)
         if verb == TAKE_IN:
             if not take_in(table):
@@ -166,20 +163,6 @@ def _go_on(table: Table) -> int:
         elif not (trim(table) if verb == TRIM else ask(table) if verb == ASK else learn(table)):
             return REFUSED
         state.place += 1
-
-
-@inner
-def _wants_python(table: Table, verb: int) -> bool:
-    """Gather what a verb in Python will look at; return False if it has nothing to do."""
-    limits = table.limits[0]
-    if verb == OBSERVE:
-        look_back(table)
-    if verb == ASK:
-        look(table, bool(limits.asks_last))
-    if verb == TRIM:
-        look(table, False)
-        return bool(table.in_python[verb] != IF_ADMITTED or table.seen.step[0].num_admitted)
-    return True
 
 
 def _drop(table: Table) -> int:

@@ -1,7 +1,7 @@
 """The verbs of a step that are done in Python: with the same state before and after as in a loop.
 
-A policy that is more than a table of lengths, a latency model without a form, real drafts, and
-whoever watches.
+A latency model without a form, several drafters, real drafts, and whoever watches. Policies in
+Python are asked by the loop itself (`specsim.engine.asking`).
 """
 
 from collections.abc import Callable
@@ -19,13 +19,10 @@ from specsim.engine.order import (
     CHARGE_DRAFTS,
     CHARGE_FORWARD,
     DELIVERED,
-    IF_ADMITTED,
-    OBSERVE,
     OFFER,
     REFUSED,
     SCHEDULED,
     TAKE_IN,
-    TRIM,
     VERIFY,
 )
 from specsim.engine.schedule import take_in
@@ -46,17 +43,12 @@ class PythonVerbs:
         self._speculation = speculation
         self._costs = costs
         self._wiring = wiring
-        names = ("common_block_size", "blocks_per_common", "lookahead_len", "prefill_first")
-        self._room = tuple(int(ledger.table.limits[name][0]) for name in names)
 
     def handlers(self) -> dict[int, Callable[[], None]]:
         """Return what has to be done in Python, by verb."""
         speculation, costs = self._speculation, self._costs.compiled()
-        decides = not speculation.is_loops
         wanted: dict[int, tuple[bool, Callable[[], None]]] = {
             TAKE_IN: (isinstance(speculation.policy, PicksDrafter), self.take_in),
-            TRIM: (decides and (speculation.trims or speculation.leaves_out), self._trim),
-            ASK: (decides and speculation.lens_by_size(1) is None, self._ask),
             OFFER: (speculation.offers and not self.ledger.is_async, self._offer),
             CHARGE_FORWARD: (costs.target is None, self.charge_forward),
             CHARGE_DRAFTS: (
@@ -64,7 +56,6 @@ class PythonVerbs:
                 self._charge_drafts,
             ),
             VERIFY: (speculation.verifies, self._verify),
-            OBSERVE: (decides and speculation.observes, self._observe),
             SCHEDULED: (bool(self._wiring.observers), self._scheduled),
             DELIVERED: (bool(self._wiring.observers) or speculation.minds_ends, self._delivered),
             REFUSED: (True, self._refuse),
@@ -92,38 +83,10 @@ class PythonVerbs:
             sequence.drafter = drafter
             sequence.fate_at = facts.starts[request] + drafter * facts.num_outputs
 
-    def _trim(self) -> None:
-        self._speculation.trim(self.ledger.step)
-
-    def _ask(self) -> None:
-        step = self.ledger.step
-        common, blocks_per_common, lookahead_len, is_late = self._room
-        if is_late and step.record["prefill_tokens"]:
-            return
-        free_slots = self.ledger["num_free"] * common // blocks_per_common
-        free_slots += lookahead_len * step.size
-        knows_accepted = bool(self.ledger.table.limits["asks_last"][0])
-        self._speculation.ask(step, free_slots, knows_accepted=knows_accepted)
-        self._mind_trims()
-        if self._speculation.picks_prefix:
-            running = self.ledger.table.running[: self.ledger["num_running"]]
-            known_lens = self.ledger.table.sequences["known_len"][running]
-            self.ledger.set(most_run=self._speculation.prefix_size(step, known_lens))
-
     def _refuse(self) -> None:
-        """Say what the policy, which is loops, has said that nobody can do."""
+        """Say what the policy has said that nobody can do."""
         is_asked = self.ledger.table.order[self.ledger["place"]] == ASK
         self._speculation.refuse(self.ledger.step, is_asked=is_asked)
-
-    def _observe(self) -> None:
-        self._speculation.observe(self.ledger.step)
-        self._mind_trims()
-
-    def _mind_trims(self) -> None:
-        """Pass over steps whose drafts and drafter the policy cannot want to trim."""
-        in_python = self.ledger.table.in_python
-        if in_python[TRIM] and not self._speculation.trims:
-            in_python[TRIM] = 1 if self._speculation.leaves_out_now else IF_ADMITTED
 
     def _offer(self) -> None:
         step = self.ledger.step

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from specsim.core.errors import CapacityError
 from specsim.core.step import Ints
+from specsim.decisions.loops import Asking
 from specsim.engine.ledger import Ledger
 from specsim.engine.order import FULL, GROW, LAUNCHED, VERBS, WAITS, drop, order_of
 from specsim.engine.preemption import IN_VAIN
@@ -119,6 +120,7 @@ class Replica:
         on_notices: "Callable[[Replica, NDArray[np.void]], None] | None" = None,
     ) -> None:
         self.ledger = ledger = Ledger(table_of(setup, costs, speculation, wiring))
+        ledger.replace(asking=speculation.asking(lambda: ledger.step))
         self.costs, self.facts = costs, wiring.facts
         self.verbs = PythonVerbs(ledger, costs, speculation, wiring)
         self.is_up = True
@@ -243,7 +245,9 @@ class Replica:
         """Do all that is left, and hand over the results; nothing can be done afterwards."""
         self.advance(float("inf"))
         self.flush()
-        self._handlers = {}  # they refer to the replica, which would keep its table in memory
+        # Both refer to the replica, which would keep its table in memory.
+        self._handlers = {}
+        self.ledger.replace(asking=Asking())
 
     def submit(self, request: int, at: float, external_len: int = 0) -> None:
         """Take in a request that arrives at an instant that the replica has not passed.

@@ -312,13 +312,11 @@ def table_of(setup: Setup, costs: StepCosts, speculation: Speculation, wiring: W
     if lens_by_size is not None:
         shared["lens_by_size"] = lens_by_size
     shared |= speculation.shared()
-    limits |= {
-        name: int(getattr(speculation, name)) for name in ("sees_confidences", "shows_drafts")
-    }
+    if speculation.is_loops:  # others are told what the source says
+        seen = ("sees_confidences", "shows_drafts")
+        limits |= {name: int(getattr(speculation, name)) for name in seen}
     setup = replace(setup, limits={**setup.limits, **limits})
-    table = setup.table(wiring.facts.longest_len, **shared)
-    asking = speculation.bind(table.seen, len(table.running), len(wiring.facts.rows))
-    return table._replace(asking=Asking(**asking))
+    return setup.table(wiring.facts.longest_len, **shared)
 
 
 def zeros(name: str, *shape: int) -> NDArray[Any]:

@@ -1,10 +1,10 @@
 """Speculation: what of a replica's drafting is decided in Python, verb by verb.
 
-Only what a policy or a draft source asks for happens here; a fixed k over a table of fates needs
-none of it.
+The engine's loop calls it by hooks (`specsim.engine.asking`), and only for what a policy or a draft
+source asks for; a fixed k over a table of fates needs none of it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from specsim.core.compiled import Hook
 from specsim.core.draft_luck import CONFIDENCES
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, Ints, StepLoad, StepOutcome
-from specsim.decisions.loops import LoopMemory, View
+from specsim.decisions.loops import Asking, LoopMemory
 from specsim.decisions.policy import (
     BySize,
     DraftsTrees,
@@ -27,7 +27,7 @@ from specsim.decisions.policy import (
     PicksSource,
     Policy,
 )
-from specsim.engine.answers import Answers, answers_of
+from specsim.engine.answers import Answers
 from specsim.engine.sources import Drafted, DraftSource, drafter_loads
 from specsim.engine.view import StepView
 from specsim.proposers.base import Proposer, is_asked_each_time
@@ -66,14 +66,14 @@ class Speculation:
             held_to(
                 policy, "start", self.memory, is_right, "what self.remember(server, ...) returns"
             )
-        self.max_depth = 0 if self.proposer is None else self.proposer.num_speculative_tokens
-        self.answers = answers_of(policy, self.max_draft_len, self.max_depth)
+        max_depth = 0 if self.proposer is None else self.proposer.num_speculative_tokens
+        self._rules = Answers(policy, self.max_draft_len, max_depth)
+        self.answers = None if is_shipped(policy) else self._rules
         """Checks what the policy returns; None for one that specsim ships."""
-        self.trims = policy.overrides(Policy.verify_lens)
         has_prefill = self.proposer is not None and self.proposer.has_prefill
-        self.drops = self.may_drop and policy.overrides(Policy.drops)
+        drops = self.may_drop and policy.overrides(Policy.drops)
         overlaps = self.proposer is not None and self.proposer.overlaps
-        self.leaves_out = has_prefill and self.drops and not overlaps
+        self.leaves_out = has_prefill and drops and not overlaps
         """Whether there may be sequences that are never drafted for."""
         self.sees_confidences = (
             self.knows_confidences
@@ -85,7 +85,6 @@ class Speculation:
             self.sees_confidences and looks_up and not isinstance(policy, PicksDrafter)
         )
         """Whether the policy sees what a lookup has found before it says how much of it to take."""
-        self.observes = policy.overrides(Policy.observe)
         self.estimates = policy.overrides(Policy.alpha_estimate)
         self.stops = policy.overrides(Policy.stop_len)
         self.verifies = source is not None and source.verifies
@@ -123,8 +122,8 @@ class Speculation:
         is_loops = isinstance(policy, LoopPolicy) and policy.is_asked_in_loops
         if not is_loops or self.picks_prefix or self.drafts_trees:
             return False
-        if source is None or not isinstance(self.memory, LoopMemory):
-            return isinstance(self.memory, LoopMemory)
+        if source is None:
+            return True
         return not source.looks_up and not (self.sees_confidences and source.stated() is None)
 
     def shared(self) -> dict[str, Any]:
@@ -134,14 +133,9 @@ class Speculation:
             return {}
         return {**stated._asdict(), "level_steps": CONFIDENCES}
 
-    def bind(self, view: View, most: int, num_requests: int) -> dict[str, Hook]:
-        """Return the policy's loops over a view of steps of so many sequences; see `LoopMemory`."""
-        bound = self.memory.bind(view, most, num_requests) if self.is_loops else {}
-        return {verb: hook for verb, hook in bound.items() if verb != "drop" or self.drops}
-
     def refuse(self, step: StepView, *, is_asked: bool) -> NoReturn:
         """Raise a PluginError for lengths that nobody can draft, or verify."""
-        answers = self.answers or Answers(self.policy, self.max_draft_len, self.max_depth)
+        answers = self._rules
         if not step.size:
             answers.refuse_empty_steps(step)
         lens = step.view.lens[: step.size].copy()
@@ -164,14 +158,41 @@ class Speculation:
             chosen = self.answers.drafter(chosen, len(self.proposer.cost_keys), request)
         return chosen
 
-    def trim(self, step: StepView) -> None:
-        """Settle what a scheduled step verifies, and whom the drafter will never serve."""
-        if not step.size:
+    def asking(self, step: Callable[[], StepView]) -> Asking:
+        """Return how the engine's loop asks the policy; `step` returns the one it is about.
+
+        By its loops, which say in the step's view what they decide, or by functions in Python that
+        do the same.
+        """
+        table = step().table
+        if self.is_loops:
+            return Asking(**self.memory.bind(table.seen, len(table.running), len(table.facts)))
+        table.seen.step["may_drop"] = 1  # what it says of that, it says when it is asked
+
+        def hook(act: Callable[[StepView], None]) -> Hook:
+            return Hook(lambda: act(step()))
+
+        return Asking(
+            decide=hook(self._decide) if self.lens_by_size(1) is None else None,
+            verify=hook(self._verify) if self.policy.overrides(Policy.verify_lens) else None,
+            drop=hook(self._drop) if self.leaves_out else None,
+            observe=hook(self._observe) if self.policy.overrides(Policy.observe) else None,
+            prefix=hook(self._pick_prefix) if self.picks_prefix else None,
+        )
+
+    def _drop(self, step: StepView) -> None:
+        """Say whom the drafter serves no more."""
+        reads = step.record["prefill_tokens"] or step.shown("num_admitted")
+        if not reads and not self.policy.drops_now(self.memory):
             return
-        if self.leaves_out and self.drops:
-            self._leave_out(step)
-        if not self.trims or not (draft_tokens := step.shown("draft_tokens")):
-            return
+        dropped = self.policy.drops(self._batch(step, step.load), self.memory)
+        if self.answers is not None:
+            dropped = self.answers.drops(dropped, step)
+        if dropped is not None:
+            step.view.let_go[: step.size] = dropped
+
+    def _verify(self, step: StepView) -> None:
+        """Say what of its drafts a step verifies."""
         # The context once: what batch expansion reads anew, the policy's cost model adds.
         batch = self._batch(step, step.own_load)
         draft_lens = step.view.draft_lens[: step.size].copy()
@@ -179,79 +200,41 @@ class Speculation:
         if self.sees_confidences:
             assert self.source is not None
             confidences = self.source.confidences(step.requests, batch.output_lens, draft_lens)
-        drafts = DraftView(draft_lens, confidences)
-        verified_lens = np.asarray(self._verified_lens(batch, drafts, step))
-        dropped = draft_tokens - int(np.add.reduce(verified_lens))
-        if not dropped:
-            return
-        step["verified_len"][:] = verified_lens
-        record = step.record
-        record["batched_tokens"] -= dropped
-        if record["context_tokens"] != record["own_context_tokens"]:
-            read_anew = int((step["read_anew"] * verified_lens).sum())
-            record["context_tokens"] = int(record["own_context_tokens"]) + read_anew
-        if not record["drafts_on_top"]:
-            record["drafter_batched_tokens"] = record["batched_tokens"]
+        lens: Any = self.policy.verify_lens(batch, DraftView(draft_lens, confidences), self.memory)
+        if self.answers is not None:  # to which it may have changed those it was shown
+            lens = self.answers.verify_lens(lens, step.view.draft_lens[: step.size], step)
+        step.view.lens[: step.size] = lens
 
-    def _leave_out(self, step: StepView) -> None:
-        """Settle whom the drafter serves no more."""
-        reads = step.record["prefill_tokens"] or step.shown("num_admitted")
-        if not reads and not self.policy.drops_now(self.memory):
-            return
-        batch = self._batch(step, step.load)
-        dropped = self.policy.drops(batch, self.memory)
-        if self.answers is not None:
-            dropped = self.answers.drops(dropped, step)
-        if dropped is not None:
-            step.leave_out(dropped)
-
-    def _verified_lens(self, batch: BatchView, drafts: DraftView, step: StepView) -> Any:
-        if self.answers is None:
-            return self.policy.verify_lens(batch, drafts, self.memory)
-        draft_lens = drafts.draft_lens.copy()  # which the policy may change in place
-        lens = self.policy.verify_lens(batch, drafts, self.memory)
-        return self.answers.verify_lens(lens, draft_lens, step)
-
-    def ask(self, step: StepView, free_slots: int, *, knows_accepted: bool) -> None:
-        """Decide for how many draft tokens the drafter is run at the end of a step.
-
-        `free_slots` is room for drafts, tokens; `knows_accepted` whether it is known what becomes
-        of the drafts that are in the step.
-        """
-        if self.answers is not None:
-            self.answers.goes_on(step)
-        if not step.size:
-            return
+    def _decide(self, step: StepView) -> None:
+        """Say for how many draft tokens the drafter is run at the end of a step."""
         found_lens = None
         if self.source is not None and self.source.looks_up:
             emitted_lens = np.zeros(step.size, dtype=np.int64)
-            if knows_accepted:
+            if step.table.limits["asks_last"][0]:  # it is known what becomes of the drafts in it
                 emitted_lens = step["accepted_len"] + 1
             found_lens = self.source.find(
                 step, emitted_lens, lambda scores: self._uses_lookup(scores, step)
             )
         asked: Any = self.max_draft_len
         if self.policy.is_dynamic:
-            asked = self._decide(step, free_slots)
+            asked = self._asked(step)
         if found_lens is not None:
             asked = np.minimum(asked, found_lens)
-        step["asked_len"][:] = step["offered_len"][:] = asked
+        step.view.lens[: step.size] = asked
 
     @property
     def picks_prefix(self) -> bool:
         """Whether the next step may leave running sequences out."""
         return isinstance(self.policy, PicksPrefix) and self.policy.picks_prefix
 
-    @property
-    def leaves_out_now(self) -> bool:
-        """Whether the drafter may let go of sequences in a step that admits nobody."""
-        return self.drops and self.policy.drops_now(self.memory)
-
-    def prefix_size(self, step: StepView, known_lens: Ints) -> int:
-        """Return how many of the running sequences the next step may hold, at least one."""
+    def _pick_prefix(self, step: StepView) -> None:
+        """Say how many of the running sequences the next step may hold, at least one."""
         assert isinstance(self.policy, PicksPrefix)
+        table, state = step.table, step.table.state
+        running = table.running[: int(state["num_running"][0])]
+        known_lens: Ints = table.sequences["known_len"][running]
         given = self.policy.prefix_size(known_lens, self.memory) if len(known_lens) else 1
-        return given if self.answers is None else self.answers.prefix_size(given, step)
+        state["most_run"] = given if self.answers is None else self.answers.prefix_size(given, step)
 
     def _uses_lookup(self, scores: NDArray[np.float64], step: StepView) -> Any:
         assert isinstance(self.policy, PicksSource)  # the experiment has checked it
@@ -282,9 +265,9 @@ class Speculation:
     def _called(self, requests: Ints) -> Ints:
         return requests if self.numbers is None else self.numbers[requests]
 
-    def _decide(self, step: StepView, free_slots: int) -> Any:
+    def _asked(self, step: StepView) -> Any:
         policy, source = self.policy, self.source
-        batch = self._batch(step, step.load, free_slots)
+        batch = self._batch(step, step.load, step.shown("free_slots"))
         if source is not None and self.shows_drafts:
             if source.looks_up:
                 found_lens = np.array(step["found_len"])
@@ -300,7 +283,7 @@ class Speculation:
             asked = self.answers.draft_lens(asked, step)
             alpha = None if alpha is None else self.answers.alpha(alpha, step)
         if alpha is not None:
-            step.record["alpha_estimate"] = alpha
+            step.view.step["alpha"] = alpha
         if self.drafts_trees:
             assert source is not None
             asked = source.keep_trees(step, asked)
@@ -333,10 +316,8 @@ class Speculation:
                 held_to(self.proposer, "offered_len", given, is_right, rule)
         return np.array(lens, dtype=np.int64)
 
-    def observe(self, step: StepView) -> None:
+    def _observe(self, step: StepView) -> None:
         """Tell the policy what became of the drafts of a step."""
-        if not step.size:
-            return
         record, source, view, size = step.record, self.source, step.view, step.shown("num_rows")
         requests = view.requests[:size].copy()
         has_fallback = source is not None and source.has_fallback

@@ -442,10 +442,9 @@ class Table(NamedTuple):
     """What survives of a draft, by output position of every request, end to end."""
     offers: NDArray[np.uint8]  # what a proposer comes up with, likewise, one more per request
     order: NDArray[np.int64]  # verbs in the order in which they are done
-    in_python: NDArray[np.int64]
-    """By verb: whether it is done in Python; 2: only in a step that admits somebody."""
+    in_python: NDArray[np.int64]  # by verb: whether it is done in Python
     seen: View  # what a policy is shown, and says (`specsim.engine.asking`)
-    asking: Asking  # how it is asked, if it is loops (`specsim.engine.asking`)
+    asking: Asking  # how it is asked (`specsim.engine.asking`)
     levels: NDArray[np.uint8]
     """How sure the drafter is of each token, by what becomes of it; `DraftLuck.stated`. Empty where
     nobody asks, or no table has it."""

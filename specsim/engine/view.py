@@ -43,15 +43,6 @@ class StepView:
         """Return a field of `Shown` that was gathered for this verb."""
         return int(self.table.seen.step[name][0])
 
-    def leave_out(self, chosen: NDArray[np.bool_]) -> None:
-        """Note of which sequences the drafter serves no more."""
-        undrafted = self.table.sequences["is_undrafted"]
-        self.table.totals["let_go"] += np.count_nonzero(undrafted[self.rows[chosen]] == 0)
-        undrafted[self.rows[chosen]] = 1
-        marks = self.view.is_undrafted[: self.size]
-        marks[chosen] = True
-        self.view.step["num_undrafted"] = np.count_nonzero(marks)
-
     def each(self, name: str) -> Iterator[tuple[int, int, int]]:
         """Yield of each sequence its request, its output tokens so far, and a column."""
         columns = (self.requests, self.output_lens, self.entries[name])

@@ -12,9 +12,11 @@ from driving import Driven, batch, outcome, plain
 from numpy.typing import NDArray
 
 from specsim.acceptance import Oracle
+from specsim.core.compiled import as_records
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.core.trees import Tree
+from specsim.engine.asking import trim
 from specsim.engine.speculation import Speculation
 from specsim.policies import POLICIES, DraftsTrees, ModelView, OraclePolicy, Policy, check_proposer
 from specsim.proposers import PROPOSERS
@@ -188,9 +190,10 @@ class VerifiesOne(Policy):
 def test_trimmed_drafts_read_no_context_under_batch_expansion() -> None:
     rows = [{"draft_len": 3, "read_anew": 100}, {"draft_len": 1, "read_anew": 200}]
     load = {"own_context_tokens": 300, "context_tokens": 800, "batched_tokens": 6}
-    _, step = step_of(*rows, **load)
+    table, step = step_of(*rows, **load)
     assert step.own_load == StepLoad(300, 6, 2)
-    Speculation(VerifiesOne(), None, 3).trim(step)
+    asking = Speculation(VerifiesOne(), None, 3).asking(lambda: step)
+    assert trim(as_records(table._replace(asking=asking)))
     assert step["verified_len"].tolist() == [1, 0]
     assert step.load == StepLoad(300 + 100, 3, 2)
 

@@ -26,7 +26,7 @@ from digests import run
 
 from specsim.core import compiled
 from specsim.core.step import BatchView, Ints
-from specsim.decisions.loops import LoopMemory
+from specsim.decisions.loops import Asking, LoopMemory
 from specsim.decisions.policy import LoopPolicy
 from specsim.engine import order
 from specsim.engine.python_verbs import PythonVerbs
@@ -163,21 +163,21 @@ def does_everything_in_python(patch: pytest.MonkeyPatch) -> None:
         force(patch)
 
 
-FORCED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int]]] = [
-    (asks_in_python, {order.ASK}),
+FORCED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int | str]]] = [
+    (asks_in_python, {"decide"}),
     (has_no_form, {order.CHARGE_FORWARD, order.CHARGE_DRAFTS}),
     (charges_target_in_python, {order.CHARGE_FORWARD}),
     (charges_drafts_in_python, {order.CHARGE_DRAFTS}),
     (offers_in_python, {order.OFFER}),
     (verifies_in_python, {order.VERIFY, order.DELIVERED}),
-    (trims_nothing, {order.TRIM}),
-    (observes, {order.OBSERVE}),
+    (trims_nothing, {"verify"}),
+    (observes, {"observe"}),
     (chooses_the_only_drafter, {order.TAKE_IN, order.CHARGE_DRAFTS}),
     (
         does_everything_in_python,
         {
-            *(order.ASK, order.CHARGE_FORWARD, order.CHARGE_DRAFTS, order.OFFER, order.VERIFY),
-            *(order.DELIVERED, order.TRIM, order.OBSERVE, order.TAKE_IN),
+            *(order.CHARGE_FORWARD, order.CHARGE_DRAFTS, order.OFFER, order.VERIFY),
+            *(order.DELIVERED, order.TAKE_IN, "decide", "verify", "observe"),
         },
     ),
 ]
@@ -199,17 +199,24 @@ def as_they_are(profiles: dict[str, str]) -> Callable[[str], dict[str, Any]]:
     return of
 
 
-def verbs_seen(patch: pytest.MonkeyPatch) -> set[int]:
-    """Return a set that fills with the verbs that replicas do in Python."""
-    seen: set[int] = set()
-    wanted = PythonVerbs.handlers
+def verbs_seen(patch: pytest.MonkeyPatch) -> set[int | str]:
+    """Return a set that fills with what replicas do in Python: verbs, and hooks of policies."""
+    seen: set[int | str] = set()
+    wanted, asking = PythonVerbs.handlers, Speculation.asking
 
     def watched(self: PythonVerbs) -> dict[int, Callable[[], None]]:
         found = wanted(self)
         seen.update(verb for verb in found if verb < order.VERBS)
         return found
 
+    def asked(self: Speculation, step: Callable[[], StepView]) -> Asking:
+        hooks = asking(self, step)
+        if not self.is_loops:
+            seen.update(verb for verb, hook in hooks._asdict().items() if hook is not None)
+        return hooks
+
     patch.setattr(PythonVerbs, "handlers", watched)
+    patch.setattr(Speculation, "asking", asked)
     return seen
 
 
@@ -220,7 +227,7 @@ def verbs_seen(patch: pytest.MonkeyPatch) -> set[int]:
 def test_a_verb_done_in_python_does_the_same(
     engine: str,
     force: Callable[[pytest.MonkeyPatch], None],
-    verbs: set[int],
+    verbs: set[int | str],
     profiles: dict[str, str],
     as_they_are: Callable[[str], dict[str, Any]],
     monkeypatch: pytest.MonkeyPatch,
@@ -286,9 +293,9 @@ def policies_are_asked_in_python(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Speculation, "is_loops", False)
 
 
-ASKED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int]]] = [
+ASKED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int | str]]] = [
     (policies_are_not_compiled, set()),
-    (policies_are_asked_in_python, {order.ASK, order.OBSERVE, order.TRIM}),
+    (policies_are_asked_in_python, {"decide", "observe", "drop"}),
 ]
 
 
@@ -299,7 +306,7 @@ ASKED: list[tuple[Callable[[pytest.MonkeyPatch], None], set[int]]] = [
 def test_goodput_is_the_same_however_it_is_asked(
     engine: str,
     force: Callable[[pytest.MonkeyPatch], None],
-    verbs: set[int],
+    verbs: set[int | str],
     profiles: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -384,7 +391,7 @@ def test_published_policies_are_the_same_however_they_are_asked(
     assert seen == set()
     policies_are_asked_in_python(monkeypatch)
     assert digests(runs()) == in_the_loop
-    assert order.ASK in seen
+    assert "decide" in seen
 
 
 def test_goodput_comes_to_all_four_verdicts_in_these_runs(
@@ -411,7 +418,7 @@ def test_goodput_comes_to_all_four_verdicts_in_these_runs(
 def test_joint_is_the_same_however_it_is_asked(
     engine: str,
     force: Callable[[pytest.MonkeyPatch], None],
-    verbs: set[int],
+    verbs: set[int | str],
     profiles: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -445,7 +452,7 @@ def test_joint_is_the_same_however_it_is_asked(
     monkeypatch.setattr(LoopPolicy, "stop_len", stopped)
     force(monkeypatch)
     assert digests(runs()) == in_the_loop
-    assert seen == verbs
+    assert seen == (verbs and verbs | {"verify"})
     assert shown == ({False, True} if verbs else set())
     assert not verbs or {None, 1, 2, 5} <= stops
 

@@ -10,12 +10,13 @@ import pytest
 import yaml
 from conftest import tiny_config
 
-from specsim.core.errors import ConfigError, ProfileError, SpecsimError
+from specsim.core.errors import ConfigError, PluginError, ProfileError, SpecsimError
 from specsim.core.request import Request
-from specsim.core.step import StepLoad
+from specsim.core.step import BatchView, StepLoad
 from specsim.engine.cluster import Cluster
 from specsim.latency import LatencyModel
 from specsim.latency.composed import Composed
+from specsim.policies import Policy
 from specsim.profile import load_profile
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -259,3 +260,29 @@ def test_what_is_not_simulated_is_refused_in_one_line(
     with pytest.raises(error, match=message) as caught:
         Deployment.of(Experiment.parse(config, "bad"))
     assert len(str(caught.value).splitlines()) == 1
+
+
+class Raises(Policy):
+    """Ends the run after a while."""
+
+    kind: str = "raises"
+
+    def draft_lens(self, batch: BatchView, memory: Any) -> int:
+        if batch.now > 0.05:
+            raise ValueError("no more")
+        return 1
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_policy_raises_is_heard_from_within_the_loops_of_ranks(
+    ranks: int, constant_step: Callable[..., str]
+) -> None:
+    config = tiny_config(
+        engine={"data_parallel_size": ranks, "async_scheduling": False,
+                "speculative_config": {"method": "draft_model", "num_speculative_tokens": 3}},
+        acceptance={"kind": "bernoulli", "alpha": 0.5}, routing={"kind": "round_robin"},
+        profile=constant_step(delta_ms=10, drafts={"draft_model": {"step_ms": 0.5}}, **MOE),
+    )  # fmt: skip
+    experiment = Experiment.parse(config, "ranks").model_copy(update={"policy": Raises()})
+    with pytest.raises(PluginError, match=r"Raises 'raises': ValueError: no more \(.*draft_lens"):
+        simulate(experiment)

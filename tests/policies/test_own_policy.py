@@ -9,7 +9,7 @@ import pytest
 
 from specsim.api import BatchView, DraftView, Experiment, Policy, Summary, Tree, simulate
 from specsim.core.errors import ConfigError, PluginError
-from specsim.engine.answers import answers_of
+from specsim.engine.answers import Answers
 from specsim.policies import ServerView
 
 
@@ -111,7 +111,7 @@ ANSWERS: list[tuple[str, tuple[Any, ...], Any, Any, str]] = [
 def test_what_it_answers_is_looked_at(
     method: str, others: tuple[Any, ...], right: Any, wrong: Any, rule: str
 ) -> None:
-    answers = answers_of(VerifyNothing(), 4)
+    answers = Answers(VerifyNothing(), 4, 0)
     look = getattr(answers, method)
     # The value asked about stands first, but for `yes`, whose method does.
     first = others[: method == "yes"]

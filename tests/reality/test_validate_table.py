@@ -24,6 +24,7 @@ from specsim.reality.validation import (
     select_rows,
     with_lengths,
 )
+from specsim.reality.validation.measured_table import runs_of_rows
 from specsim.reality.validation.table_replay import (
     check_same,
     compose_row,
@@ -94,6 +95,14 @@ def table(tmp_path: Path) -> Path:
 def one(tmp_path: Path, **cells: str) -> MeasuredRun:
     (run,) = read_table(made_up(tmp_path / "one.csv", {**NONE, **cells}))
     return run
+
+
+def test_rows_are_read_as_a_table_of_them_is(tmp_path: Path) -> None:
+    path = made_up(tmp_path / "t.csv", {**NONE, "rate": "5"}, {**K3, "isl": " 300 "})
+    rows = [{**row, "num_prompts": int(row["num_prompts"])} for row in written(str(path))]
+    assert repr(runs_of_rows(rows, path, first_line=2)) == repr(read_table(path))
+    with pytest.raises(ConfigError, match=r"rows, line 1: .*num_prompts"):
+        runs_of_rows([{**rows[0], "num_prompts": 0.5}])
 
 
 def written(path: str) -> list[dict[str, str]]:

@@ -57,15 +57,30 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
             f"separated by commas, at least one of {', '.join(METRICS[:5])}, ..."
         )
     _, words = read_columns(path, (), header)
-    rows, notes = zip(*words.values(), strict=True), _not_read(header)
-    return [
-        TableRow(path, line, filled(path, line, cells, given or {}), [*notes]).run()
-        for line, row in enumerate(rows, start=first_line(path))
-        for cells in (dict(zip(words, map(str.strip, row), strict=True)),)
-    ]
+    rows = (dict(zip(words, row, strict=True)) for row in zip(*words.values(), strict=True))
+    return runs_of_rows(list(rows), path, given, first_line(path))
 
 
-def _not_read(header: Sequence[str]) -> list[str]:
+def runs_of_rows(
+    rows: Sequence[Mapping[str, object]],
+    path: Path = Path("rows"),
+    given: Mapping[str, str] | None = None,
+    first_line: int = 1,
+) -> list[MeasuredRun]:
+    """Return the runs in rows that have the same columns, as of a table; see `read_table`.
+
+    Args:
+        path: What messages call the table, and `first_line` its first row.
+    """
+    notes = _not_read(rows[0] if rows else ())
+    runs = []
+    for line, row in enumerate(rows, start=first_line):
+        cells = {name: str(cell).strip() for name, cell in row.items()}
+        runs.append(TableRow(path, line, filled(path, line, cells, given or {}), [*notes]).run())
+    return runs
+
+
+def _not_read(header: Iterable[str]) -> list[str]:
     """Return what is said of columns that are not read, and by their names hold measurements."""
     own = [name for name in header if name not in _READ]
     near = {name: get_close_matches(name.lower(), _READ, 1, _TYPO) for name in own}

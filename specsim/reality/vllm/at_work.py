@@ -15,7 +15,7 @@ from pydantic import Field
 from specsim.core.compiled import Hook, has, inner, raise_kept, run
 from specsim.core.desk import Floats, Ints, loop_on
 from specsim.core.step import BatchView, StepLoad, StepOutcome
-from specsim.decisions.loops import ROOMS, LoopMemory, View, no_view
+from specsim.decisions.loops import ROOMS, LoopMemory, View, common_len, no_view
 from specsim.decisions.policy import LoopPolicy, Policy, ServerView, pricing_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 from specsim.reality.vllm.learned_times import LearnedTimes
@@ -156,22 +156,10 @@ def _look_back(seen: Any) -> None:
     times[4] = times[1] - target_time
 
 
-@inner
-def _settled(view: Any) -> int:
-    """Return what is nearest to one length per sequence: the mean; at least 1 if any drafts."""
-    num, tokens, drafting = 0, 0, 0
-    for row in range(view.step[0].num_rows):
-        if not view.in_prefill[row]:
-            num += 1
-            tokens += view.lens[row]
-            drafting += view.lens[row] != 0
-    return max(1, (2 * tokens + num) // (2 * num)) if drafting else 0
-
-
 @loop_on(_ShownStep, "specsim.decisions.loops", *ROOMS)
 def settle(seen: _ShownStep) -> int:
     """Return one length for all that a policy in Python has said."""
-    return _settled(seen.shown)
+    return common_len(seen.shown)
 
 
 @loop_on(_ShownStep, "specsim.decisions.loops", *ROOMS)
@@ -193,7 +181,7 @@ def act(seen: _ShownStep) -> int:
         return -1
     if not has(seen.decide) or not told[_NUM]:
         return 0
-    return -1 if run(seen.decide) else _settled(seen.shown)
+    return -1 if run(seen.decide) else common_len(seen.shown)
 
 
 class AtWork:
