@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import IO, Any, BinaryIO, ClassVar, cast
 
 from specsim.core.errors import ConfigError
+from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
 from specsim.core.version import __version__
 
 MARK = "specsim_version"
@@ -200,7 +201,7 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
             temporary.replace(target)
             _Inputs.own.add(target)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             with suppress(OSError):  # it has become `path`, or was never made
@@ -208,6 +209,15 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
         for folder in made:
             with suppress(OSError):  # holds the file, or was never made
                 folder.rmdir()
+
+
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    """Return the error of a file or folder, by the name that its user gave it."""
+    shown = Path(*(part for part in path.parts if not _UNFINISHED.fullmatch(part)))
+    why = error.strerror or str(error)
+    if not path.is_absolute() and working_folder() is None:
+        why = WORKING_FOLDER_GONE
+    return ConfigError(f"{shown}: cannot be written: {why}")
 
 
 def check_folder(path: Path, *, file: Path | None = None) -> None:
@@ -247,7 +257,7 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
             yield temporary
             _move(temporary, path, replaced)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)

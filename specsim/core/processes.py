@@ -27,6 +27,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
+from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
 from specsim.core.runner import Job
 
 T = TypeVar("T")
@@ -34,6 +35,7 @@ R = TypeVar("R")
 
 _workers: list[int] = []  # in a process that runs parcels, not empty
 _imported_in = os.getpid()
+_serverless: list[OSError] = []  # why no server can be started that forks workers, if none can
 _program_seen = Lock()  # by one thread at a time: another may have hidden it
 
 
@@ -233,6 +235,8 @@ def _start_server() -> None:
         signal.signal(number, signal.SIG_IGN)  # which it inherits
     try:
         forkserver.ensure_running()
+    except OSError as error:  # its socket has no place: no folder for it, or too long a path
+        _serverless.append(error)
     finally:
         for number, own in before.items():
             signal.signal(number, own)
@@ -263,6 +267,18 @@ def _ends_put_off() -> Iterator[None]:
         signal.raise_signal(heard[0])
 
 
+@contextmanager
+def _startable() -> Iterator[None]:
+    """Raise a ConfigError in place of what keeps processes from being started in the block."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error};"
+        if working_folder() is None:  # where each of them begins
+            why = f"{WORKING_FOLDER_GONE}, or"
+        raise ConfigError(f"other processes cannot be started: {why} use workers=1") from error
+
+
 class _Pool(ProcessPoolExecutor):
     """A pool whose processes end with the program, or when Ctrl-C or SIGTERM comes."""
 
@@ -270,13 +286,16 @@ class _Pool(ProcessPoolExecutor):
         check_may_start()
         _start_server()
         context = _context()
-        end, self._hold = context.Pipe(duplex=False)
-        super().__init__(workers, mp_context=context, initializer=_end_with_parent, initargs=(end,))
+        with _startable():
+            end, self._hold = context.Pipe(duplex=False)
+            super().__init__(
+                workers, mp_context=context, initializer=_end_with_parent, initargs=(end,)
+            )
 
     def start(self, job: Job[T, R], task: T) -> "Future[R | Refused]":
         """Begin a task as soon as a process is free; a ConfigError if none could read it."""
         parcel = Parcel.of(job.run, task)
-        with unseen_program():
+        with unseen_program(), _startable():
             return self.submit(parcel.run)
 
     def __exit__(self, *error: Any) -> None:
@@ -289,7 +308,7 @@ class _Pool(ProcessPoolExecutor):
 def _context() -> BaseContext:
     # A process that was forked would ask the server of the one that it was forked from, in vain.
     is_forked = os.getpid() != _imported_in
-    if is_forked or "forkserver" not in multiprocessing.get_all_start_methods():
+    if is_forked or _serverless or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["specsim.run.preload"])

@@ -16,11 +16,23 @@ _FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",), "gpu": (".y
 _PATH_IN_SHORT_FORM = re.compile(rf"(?<=[:,])(\s*(?:{'|'.join(_PATH_FIELDS)})\s*=\s*)([^,]+)")
 _FILE_OF_CLASS = re.compile(r"(?:\w+|[^:]+\.py)(?=:[A-Za-z_]\w*(?::|$))")
 """Module or file of a class of the user's: ``my_policies:Patient:k=3``."""
+WORKING_FOLDER_GONE = "the working directory has been removed; change to another one"
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
+def working_folder() -> Path | None:
+    """Return the working directory; None if it has been removed."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
+
+
 def _roots(folder: str) -> list[Path]:
-    candidates = [Path.cwd() / folder, _PACKAGE.parent / folder, _PACKAGE / "_shipped" / folder]
+    here = working_folder()
+    candidates = [_PACKAGE.parent / folder, _PACKAGE / "_shipped" / folder]
+    if here is not None:
+        candidates.insert(0, here / folder)
     return [root for root in dict.fromkeys(candidates) if root.is_dir()]
 
 
@@ -85,5 +97,5 @@ def _class_beside(module: str, folder: Path) -> str:
 
 
 def _beside(path: str, folder: Path) -> str:
-    is_elsewhere = folder.resolve() != Path.cwd()
+    is_elsewhere = folder.resolve() != working_folder()
     return str(folder / path) if path and is_elsewhere and os.path.exists(folder / path) else path

@@ -33,7 +33,7 @@ class ArrayFile:
             self.write(rows)
         except OSError as error:
             raise ConfigError(
-                f"{tempfile.gettempdir()}: {self._what} not fit there: "
+                f"{tempfile.tempdir or 'temporary files'}: {self._what} not fit there: "
                 f"{error.strerror or error}; set TMPDIR to another folder, or leave them out "
                 f"({self._option})"
             ) from error
