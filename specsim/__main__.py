@@ -10,6 +10,7 @@ from typing import Any
 
 from specsim.core.errors import SpecsimError
 from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
+from specsim.core.signals import ENDS
 from specsim.core.version import foreign
 
 _ANYWHERE = ("--debug", "--force", "--large")
@@ -62,8 +63,9 @@ def _open_closed_streams() -> None:
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
     _open_closed_streams()
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
+    for number in ENDS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
+            signal.signal(number, _end)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _ANYWHERE)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":

@@ -29,6 +29,7 @@ from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
 from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
 from specsim.core.runner import Job
+from specsim.core.signals import ENDS, OF_TERMINAL
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -227,10 +228,10 @@ def warm_up(workers: int) -> None:
 
 
 def _start_server() -> None:
-    """Start what forks workers; Ctrl-C, which a terminal sends to all processes, is not for it."""
+    """Start what forks workers; what a terminal sends to all processes is not for it."""
     if _context().get_start_method() != "forkserver":
         return
-    before = _handlers(signal.SIGINT)
+    before = _handlers(*OF_TERMINAL)
     for number in before:
         signal.signal(number, signal.SIG_IGN)  # which it inherits
     try:
@@ -253,9 +254,9 @@ def _handlers(*numbers: signal.Signals) -> dict[signal.Signals, Any]:
 
 @contextmanager
 def _ends_put_off() -> Iterator[None]:
-    """Let the block end before Ctrl-C or SIGTERM is heard, or a process half started complains."""
+    """Let the block end before Ctrl-C or the like is heard, or a process half started complains."""
     heard: list[int] = []
-    before = _handlers(signal.SIGINT, signal.SIGTERM)
+    before = _handlers(*ENDS)
     for number in before:
         signal.signal(number, lambda number, frame: heard.append(number))
     try:
@@ -280,7 +281,7 @@ def _startable() -> Iterator[None]:
 
 
 class _Pool(ProcessPoolExecutor):
-    """A pool whose processes end with the program, or when Ctrl-C or SIGTERM comes."""
+    """A pool whose processes end with the program, or when Ctrl-C or the like comes."""
 
     def __init__(self, workers: int) -> None:
         check_may_start()
@@ -318,7 +319,8 @@ def _context() -> BaseContext:
 def _end_with_parent(end: Connection) -> None:
     """Make this process exit as soon as the one that asked for it closes `end`, or was killed."""
     as_worker()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that one decides, and says what there is to say
+    for number in OF_TERMINAL:  # that one decides, and says what there is to say
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel
