@@ -48,6 +48,15 @@ class ArrayFile:
         while left:  # an unbuffered file may take less than all
             left = left[self._file.write(left) :]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: a file of its own with the same in it."""
+        return {**vars(self), "_file": self.read(0, np.dtype(np.uint8), self._size)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _file=None, _size=0)
+        if len(state["_file"]):
+            self.append(state["_file"])
+
     def read(self, start: int, kind: np.dtype[Any], count: int) -> NDArray[Any]:
         """Return so many elements from some byte on."""
         if not count:
