@@ -9,8 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from specsim.core.errors import SpecsimError
-from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
-from specsim.core.signals import ENDS
+from specsim.core.surroundings import ENDS, WORKING_FOLDER_GONE, working_folder
 from specsim.core.version import foreign
 
 _ANYWHERE = ("--debug", "--force", "--large")

@@ -19,7 +19,7 @@ from tempfile import mkdtemp
 from typing import IO, Any, BinaryIO, ClassVar, cast
 
 from specsim.core.errors import ConfigError
-from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
+from specsim.core.surroundings import WORKING_FOLDER_GONE, is_on, working_folder
 from specsim.core.version import __version__
 
 MARK = "specsim_version"
@@ -221,8 +221,16 @@ def _unwritable(path: Path, error: OSError) -> ConfigError:
 
 
 def check_folder(path: Path, *, file: Path | None = None) -> None:
-    """Raise a ConfigError if a folder, of a file, cannot be there: it or one above it is a file."""
+    """Raise a ConfigError if a folder, of a file, cannot be there.
+
+    It or one above it is a file, or it is a link to what is not there, such as a disk.
+    """
     for place in (path, *path.parents):
+        if file is None and place.is_symlink() and not place.exists():
+            raise ConfigError(
+                f"{path}: cannot be written: {place} is a link to {os.readlink(place)}, which is "
+                "not there; make it, or name another folder"
+            )
         if place.exists() and not place.is_dir():
             if file is None and place == path:
                 raise ConfigError(f"{path}: is a file; name a folder")
@@ -322,7 +330,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_forced(path: Path) -> bool:
-    return bool(os.environ.get(FORCES)) and not path.is_dir()
+    return is_on(FORCES) and not path.is_dir()
 
 
 @contextmanager

@@ -31,8 +31,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 
 from specsim.core.blame import fault, is_shipped_class
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.resources import working_folder
 from specsim.core.settings import Settings, as_flow, from_short_form, nearest, said_again, validated
+from specsim.core.surroundings import working_folder
 
 M = TypeVar("M", bound="Member")
 
@@ -375,7 +375,8 @@ def _load(path: str) -> object:
     found = _loaded_module(path, Path(module))
     if not hasattr(found, attribute):
         names = [each.__name__ for each in _classes_of(found)]
-        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
+        hint = nearest(attribute, names) if names else "it defines no class"
+        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {hint}")
     return getattr(found, attribute)
 
 
@@ -422,8 +423,10 @@ def _module_at(place: Path) -> ModuleType:
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))  # where worker processes look for it, too
     module = sys.modules.get(name) or _program_named(name) or import_module(name)
-    if is_file and not place.samefile(found := module.__file__ or ""):
-        raise ConfigError(f"{place}: Python takes '{name}' to be {found}; rename the file")
+    found = getattr(module, "__file__", None)
+    if is_file and not (found and place.samefile(found)):
+        taken = found or "a part of Python itself"
+        raise ConfigError(f"{place}: Python takes '{name}' to be {taken}; rename the file")
     return module
 
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from specsim.core.resources import working_folder
+from specsim.core.surroundings import working_folder
 
 CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 """Environment variable: the folder for compiled code, in place of ``~/.cache/specsim``."""

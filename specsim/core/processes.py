@@ -27,9 +27,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
-from specsim.core.resources import WORKING_FOLDER_GONE, working_folder
 from specsim.core.runner import Job
-from specsim.core.signals import ENDS, OF_TERMINAL
+from specsim.core.surroundings import ENDS, OF_TERMINAL, WORKING_FOLDER_GONE, working_folder
 
 T = TypeVar("T")
 R = TypeVar("R")

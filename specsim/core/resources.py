@@ -10,22 +10,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from specsim.core.surroundings import working_folder
+
 _PATH_FIELDS = ("path", "corpus")  # fields of settings that name a file or a folder
 _FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",), "gpu": (".yaml", ".yml")}
 """Fields that name a file if their value ends like this, and else something shipped."""
 _PATH_IN_SHORT_FORM = re.compile(rf"(?<=[:,])(\s*(?:{'|'.join(_PATH_FIELDS)})\s*=\s*)([^,]+)")
 _FILE_OF_CLASS = re.compile(r"(?:\w+|[^:]+\.py)(?=:[A-Za-z_]\w*(?::|$))")
 """Module or file of a class of the user's: ``my_policies:Patient:k=3``."""
-WORKING_FOLDER_GONE = "the working directory has been removed; change to another one"
 _PACKAGE = Path(__file__).resolve().parents[1]
-
-
-def working_folder() -> Path | None:
-    """Return the working directory; None if it has been removed."""
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return None
 
 
 def _roots(folder: str) -> list[Path]:

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import Run, tiny_config
 
-from specsim.core.atomic import new_file, new_folder
+from specsim.core.atomic import FORCES, new_file, new_folder
 from specsim.core.errors import ConfigError
 from specsim.core.machine_code import CACHE_VARIABLE, cache_folder
 from specsim.results.logs import ArrayFile
@@ -134,3 +134,31 @@ def test_an_account_without_a_home_gets_no_folder_of_that_name(
     monkeypatch.setattr("os.path.expanduser", lambda path: path)  # of a number that no user has
     assert cache_folder() is not None
     assert not list(tmp_path.iterdir())
+
+
+def test_a_switch_that_is_0_is_off(
+    cli: Run, experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder := experiment.with_name("results")).mkdir()
+    (folder / "summary.json").write_text('{"mine": 1}')
+    for value in ("", "0"):
+        monkeypatch.setenv(FORCES, value)
+        code, _, error = cli("run", experiment, "--out", folder)
+        assert (code, "was not written by specsim" in error) == (2, True)
+    monkeypatch.setenv(FORCES, "1")
+    assert cli("run", experiment, "--out", folder)[0] == 0
+
+
+def test_a_text_that_is_not_utf_8_says_what_to_do(cli: Run, experiment: Path) -> None:
+    experiment.write_text(experiment.read_text(), encoding="utf-16")
+    assert "e.yaml: is not a UTF-8 text file; save it in UTF-8" in cli("run", experiment)[2]
+
+
+@pytest.mark.parametrize("name", ["results", "results/one"])
+def test_a_folder_that_is_a_link_to_a_disk_that_is_not_there(
+    cli: Run, experiment: Path, name: str
+) -> None:
+    Path("results").symlink_to("missing")
+    code, out, error = cli("run", experiment, "--out", name)
+    assert (code, out, error.count("\n")) == (2, "", 1)
+    assert f"{name}: cannot be written: results is a link to missing, which is not there;" in error

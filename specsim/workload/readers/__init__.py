@@ -28,7 +28,8 @@ from specsim.core.reading import (
     readable,
     short,
 )
-from specsim.core.resources import locate, working_folder
+from specsim.core.resources import locate
+from specsim.core.surroundings import working_folder
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
