@@ -21,6 +21,9 @@ def _run(app: Callable[..., object]) -> int:
     try:
         code = app(prog_name="specsim", standalone_mode=False)
     except Exception as error:
+        if type(error).__name__ == "Abort":  # Ctrl-C or Ctrl-D at a question
+            sys.stderr.write("\n")
+            return 130
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError" and hasattr(error, "show"):

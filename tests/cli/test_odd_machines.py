@@ -1,5 +1,6 @@
 """Machines on which something that nearly all have is missing: a stream, a folder, room."""
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -162,3 +163,22 @@ def test_a_folder_that_is_a_link_to_a_disk_that_is_not_there(
     code, out, error = cli("run", experiment, "--out", name)
     assert (code, out, error.count("\n")) == (2, "", 1)
     assert f"{name}: cannot be written: results is a link to missing, which is not there;" in error
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs setsid --ctty")
+@pytest.mark.parametrize("key", [b"\x03", b"\x04"])  # Ctrl-C, Ctrl-D
+def test_who_leaves_at_a_question_is_let_go(tmp_path: Path, key: bytes) -> None:
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-m", "specsim", "init", "my.yaml"]
+    with subprocess.Popen(
+        ["setsid", "--ctty", *command],
+        cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        said = process.stdout.read(1)
+        os.write(ours, key)
+        said += process.stdout.read()
+    os.close(ours)
+    os.close(theirs)
+    assert (process.returncode, b"Traceback" in said) == (130, False), said
+    assert not list(tmp_path.iterdir())
