@@ -1,5 +1,6 @@
 """Entry point: ``specsim`` and ``python -m specsim``."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -8,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from specsim.core.errors import SpecsimError
+from specsim.core.surroundings import ENDS, WORKING_FOLDER_GONE, working_folder
 from specsim.core.version import foreign
 
 _ANYWHERE = ("--debug", "--force", "--large")
@@ -19,6 +21,9 @@ def _run(app: Callable[..., object]) -> int:
     try:
         code = app(prog_name="specsim", standalone_mode=False)
     except Exception as error:
+        if type(error).__name__ == "Abort":  # Ctrl-C or Ctrl-D at a question
+            sys.stderr.write("\n")
+            return 130
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError" and hasattr(error, "show"):
@@ -47,10 +52,22 @@ def _end(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
+def _open_closed_streams() -> None:
+    """Let standard streams that are closed (`>&-`) lead nowhere.
+
+    In this order, in which they get back their numbers, that files opened later would get.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
-    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
+    _open_closed_streams()
+    for number in ENDS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
+            signal.signal(number, _end)
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in _ANYWHERE)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
@@ -88,6 +105,8 @@ def _explained(error: Exception) -> str | None:
         return "a value is nested too deeply; make it flatter"
     if isinstance(error, MemoryError):
         return f"out of memory: {error}; simulate fewer requests at a time"
+    if isinstance(error, FileNotFoundError) and not error.filename and working_folder() is None:
+        return WORKING_FOLDER_GONE
     if isinstance(error, OSError):  # of files the commands say more; this is standard output
         return f"{error.filename or 'output'}: {error.strerror or error}"
     return _explained_value(error)

@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 from typing import IO, Any, BinaryIO, ClassVar, cast
 
 from specsim.core.errors import ConfigError
+from specsim.core.surroundings import WORKING_FOLDER_GONE, is_on, working_folder
 from specsim.core.version import __version__
 
 MARK = "specsim_version"
@@ -200,7 +201,7 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
             temporary.replace(target)
             _Inputs.own.add(target)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             with suppress(OSError):  # it has become `path`, or was never made
@@ -210,9 +211,26 @@ def new_file(path: Path, *, is_own: bool = False) -> Iterator[Path]:
                 folder.rmdir()
 
 
+def _unwritable(path: Path, error: OSError) -> ConfigError:
+    """Return the error of a file or folder, by the name that its user gave it."""
+    shown = Path(*(part for part in path.parts if not _UNFINISHED.fullmatch(part)))
+    why = error.strerror or str(error)
+    if not path.is_absolute() and working_folder() is None:
+        why = WORKING_FOLDER_GONE
+    return ConfigError(f"{shown}: cannot be written: {why}")
+
+
 def check_folder(path: Path, *, file: Path | None = None) -> None:
-    """Raise a ConfigError if a folder, of a file, cannot be there: it or one above it is a file."""
+    """Raise a ConfigError if a folder, of a file, cannot be there.
+
+    It or one above it is a file, or it is a link to what is not there, such as a disk.
+    """
     for place in (path, *path.parents):
+        if file is None and place.is_symlink() and not place.exists():
+            raise ConfigError(
+                f"{path}: cannot be written: {place} is a link to {os.readlink(place)}, which is "
+                "not there; make it, or name another folder"
+            )
         if place.exists() and not place.is_dir():
             if file is None and place == path:
                 raise ConfigError(f"{path}: is a file; name a folder")
@@ -247,7 +265,7 @@ def new_folder(path: Path, replaced: Iterable[str] = ()) -> Iterator[Path]:
             yield temporary
             _move(temporary, path, replaced)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise _unwritable(path, error) from error
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -312,7 +330,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _is_forced(path: Path) -> bool:
-    return bool(os.environ.get(FORCES)) and not path.is_dir()
+    return is_on(FORCES) and not path.is_dir()
 
 
 @contextmanager

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from specsim.core.machine_code import IS_COMPILER, Source, loaded
+from specsim.core.surroundings import is_on
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
 _UNDIVIDED = ctypes.PYFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -341,7 +342,7 @@ def as_records(value: Any) -> Any:
 @cache
 def address_of(loop: Loop) -> int | None:
     """Return where the machine code of a loop lies in this process; None if there is none."""
-    if os.environ.get("NUMBA_DISABLE_JIT", "0") not in ("", "0"):
+    if is_on("NUMBA_DISABLE_JIT"):
         return None
     loops = {symbol(each): each for each in loops_of(loop.module)}
     found = loops.get(symbol(loop))

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
@@ -200,19 +201,18 @@ def _linked(code: bytes, names: list[str]) -> bytes | None:
     linker = which("ld") or which("ld.lld")
     if linker is None or sys.platform != "linux":
         return None
-    with TemporaryDirectory(prefix="specsim-") as folder:
+    # An OSError, too, if there is no folder for temporary files, or no room there.
+    with suppress(OSError, AttributeError), TemporaryDirectory(prefix="specsim-") as folder:
         made, linked = Path(folder, "loops.o"), Path(folder, "loops.so")
         made.write_bytes(code)
         command = [linker, "-shared", "-o", str(linked), str(made)]
         if subprocess.run(command, capture_output=True, check=False).returncode:
             return None
-        try:
-            library = ctypes.CDLL(str(linked))
-            for name in names:
-                _ = library[name]
-        except (OSError, AttributeError):
-            return None
+        library = ctypes.CDLL(str(linked))
+        for name in names:
+            _ = library[name]
         return linked.read_bytes()
+    return None
 
 
 def _lowered(loop: Loop) -> Any:

@@ -32,6 +32,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError, core_schema
 from specsim.core.blame import fault, is_shipped_class
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.settings import Settings, as_flow, from_short_form, nearest, said_again, validated
+from specsim.core.surroundings import working_folder
 
 M = TypeVar("M", bound="Member")
 
@@ -374,7 +375,8 @@ def _load(path: str) -> object:
     found = _loaded_module(path, Path(module))
     if not hasattr(found, attribute):
         names = [each.__name__ for each in _classes_of(found)]
-        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {nearest(attribute, names)}")
+        hint = nearest(attribute, names) if names else "it defines no class"
+        raise ConfigError(f"cannot load '{path}': no '{attribute}'; {hint}")
     return getattr(found, attribute)
 
 
@@ -384,7 +386,7 @@ def _loaded_module(path: str, place: Path) -> ModuleType:
         return _module_at(place)
     except ModuleNotFoundError as error:
         is_it = error.name == str(place)
-        where = f" in {Path.cwd()}, nor among what is installed" if is_it else ""
+        where = f" in {working_folder()}, nor among what is installed" if is_it else ""
         raise ConfigError(f"cannot load '{path}': {error}{where}") from error
     except ImportError as error:
         raise ConfigError(f"cannot load '{path}': {error}") from error
@@ -417,12 +419,14 @@ def _module_at(place: Path) -> ModuleType:
         raise ConfigError(f"there is no file {place}")
     if is_file and not name.isidentifier():
         raise ConfigError(f"{place}: is no name of a module; rename it to letters, digits and _")
-    folder = str(place.parent.resolve() if is_file else Path.cwd())
-    if folder not in sys.path:
-        sys.path.append(folder)  # where worker processes look for it, too
+    folder = place.parent.resolve() if is_file else working_folder()
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # where worker processes look for it, too
     module = sys.modules.get(name) or _program_named(name) or import_module(name)
-    if is_file and not place.samefile(found := module.__file__ or ""):
-        raise ConfigError(f"{place}: Python takes '{name}' to be {found}; rename the file")
+    found = getattr(module, "__file__", None)
+    if is_file and not (found and place.samefile(found)):
+        taken = found or "a part of Python itself"
+        raise ConfigError(f"{place}: Python takes '{name}' to be {taken}; rename the file")
     return module
 
 

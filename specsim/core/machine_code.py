@@ -22,6 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from specsim.core.surroundings import working_folder
+
 CACHE_VARIABLE = "SPECSIM_CACHE_DIR"
 """Environment variable: the folder for compiled code, in place of ``~/.cache/specsim``."""
 
@@ -93,12 +95,15 @@ def _linked(code: bytes, names: list[str]) -> dict[str, int]:
 
 
 def _from_library(code: bytes) -> Callable[[str], int]:
-    file = os.memfd_create("specsim")
+    file = None
     try:
-        os.write(file, code)
+        file = os.memfd_create("specsim")
+        with open(file, "wb", closefd=False) as stream:  # all of it, or the linker would crash
+            stream.write(code)
         library = ctypes.CDLL(f"/proc/self/fd/{file}")
     except OSError as error:
-        os.close(file)
+        if file is not None:
+            os.close(file)
         raise UnusableError(f"the compiled code cannot be loaded ({error})") from error
     # The file stays open: another one under its number would be taken for this library.
     return lambda name: ctypes.cast(library[name], ctypes.c_void_p).value or 0
@@ -156,16 +161,28 @@ def _code(source: Source, path: Path | None, useless: bytes | None) -> bytes:
 
 def cache_folder() -> Path | None:
     """Return the folder that holds compiled code; None if no folder can be written to."""
-    named = os.environ.get(CACHE_VARIABLE)
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    private = Path(gettempdir()) / f"specsim-{getattr(os, 'getuid', int)()}"
-    for folder in [Path(named)] if named else [Path(home) / "specsim", private]:
+    for folder in _cache_folders():
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Machine code is run as it is found, so the folder must be nobody else's.
             if os.access(folder, os.W_OK) and _is_ours(folder):
                 return folder
     return None
+
+
+def _cache_folders() -> Iterator[Path]:
+    """Yield where compiled code may be kept, best first."""
+    if named := os.environ.get(CACHE_VARIABLE):
+        yield Path(named)
+        return
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    if os.path.isabs(home):  # an account without a home has "~" there
+        yield Path(home, "specsim")
+    try:
+        shared = gettempdir()
+    except OSError:  # there is no folder for temporary files
+        return
+    yield Path(shared, f"specsim-{getattr(os, 'getuid', int)()}")
 
 
 def _is_ours(folder: Path) -> bool:
@@ -267,7 +284,9 @@ def _compiled(source: Source, whom_for: str) -> bytes:
     print(f"{text} ...", end="" if is_terminal else "\n", file=sys.stderr, flush=True)
     environment = {**os.environ, IS_COMPILER: "1", "NUMBA_DISABLE_JIT": "0"}
     environment["NUMBA_DISABLE_ERROR_MESSAGE_HIGHLIGHTING"] = "1"  # it makes and drops thousands
-    environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment["PYTHONPATH"] = os.pathsep.join(
+        path or str(working_folder() or "") for path in sys.path
+    )
     try:
         process = subprocess.Popen(
             command(source.module), stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment

@@ -28,12 +28,14 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError
 from specsim.core.runner import Job
+from specsim.core.surroundings import ENDS, OF_TERMINAL, WORKING_FOLDER_GONE, working_folder
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _workers: list[int] = []  # in a process that runs parcels, not empty
 _imported_in = os.getpid()
+_serverless: list[OSError] = []  # why no server can be started that forks workers, if none can
 _program_seen = Lock()  # by one thread at a time: another may have hidden it
 
 
@@ -225,14 +227,16 @@ def warm_up(workers: int) -> None:
 
 
 def _start_server() -> None:
-    """Start what forks workers; Ctrl-C, which a terminal sends to all processes, is not for it."""
+    """Start what forks workers; what a terminal sends to all processes is not for it."""
     if _context().get_start_method() != "forkserver":
         return
-    before = _handlers(signal.SIGINT)
+    before = _handlers(*OF_TERMINAL)
     for number in before:
         signal.signal(number, signal.SIG_IGN)  # which it inherits
     try:
         forkserver.ensure_running()
+    except OSError as error:  # its socket has no place: no folder for it, or too long a path
+        _serverless.append(error)
     finally:
         for number, own in before.items():
             signal.signal(number, own)
@@ -249,9 +253,9 @@ def _handlers(*numbers: signal.Signals) -> dict[signal.Signals, Any]:
 
 @contextmanager
 def _ends_put_off() -> Iterator[None]:
-    """Let the block end before Ctrl-C or SIGTERM is heard, or a process half started complains."""
+    """Let the block end before Ctrl-C or the like is heard, or a process half started complains."""
     heard: list[int] = []
-    before = _handlers(signal.SIGINT, signal.SIGTERM)
+    before = _handlers(*ENDS)
     for number in before:
         signal.signal(number, lambda number, frame: heard.append(number))
     try:
@@ -263,20 +267,35 @@ def _ends_put_off() -> Iterator[None]:
         signal.raise_signal(heard[0])
 
 
+@contextmanager
+def _startable() -> Iterator[None]:
+    """Raise a ConfigError in place of what keeps processes from being started in the block."""
+    try:
+        yield
+    except OSError as error:
+        why = f"{error.strerror or error};"
+        if working_folder() is None:  # where each of them begins
+            why = f"{WORKING_FOLDER_GONE}, or"
+        raise ConfigError(f"other processes cannot be started: {why} use workers=1") from error
+
+
 class _Pool(ProcessPoolExecutor):
-    """A pool whose processes end with the program, or when Ctrl-C or SIGTERM comes."""
+    """A pool whose processes end with the program, or when Ctrl-C or the like comes."""
 
     def __init__(self, workers: int) -> None:
         check_may_start()
         _start_server()
         context = _context()
-        end, self._hold = context.Pipe(duplex=False)
-        super().__init__(workers, mp_context=context, initializer=_end_with_parent, initargs=(end,))
+        with _startable():
+            end, self._hold = context.Pipe(duplex=False)
+            super().__init__(
+                workers, mp_context=context, initializer=_end_with_parent, initargs=(end,)
+            )
 
     def start(self, job: Job[T, R], task: T) -> "Future[R | Refused]":
         """Begin a task as soon as a process is free; a ConfigError if none could read it."""
         parcel = Parcel.of(job.run, task)
-        with unseen_program():
+        with unseen_program(), _startable():
             return self.submit(parcel.run)
 
     def __exit__(self, *error: Any) -> None:
@@ -289,7 +308,7 @@ class _Pool(ProcessPoolExecutor):
 def _context() -> BaseContext:
     # A process that was forked would ask the server of the one that it was forked from, in vain.
     is_forked = os.getpid() != _imported_in
-    if is_forked or "forkserver" not in multiprocessing.get_all_start_methods():
+    if is_forked or _serverless or "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["specsim.run.preload"])
@@ -299,7 +318,8 @@ def _context() -> BaseContext:
 def _end_with_parent(end: Connection) -> None:
     """Make this process exit as soon as the one that asked for it closes `end`, or was killed."""
     as_worker()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that one decides, and says what there is to say
+    for number in OF_TERMINAL:  # that one decides, and says what there is to say
+        signal.signal(number, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
     sentinel = parent.sentinel

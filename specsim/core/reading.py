@@ -101,7 +101,7 @@ def read_text(path: Path) -> str:
         with gzip.open(path, "rt", encoding="utf-8-sig") as file:
             text = file.read(MAX_TEXT_BYTES + 1)
     except UnicodeDecodeError as problem:
-        raise UnreadableError("is not a UTF-8 text file") from problem
+        raise UnreadableError("is not a UTF-8 text file; save it in UTF-8") from problem
     except (gzip.BadGzipFile, EOFError, zlib.error) as problem:
         raise UnreadableError("is not gzip, or not all of it; compress it anew") from problem
     if len(text) > MAX_TEXT_BYTES:
@@ -225,7 +225,7 @@ def parse_json(text: str | bytes, *, is_line: bool = False) -> Any:
         place = "" if is_line else f"line {problem.lineno}: "
         raise UnreadableError(f"{place}not JSON: {problem.msg}") from problem
     except UnicodeDecodeError as problem:
-        raise UnreadableError("is not a UTF-8 text") from problem
+        raise UnreadableError("is not a UTF-8 text; save it in UTF-8") from problem
     except UnicodeEncodeError as problem:
         raise UnreadableError(f"not JSON: {_HALF}") from problem
     except RecursionError as problem:

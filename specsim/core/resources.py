@@ -10,6 +10,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from specsim.core.surroundings import working_folder
+
 _PATH_FIELDS = ("path", "corpus")  # fields of settings that name a file or a folder
 _FILE_SUFFIXES = {"profile": (".yaml", ".yml"), "model": (".json",), "gpu": (".yaml", ".yml")}
 """Fields that name a file if their value ends like this, and else something shipped."""
@@ -20,7 +22,10 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def _roots(folder: str) -> list[Path]:
-    candidates = [Path.cwd() / folder, _PACKAGE.parent / folder, _PACKAGE / "_shipped" / folder]
+    here = working_folder()
+    candidates = [_PACKAGE.parent / folder, _PACKAGE / "_shipped" / folder]
+    if here is not None:
+        candidates.insert(0, here / folder)
     return [root for root in dict.fromkeys(candidates) if root.is_dir()]
 
 
@@ -85,5 +90,5 @@ def _class_beside(module: str, folder: Path) -> str:
 
 
 def _beside(path: str, folder: Path) -> str:
-    is_elsewhere = folder.resolve() != Path.cwd()
+    is_elsewhere = folder.resolve() != working_folder()
     return str(folder / path) if path and is_elsewhere and os.path.exists(folder / path) else path

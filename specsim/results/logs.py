@@ -33,7 +33,7 @@ class ArrayFile:
             self.write(rows)
         except OSError as error:
             raise ConfigError(
-                f"{tempfile.gettempdir()}: {self._what} not fit there: "
+                f"{tempfile.tempdir or 'temporary files'}: {self._what} not fit there: "
                 f"{error.strerror or error}; set TMPDIR to another folder, or leave them out "
                 f"({self._option})"
             ) from error
@@ -47,6 +47,15 @@ class ArrayFile:
         self._size += len(left)
         while left:  # an unbuffered file may take less than all
             left = left[self._file.write(left) :]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled and copied: a file of its own with the same in it."""
+        return {**vars(self), "_file": self.read(0, np.dtype(np.uint8), self._size)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _file=None, _size=0)
+        if len(state["_file"]):
+            self.append(state["_file"])
 
     def read(self, start: int, kind: np.dtype[Any], count: int) -> NDArray[Any]:
         """Return so many elements from some byte on."""

@@ -144,6 +144,17 @@ class ReplicaRecords:
         """Structured, `GAP_FIELDS`: as they were handed over, for they may be many."""
         return tuple(self._gaps)
 
+    def __eq__(self, other: object) -> bool:
+        """Return whether another has recorded the same but for steps, bit by bit."""
+        return isinstance(other, ReplicaRecords) and self._bits() == other._bits()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _bits(self) -> list[bytes]:
+        whole = (self.totals, self.outcomes, self.requests, self.seconds)
+        gaps = b"".join(chunk.tobytes() for chunk in self.gap_chunks)
+        return [*(each.tobytes() for each in whole), gaps]
+
     def share(self) -> Share:
         steps = self.steps if self.keeps_steps else None
         gaps, seconds = self.gap_chunks, self.seconds

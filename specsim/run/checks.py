@@ -1,11 +1,11 @@
 """Checks: what is refused before a run begins, parts that do not fit together and unusual sizes."""
 
-import os
 from math import inf
 from typing import TYPE_CHECKING
 
 from specsim.acceptance import Acceptance, model_of
 from specsim.core.errors import ConfigError
+from specsim.core.surroundings import is_on
 from specsim.engine.config import EngineConfig
 from specsim.policies import KnowsModel, Policy
 from specsim.proposers import Proposer
@@ -114,7 +114,7 @@ def check_size(experiment: "Experiment") -> None:
     Traces are as long as their files, and are not counted.
     """
     is_recorded = isinstance(experiment.workload.arrivals, TraceReplay)
-    if os.environ.get(ALLOWS_LARGE) or (is_recorded and experiment.num_engines <= _MOST_REPLICAS):
+    if is_on(ALLOWS_LARGE) or (is_recorded and experiment.num_engines <= _MOST_REPLICAS):
         return
     requests, tokens = experiment.workload.expected_requests, experiment.workload.expected_tokens
     replicas = experiment.num_engines
@@ -131,7 +131,7 @@ def check_size(experiment: "Experiment") -> None:
 
 def most_looks() -> float:
     """Return how often an autoscaler may look at the replicas of a run."""
-    return inf if os.environ.get(ALLOWS_LARGE) else MOST_LOOKS
+    return inf if is_on(ALLOWS_LARGE) else MOST_LOOKS
 
 
 def estimated_seconds(experiment: "Experiment") -> float:

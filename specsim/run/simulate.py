@@ -29,18 +29,21 @@ from specsim.workload.trace import TraceRequests
 
 @dataclass(frozen=True)
 class Run:
-    """What came of an experiment: its tables, and what they were recorded from."""
+    """What came of an experiment: its tables, and what they were recorded from.
+
+    Two are equal if the experiment is, and what replicas recorded, whether or not steps were kept.
+    """
 
     experiment: Experiment
-    deployment: Deployment = field(repr=False)  # with its step times, pages of them
-    requests: Sequence[Request] = field(repr=False)
+    deployment: Deployment = field(repr=False, compare=False)  # with its step times, pages of them
+    requests: Sequence[Request] = field(repr=False, compare=False)
     replicas: list[ReplicaRecords] = field(repr=False)
-    deliveries: EveryDelivery | None = field(default=None, repr=False)
-    scalings: dict[str | None, Scaling] = field(default_factory=dict, repr=False)
+    deliveries: EveryDelivery | None = field(default=None, repr=False, compare=False)
+    scalings: dict[str | None, Scaling] = field(default_factory=dict, repr=False, compare=False)
     """What each autoscaler has made of it, by pool; by None without pools."""
-    offload: Offload | None = field(default=None, repr=False)
+    offload: Offload | None = field(default=None, repr=False, compare=False)
     """What was loaded from host memory and disk."""
-    pools: PoolSystem | None = field(default=None, repr=False)
+    pools: PoolSystem | None = field(default=None, repr=False, compare=False)
     """Where requests were prefilled, and how their KV entries were transferred."""
 
 

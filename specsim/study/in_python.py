@@ -66,4 +66,5 @@ def in_python(
             raise
 
     vars(told)["__signature__"] = whole
+    told.__module__ = "specsim.api"  # where other processes find it
     return told

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -692,8 +693,9 @@ def test_answers_of_one_token_have_no_time_between_tokens(
 
 
 @pytest.mark.slow
-def test_sigterm_ends_all_processes_silently_and_leaves_nothing(
-    experiment: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_end_from_outside_leaves_no_process_no_file_and_no_word(
+    experiment: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:
     path = experiment()
     words = ("compare", str(path), "--policies", "off", "static:k=1", "--replications", "10000")
@@ -704,7 +706,7 @@ def test_sigterm_ends_all_processes_silently_and_leaves_nothing(
         while list(tmp_path.iterdir()) == [path] and process.poll() is None:
             time.sleep(0.05)
         time.sleep(2)  # in the middle of it
-        process.terminate()
+        process.send_signal(number)
         said = process.communicate(timeout=30)
-    assert (process.returncode, *said) == (143, "", "")
+    assert (process.returncode, *said) == (128 + number, "", "")
     assert list(tmp_path.iterdir()) == [path]

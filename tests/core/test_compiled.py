@@ -206,6 +206,14 @@ def test_a_cache_that_cannot_be_written_costs_time_only(
     assert not list((room / "cache").glob("*.code"))
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="code is a library on Linux")
+def test_where_no_file_may_be_as_large_as_the_code_python_does_it(filled: Path) -> None:
+    before = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+    out, errors = finished(start(filled, before, PYTHONDONTWRITEBYTECODE="1"))
+    assert out == RESULTS
+    assert all(line.startswith("specsim: ") for line in errors)
+
+
 def test_without_a_home_code_is_kept_in_the_temporary_folder(
     room: Path, code: tuple[str, bytes]
 ) -> None:

@@ -75,6 +75,36 @@ def test_no_task_is_lost_if_a_process_dies_while_a_result_is_dealt_with() -> Non
     assert found == {**{number: number for number in range(8)}, 3: -3}
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="has no such socket")
+def test_a_temporary_folder_whose_path_is_too_long_for_a_socket(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import operator\n"
+        "from specsim.core.processes import LocalProcesses\n"
+        "from specsim.core.runner import Runner\n"
+        "if __name__ == '__main__':\n"
+        "    with Runner(LocalProcesses(2)) as runner:\n"
+        "        print(runner.run(operator.neg, [[1, 2]]))\n"
+    )
+    (folder := tmp_path / ("long" * 30)).mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    command = [sys.executable, script]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[[-1, -2]]\n", "")
+
+
+def test_processes_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*words: object, **others: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(processes.ProcessPoolExecutor, "submit", full)
+    with (
+        Runner(LocalProcesses(2)) as runner,
+        pytest.raises(ConfigError, match="cannot be started: Too many open files; use workers=1"),
+    ):
+        runner.run(squared, [[1, 2]])
+
+
 @pytest.mark.parametrize("moment", ["while the server imports", "while a task is under way"])
 def test_ctrl_c_ends_all_processes_at_once_and_silently(moment: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"  # a file, for workers import the function by its name

@@ -1,7 +1,9 @@
 """What is kept of a run: percentiles of counted values, steps on disk, files that are left out."""
 
 import json
+import pickle
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +107,28 @@ def test_steps_come_back_in_order_from_memory_and_from_disk(limit: int, tmp_path
     provenance = {"config_hash": "x", "seed": 0, "specsim_version": "1"}
     write_steps(log, provenance, tmp_path / "steps.parquet")
     assert load_steps(tmp_path)["replica"].tolist() == [0] * 31 + [1] + [2] * 31
+
+
+@pytest.mark.parametrize("duplicated", [deepcopy, lambda log: pickle.loads(pickle.dumps(log))])
+def test_a_copy_of_steps_on_disk_has_a_file_of_its_own(
+    duplicated: Callable[[StepLog], StepLog],
+) -> None:
+    log = StepLog(1, max_in_memory=2)
+    log.add(0, steps(7))
+    copy = duplicated(log)
+    copy.add(0, steps(4, 7.0))
+    log.add(0, steps(3, 9.0))
+    assert np.array_equal(copy.of_replica(0), np.concatenate([steps(7), steps(4, 7.0)]))
+    assert np.array_equal(log.of_replica(0), np.concatenate([steps(7), steps(3, 9.0)]))
+
+
+def test_runs_are_equal_if_they_recorded_the_same(tiny: Callable[..., Experiment]) -> None:
+    run = simulate(tiny())
+    again = simulate(tiny(), keeps_steps=False, keeps_deliveries=True)
+    assert (run, Summary(run)) == (again, Summary(again))
+    assert run == pickle.loads(pickle.dumps(run))
+    assert run != simulate(tiny(seed=1))
+    assert run != simulate(tiny(), requests=run.requests[:29])
 
 
 def test_long_tables_are_written_in_row_groups(

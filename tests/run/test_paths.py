@@ -184,6 +184,21 @@ def test_of_two_files_of_one_name_none_is_taken_for_the_other(lab: Path) -> None
         Experiment.parse(tiny_config(policy="of_two.py:Two"), "here")
 
 
+@pytest.mark.parametrize(
+    ("policy", "why"),
+    [
+        ("sys.py:Two", "sys.py: Python takes 'sys' to be a part of Python itself; rename the file"),
+        ("sys:Two", "cannot load 'sys:Two': no 'Two'; it defines no class"),
+    ],
+)
+def test_a_file_that_is_called_as_a_module_of_python_itself(
+    lab: Path, policy: str, why: str
+) -> None:
+    Path("sys.py").write_text(CLASS)
+    with pytest.raises(ConfigError, match=why):
+        Experiment.parse(tiny_config(policy=policy), "here")
+
+
 def test_a_script_that_names_its_own_class_runs_once(lab: Path) -> None:
     script = lab / "own_class.py"
     script.write_text(

@@ -1,6 +1,7 @@
 """Studies called from Python: what is wrong is said of arguments, not of options of a command."""
 
 import json
+import pickle
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
@@ -130,3 +131,10 @@ def test_what_is_no_experiment_says_how_to_get_one(given: Any) -> None:
             SpecsimError, match=r"should be an Experiment; Experiment\.load\(PATH\)"
         ):
             call()
+
+
+@pytest.mark.parametrize(
+    "function", [capacity, compare, gate, parse_policies, plan, simulate, sweep, tune]
+)
+def test_processes_of_the_user_find_each_function(function: Callable[..., object]) -> None:
+    assert pickle.loads(pickle.dumps(function)) is function

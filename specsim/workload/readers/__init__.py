@@ -29,6 +29,7 @@ from specsim.core.reading import (
     short,
 )
 from specsim.core.resources import locate
+from specsim.core.surroundings import working_folder
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
@@ -375,7 +376,7 @@ def read_named(path: Path, field: str) -> Trace:
     if not locate(path).exists():
         raise TraceError(
             f"{field} = {path}: there is no such file, neither beside the experiment nor in "
-            f"{Path.cwd()}; correct the path"
+            f"{working_folder()}; correct the path"
         )
     kept, trace = _facts(path), read_trace(path)
     kept[:] = [FileFacts.of(trace)]
