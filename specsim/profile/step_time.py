@@ -63,16 +63,17 @@ def overhead_time(costs: Any, num_requests: int) -> float:
 
 
 @inner
-def with_overhead(costs: Any, gpu_time: Any, num_requests: int) -> Any:
-    """Return what a step takes whose forward passes take so long, seconds.
+def with_overhead(costs: Any, target_time: Any, added: Any, num_requests: int) -> Any:
+    """Return what a step takes for which the GPU takes so long, and for its drafts, seconds.
 
-    Under asynchronous scheduling, the longer of these and the engine's own time, which passes while
-    the step before is on the GPU (vLLM 0.11 ``v1/engine/core.py step_with_batch_queue``).
+    Under asynchronous scheduling, the longer of that and the engine's own time, which passes while
+    the step before is on the GPU (vLLM 0.32.0 ``v1/engine/core.py step_with_batch_queue``).
     """
     own = overhead_time(costs, num_requests)
     if costs[HIDES_OVERHEAD]:
-        return gpu_time + (own - gpu_time) * (own > gpu_time)
-    return gpu_time + own
+        on_gpu = target_time + added
+        return on_gpu + (own - on_gpu) * (own > on_gpu)
+    return target_time + own + added
 
 
 @inner
@@ -141,17 +142,14 @@ def step_time(
     costs: Any, drafter: Any, pass_time: PassTime, made: DraftLoad, rows: Any, target_time: Any
 ) -> Any:
     """Return what a step takes altogether, seconds; see `draft_time`."""
-    total = with_overhead(costs, target_time, made.num_requests)
+    added: Any = 0.0
     if costs[HAS_DRAFTER]:
         if costs[OVERLAPS]:  # it has the entries of its own drafts already
             tokens = made.num_requests + made.prefill_tokens
             made = DraftLoad(made[0], tokens, made[2], made[3], made[4], made[5])
         time = draft_time(costs, drafter, pass_time, made, rows, target_time)
         added = added_time(costs, time, target_time)
-        if costs[HIDES_OVERHEAD]:
-            return with_overhead(costs, target_time + added, made.num_requests)
-        total = total + added
-    return total
+    return with_overhead(costs, target_time, added, made.num_requests)
 
 
 class Pricing(NamedTuple):
@@ -201,9 +199,9 @@ def priced_plain(pricing: Pricing, batched_tokens: int) -> float:
     if pricing.asked[0]:
         return _answered(pricing, batched_tokens, 1, 1)
     load = pricing.load
-    time: float = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
-    with_own: float = with_overhead(pricing.costs, time, load[2])
-    return with_own
+    target_time = forward_time(pricing.target, load[0], batched_tokens, load[2], load[3])
+    time: float = with_overhead(pricing.costs, target_time, 0.0, load[2])
+    return time
 
 
 @inner
