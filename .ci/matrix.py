@@ -22,6 +22,7 @@ from venv import create
 
 ROOT = Path(__file__).resolve().parents[1]
 NEEDED_BY_TESTS = ("tests", "experiments", "Makefile", "pyproject.toml", ".ci/fast-tests")
+LONGEST = 1200  # seconds of one command; a test that waits for ever says where before that
 EXTRAS = ("--extra", "plots", "--extra", "serve")
 EXPERIMENT = """
 workload:
@@ -72,9 +73,13 @@ class Environment(NamedTuple):
         variables["PATH"] = f"{self.bin}:{variables['PATH']}"
         variables["SPECSIM_CACHE_DIR"] = str(self.folder / "cache")  # each compiles for itself
         words = [str(word) for word in command]
-        done = subprocess.run(
-            words, cwd=self.folder, env=variables, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                words, cwd=self.folder, env=variables, capture_output=True, text=True, check=False,
+                timeout=LONGEST,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired as waited:
+            raise FailedError(f"{waited}") from waited
         if done.returncode != code:
             said = "\n".join((done.stdout + done.stderr).splitlines()[-60:])
             raise FailedError(f"`{' '.join(words)[:200]}` ended with {done.returncode}:\n{said}")

@@ -1,9 +1,11 @@
 """Machines on which something that nearly all have is missing: a stream, a folder, room."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -170,14 +172,20 @@ def test_a_folder_that_is_a_link_to_a_disk_that_is_not_there(
 def test_who_leaves_at_a_question_is_let_go(tmp_path: Path, key: bytes) -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "specsim", "init", "my.yaml"]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and & have it ignored
     with subprocess.Popen(
         ["setsid", "--ctty", *command],
         cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        bufsize=0,
     ) as process:  # fmt: skip
+        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         said = process.stdout.read(1)
-        os.write(ours, key)
-        said += process.stdout.read()
+        while process.poll() is None:
+            # Ctrl-C is not heard if it comes when Python has begun to read, and not yet waits.
+            os.write(ours, key)
+            with suppress(subprocess.TimeoutExpired):
+                said += process.communicate(timeout=5)[0]
     os.close(ours)
     os.close(theirs)
     assert (process.returncode, b"Traceback" in said) == (130, False), said
