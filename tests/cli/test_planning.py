@@ -218,7 +218,7 @@ def test_a_plan_may_be_written_again_but_replaces_nobody_s_file(
         ({"--traffic": "chta"}, "did you mean 'chat'?"),
         ({"--traffic": ""}, "--traffic '': is no kind of traffic and no file; choose from"),
         ({"--gpus": "h1000"}, "no GPU 'h1000'"),
-        ({"--gpus": "mi300x"}, "has no price"),
+        ({"--gpus": "gb300"}, "has no price"),
         ({"--gpus": "h100,h100"}, "given twice"),
         ({"--vllm": "vllm serve someone/Llama-9-8B"}, "did you mean"),
         ({"--vllm": "vllm serve Qwen/Qwen3-8B --enable-expert-parallel"}, "has no experts"),
@@ -282,9 +282,9 @@ def test_init_writes_the_profile_that_none_is_shipped_of(
 
 
 def test_init_needs_no_price(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    piped(monkeypatch, "vllm serve Qwen/Qwen3-8B\n\n\n\nmi300x\n")
+    piped(monkeypatch, "vllm serve Qwen/Qwen3-8B\n\n\n\ngb300\n")
     assert cli("init", "my.yaml")[0] == 0
-    assert load_profile(tmp_path / "my-profile.yaml").gpu == "mi300x"
+    assert "gb300/qwen3-8b" in (tmp_path / "my.yaml").read_text()
 
 
 @pytest.mark.parametrize(
