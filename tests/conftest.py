@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from specsim.__main__ import main
 from specsim.core.atomic import FORCES
 from specsim.core.step import StepLoad
+from specsim.core.surroundings import OF_TERMINAL
 from specsim.policies import ServerView
 from specsim.run.checks import ALLOWS_LARGE
 from specsim.run.experiment import Experiment
@@ -33,6 +35,9 @@ Run = Callable[..., tuple[int, str, str]]
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile loops before any test, those of all policies only if all tests are asked for."""
+    for number in OF_TERMINAL:
+        if signal.getsignal(number) == signal.SIG_IGN:  # by nohup or &; what tests start hears it
+            signal.signal(number, lambda number, frame: None)
     if not hasattr(session.config, "workerinput"):
         is_whole = session.config.args_source == pytest.Config.ArgsSource.TESTPATHS
         named = session.config.getoption("compile") or (() if is_whole else compile_first.ALWAYS)

@@ -1,7 +1,6 @@
 """Machines on which something that nearly all have is missing: a stream, a folder, room."""
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -172,13 +171,11 @@ def test_a_folder_that_is_a_link_to_a_disk_that_is_not_there(
 def test_who_leaves_at_a_question_is_let_go(tmp_path: Path, key: bytes) -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-m", "specsim", "init", "my.yaml"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # nohup and & have it ignored
     with subprocess.Popen(
         ["setsid", "--ctty", *command],
         cwd=tmp_path, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         bufsize=0,
     ) as process:  # fmt: skip
-        signal.signal(signal.SIGINT, before)
         assert process.stdout is not None
         said = process.stdout.read(1)
         while process.poll() is None:
