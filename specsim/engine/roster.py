@@ -155,8 +155,10 @@ class Roster(Sequence[VisibleReplica]):
 
     def catch_up(self, now: float) -> None:
         """Let all of them do what happens before an instant."""
-        for place in np.flatnonzero(self._column("next_at") < now).tolist():
-            self.replicas[place].advance(now)
+        next_at = self._column("next_at")
+        for place in np.flatnonzero(next_at < now).tolist():
+            if self._column("next_at")[place] < now:  # a rank before it may have taken it along
+                self.replicas[place].advance(now)
 
 
 MOST_ALIKE = 100_000

@@ -84,7 +84,8 @@ class RankBalancer(Router):
         if waiting.any():
             scores = scores + waiting * 6.0 * np.maximum(0.0, loads(replicas, "kv_use") - 0.5)
         first = next(memory) % len(replicas)
-        return int((np.argmin(np.roll(scores, -first)) + first) % len(replicas))
+        in_turn = np.concatenate((scores[first:], scores[:first]))
+        return (int(in_turn.argmin()) + first) % len(replicas)
 
 
 @final
