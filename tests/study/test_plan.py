@@ -37,12 +37,18 @@ from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
 from specsim.study.capacity.probe import LoadProbe
-from specsim.study.capacity.search import Answer, Asked, Bracket, refine
+from specsim.study.capacity.search import Answer, Asked, Bracket, explore, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, question_of
 from specsim.study.plan import plan as make_plan
 from specsim.study.plan.advice import Advice
-from specsim.study.plan.candidates import goal_of, later_policies, offered, with_replicas
+from specsim.study.plan.candidates import (
+    SHORT_REQUESTS,
+    goal_of,
+    later_policies,
+    offered,
+    with_replicas,
+)
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import save_plan
@@ -1140,6 +1146,28 @@ def test_runs_grow_until_they_fill_the_server_and_the_answer_is_enough(
     assert found.num_requests == length
     assert found.interval is not None
     assert found.interval.low < 10.3 < found.interval.high
+
+
+@pytest.mark.parametrize("held", [8, 400, 900, 1900])
+@pytest.mark.parametrize("capacity", [3.0, 10.0, 40.0])
+def test_short_runs_are_long_enough_for_a_server_that_holds_many(
+    held: int, capacity: float
+) -> None:
+    """By Little's law a server that holds n requests tells nothing in a run of less than 4 n."""
+    search = explore(10.0, goal_of(asked()), SHORT_REQUESTS)
+    wanted, found, lengths = next(search), None, []
+    while found is None:
+        lengths.append(wanted.num_requests)
+        own = round(held * wanted.load / capacity)
+        run = run_at(wanted.load, 1.0, 0.0, missed=float(wanted.load > capacity), held=own)
+        run = replace(run, is_too_short=wanted.num_requests < 4 * own)
+        try:
+            wanted = search.send(LoadProbe((run, run)))
+        except StopIteration as stop:
+            found = stop.value
+    assert found.bracket.sustained is not None
+    assert capacity / 1.11 <= found.bracket.sustained <= capacity
+    assert (max(lengths) == SHORT_REQUESTS) is (held <= 400)
 
 
 def test_loads_near_the_capacity_are_looked_at_in_runs_of_full_length() -> None:

@@ -79,9 +79,9 @@ class Contender:
         count = self.goal.num_requests
         if saturated is None:
             return explore(float(_START_CLIENTS), self.goal, count)
-        if self.goal.max_requests is not None:
+        if self.goal.max_requests is not None and not self.goal.is_rough:
             # A server that holds many requests at once takes long to be steady.
-            count = max(count, FILLS * max(run.most_running for run in saturated.runs))
+            count = max(count, FILLS * saturated.held)
         return explore(saturated.requests_per_second, self.goal, count)
 
 
@@ -228,8 +228,7 @@ def refined(
         assert before.rate is not None
         assert before.at_capacity is not None
         goal, enough = candidate.goal, partial(is_enough, candidate)
-        held = max(run.most_running for run in before.at_capacity.runs)
-        count = max(goal.num_requests, FILLS * held)
+        count = max(goal.num_requests, FILLS * before.at_capacity.held)
         searches.append(refine(before.rate, goal, count, enough))
     return _found(candidates, searches, runner)
 

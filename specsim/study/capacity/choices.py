@@ -98,6 +98,8 @@ class Goal:
     max_requests: int | None
     """Runs are made longer up to so many requests, until the answer stops moving; None keeps
     `num_requests` as it is."""
+    is_rough: bool = False
+    """Whether runs will do that are just long enough to show whether a backlog grows."""
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)
     """Of the capacity: where else latency and cost are looked at."""
     in_whole_replicas: bool = False

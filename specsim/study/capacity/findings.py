@@ -97,16 +97,14 @@ class Found:
     @property
     def is_limited_by_length(self) -> bool:
         """Whether the smallest load that was not sustained failed by too short a run alone."""
-        at_limit = self.beyond_capacity
-        if at_limit is None or at_limit.is_overloaded:
-            return False
-        return at_limit.is_too_short and at_limit.keeps_promises
+        return self.beyond_capacity is not None and self.beyond_capacity.is_undecided
 
     @property
     def is_unsettled(self) -> bool:
         """Whether runs were made longer, but not long enough for the answer to stop moving."""
         is_found = self.rate is not None and self.bracket.exceeded is not None
-        return is_found and self.goal.max_requests is not None and not self.answer.is_settled
+        may_grow = self.goal.max_requests is not None and not self.goal.is_rough
+        return is_found and may_grow and not self.answer.is_settled
 
     @property
     def binds(self) -> str | None:

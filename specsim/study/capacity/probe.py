@@ -104,6 +104,16 @@ class LoadProbe:
         waited_for = sorted(run.resource for run in runs)
         self.resource = max(waited_for, key=waited_for.count)  # in most runs
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether nothing is against the load but that runs were too short to be sure of it."""
+        return self.is_too_short and self.keeps_promises and not self.is_overloaded
+
+    @property
+    def held(self) -> int:
+        """Most requests that the server held at once, in any of the runs."""
+        return max(run.most_running for run in self.runs)
+
     def without(self, number: int) -> "LoadProbe":
         return LoadProbe(self.runs[:number] + self.runs[number + 1 :])
 

@@ -130,7 +130,7 @@ class _Stage:
         load = next(search)
         while True:
             if load not in self.probes:
-                self.probes[load] = yield Asked(load, self.num_requests)
+                self.probes[load] = yield from self._tried(load)
             try:
                 load = search.send(self.probes[load].is_sustained)
             except StopIteration as stop:
@@ -140,6 +140,15 @@ class _Stage:
         if low is not None and high is not None:
             self.interval = interval_between(self.probes[low], self.probes[high])
             self.answer = self.interval
+
+    def _tried(self, load: float) -> Generator[Asked, LoadProbe, LoadProbe]:
+        """Try a load, in longer runs if nothing is against it but that they end too soon."""
+        probe = yield Asked(load, self.num_requests)
+        longest = self.goal.max_requests or 0
+        while probe.is_undecided and self.num_requests < longest:
+            self.num_requests = min(longest, max(2 * self.num_requests, FILLS * probe.held))
+            probe = yield Asked(load, self.num_requests)
+        return probe
 
     def confirm(self) -> Steps:
         """Try loads just below the estimate until one is sustained, and narrow the bracket by them.
@@ -168,8 +177,7 @@ class _Stage:
     @property
     def is_long(self) -> bool:
         """Whether runs have so many requests that the server was full for most of them."""
-        held = max(run.most_running for probe in self.probes.values() for run in probe.runs)
-        return self.num_requests >= FILLS * held
+        return self.num_requests >= FILLS * max(probe.held for probe in self.probes.values())
 
     def is_settled(self, before: float) -> bool:
         """Whether the capacity is known well enough, and agrees with that of shorter runs."""
@@ -186,7 +194,7 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
     Begin at a load near saturation; `num_requests` is of the first runs, or of all if it is fixed.
     """
     stage = _Stage(goal, num_requests)
-    may_grow = num_requests * _LONGER <= (goal.max_requests or 0)
+    may_grow = not goal.is_rough and num_requests * _LONGER <= (goal.max_requests or 0)
     coarse = max(_COARSE, goal.tolerance) if may_grow else goal.tolerance
     yield from stage.search(start, coarse, _UP, _DOWN)
     if may_grow:
@@ -204,9 +212,9 @@ def refine(
         is_enough: Whether an interval is as narrow as it has to be: then runs that are long
             enough to fill the server grow no more.
     """
-    before = _Stage(goal, num_requests // _LONGER)
+    longest = goal.max_requests or num_requests
+    before = _Stage(goal, min(num_requests, longest // _LONGER) // _LONGER)
     before.bracket = Bracket(near, None)
-    longest = max(goal.max_requests or 0, num_requests)
     stage = yield from _lengthened(before, longest, is_enough)
     return (yield from _looked_below(stage, goal.num_requests))
 

@@ -201,6 +201,7 @@ def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
         replications=_REPLICATIONS,
         num_requests=REQUESTS,
         max_requests=LONGEST,
+        is_rough=False,
         shares=(1.0, 0.75, 0.5),
     )
     contenders = [plan.options[name].contender(goal) for name in chosen]

@@ -35,6 +35,7 @@ _LEAST_OUTSTANDING = {"kind": "least_outstanding"}
 _UNKNOWN = "YOUR-"  # begins what is to be replaced
 SCHEDULE = f"{_UNKNOWN}SCHEDULE"  # where the server has no such policy
 SHORT_REQUESTS = 2000  # of a run that tells which options are worth long ones
+_SHORT_AT_MOST = 8000  # of one on a server that holds so many at once that fewer show nothing
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
 
 
@@ -275,7 +276,8 @@ def goal_of(question: Question) -> Goal:
         target_rate=question.rate,
         replications=2,
         num_requests=SHORT_REQUESTS,
-        max_requests=None,
+        max_requests=_SHORT_AT_MOST,
+        is_rough=True,
         shares=(1.0,),
         in_whole_replicas=True,
         spare_replicas=question.spare_servers,
