@@ -299,11 +299,6 @@ def _speculation(scenario: Scenario) -> tuple[Policy, Proposer | None]:
     return policy, spec.proposer.model_copy(update={"disable_lookahead_block_hashes": is_legacy})
 
 
-def _timeless(max_draft_len: int) -> ServerView:
-    """Return a server of which no step takes any time."""
-    return ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
-
-
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     """Run a scenario, with all invariants checked or not, and return its log as it is recorded."""
     spec = scenario.engine.spec
@@ -327,9 +322,11 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     )
     luck = Luck(scenario.seed, _ACCEPTANCE)
     fates = _fates(scenario, requests, luck, max_draft_len)
+    # No step takes any time.
+    server = ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
     speculation = Speculation(
         policy=policy,
-        memory=policy.start(_timeless(max_draft_len)),
+        memory=policy.start(server),
         max_draft_len=max_draft_len,
         source=TableDrafts(fates, facts.starts) if proposer else None,
         proposer=proposer,

@@ -145,9 +145,6 @@ def _point(
     )
 
 
-_LOAD_FIELDS = {"rate": "workload.arrivals.rate", "concurrency": "workload.arrivals.concurrency"}
-
-
 def _metrics(probe: TriedLoad) -> dict[str, float]:
     """Return what was measured at a load, under the names of a summary."""
     cost = probe.compared_cost
@@ -197,7 +194,9 @@ def _load_capacity(folder: Path) -> Study:
         axes=[
             axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
             replace(choices, title="Speculation") if words else choices,
-            axis_of(LOAD, _LOAD_FIELDS[plan.drive], [figures(load) for load in loads], loads),
+            axis_of(
+                LOAD, f"workload.arrivals.{plan.drive}", [figures(load) for load in loads], loads
+            ),
         ],
         points=points,
         num_expected=len(points),
@@ -263,9 +262,6 @@ def _load_plan(path: Path) -> CapacityDocument:
     return plan
 
 
-_LOADS = {"requests/s": "workload.arrivals.rate", "clients": "workload.arrivals.concurrency"}
-
-
 class _TunedRuns(Settings):
     """The runs of one policy at one load, by replication."""
 
@@ -301,14 +297,31 @@ def _load_tuning(folder: Path) -> Study:
     hardware = single_axes(config)[HARDWARE]
     policies = list(dict.fromkeys(each.policy for each in tuning.runs))
     loads = sorted({each.load for each in tuning.runs})
-    places = [(policies.index(each.policy), loads.index(each.load)) for each in tuning.runs]
-    points = [
-        replace(point, number=number)
-        for number, point in enumerate(
-            point
-            for own, each in zip(places, tuning.runs, strict=True)
-            for point in _points(tuning, each, own)
+    field = {"requests/s": "rate", "clients": "concurrency"}[tuning.load_unit]
+    fleet = fleet_of(config, {"replicas": config.get("replicas", 1)})
+    tried = [
+        ((0, policies.index(each.policy), loads.index(each.load)), *one)
+        for each in tuning.runs
+        for one in enumerate(
+            zip(
+                tuning.seeds,
+                *(each.mean_e2el_ms, each.output_throughput, each.stability),
+                strict=True,
+            )
         )
+    ]
+    points = [
+        Point(
+            number=number,
+            places=places,
+            replication=replication,
+            seed=seed,
+            config_hash=tuning.config_hash,
+            metrics={"mean_e2el_ms": latency, "output_throughput": rate, **as_flags(stability)},
+            fleet=fleet.engines,
+            fleet_kind=fleet.kind,
+        )
+        for number, (places, replication, (seed, latency, rate, stability)) in enumerate(tried)
     ]
     return Study(
         kind="tuning",
@@ -316,7 +329,7 @@ def _load_tuning(folder: Path) -> Study:
         axes=[
             hardware,
             axis_of(POLICY, "policy", policies, [""] * len(policies)),
-            axis_of(LOAD, _LOADS[tuning.load_unit], [figures(load) for load in loads], loads),
+            axis_of(LOAD, f"workload.arrivals.{field}", [figures(load) for load in loads], loads),
         ],
         slo=slo_of(config),
         points=points,
@@ -336,26 +349,6 @@ def _answer_of(best: dict[str, Any] | None) -> str:
     if ranges is None:
         return f"k = {best['num_speculative_tokens']}"
     return "k = " + ", ".join(f"{k} in batches of {first} to {last}" for first, last, k in ranges)
-
-
-def _points(tuning: _TuningDocument, runs: _TunedRuns, own: tuple[int, int]) -> list[Point]:
-    fleet = fleet_of(tuning.config, {"replicas": tuning.config.get("replicas", 1)})
-    measured = zip(
-        tuning.seeds, runs.mean_e2el_ms, runs.output_throughput, runs.stability, strict=True
-    )
-    return [
-        Point(
-            number=0,
-            places=(0, *own),
-            replication=replication,
-            seed=seed,
-            config_hash=tuning.config_hash,
-            metrics={"mean_e2el_ms": latency, "output_throughput": rate, **as_flags(stability)},
-            fleet=fleet.engines,
-            fleet_kind=fleet.kind,
-        )
-        for replication, (seed, latency, rate, stability) in enumerate(measured)
-    ]
 
 
 _READERS: dict[str, Callable[[Path], Study]] = {

@@ -233,11 +233,9 @@ def _add(
 
 def _usable(question: Question, known: list[str], found: Offered) -> list[str]:
     """Return the drafters that the server has, as it is asked for; why the others are not tried."""
-    is_sglang = question.command.program == "sglang"
-    is_async, has_stages = (
-        question.command.engine.get("async_scheduling"),
-        question.command.stages > 1,
-    )
+    command = question.command
+    is_sglang, has_stages = command.program == "sglang", command.stages > 1
+    is_async = command.engine.get("async_scheduling")
     usable, keeps_none = [], load_model(question.model).mamba_dt_rank
     for method in known:
         why = None
