@@ -34,6 +34,7 @@ def trim(table: Table) -> bool:
                 sequence.is_undrafted, table.seen.is_undrafted[place] = 1, True
                 shown.num_undrafted += 1
                 table.totals[0].let_go += 1
+                table.state[0].has_left_out = 1
     return not has(asking.verify) or not shown.draft_tokens or _verify(table)
 
 
@@ -123,7 +124,7 @@ def learn(table: Table) -> bool:
     """Tell it what became of the drafts of a step."""
     if not has(table.asking.observe) or not table.steps[table.state[0].current].num_requests:
         return True
-    look_back(table)
+    _look_back(table)
     return not run(table.asking.observe)
 
 
@@ -180,7 +181,7 @@ def look(table: Table, is_verified: bool) -> None:
 
 
 @inner
-def look_back(table: Table) -> None:
+def _look_back(table: Table) -> None:
     """Gather what became of the drafts of the current step."""
     current, view = table.state[0].current, table.seen
     num, accepted_tokens = 0, 0

@@ -52,7 +52,7 @@ def charge_drafts(table: Table) -> None:
     """Charge for making the drafts that were asked for; an empty step makes none."""
     state = table.state[0]
     step = table.steps[state.current]
-    if table.limits[0].leaves_out:
+    if state.has_left_out:
         read_prefixes(table)
         _leave_out(table)
     if table.limits[0].overlaps:

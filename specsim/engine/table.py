@@ -486,6 +486,7 @@ class State(Protocol):
     num_ended: int  # rows in `ended`
     num_picked: int  # rows in `picks`
     num_empty: int  # steps in a row in which a policy that is loops was shown nobody
+    has_left_out: int  # whether the drafter has ever left out what the target read
     has_unflushed: int  # whether a request has ended since the last schedule
     in_flight: int  # steps that have been launched and have not come back
     current: int  # place in the ring of the step that the verbs are about
