@@ -317,10 +317,6 @@ class EngineConfig(Settings):
     def _is_apart(self, proposer: Proposer) -> bool:
         return proposer.has_own_pass and self.rules.keeps_blocks_apart
 
-    def _draft_slots(self, proposer: Proposer, max_draft_len: int) -> int:
-        is_apart = proposer.apart is not None or self._is_apart(proposer)
-        return 0 if is_apart else proposer.draft_slots(max_draft_len)
-
     def kv_layers(
         self, layers: Sequence[KVLayers], proposer: Proposer | None
     ) -> tuple[KVLayers, ...]:
@@ -553,8 +549,8 @@ class EngineConfig(Settings):
             "max_draft_len": max_draft_len,
             "lookahead_len": max_draft_len if is_v0 else lookahead_len,
             "draft_slots": 0
-            if is_v0 or not proposer
-            else self._draft_slots(proposer, max_draft_len),
+            if is_v0 or not proposer or proposer.apart is not None or self._is_apart(proposer)
+            else proposer.draft_slots(max_draft_len),
             "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0 and not overlaps,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
