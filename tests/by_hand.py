@@ -4,8 +4,7 @@ from typing import Any
 
 from specsim.core.compiled import as_records
 from specsim.engine.asking import look
-from specsim.engine.facts import Facts
-from specsim.engine.setup import Setup
+from specsim.engine.setup import Facts, Setup
 from specsim.engine.table import Table
 from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import one_group

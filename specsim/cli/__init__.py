@@ -15,7 +15,7 @@ from typer import Option
 
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
 from specsim.cli.measured_tables import validate
-from specsim.cli.numbers import with_numbers
+from specsim.cli.options import with_numbers
 from specsim.cli.planning import demo, init, plan
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, calibrate, observe, parity

@@ -1,6 +1,7 @@
 """Measured runs: ``validate``, and what ``profile fit`` does with tables of them, a row each."""
 
 import csv
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -195,7 +196,7 @@ def _validate_tables(
                 title = ", ".join(table.name for table in tables)
                 plot_predictions(found, folder / "report.png", title)
     show(*prediction_tables(errors))
-    for note, count in _counted(found).items():
+    for note, count in Counter(note for each in found for note in each.run.notes).items():
         typer.echo(f"note: {note} ({count:,} rows)")
     warn([f"left out: {run.place}: {run.missing[0]}" for run in skipped])
     if out is not None:
@@ -221,11 +222,6 @@ def _selected_rows(
             f"{skipped[0].place}: {skipped[0].missing[0]}; no row is left without such a gap"
         )
     return kept, skipped
-
-
-def _counted(found: list["Prediction"]) -> dict[str, int]:
-    notes = [note for each in found for note in each.run.notes]
-    return {note: notes.count(note) for note in dict.fromkeys(notes)}
 
 
 def _write_csv(found: list["Prediction"], path: Path) -> None:

@@ -34,6 +34,7 @@ def trim(table: Table) -> bool:
                 sequence.is_undrafted, table.seen.is_undrafted[place] = 1, True
                 shown.num_undrafted += 1
                 table.totals[0].let_go += 1
+                table.state[0].has_left_out = 1
     return not has(asking.verify) or not shown.draft_tokens or _verify(table)
 
 
@@ -120,10 +121,28 @@ def _stop(table: Table) -> bool:
 
 @inner
 def learn(table: Table) -> bool:
-    """Tell it what became of the drafts of a step."""
-    if not has(table.asking.observe) or not table.steps[table.state[0].current].num_requests:
+    """Show it what became of the drafts of a step, to learn from."""
+    current, view = table.state[0].current, table.seen
+    shown, step = view.step[0], table.steps[current]
+    if not has(table.asking.observe) or not step.num_requests:
         return True
-    look_back(table)
+    num, accepted_tokens = 0, 0
+    for place in range(step.num_requests):
+        entry = table.entries[current, place]
+        if entry.is_partial or table.sequences[entry.row].status == FINISHED:
+            continue
+        view.requests[num] = entry.request
+        view.draft_lens[num] = entry.verified_len
+        view.accepted_lens[num] = entry.accepted_len
+        accepted_tokens += entry.accepted_len
+        num += 1
+    shown.num_rows, shown.accepted_tokens = num, accepted_tokens
+    shown.output_tokens = accepted_tokens + num
+    shown.target_time, shown.draft_time = step.target_time, step.verified_draft_time
+    shown.overhead_time = step.overhead_time
+    if table.limits[0].depth > 1:  # while the step before was on the GPU
+        shown.overhead_time = max(step.overhead_time - step.target_time - step.draft_time, 0.0)
+    _show_step(table)
     return not run(table.asking.observe)
 
 
@@ -176,30 +195,6 @@ def look(table: Table, is_verified: bool) -> None:
     shown.num_rows, shown.num_decodes, shown.num_undrafted = size, decodes, undrafted
     shown.num_admitted, shown.draft_tokens = admitted, draft_tokens
     shown.next_context_tokens = known_tokens - decodes
-    _show_step(table)
-
-
-@inner
-def look_back(table: Table) -> None:
-    """Gather what became of the drafts of the current step."""
-    current, view = table.state[0].current, table.seen
-    num, accepted_tokens = 0, 0
-    for place in range(table.steps[current].num_requests):
-        entry = table.entries[current, place]
-        if entry.is_partial or table.sequences[entry.row].status == FINISHED:
-            continue
-        view.requests[num] = entry.request
-        view.draft_lens[num] = entry.verified_len
-        view.accepted_lens[num] = entry.accepted_len
-        accepted_tokens += entry.accepted_len
-        num += 1
-    shown, step = view.step[0], table.steps[current]
-    shown.num_rows, shown.accepted_tokens = num, accepted_tokens
-    shown.output_tokens = accepted_tokens + num
-    shown.target_time, shown.draft_time = step.target_time, step.verified_draft_time
-    shown.overhead_time = step.overhead_time
-    if table.limits[0].depth > 1:  # while the step before was on the GPU
-        shown.overhead_time = max(step.overhead_time - step.target_time - step.draft_time, 0.0)
     _show_step(table)
 
 

@@ -7,9 +7,8 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
-from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
-from specsim.engine.lora_config import LoraConfig
 from specsim.engine.setup import Setup
+from specsim.engine.table import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.transfer import OffloadConfig
 from specsim.engine.versions import (
     DEFAULT_VERSION,
@@ -34,6 +33,33 @@ from specsim.hardware.kv_groups import (
 )
 from specsim.profile.profile import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
+
+Adapters = Annotated[int, Field(gt=0, le=1 << 20)]
+
+
+class LoraConfig(Settings):
+    """LoRA adapters, under the names of vLLM 0.32.0 ``config/lora.py``."""
+
+    max_loras: Adapters = 1
+    """Adapters that a step may serve, and that the GPU holds; who is for another one waits."""
+    max_cpu_loras: Adapters | None = None
+    """Adapters that host memory holds; by default `max_loras`."""
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras = {self.max_cpu_loras} must be at least max_loras = "
+                f"{self.max_loras}: what the GPU holds, host memory does, too"
+            )
+        return self
+
+    @property
+    def limits(self) -> dict[str, int]:
+        """By the names of `specsim.engine.table.Limits`."""
+        held = self.max_cpu_loras or self.max_loras
+        return {"max_loras": self.max_loras, "max_cpu_loras": held}
+
 
 Count = Annotated[int, Field(gt=0, le=2**31)]
 Sequences = Annotated[int, Field(gt=0, le=1 << 20)]
@@ -291,10 +317,6 @@ class EngineConfig(Settings):
     def _is_apart(self, proposer: Proposer) -> bool:
         return proposer.has_own_pass and self.rules.keeps_blocks_apart
 
-    def _draft_slots(self, proposer: Proposer, max_draft_len: int) -> int:
-        is_apart = proposer.apart is not None or self._is_apart(proposer)
-        return 0 if is_apart else proposer.draft_slots(max_draft_len)
-
     def kv_layers(
         self, layers: Sequence[KVLayers], proposer: Proposer | None
     ) -> tuple[KVLayers, ...]:
@@ -527,8 +549,8 @@ class EngineConfig(Settings):
             "max_draft_len": max_draft_len,
             "lookahead_len": max_draft_len if is_v0 else lookahead_len,
             "draft_slots": 0
-            if is_v0 or not proposer
-            else self._draft_slots(proposer, max_draft_len),
+            if is_v0 or not proposer or proposer.apart is not None or self._is_apart(proposer)
+            else proposer.draft_slots(max_draft_len),
             "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0 and not overlaps,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }

@@ -5,8 +5,7 @@ others are asked in Python.
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.engine_limits import IDLE
-from specsim.engine.table import Table
+from specsim.engine.table import IDLE, Table
 from specsim.latency.form import composed_time, forward_time
 from specsim.profile.step_time import (
     BASIS,
@@ -53,7 +52,7 @@ def charge_drafts(table: Table) -> None:
     """Charge for making the drafts that were asked for; an empty step makes none."""
     state = table.state[0]
     step = table.steps[state.current]
-    if table.limits[0].leaves_out:
+    if state.has_left_out:
         read_prefixes(table)
         _leave_out(table)
     if table.limits[0].overlaps:

@@ -88,10 +88,5 @@ class Ledger:
         queue = np.concatenate([self.table.queue, np.zeros(size, dtype=np.int64)])
         self.replace(sequences=more, queue=queue)
         if self.table.limits["num_tiers"][0]:
-            doubled = {name: _doubled(getattr(self.table, name)) for name in ("offered", "places")}
-            self.replace(**doubled)
-
-
-def _doubled(rows: Any) -> Any:
-    """Return rows, and as many more of zeros."""
-    return np.concatenate([rows[:], np.zeros_like(rows)])
+            rows: dict[str, Any] = {n: getattr(self.table, n) for n in ("offered", "places")}
+            self.replace(**{n: np.concatenate([r[:], np.zeros_like(r)]) for n, r in rows.items()})

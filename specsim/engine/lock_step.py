@@ -269,7 +269,10 @@ class LockStep:
         has_step = self._states["pass_state"] == WAITING_FOR_OTHERS
         if not self._charges_alone:
             pairs = zip(self._ranks, has_step, strict=True)
-            loads = [_load(rank) if is_there else self._dummy for rank, is_there in pairs]
+            loads = [
+                rank.step.load._replace(pieces=rank.step.pieces()) if is_there else self._dummy
+                for rank, is_there in pairs
+            ]
             return self._costs.lock_step_time(loads)
         group, states = self._group, self._states
         times = np.where(has_step, states["pass_time"], group["dummy_time"])
@@ -285,8 +288,3 @@ def _arrive(rank: Replica) -> bool:
         return False
     wait_for_others(rank.ledger.records, 0.0, rank.costs.overhead_time(num_requests))
     return True
-
-
-def _load(rank: Replica) -> StepLoad:
-    """Return what a rank brings to the pass."""
-    return rank.step.load._replace(pieces=rank.step.pieces())

@@ -264,8 +264,10 @@ def settle_ended(table: Table) -> None:
 
 @inner
 def _offer_up_to(table: Table, row: int, length: int) -> None:
-    """Offer the tiers what they have not been offered of a sequence, up to a length."""
-    length = _stored_len(table, row, length)
+    """Offer the tiers what they lack of what a sequence has computed up to a length."""
+    sequence = table.sequences[row]
+    known_len = sequence.known_len if table.limits[0].offloads_outputs else sequence.prompt_len
+    length = min(length, int(known_len))
     table.state[0].num_picked = 0
     for number in range(table.limits[0].num_groups):
         _pick_new(table, row, number, length)
@@ -274,14 +276,6 @@ def _offer_up_to(table: Table, row: int, length: int) -> None:
     for number in range(table.limits[0].num_groups):
         offered = table.offered[row, number]
         offered.next_place = max(offered.next_place, _last_place(table, row, number, length))
-
-
-@inlined
-def _stored_len(table: Table, row: int, length: int) -> int:
-    """Return how much of what a sequence has computed the tiers are offered, tokens."""
-    sequence = table.sequences[row]
-    known_len = sequence.known_len if table.limits[0].offloads_outputs else sequence.prompt_len
-    return min(length, int(known_len))
 
 
 @inlined

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,9 @@ from specsim.engine.table import (
 from specsim.engine.view import StepView
 from specsim.engine.waiting import begin
 from specsim.profile import StepCosts
+
+if TYPE_CHECKING:
+    from specsim.engine.lock_step import LockStep
 
 Record = NDArray[np.void]
 
@@ -65,30 +68,6 @@ class Departure(NamedTuple):
     """Replicas that failed before they had looked at it."""
 
 
-class Companions(Protocol):
-    """Replicas that go on together (`specsim.engine.lock_step.LockStep`)."""
-
-    @property
-    def next_at(self) -> float:
-        """When any of them would go on by itself; infinite if all wait for requests."""
-
-    @property
-    def leader(self) -> "Replica":
-        """The replica as which the clock runs all of them."""
-
-    def advance(self, until: float) -> None:
-        """Do whatever happens before an instant."""
-
-    def join(self, replica: "Replica") -> Mapping[int, "Handler"]:
-        """Take a replica in; return the verbs that are done for it."""
-
-    def keep_states_in(self, states: Record) -> None:
-        """Know where the states of all are side by side, in the order in which they joined."""
-
-    def has_told(self) -> None:
-        """Hear that one has told of ends."""
-
-
 Handler = Callable[[], bool | None]
 """A verb in Python; True: it waits for other ranks, and is done when they are there."""
 
@@ -116,7 +95,7 @@ class Replica:
         start: float = 0.0,
         *,
         verbs: Mapping[int, Handler] | None = None,
-        group: Companions | None = None,
+        group: "LockStep | None" = None,
         on_notices: "Callable[[Replica, NDArray[np.void]], None] | None" = None,
     ) -> None:
         self.ledger = ledger = Ledger(table_of(setup, costs, speculation, wiring))

@@ -202,8 +202,9 @@ def _schedule_running(table: Table) -> None:
         scheduled_len = min(scheduled_len, step.inputs_left - slots, last_len - computed_len)
         if limits.state_block_size:
             scheduled_len = _to_state(table, row, computed_len, scheduled_len)
-        missing_len = sequence.known_len - computed_len
-        scheduled_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
+        if limits.reread_len:
+            missing_len = sequence.known_len - computed_len
+            scheduled_len = _clear_of_end(limits.reread_len, missing_len, scheduled_len)
         if scheduled_len <= 0:
             continue
         end_len = computed_len + scheduled_len

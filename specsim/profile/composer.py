@@ -17,7 +17,6 @@ from specsim.hardware import ModelShape, load_gpu
 from specsim.hardware.cuda_graphs import capture_sizes
 from specsim.latency.composed import EAGER_LAYER_US
 from specsim.profile.attention_tables import AttentionTables, Matrix, needed, rounded
-from specsim.profile.context_parallel import check_shares, exchange_layers
 from specsim.profile.kernel_tables import (
     DTYPES,
     GpuTables,
@@ -36,7 +35,7 @@ from specsim.profile.kernel_times import (
     small_weights,
 )
 from specsim.profile.matrix_times import MatrixTimes
-from specsim.profile.stages import stage_layers
+from specsim.profile.parallel import check_shares, exchange_layers, stage_layers
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation

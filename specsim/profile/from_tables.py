@@ -24,8 +24,8 @@ from specsim.profile.kernel_tables import (
     TableOptions,
     tables_folder,
 )
+from specsim.profile.parallel import stage_shares
 from specsim.profile.profile import NOT_MEASURED
-from specsim.profile.stages import stage_shares
 
 _FAMILIES = ["attention", "moe", "gemm", "allreduce", "a2a", "quant"]  # of kernels in tables
 _FAMILIES += ["graphs", "sampling", "drafts"]  # of what else a server does

@@ -83,7 +83,7 @@ class TableOptions:
     data_parallel_size: int = 1
     """Ranks that share the experts, each with as many tokens as the profile is asked about."""
     decode_context_parallel_size: int = 1
-    """GPUs that share KV entries out; see `specsim.profile.context_parallel`."""
+    """GPUs that share KV entries out; see `specsim.profile.parallel`."""
     enable_expert_parallel: bool = False
     dtype: str = "bfloat16"
     """``auto``: as the model's config.json says; of parts on their own, see `Precision`."""

@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN
 from specsim.profile import NO_BLOCK, BlockPass
-from specsim.proposers._own_gpus import OwnGpus
-from specsim.proposers.base import Proposer
+from specsim.proposers.base import OwnGpus, Proposer
 
 
 @final

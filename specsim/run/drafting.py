@@ -24,8 +24,7 @@ from specsim.core.errors import TraceError
 from specsim.core.request import Columns, Request
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.step import StepLoad
-from specsim.engine.facts import Facts
-from specsim.engine.setup import Wiring
+from specsim.engine.setup import Facts, Wiring
 from specsim.engine.sources import DraftSource
 from specsim.engine.speculation import Speculation
 from specsim.policies import (
@@ -124,7 +123,8 @@ class Drafting:
             given = model.survival_lens(chunk, luck, longest)
             if not is_shipped(model):
                 lens = [request.output_len for request in chunk]
-                is_right = isinstance(given, list) and [*map(_num_bytes, given)] == lens
+                is_right = isinstance(given, list) and all(isinstance(n, bytes) for n in given)
+                is_right = is_right and [*map(len, given)] == lens
                 rule = "a list of bytes, for each request as many as it has output tokens"
                 held_to(model, "survival_lens", given, is_right, rule)
                 again = given if start else model.survival_lens(chunk, luck, longest)
@@ -326,7 +326,3 @@ def _token_ids(request: Request) -> list[int]:
     assert request.prompt_token_ids is not None  # checked before the run
     ids: list[int] = request.prompt_token_ids.tolist()
     return ids
-
-
-def _num_bytes(table: object) -> int:
-    return len(table) if isinstance(table, bytes) else -1

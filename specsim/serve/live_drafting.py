@@ -23,7 +23,7 @@ from specsim.core.draft_luck import Confidences, DraftLuck
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.decisions.loops import LoopMemory
-from specsim.engine.facts import Facts
+from specsim.engine.setup import Facts
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import ARRAY_TYPES
 from specsim.policies import DraftsTrees, Policy, is_bound

@@ -3,7 +3,6 @@
 Every split, and colocated replicas, meet the same requests on the same luck.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from operator import lt
@@ -17,6 +16,7 @@ from specsim.core.runner import Runner
 from specsim.core.version import __version__
 from specsim.policies import is_bound
 from specsim.profile import load_profile
+from specsim.results.folder import write_json
 from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.summary import summarized
@@ -85,7 +85,7 @@ class Split:
     def save(self, folder: Path | str, **more: Any) -> None:
         rows = [row.to_dict() for row in self.rows]
         data = {"gpus": self.gpus, "rows": rows, **more, "specsim_version": __version__}
-        Path(folder, "split.json").write_text(json.dumps(data, indent=1) + "\n")
+        write_json(data, Path(folder, "split.json"))
 
 
 def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:

@@ -19,11 +19,10 @@ from specsim.core.compiled import as_records
 from specsim.core.errors import InvariantError
 from specsim.core.request import Request
 from specsim.engine.blocks import cached_block, hold, publish_block, release_block, take_block
-from specsim.engine.facts import Facts
 from specsim.engine.integrity import check_integrity, free_order
 from specsim.engine.kv import admit_blocks, extend, release
 from specsim.engine.prefix import cached_prefix, publish
-from specsim.engine.setup import Setup
+from specsim.engine.setup import Facts, Setup
 from specsim.engine.table import NO_BLOCK, NO_KEY, RUNNING, WAITING, Table
 from specsim.engine.waiting import begin, enqueue, leave_queue
 from specsim.hardware.kv_groups import one_group

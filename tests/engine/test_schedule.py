@@ -6,10 +6,9 @@ from conftest import tiny_config
 from specsim.core.compiled import as_records
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.request import Request
-from specsim.engine.facts import Facts
 from specsim.engine.kv import admit_blocks
 from specsim.engine.schedule import schedule
-from specsim.engine.setup import Setup
+from specsim.engine.setup import Facts, Setup
 from specsim.engine.table import FREE, RUNNING, WAITING, Table
 from specsim.engine.waiting import begin
 from specsim.hardware.kv_groups import one_group

@@ -13,8 +13,7 @@ from hypothesis.stateful import (
 
 from specsim.core.compiled import as_records
 from specsim.core.request import Request
-from specsim.engine.facts import Facts
-from specsim.engine.setup import Setup
+from specsim.engine.setup import Facts, Setup
 from specsim.engine.table import NO_ROW, Table
 from specsim.engine.waiting import begin, enqueue, first_waiting, leave_queue, put_back
 from specsim.hardware.kv_groups import one_group

@@ -15,8 +15,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.step import StepLoad
 from specsim.policies.goodput import FOR_ALL
 from specsim.reality.vllm.at_work import MOST_RUNNING, Scheduled
-from specsim.reality.vllm.control import Control, Controller, Engine, replay
-from specsim.reality.vllm.decision_log import MOST
+from specsim.reality.vllm.control import MOST, Control, Controller, Engine, replay
 from specsim.reality.vllm.learned_times import LearnedTimes
 
 ENGINE = Engine(method="eagle3", num_speculative_tokens=5, max_num_seqs=8)

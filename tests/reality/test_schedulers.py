@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from specsim.reality.vllm.decision_log import DecisionLog
+from specsim.reality.vllm.control import DecisionLog
 
 
 @dataclass

@@ -11,7 +11,7 @@ from conftest import Run
 from reporting import Tags, copied
 
 import specsim
-from specsim.show.charts.sketch import DrawnMeasure
+from specsim.show.charts.of_study import DrawnMeasure
 from specsim.show.report import load_study, page_data, write_page
 from specsim.show.study import (
     MEASURES,

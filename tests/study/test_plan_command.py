@@ -11,7 +11,7 @@ from conftest import ROOT
 from specsim.core.errors import ConfigError
 from specsim.engine.config import EngineConfig
 from specsim.study.plan.command import read_command
-from specsim.study.plan.drafts import FLAGS
+from specsim.study.plan.flags import FLAGS
 from specsim.study.plan.question import question_of
 
 EAGLE = '{"method": "eagle3", "model": "a/head", "num_speculative_tokens": 3}'

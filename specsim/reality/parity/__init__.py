@@ -26,13 +26,11 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash, indexed_hashes
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.decisions.policy import Policy, ServerView
-from specsim.engine.config import EngineConfig
-from specsim.engine.facts import Facts
+from specsim.engine.config import EngineConfig, LoraConfig
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep
-from specsim.engine.lora_config import LoraConfig
 from specsim.engine.replica import Replica
-from specsim.engine.setup import Setup, Wiring
+from specsim.engine.setup import Facts, Setup, Wiring
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import BLOCKS_READ, LOAD_BEGINS, LOAD_ENDED, LOAD_FAILED, NO_ROW, REQUEST
 from specsim.engine.versions import RULES, VllmVersion, minor_version
@@ -301,11 +299,6 @@ def _speculation(scenario: Scenario) -> tuple[Policy, Proposer | None]:
     return policy, spec.proposer.model_copy(update={"disable_lookahead_block_hashes": is_legacy})
 
 
-def _timeless(max_draft_len: int) -> ServerView:
-    """Return a server of which no step takes any time."""
-    return ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
-
-
 def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     """Run a scenario, with all invariants checked or not, and return its log as it is recorded."""
     spec = scenario.engine.spec
@@ -329,9 +322,11 @@ def run_scenario(scenario: Scenario, *, check: bool = True) -> dict[str, Any]:
     )
     luck = Luck(scenario.seed, _ACCEPTANCE)
     fates = _fates(scenario, requests, luck, max_draft_len)
+    # No step takes any time.
+    server = ServerView(max_draft_len, lambda *_: 0.0, lambda _, tokens, __: np.zeros(len(tokens)))
     speculation = Speculation(
         policy=policy,
-        memory=policy.start(_timeless(max_draft_len)),
+        memory=policy.start(server),
         max_draft_len=max_draft_len,
         source=TableDrafts(fates, facts.starts) if proposer else None,
         proposer=proposer,

@@ -189,7 +189,8 @@ def fit_runs(
         if is_told.any() and not is_told.all():  # the others go back, and these make up for it
             best = solved(problem, is_told, 1, best)
         best = best._replace(places=np.where(is_told, best.places, 0.0))
-        estimates = _estimates(parameters, best, is_told)
+        columns = (each.tolist() for each in (best.places, best.widths, is_told))
+        estimates = [_estimate(*each) for each in zip(parameters, *columns, strict=True)]
         check = left_out(problem, best, is_told)
         values = {each.path: one.value for each, one in zip(parameters, estimates, strict=True)}
         found = changed(start, values) if check is None or check.is_better else start
@@ -221,11 +222,6 @@ def check_one_server(runs: Runs) -> None:
                     f"{run.place}: {column} = {cell!r}, but {alike[0].place} has {first!r}: a "
                     f"profile is of one server; keep the rows of one (--rows '{column}={first}')"
                 )
-
-
-def _estimates(parameters: Sequence[Parameter], found: Solution, is_told: Flags) -> list[Estimate]:
-    rows = zip(parameters, found.places, found.widths, is_told.tolist(), strict=True)
-    return [_estimate(each, float(place), float(width), told) for each, place, width, told in rows]
 
 
 def _estimate(each: Parameter, place: float, width: float, is_told: bool) -> Estimate:

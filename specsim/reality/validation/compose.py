@@ -73,7 +73,8 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         if "policy" in run.meta:
             decisions["policy"] = run.meta["policy"]
         is_told = run.meta.get("vllm_version") is not None
-        say_lookup(engine, speculation, is_told=is_told, on_cpu=_is_on_cpu(run))
+        on_cpu = any("cpu" in str(name).lower() for name in _hardware(run, run.meta))
+        say_lookup(engine, speculation, is_told=is_told, on_cpu=on_cpu)
         engine["speculative_config"] = speculation
     else:
         engine.setdefault("async_scheduling", True)
@@ -161,10 +162,6 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
 
 def _hardware(run: RunFolder, meta: Mapping[str, Any]) -> tuple[Any, ...]:
     return (meta.get("hardware"), meta.get("gpu"), run.section("hardware").get("device_name"))
-
-
-def _is_on_cpu(run: RunFolder) -> bool:
-    return any("cpu" in str(name).lower() for name in _hardware(run, run.meta))
 
 
 def _note_ignored(run: RunFolder, notes: list[str]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from specsim.show.cell_statistics import known_measures, told_cells
 from specsim.show.charts import Rows, Spec, of_study, print_colour, save
-from specsim.show.charts.sketch import DrawnMeasure, Sketch
+from specsim.show.charts.of_study import DrawnMeasure, Sketch
 from specsim.show.study import COST, Measure, Study, for_readers, titled
 from specsim.study.capacity.findings import lower_front
 

@@ -19,7 +19,7 @@ from specsim.core.version import __version__
 from specsim.show import filled, read_web
 from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES, TAILS, all_cells, known_measures
 from specsim.show.charts import SCHEMA, Spec, of_study, theme, vega
-from specsim.show.charts.sketch import STATES, DrawnMeasure, Sketch
+from specsim.show.charts.of_study import STATES, DrawnMeasure, Sketch
 from specsim.show.report.folders import load_study
 from specsim.show.study import (
     COST,

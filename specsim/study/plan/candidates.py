@@ -12,7 +12,7 @@ from specsim.run.deployment import how_to_cost
 from specsim.run.experiment import POOLS, Experiment
 from specsim.study.capacity import Contender, Goal, Hardware
 from specsim.study.loads import Loads
-from specsim.study.plan.drafts import SGLANG_METHODS, unknown_fields
+from specsim.study.plan.flags import SGLANG_METHODS, unknown_fields
 from specsim.study.plan.hardware import LOOKUPS, PROFILE_FILE, hardware_of
 from specsim.study.plan.model_names import NAMES, context_of, own_drafter
 from specsim.study.plan.question import Question
@@ -234,11 +234,9 @@ def _add(
 
 def _usable(question: Question, known: list[str], found: Offered) -> list[str]:
     """Return the drafters that the server has, as it is asked for; why the others are not tried."""
-    is_sglang = question.command.program == "sglang"
-    is_async, has_stages = (
-        question.command.engine.get("async_scheduling"),
-        question.command.stages > 1,
-    )
+    command = question.command
+    is_sglang, has_stages = command.program == "sglang", command.stages > 1
+    is_async = command.engine.get("async_scheduling")
     usable, keeps_none = [], load_model(question.model).mamba_dt_rank
     for method in known:
         why = None

@@ -17,14 +17,15 @@ from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
 from specsim.study.plan.command_text import ASSIGNED, LINE_END, shell_words, words_in
-from specsim.study.plan.drafts import (
+from specsim.study.plan.flags import (
     FLAGS,
+    offload_note,
     sglang_drafts,
     sglang_speculation,
+    take_offload,
     unknown_fields,
     vllm_drafts,
 )
-from specsim.study.plan.json_flags import offload_note, take_offload
 from specsim.study.plan.model_names import HOW_STORED
 
 _ENGINE = {name: getattr(builtins, kind) for name, kind in FLAGS["engine"].items()}

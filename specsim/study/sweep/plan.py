@@ -26,7 +26,7 @@ from specsim.core.settings import (
     set_field,
     validated,
 )
-from specsim.profile import Profile, load_profile
+from specsim.profile import load_profile
 from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
@@ -354,9 +354,7 @@ def _problems(point: SweepPoint) -> Iterator[str]:
         yield from _trace_problems(path)
 
 
-@lru_cache(maxsize=1000)
-def _profile(name: str) -> Profile:
-    return load_profile(name)
+_profile = lru_cache(maxsize=1000)(load_profile)
 
 
 @lru_cache(maxsize=1000)

@@ -5,7 +5,6 @@
 schedule gains. Both simulate this experiment's own profile, workload and acceptance.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,10 +15,10 @@ from specsim.core.figures import figures
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.proposers import Proposer
+from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Beyond
 from specsim.study.loads import Loads
-from specsim.study.paired import SpeedUp
 from specsim.study.tune.batch import BatchPoint, BatchTuning, Measurement, Trials, tune_batches
 from specsim.study.tune.crossover import (
     Check,
@@ -103,7 +102,8 @@ class Tuning:
             found |= {(k, check.load): group for k, group in enumerate(check.fixed)}
         ks = range(self.max_k + 1)
         loads = sorted({load for _, load in found if all((k, load) in found for k in ks)})
-        fixed = {(_policy(k), load): found[k, load] for k in ks for load in loads}
+        names = ["off", *(f"static:k={k}" for k in ks[1:])]
+        fixed = {(names[k], load): found[k, load] for k in ks for load in loads}
         return fixed | {("schedule", each.load): each.schedule for each in self.check.loads}
 
     @property
@@ -130,6 +130,8 @@ class Tuning:
 
     def to_dict(self) -> dict[str, Any]:
         seed = self.experiment.seed
+        same = self.check.synchronous_over_best_fixed
+        oracle = self.check.oracle_over_best_fixed
         return {
             "speculative_config": self.speculative_config,
             "recommended": self.recommended,
@@ -143,8 +145,8 @@ class Tuning:
                 "best_fixed_k": self.check.best_fixed,
                 "schedule_over_best_fixed": asdict(self.check.over_best_fixed),
                 "synchronous": {
-                    "schedule_over_best_fixed": _ratio(self.check.synchronous_over_best_fixed),
-                    "oracle_over_best_fixed": _ratio(self.check.oracle_over_best_fixed),
+                    "schedule_over_best_fixed": same and asdict(same),
+                    "oracle_over_best_fixed": oracle and asdict(oracle),
                     "share_of_oracle": self.check.share_of_oracle,
                 },
                 "loads": [_load(load) for load in self.check.loads],
@@ -159,11 +161,7 @@ class Tuning:
 
     def save(self, folder: Path | str) -> None:
         """Write ``tune.json`` into a folder that exists."""
-        Path(folder, "tune.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n")
-
-
-def _ratio(value: SpeedUp | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
+        write_json(self.to_dict(), Path(folder, "tune.json"))
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:
@@ -175,10 +173,6 @@ def _point(point: BatchPoint) -> dict[str, Any]:
         "output_throughput": (1 / point.times).tolist(),
         "gain_over_0": [asdict(gain) for gain in point.gains],
     }
-
-
-def _policy(k: int) -> str:
-    return f"static:k={k}" if k else "off"
 
 
 def _curve(curve: LoadCurve) -> dict[str, Any]:

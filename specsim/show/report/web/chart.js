@@ -50,7 +50,7 @@ function card(id, title, { draw, level = 3, needsRuns = true, rows = null, tools
   return element;
 }
 
-/** What a chart needs to know of a metric; see `DrawnMeasure` in `specsim.show.charts.sketch`. */
+/** What a chart needs to know of a metric; see `DrawnMeasure` in `specsim.show.charts.of_study`. */
 function slotsOf(name, scale) {
   const { index, unit, better, ...metric } = METRIC.get(name);
   const title = titled({ ...metric, unit });

@@ -1,27 +1,69 @@
-"""Decode context parallelism: GPUs that share the KV entries of every sequence out among them.
+"""GPUs that divide a model beyond its matrices: stages of a pipeline, and shares of KV entries."""
 
-A token's entries lie on one GPU of a group, not on each that would have a copy. A decode's queries
-are gathered, every GPU attends with those of the whole group to its own entries, and a
-reduce-scatter combines what they found, after the logarithms of the sums of weights. Prompts of
-latent attention are computed before they are stored, and only gather what earlier chunks have left,
-which is not counted; in other attention all tokens of a step go that way.
-
-References:
-    vLLM 0.33.0 ``v1/attention/ops/dcp.py``, ``v1/attention/backends/flash_attn.py
-    _forward_with_dcp``, ``model_executor/layers/attention/mla_attention.py forward_impl`` (with
-    ``dcp_comm_backend`` ``ag_rs``, its default).
-"""
-
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from specsim.core.errors import ProfileError
+from specsim.core.step import StepLoad
 from specsim.hardware import AttentionWidth, ModelShape
+from specsim.latency import LATENCY
 from specsim.profile.attention_tables import rounded
 from specsim.profile.kernel_tables import TableOptions, Values
 from specsim.profile.kernel_times import LAUNCH_US
+
+_DECODES = 64  # of the step by which the head's part of a pass is told
+
+
+def stage_layers(shape: ModelShape, options: TableOptions) -> list[int]:
+    """Return the layers of each stage of a pipeline, as vLLM divides them.
+
+    Evenly; what is left over goes to the stages before the last, one each. A ProfileError if layers
+    are not alike, or there are fewer than stages.
+
+    References:
+        vLLM 0.32.0 ``distributed/utils.py get_pp_indices``.
+    """
+    stages, layers = options.pipeline_parallel_size, shape.num_hidden_layers
+    if stages == 1:
+        return [layers]
+    mixed = shape.num_experts and shape.num_expert_layers != layers
+    if len(shape.attention_widths) > 1 or len(shape.attention_kinds) > 1 or mixed:
+        raise ProfileError(
+            f"--pp {stages}: the layers of '{options.model}' are not alike, and how they are "
+            "divided over stages is not simulated; leave it out"
+        )
+    if shape.state_layers or shape.o_groups or options.data_parallel_size > 1:
+        raise ProfileError(
+            f"--pp {stages}: with layers that keep a state or with --dp is not simulated; leave it "
+            "out"
+        )
+    if layers < stages:
+        raise ProfileError(f"--pp {stages}: '{options.model}' has {layers} layers; take fewer")
+    found, left = [layers // stages] * stages, layers % stages
+    for number in range(left):
+        found[-2 - number] += 1
+    return found
+
+
+def stage_shares(stages: Sequence[int], fields: dict[str, Any]) -> list[float]:
+    """Return what each stage takes of a pass, by its layers; the last one has the head, too.
+
+    As in a decode of 64 sequences of 1,024 tokens: the head's part is taken to be the same in all
+    steps.
+
+    Args:
+        fields: Of a composed latency model.
+    """
+    target = LATENCY.parse(fields)
+    head_us = np.interp(_DECODES, fields["head"]["at"], fields["head"]["times_us"])
+    decode = StepLoad(1024 * _DECODES, _DECODES, _DECODES)
+    of_head = float(head_us) * 1e-6 / target.forward_time(decode)
+    shares = [layers / sum(stages) * (1 - of_head) for layers in stages]
+    shares[-1] += of_head
+    return [round(share, 6) for share in shares]
+
 
 _TOKENS: Values = np.array([2.0**power for power in range(15)])
 _SUM_NUMBERS = 2  # of 16 bits, that the logarithm of a sum takes
@@ -61,7 +103,19 @@ def check_shares(shape: ModelShape, options: TableOptions) -> None:
 def exchange_layers(
     shape: ModelShape, options: TableOptions, collective: OperationTime
 ) -> Iterator[dict[str, Any]]:
-    """Yield what the GPUs of a group send each other, as layers of `Composed.attention`."""
+    """Yield what the GPUs of a group send each other, as layers of `Composed.attention`.
+
+    A token's entries lie on one GPU of a group, not on each that would have a copy. A decode's
+    queries are gathered, every GPU attends with those of the whole group to its own entries, and a
+    reduce-scatter combines what they found, after the logarithms of the sums of weights. Prompts of
+    latent attention are computed before they are stored, and only gather what earlier chunks have
+    left, which is not counted; in other attention all tokens of a step go that way.
+
+    References:
+        vLLM 0.33.0 ``v1/attention/ops/dcp.py``, ``v1/attention/backends/flash_attn.py
+        _forward_with_dcp``, ``model_executor/layers/attention/mla_attention.py forward_impl`` (with
+        ``dcp_comm_backend`` ``ag_rs``, its default).
+    """
     count = options.decode_context_parallel_size
     if count == 1:
         return
