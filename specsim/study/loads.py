@@ -241,12 +241,20 @@ class Loads:
             return recording.all_requests()
         return drawn(self._lengths, generator(self.experiment.seed, "lengths"), _SAMPLE)
 
-    def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
-        """Return the trials that hold the batch of one replica at a size, one per replication.
+    @property
+    def num_decoding(self) -> int:
+        """Schedulers of one server that share out the decodes: of the decode pool, or ranks."""
+        pools = self.experiment.pools
+        return pools.decode.slots if pools else self.experiment.engine.data_parallel_size or 1
 
-        That many clients have no think time; the batch is smaller if the KV cache does not hold it.
+    def closed_trials(self, policy: Policy, size: int, count: int) -> list[Trial]:
+        """Return the trials that hold each batch of one server at a size, one per replication.
+
+        That many clients for each scheduler have no think time, and send `count` requests. Batches
+        are smaller if the KV cache does not hold them, or some clients are in a prefill pool.
         """
-        arrivals = ClosedLoop(concurrency=concurrency)
+        arrivals = ClosedLoop(concurrency=size * self.num_decoding)
+        count *= self.num_decoding
         workload = self._workload(arrivals=arrivals, lengths=self._lengths, num_requests=count)
         return self._trials(self.experiment.replace(replicas=1), policy, workload)
 

@@ -117,9 +117,12 @@ class Tuning:
                 break
         last = self.batches.points[-1].batch_size
         if last < self.batches.max_num_seqs:
+            why = f"the KV cache holds about {last:,} requests of this workload"
+            if self.batches.beyond:
+                why = f"of more clients than {last:,} many are in no batch, as they wait before it"
             found.append(
-                f"the KV cache holds about {last:,} requests of this workload; larger batches, up "
-                f"to max_num_seqs = {self.batches.max_num_seqs}, carry the last k"
+                f"{why}; larger batches, up to max_num_seqs = {self.batches.max_num_seqs}, carry "
+                "the last k"
             )
         if self.batches.is_smoothed:
             found.append(
