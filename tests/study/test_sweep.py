@@ -264,6 +264,7 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
         ([{"profile.gpu": ["h100"]}], {}, "axes: profile.gpu: 'profile' is not a mapping"),
         ([{"seed": [1, 2]}], {}, "set replications instead"),
         ([{"policy": ["off"]}, {"policy": ["static"]}], {}, "'policy' is on two axes"),
+        ([{"policy.k": [1, 2]}, {"policy": ["static:k=3"]}], {}, "take the place of 'policy.k'"),
         ([{"policy": ["off", "off"]}], {}, "'off' is given twice"),
         ([{"policy": ["off"], "replicas": [1, 2]}], {}, "policy 1, replicas 2"),
         ([{"policy": "off"}], {}, "yaml: axes: policy = 'off' must be a list of values"),
