@@ -185,6 +185,22 @@ def test_recorded_turns_wait_for_clients_and_not_for_when_they_were_recorded(
     assert rows["ended_at"].max() < 20.0
 
 
+@pytest.mark.parametrize("arrivals", [POISSON, {"kind": "closed_loop", "concurrency": 2}])
+@pytest.mark.parametrize("first", ["before", "after"])
+def test_sessions_are_not_taken_apart_by_a_shift(first: str, arrivals: dict[str, Any]) -> None:
+    single = {"kind": "constant", "prompt": 20, "output": 5}
+    other = {"before": "after", "after": "before"}[first]
+    shift = {"kind": "shift", "at": 0.5, first: FIELDS, other: single}
+    workload = {"arrivals": arrivals, "lengths": shift, "num_requests": 40}
+    with pytest.raises(ConfigError, match=f"requests of '{first}' are in sessions and those of"):
+        WorkloadConfig.model_validate(workload).build(0)
+    workload["lengths"] = {**shift, other: {**FIELDS, "turns": 2}}
+    trace = WorkloadConfig.model_validate(workload).build(0)
+    assert trace.sessions is not None
+    assert trace.think_times is not None
+    assert trace.num_sessions < 40
+
+
 def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Experiment]) -> None:
     # One session at a time, a cache that forgets nothing: vLLM finds prompt and answer, but for
     # the last token of the answer, which no step has computed.
