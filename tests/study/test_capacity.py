@@ -706,6 +706,10 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
     (hardware,) = find_hardware(drafting, ["h200"])
     assert hardware.under(drafting.effective_policy, drafting).gpus == {"h200": 1, "h100": 1}
     assert hardware.under(Off(), drafting).gpus == {"h200": 1}
+    # Of each rank: as `compare` and the report count, and as each drafts without the others.
+    engine = {"speculative_config": spec, "data_parallel_size": 2}
+    ranks = small("static").replace("a test", engine=engine)
+    assert hardware.under(ranks.effective_policy, ranks).gpus == {"h200": 2, "h100": 2}
 
 
 def test_the_gpus_of_all_ranks_are_paid_for() -> None:
