@@ -14,6 +14,7 @@ from specsim.core.rng import generator
 from specsim.policies import Policy
 from specsim.policies.off import Off
 from specsim.policies.static import Static
+from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
@@ -241,20 +242,29 @@ class Loads:
             return recording.all_requests()
         return drawn(self._lengths, generator(self.experiment.seed, "lengths"), _SAMPLE)
 
+    @cached_property
+    def num_stages(self) -> int:
+        """Stages of a pipeline, 1 without one: a sequence is in every so-manieth step."""
+        return len(load_profile(self.experiment.serving.profile).stage_shares)
+
     @property
-    def num_decoding(self) -> int:
-        """Schedulers of one server that share out the decodes: of the decode pool, or ranks."""
+    def num_batches(self) -> int:
+        """Batches that the decodes of one server are shared out among.
+
+        Of its stages, and of the replicas of a decode pool or of its data-parallel ranks.
+        """
         pools = self.experiment.pools
-        return pools.decode.slots if pools else self.experiment.engine.data_parallel_size or 1
+        ranks = pools.decode.slots if pools else self.experiment.engine.data_parallel_size or 1
+        return self.num_stages * ranks
 
     def closed_trials(self, policy: Policy, size: int, count: int) -> list[Trial]:
         """Return the trials that hold each batch of one server at a size, one per replication.
 
-        That many clients for each scheduler have no think time, and send `count` requests. Batches
-        are smaller if the KV cache does not hold them, or some clients are in a prefill pool.
+        That many clients for each batch have no think time, and send `count` requests. Batches are
+        smaller if the KV cache does not hold them, or some clients are in a prefill pool.
         """
-        arrivals = ClosedLoop(concurrency=size * self.num_decoding)
-        count *= self.num_decoding
+        arrivals = ClosedLoop(concurrency=size * self.num_batches)
+        count *= self.num_batches
         workload = self._workload(arrivals=arrivals, lengths=self._lengths, num_requests=count)
         return self._trials(self.experiment.replace(replicas=1), policy, workload)
 

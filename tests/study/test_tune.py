@@ -419,6 +419,23 @@ def test_a_batch_is_that_of_one_scheduler_and_a_load_that_of_all(
     assert capacities[1] == pytest.approx(3 * capacities[0], rel=0.1)
 
 
+def test_a_batch_of_a_pipeline_is_that_of_one_stage(
+    decoding: Experiment, constant_step: Callable[..., str]
+) -> None:
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": 0.5}
+    drafts = {"eagle3": {"basis": "draft", "latency": latency}}
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5], drafts=drafts)
+    staged = with_engine(decoding, max_num_seqs=12, async_scheduling=None)
+    # Answers of one length end together, and so would be in one step together.
+    lengths = {"kind": "uniform", "prompt": [1, 1], "output": [10, 70]}
+    workload = {**staged.to_dict()["workload"], "lengths": lengths}
+    batches = tuned_batches(staged.replace(profile=profile, workload=workload), 2)
+    assert [point.batch_size for point in batches.points] == [1, 2, 4, 6]
+    assert batches.ranges[-1][1] == 12
+    for point in batches.points:
+        assert point.mean_batch_size == pytest.approx(point.batch_size, rel=0.15)
+
+
 def test_a_size_that_more_clients_do_not_bring_about_is_not_tuned_for() -> None:
     long_prompts = {"kind": "constant", "prompt": 900, "output": 12}
     experiment = Experiment.parse(

@@ -1,10 +1,10 @@
 """Which k serves each batch size fastest, and the trials by which that is found.
 
 The batch is held at a size by that many clients who send their next request when the last is
-answered, on a server that drafts k tokens at every step; where ranks or a decode pool share them
-out, by that many for each. A server that follows a schedule by batch size does just that as long as
-its batch stays there, so each k is tried in such a server, k = 0 included: look-ahead slots and the
-drafter's memory are those of the longest draft.
+answered, on a server that drafts k tokens at every step; where ranks, stages or a decode pool share
+them out, by that many for each. A server that follows a schedule by batch size does just that as
+long as its batch stays there, so each k is tried in such a server, k = 0 included: look-ahead slots
+and the drafter's memory are those of the longest draft.
 """
 
 from collections.abc import Callable
@@ -171,7 +171,7 @@ def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
 
 
 def _largest_batch(loads: Loads) -> tuple[int, int]:
-    """Return max_num_seqs, and the largest batch that also fits into the KV cache.
+    """Return max_num_seqs, and the largest batch of a stage that also fits into the KV cache.
 
     At a random instant running requests are a length-biased sample, each half done on average.
     """
@@ -184,7 +184,7 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
     held += loads.experiment.max_draft_len + engine.block_size / 2
     fitting = int(deployment.kv_capacity(int(held)) / held)
     limit = min(engine.max_num_seqs, engine.max_num_active_seqs or engine.max_num_seqs)
-    return engine.max_num_seqs, max(1, min(limit, fitting))
+    return engine.max_num_seqs, max(1, min(limit, fitting) // loads.num_stages)
 
 
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:

@@ -46,7 +46,7 @@ class LoadSeries:
         ks = range(loads.experiment.max_draft_len + 1)
         points = batches.points + batches.beyond
         rates = [[point.requests_per_second(k) * servers for k in ks] for point in points]
-        sizes = [point.batch_size * loads.num_decoding * servers for point in points]
+        sizes = [point.batch_size * loads.num_batches * servers for point in points]
         if loads.is_closed:
             clients = sorted({*sizes, int(loads.own)})  # more than fit wait, which is no overload
             return cls(loads, [float(clients[-1]) for _ in ks], [(float(n), n) for n in clients])
