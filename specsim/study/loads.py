@@ -257,14 +257,13 @@ class Loads:
         ranks = pools.decode.slots if pools else self.experiment.engine.data_parallel_size or 1
         return self.num_stages * ranks
 
-    def closed_trials(self, policy: Policy, size: int, count: int) -> list[Trial]:
-        """Return the trials that hold each batch of one server at a size, one per replication.
+    def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
+        """Return the trials of one server with so many clients, one per replication.
 
-        That many clients for each batch have no think time, and send `count` requests. Batches are
-        smaller if the KV cache does not hold them, or some clients are in a prefill pool.
+        They have no think time, and so hold batches at a size: `num_batches` of them in all, each
+        smaller if the KV cache does not hold it, or some clients are in a prefill pool.
         """
-        arrivals = ClosedLoop(concurrency=size * self.num_batches)
-        count *= self.num_batches
+        arrivals = ClosedLoop(concurrency=concurrency)
         workload = self._workload(arrivals=arrivals, lengths=self._lengths, num_requests=count)
         return self._trials(self.experiment.replace(replicas=1), policy, workload)
 

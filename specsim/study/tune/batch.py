@@ -189,13 +189,13 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
 
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
     loads.check_batches()
-    ks = range(loads.experiment.max_draft_len + 1)
+    ks, batches = range(loads.experiment.max_draft_len + 1), loads.num_batches
     groups = {}
     for size in sizes:
         count = _UNMEASURED_ROUNDS * size + max(_MIN_MEASURED, size)
         for k in ks:
             policy = Schedule(ranges=((1, size, k),))
-            groups[size, k] = loads.closed_trials(policy, size, count)
+            groups[size, k] = loads.closed_trials(policy, size * batches, count * batches)
     measured = trials.measure(groups)
     return [BatchPoint(size, [measured[size, k] for k in ks]) for size in sizes]
 
