@@ -144,6 +144,9 @@ class Sweep(Settings):
                 unproven -= values
         if unproven:
             raise problems[min(unproven)]
+        if self.replications > 1:  # whose seeds follow that of the base
+            last = {**valid[0].to_dict(), "seed": self.seed + self.replications - 1}
+            Experiment.parse(last, source)
         return valid
 
     @property
