@@ -96,12 +96,17 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:
     """
     if experiment.scalers:
         raise ConfigError("autoscaling: split compares pools of fixed size; leave it out")
+    if experiment.incidents:
+        raise ConfigError(
+            "incidents: are of replicas that only one way to divide the GPUs has; leave them out "
+            "(--set incidents=null) and run the split that is found with them afterwards"
+        )
     if (ranks := experiment.engine.data_parallel_size or 1) > 1:
         raise ConfigError(
             f"engine.data_parallel_size = {ranks}: split compares replicas without ranks; leave it "
             "out"
         )
-    plain = experiment.replace("split", pools=None, incidents=None)
+    plain = experiment.replace("split", pools=None)
     pools = experiment.pools or PoolsConfig()
     both = (pools.prefill, pools.decode)
     size, *sizes = (

@@ -208,6 +208,9 @@ def test_what_cannot_be_searched_is_said(cli: Run, tmp_path: Path) -> None:
     for searched in ((), ("--policies", "off")):
         code, _, error = cli("split", "e.yaml", "--gpus", 2, *ranks, *searched)
         assert (code, "data_parallel_size = 2: split compares" in error) == (2, True)
+        slow = "incidents=[{kind: slowdown, replica: 0, at: 1, factor: 2}]"
+        code, _, error = cli("split", "e.yaml", "--gpus", 2, "--set", slow, *searched)
+        assert (code, error.startswith("error: incidents: are of replicas")) == (2, True)
     code, _, error = cli("split", "e.yaml", "--gpus", 2, "--tp", "1,x")
     assert (code, "--tp 1,x: should be whole numbers" in error) == (2, True)
     code, out, error = cli("split", "e.yaml", "--gpus", 2, "--policies", "off", "--out", "s")
