@@ -21,6 +21,7 @@ from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.study.paired import replicated
+from specsim.workload.arrivals.patterns import TraceReplay
 
 COLUMNS = (
     "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
@@ -158,11 +159,12 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
     if rate is None:
         return experiment
     workload = experiment.workload
-    if getattr(workload.arrivals, "rate", None) is None:
+    if "rate" not in type(workload.arrivals).model_fields:
         raise ConfigError(
             f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
         )
-    arrivals = workload.arrivals.model_copy(update={"rate": rate})
+    scale = {"time_scale": 1.0} if isinstance(workload.arrivals, TraceReplay) else {}
+    arrivals = workload.arrivals.model_copy(update={"rate": rate, **scale})
     return experiment.replace(
         "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
     )
