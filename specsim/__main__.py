@@ -5,11 +5,12 @@ import signal
 import sys
 from collections.abc import Callable
 from io import TextIOWrapper
+from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
 from specsim.core.errors import SpecsimError
-from specsim.core.surroundings import ENDS, WORKING_FOLDER_GONE, working_folder
+from specsim.core.surroundings import ENDS, WORKING_FOLDER_GONE, taken_here, working_folder
 from specsim.core.version import foreign
 
 _ANYWHERE = ("--debug", "--force", "--large")
@@ -73,11 +74,12 @@ def main() -> None:
         if isinstance(stream, TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")  # names of files may hold anything
     try:
+        _check_out(sys.argv)
         sys.exit(_run(_app()))
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        text = _explained(error)
+        text = _explained(error) or taken_here()
         if text is None or "--debug" in sys.argv:
             raise
         for line in text.splitlines() or [type(error).__name__]:
@@ -85,6 +87,12 @@ def main() -> None:
         if isinstance(error, OSError):
             sys.stdout = None  # what it still holds would fail again
         sys.exit(2)
+
+
+def _check_out(words: list[str]) -> None:
+    """Raise a SpecsimError if `--out` is empty: results would go to the working directory."""
+    if "--out=" in words or ("--out", "") in pairwise(words):
+        raise SpecsimError("--out: is empty, as a variable is that was not set; name a place")
 
 
 def _app() -> Callable[..., object]:

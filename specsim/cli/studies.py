@@ -297,6 +297,7 @@ def _write_baseline(
     path: Path, suite: "Suite", tolerances: dict[str, float], workers: int, date: str | None
 ) -> None:
     from specsim.study.gate import baseline_file, checked_date, run_suite
+    from specsim.study.gate.verdict import error_of_each, told_of_two_seeds
 
     date = None if date is None else checked_date(date)
     runs = len(suite.scenarios) * suite.replications
@@ -308,6 +309,8 @@ def _write_baseline(
     typer.echo(
         f"baseline: {path} (scenarios: {len(suite.scenarios)}, seeds: {suite.replications} each)"
     )
+    error = error_of_each(len(suite.scenarios), tolerances)
+    warn(told_of_two_seeds([suite.replications], error))
 
 
 def split(

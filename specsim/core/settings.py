@@ -64,9 +64,10 @@ _MOST_CHOICES = 40
 
 def _unknown(keys: list[object], known: list[str]) -> Iterator[InitErrorDetails]:
     for key in keys[:_MOST_SAID]:
+        is_number = str(key).isdigit()  # as YAML reads {rate: 1,5}
         context = {
             "key": short(key)[1:-1] if isinstance(key, str) else short(key),
-            "hint": nearest(str(key), known),
+            "hint": "write 1.5, not 1,5" if is_number else nearest(str(key), known),
         }
         kind = PydanticCustomError("unknown_field", "unknown field '{key}'; {hint}", context)
         yield InitErrorDetails(type=kind, loc=(), input=key)

@@ -217,7 +217,20 @@ def compare(
         off, own = ([each["mean_e2el_ms"] for each, _ in groups[n]] for n in ("off", label))
         gain = speed_up(off, own, (groups["off"][0][1], groups[label][0][1]))
         results.append(PolicyResult(label, policy, [data for data, _ in groups[label]], gain))
-    return Comparison(results, replications, notes)
+    return Comparison(results, replications, notes + _told_of_copies(results))
+
+
+def _told_of_copies(results: list[PolicyResult]) -> list[str]:
+    """Return a warning if replications of a policy, and of none, are one and the same run."""
+    runs = {result.label: result.latencies for result in results}
+    alike = [label for label, each in runs.items() if len(each) > 1 and len({*each}) == 1]
+    if "off" not in alike or alike == ["off"]:
+        return []
+    return [
+        f"all replications of {', '.join(alike)} are the same, for nothing in them "
+        "is drawn: an interval of no width says nothing of other requests; draw rows "
+        "(lengths of kind empirical), or look at other parts of the trace (arrivals.window)"
+    ]
 
 
 def on_one_engine(

@@ -14,6 +14,7 @@ from specsim.core.rng import generator
 from specsim.policies import Policy
 from specsim.policies.off import Off
 from specsim.policies.static import Static
+from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated
 from specsim.workload import WorkloadConfig
@@ -241,10 +242,26 @@ class Loads:
             return recording.all_requests()
         return drawn(self._lengths, generator(self.experiment.seed, "lengths"), _SAMPLE)
 
-    def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
-        """Return the trials that hold the batch of one replica at a size, one per replication.
+    @cached_property
+    def num_stages(self) -> int:
+        """Stages of a pipeline, 1 without one: a sequence is in every so-manieth step."""
+        return len(load_profile(self.experiment.serving.profile).stage_shares)
 
-        That many clients have no think time; the batch is smaller if the KV cache does not hold it.
+    @property
+    def num_batches(self) -> int:
+        """Batches that the decodes of one server are shared out among.
+
+        Of its stages, and of the replicas of a decode pool or of its data-parallel ranks.
+        """
+        pools = self.experiment.pools
+        ranks = pools.decode.slots if pools else self.experiment.engine.data_parallel_size or 1
+        return self.num_stages * ranks
+
+    def closed_trials(self, policy: Policy, concurrency: int, count: int) -> list[Trial]:
+        """Return the trials of one server with so many clients, one per replication.
+
+        They have no think time, and so hold batches at a size: `num_batches` of them in all, each
+        smaller if the KV cache does not hold it, or some clients are in a prefill pool.
         """
         arrivals = ClosedLoop(concurrency=concurrency)
         workload = self._workload(arrivals=arrivals, lengths=self._lengths, num_requests=count)

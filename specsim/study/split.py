@@ -21,6 +21,7 @@ from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.study.paired import replicated
+from specsim.workload.arrivals.patterns import TraceReplay
 
 COLUMNS = (
     "request_throughput", "slo_attainment", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms",
@@ -96,12 +97,17 @@ def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:
     """
     if experiment.scalers:
         raise ConfigError("autoscaling: split compares pools of fixed size; leave it out")
+    if experiment.incidents:
+        raise ConfigError(
+            "incidents: are of replicas that only one way to divide the GPUs has; leave them out "
+            "(--set incidents=null) and run the split that is found with them afterwards"
+        )
     if (ranks := experiment.engine.data_parallel_size or 1) > 1:
         raise ConfigError(
             f"engine.data_parallel_size = {ranks}: split compares replicas without ranks; leave it "
             "out"
         )
-    plain = experiment.replace("split", pools=None, incidents=None)
+    plain = experiment.replace("split", pools=None)
     pools = experiment.pools or PoolsConfig()
     both = (pools.prefill, pools.decode)
     size, *sizes = (
@@ -153,11 +159,12 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
     if rate is None:
         return experiment
     workload = experiment.workload
-    if getattr(workload.arrivals, "rate", None) is None:
+    if "rate" not in type(workload.arrivals).model_fields:
         raise ConfigError(
             f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
         )
-    arrivals = workload.arrivals.model_copy(update={"rate": rate})
+    scale = {"time_scale": 1.0} if isinstance(workload.arrivals, TraceReplay) else {}
+    arrivals = workload.arrivals.model_copy(update={"rate": rate, **scale})
     return experiment.replace(
         "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
     )

@@ -159,7 +159,7 @@ def _ways(
     )
     is_any = False
     for label, policy in policies.items():
-        plain = experiment.replace("--policies", policy=policy, incidents=None)
+        plain = experiment.replace("--policies", policy=policy)
         for profile in both:
             size = f" {_size(profile)}" if sizes else ""
             whole = next(splits(plain.replace("--tp", profile=profile), gpus))

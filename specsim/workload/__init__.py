@@ -157,7 +157,8 @@ class WorkloadConfig(Settings):
         rng, count = generator(seed, "lengths"), self.num_requests or self.lengths.num_rows
         if not isinstance(self.arrivals, OpenArrivals):
             assert count is not None
-            return drawn(self.lengths, rng, count)
+            # A turn is not to wait until it was recorded to: clients say when sessions begin.
+            return replace(drawn(self.lengths, rng, count), arrived_at=None)
         draw_times = partial(
             drawn_times, self.arrivals, generator(seed, "arrivals"), duration=self.duration
         )

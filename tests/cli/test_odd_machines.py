@@ -187,3 +187,31 @@ def test_who_leaves_at_a_question_is_let_go(tmp_path: Path, key: bytes) -> None:
     os.close(theirs)
     assert (process.returncode, b"Traceback" in said) == (130, False), said
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["yaml", "numpy", "queue"])
+def test_a_file_that_is_called_as_a_library_is_named(experiment: Path, name: str) -> None:
+    taken = experiment.with_name(f"{name}.py")
+    taken.write_text("mine = 1\n")
+    command = [sys.executable, "-m", "specsim", "run", "e.yaml"]
+    done = subprocess.run(
+        command, cwd=experiment.parent, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(
+        f"error: {taken}: takes the place of the library '{name}'; rename"
+    )
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["--out", ""], ["--out="]])
+def test_results_do_not_go_here_because_a_variable_is_not_set(
+    experiment: Path, words: list[str]
+) -> None:
+    command = [sys.executable, "-m", "specsim", "run", "e.yaml", *words]
+    done = subprocess.run(
+        command, cwd=experiment.parent, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: --out: is empty")
+    assert [*experiment.parent.iterdir()] == [experiment]

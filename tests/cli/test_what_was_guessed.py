@@ -118,4 +118,7 @@ def test_a_log_that_has_changed_is_read_again(tmp_path: Path) -> None:
 def test_a_plan_says_it_of_an_experiment_that_has_a_log(tmp_path: Path) -> None:
     workload = {"arrivals": {"kind": "trace", "path": str(log(tmp_path))}}
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(tiny_config(workload=workload)))
-    assert find_traffic(str(tmp_path / "e.yaml")).note == f"as in the experiment; {SAID}"
+    assert (
+        find_traffic(str(tmp_path / "e.yaml")).note
+        == f"as in the experiment; its acceptance for drafts of eagle3 alone; {SAID}"
+    )

@@ -519,6 +519,8 @@ def test_that_recorded_turns_do_not_wait_is_noted(tmp_path: Path, workload: Path
     arrivals["sessions"] = "ignored"
     workload.write_text(yaml.safe_dump({"workload": {"arrivals": arrivals}}))
     assert load_workload(workload, []).notes == ()
+    [note] = load_workload(workload, ["workload.adapters.count=2"]).notes
+    assert "the adapters of the workload were not asked for" in note
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def change(path: str, value: Any) -> dict[str, Any]:
     [
         ("engine.max_num_seq", 3, r"unknown field 'max_num_seq'; did you mean 'max_num_seqs'"),
         ("workload.arrival", 3, r"workload: unknown field 'arrival'; did you mean 'arrivals'"),
+        ("slo", {"ttft_ms": 1, 5: None}, r"slo: unknown field '5'; write 1\.5, not 1,5"),
         ("policy.kind", "statik", r"no kind 'statik'; did you mean 'static'"),
         ("acceptance", "a.yaml", r"no kind 'a.yaml'; a preset is \{kind: preset, name: a.yaml\}"),
         ("policy.k", 0, r"policy\.k = 0"),

@@ -230,6 +230,16 @@ def test_what_is_not_served_is_refused_by_name(change: dict[str, Any]) -> None:
         pass
 
 
+def test_adapters_are_not_left_out_in_silence(
+    tiny: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    lora = {"step_ms": 1.0, "token_us": 0.1, "load_ms": 1.0, "read_ms": 1.0}
+    profile, engine = constant_step(delta_ms=4.0, lora=lora), {"lora_config": {"max_loras": 2}}
+    experiment = tiny(profile=profile, engine=engine, acceptance=None)
+    with pytest.raises(ConfigError, match="lora_config: specsim serve does not do that yet"):
+        live.Live(experiment)
+
+
 def test_while_no_replica_is_up_requests_are_refused() -> None:
     failure = {"kind": "failure", "replica": 0, "at": 10.0, "until": 70.0}
     with serving(incidents=[failure]) as served:

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from specsim.cli.options import profile_text
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.policies.off import Off
+from specsim.profile import load_profile
 from specsim.results.metrics import Slo
 from specsim.results.stability import Balance
 from specsim.run.experiment import Experiment
@@ -29,9 +30,17 @@ from specsim.study.capacity import Goal, Prices, capacity, find_capacity, find_h
 from specsim.study.capacity.choices import binding_words
 from specsim.study.capacity.document import TriedLoad
 from specsim.study.capacity.findings import Ranked, best, pareto_front
-from specsim.study.capacity.probe import ALL, LoadProbe, LoadRun, Promise, interval_between
+from specsim.study.capacity.probe import (
+    ALL,
+    LoadProbe,
+    LoadRun,
+    Promise,
+    Task,
+    interval_between,
+    measure,
+)
 from specsim.study.capacity.search import Answer, Bracket, explore, largest_sustained
-from specsim.study.loads import Loads, few_rows
+from specsim.study.loads import Loads, Trial, few_rows
 from specsim.workload import WorkloadConfig
 
 
@@ -706,12 +715,27 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts() -> None:
     (hardware,) = find_hardware(drafting, ["h200"])
     assert hardware.under(drafting.effective_policy, drafting).gpus == {"h200": 1, "h100": 1}
     assert hardware.under(Off(), drafting).gpus == {"h200": 1}
+    # Of each rank: as `compare` and the report count, and as each drafts without the others.
+    engine = {"speculative_config": spec, "data_parallel_size": 2}
+    ranks = small("static").replace("a test", engine=engine)
+    assert hardware.under(ranks.effective_policy, ranks).gpus == {"h200": 2, "h100": 2}
 
 
 def test_the_gpus_of_all_ranks_are_paid_for() -> None:
     experiment = small("off").replace("a test", engine={"data_parallel_size": 4})
     (hardware,) = find_hardware(experiment, ["h200"])
     assert hardware.under(Off(), experiment).gpus == {"h200": 4}
+
+
+def test_slots_are_those_of_all_ranks() -> None:
+    closed = {"kind": "closed_loop", "concurrency": 17}
+    workload = {**tiny_config()["workload"], "arrivals": closed, "num_requests": 100}
+    engine = {**tiny_config()["engine"], "data_parallel_size": 2}
+    ranks = small("off").replace("a test", engine=engine, workload=workload)
+    goal = Goal(Slo(ttft_ms=60), 0.95, 0.2, True, None, 1, 100, None)
+    run = measure(Task(17.0, Trial(ranks), load_profile(ranks.profile), goal))
+    # Of two ranks with 16 slots each, for one of which nobody waits.
+    assert (run.most_running, run.resource) == (17, "step_time")
 
 
 def test_a_profile_of_ranks_that_share_experts_is_of_no_other_gpu(tmp_path: Path) -> None:

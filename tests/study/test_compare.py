@@ -1,5 +1,6 @@
 """Comparisons: paired, reproducible, and fair."""
 
+import json
 import sys
 from collections.abc import Callable
 from io import StringIO
@@ -211,6 +212,20 @@ def test_all_policies_meet_the_same_requests(tiny: Callable[..., Experiment]) ->
     result = compare(tiny(), parse_policies(["static:k=3"]), replications=1)
     totals = {policy.summaries[0]["total_output_tokens"] for policy in result.results}
     assert len(totals) == 1
+
+
+def test_replications_that_are_one_run_are_told(
+    tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    path = tmp_path / "recorded.jsonl"
+    row = {"prompt_len": 9, "output_len": 8, "accepted_lens_eagle3": [3, 1, 0, 2, 2, 1, 1, 0]}
+    path.write_text("".join(f"{json.dumps({**row, 'arrived_at': n * 0.05})}\n" for n in range(9)))
+    experiment = tiny(workload={"arrivals": {"kind": "trace", "path": str(path)}})
+    recorded = experiment.replace(acceptance={"kind": "recorded", "proposer": "eagle3"})
+    [note] = compare(recorded, ["static:k=2"], replications=2).notes
+    assert note.startswith("all replications of off, static:k=2 are the same, for nothing in them")
+    assert compare(recorded, ["static:k=2"], replications=1).notes == []
+    assert compare(experiment, ["static:k=2"], replications=2).notes == []  # drafts have luck
 
 
 def test_one_policy_that_needs_synchronous_steps_makes_all_synchronous(

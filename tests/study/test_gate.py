@@ -118,6 +118,20 @@ def test_replications_that_are_not_used_are_told(cli: Run, suite: Callable[..., 
     assert note in err
 
 
+def test_two_seeds_that_let_nearly_everything_pass_are_told(
+    cli: Run, suite: Callable[..., Path]
+) -> None:
+    path, words = suite(replications=2), "with 2 seeds a change is uncertain, and passes, unless"
+    code, _, err = cli("gate", "--update", "b.json", path, "--workers", 1)
+    assert (code, err.count(words)) == (0, 1)
+    worse = ("--set", "policy=static:k=1", "--workers", 1)
+    code, out, err = cli("gate", "b.json", path, *worse)
+    assert ("uncertain: " in out, err.count(words)) == (True, 1)
+    path = suite(replications=3)
+    assert cli("gate", "--update", "b.json", path, "--workers", 1)[2] == ""
+    assert words not in cli("gate", "b.json", path, *worse)[2]
+
+
 def test_what_is_gated_no_longer_or_more_loosely_is_told(suite: Callable[..., Path]) -> None:
     tolerances = {"mean_e2el_ms": 0.02, "mean_tpot_ms": 0.02, "p99_e2el_ms": 0.05}
     before = run_suite(Suite.load(suite()), tolerances)

@@ -669,7 +669,12 @@ def test_traffic_may_be_a_trace_or_an_experiment(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(tiny_config()))
     own = find_traffic(str(path))
-    assert own.acceptance_for("ngram", "x") == ({"kind": "bernoulli", "alpha": 0.7}, "as given")
+    assert own.acceptance_for("eagle3", "x") == ({"kind": "bernoulli", "alpha": 0.7}, "as given")
+    assert "its acceptance for drafts of eagle3 alone" in own.note
+    # What a head's drafts are worth says nothing of a lookup, which costs next to nothing.
+    assert own.acceptance_for("ngram", "x")[0]["kind"] == "preset"
+    said = find_traffic(str(path), "bernoulli:alpha=0.4")
+    assert (said.acceptance_for("ngram", "x")[0]["alpha"], said.method) == (0.4, None)
     assert own.at(3.0, 10)["lengths"]["prompt"] == [1, 200]
     closed = tiny_config()
     closed["workload"]["arrivals"] = {"kind": "closed_loop", "concurrency": 3}

@@ -14,7 +14,7 @@ from specsim.results.stability import Stability
 from specsim.run.experiment import Experiment
 from specsim.show.render.study_tables import split_table
 from specsim.study.compare import chosen_policies
-from specsim.study.split import COLUMNS, Split, SplitRow, compare_splits, splits
+from specsim.study.split import COLUMNS, Split, SplitRow, at_rate, compare_splits, splits
 from specsim.study.split_search import Search, search_splits, thinned
 
 pytestmark = pytest.mark.slow
@@ -197,6 +197,19 @@ def test_many_gpus_are_looked_at_with_gaps() -> None:
     assert thinned([1, 2], "", left_out) == [1, 2]
 
 
+@pytest.mark.parametrize("own", [{}, {"time_scale": 0.5}, {"rate": 2.0}])
+def test_a_trace_is_stretched_to_each_rate(tmp_path: Path, own: dict[str, float]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "arrival_time,prompt_len,output_len\n" + "".join(f"{n},9,3\n" for n in range(21))
+    )
+    workload = {"arrivals": {"kind": "trace", "path": str(path), **own}}
+    loaded = at_rate(Experiment.parse(tiny_config(workload=workload), "a trace"), 5.0)
+    times = loaded.workload.build(0).arrived_at
+    assert times is not None
+    assert times[-1] == pytest.approx(4.0, rel=0.06)  # 20 gaps, or 21 requests, at 5 a second
+
+
 def test_what_cannot_be_searched_is_said(cli: Run, tmp_path: Path) -> None:
     loop = {"kind": "closed_loop", "concurrency": 4}
     config = tiny_config(workload={**WORKLOAD, "arrivals": loop})
@@ -208,6 +221,9 @@ def test_what_cannot_be_searched_is_said(cli: Run, tmp_path: Path) -> None:
     for searched in ((), ("--policies", "off")):
         code, _, error = cli("split", "e.yaml", "--gpus", 2, *ranks, *searched)
         assert (code, "data_parallel_size = 2: split compares" in error) == (2, True)
+        slow = "incidents=[{kind: slowdown, replica: 0, at: 1, factor: 2}]"
+        code, _, error = cli("split", "e.yaml", "--gpus", 2, "--set", slow, *searched)
+        assert (code, error.startswith("error: incidents: are of replicas")) == (2, True)
     code, _, error = cli("split", "e.yaml", "--gpus", 2, "--tp", "1,x")
     assert (code, "--tp 1,x: should be whole numbers" in error) == (2, True)
     code, out, error = cli("split", "e.yaml", "--gpus", 2, "--policies", "off", "--out", "s")

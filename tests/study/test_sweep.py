@@ -251,6 +251,14 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
     assert "1 of 3 points failed; the first, policy deadly_policy:Deadly: its process was" in err
 
 
+def test_the_seeds_of_all_replications_are_looked_at_first(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    base = tiny_config(seed=2**63 - 1)
+    path.write_text(yaml.safe_dump({"base": base, "axes": [{"replicas": [1]}], "replications": 2}))
+    with pytest.raises(ConfigError, match="seed = 9223372036854775808: should be less"):
+        Sweep.load(path)
+
+
 @pytest.mark.parametrize(
     ("axes", "rest", "message"),
     [
@@ -264,6 +272,7 @@ def test_a_point_that_kills_its_process_is_named_and_the_others_go_on(
         ([{"profile.gpu": ["h100"]}], {}, "axes: profile.gpu: 'profile' is not a mapping"),
         ([{"seed": [1, 2]}], {}, "set replications instead"),
         ([{"policy": ["off"]}, {"policy": ["static"]}], {}, "'policy' is on two axes"),
+        ([{"policy.k": [1, 2]}, {"policy": ["static:k=3"]}], {}, "take the place of 'policy.k'"),
         ([{"policy": ["off", "off"]}], {}, "'off' is given twice"),
         ([{"policy": ["off"], "replicas": [1, 2]}], {}, "policy 1, replicas 2"),
         ([{"policy": "off"}], {}, "yaml: axes: policy = 'off' must be a list of values"),

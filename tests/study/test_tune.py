@@ -398,6 +398,60 @@ def test_a_load_is_not_looked_for_while_replicas_fail() -> None:
         Loads(Experiment.parse(tiny_config(replicas=2, incidents=incidents), "failing"), 1)
 
 
+_THREE = {"prefill": {"replicas": 2}, "decode": {"replicas": 3}}
+
+
+@pytest.mark.parametrize("kind", ["ranks", "pools"])
+def test_a_batch_is_that_of_one_scheduler_and_a_load_that_of_all(
+    decoding: Experiment, kind: str
+) -> None:
+    alone = with_engine(decoding, max_num_seqs=4)
+    shared = alone.replace(pools=_THREE) if kind == "pools" else None
+    shared = shared or with_engine(alone, data_parallel_size=3)
+    one, many = tuned_batches(alone, 2), tuned_batches(shared, 2)
+    for its, ours in zip(one.points, many.points, strict=True):
+        assert ours.mean_batch_size == pytest.approx(its.mean_batch_size, rel=0.1)
+        assert ours.requests_per_second(1) == pytest.approx(3 * its.requests_per_second(1), rel=0.1)
+    capacities = [
+        LoadSeries.of(Loads(experiment, 2), found).capacity
+        for experiment, found in ((alone, one), (shared, many))
+    ]
+    assert capacities[1] == pytest.approx(3 * capacities[0], rel=0.1)
+
+
+def test_a_batch_of_a_pipeline_is_that_of_one_stage(
+    decoding: Experiment, constant_step: Callable[..., str]
+) -> None:
+    latency = {"kind": "linear", "alpha_ns": 0, "gamma_us": 0, "delta_ms": 0.5}
+    drafts = {"eagle3": {"basis": "draft", "latency": latency}}
+    profile = constant_step(delta_ms=4.0, stage_shares=[0.5, 0.5], drafts=drafts)
+    staged = with_engine(decoding, max_num_seqs=12, async_scheduling=None)
+    # Answers of one length end together, and so would be in one step together.
+    lengths = {"kind": "uniform", "prompt": [1, 1], "output": [10, 70]}
+    workload = {**staged.to_dict()["workload"], "lengths": lengths}
+    batches = tuned_batches(staged.replace(profile=profile, workload=workload), 2)
+    assert [point.batch_size for point in batches.points] == [1, 2, 4, 6]
+    assert batches.ranges[-1][1] == 12
+    for point in batches.points:
+        assert point.mean_batch_size == pytest.approx(point.batch_size, rel=0.15)
+
+
+def test_a_size_that_more_clients_do_not_bring_about_is_not_tuned_for() -> None:
+    long_prompts = {"kind": "constant", "prompt": 900, "output": 12}
+    experiment = Experiment.parse(
+        tiny_config(
+            workload={**tiny_config()["workload"], "lengths": long_prompts},
+            pools={"prefill": {"replicas": 1}, "decode": {"replicas": 1}},
+        ),
+        "full prefill pool",
+    )
+    batches = tuned_batches(experiment, 2)
+    assert batches.beyond
+    largest = batches.points[-1].batch_size
+    assert all(first <= largest for first, _, _ in batches.ranges)
+    assert batches.ranges[-1][1] == batches.max_num_seqs
+
+
 @pytest.mark.slow
 def test_a_load_that_a_full_prefill_pool_keeps_every_k_from_is_not_counted() -> None:
     engine = {**tiny_config()["engine"]}
@@ -405,7 +459,7 @@ def test_a_load_that_a_full_prefill_pool_keeps_every_k_from_is_not_counted() -> 
     pools = {"prefill": {"replicas": 1}, "decode": {"replicas": 1},
              "transfer": {"bandwidth_gb_s": 50, "latency_ms": 1}}  # fmt: skip
     workload = {
-        "arrivals": {"kind": "poisson", "rate": 8.0},
+        "arrivals": {"kind": "poisson", "rate": 80.0},
         "lengths": {"kind": "constant", "prompt": 900, "output": 12},
         "num_requests": 60,
     }

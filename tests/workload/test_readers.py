@@ -464,6 +464,15 @@ def test_times_of_parquet_are_seconds_in_any_unit(
     assert trace.prompt_lens.tolist() == [5, 7]
 
 
+def test_bytes_in_parquet_are_text(tmp_path: Path) -> None:
+    columns = {"prompt_len": [5, 7], "output_len": [2, 3], "session": [b"s", b"s"]}
+    columns["id"] = [b"chat-1", b"\xff"]  # as by writers that do not say that it is text
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    trace = read_trace(tmp_path / "t.parquet")
+    assert trace.ids == ["chat-1", r"\xff"]
+    assert trace.num_sessions == 1
+
+
 def test_another_ending_is_refused_and_nothing_written(tmp_path: Path) -> None:
     trace = read_trace(sample(tmp_path, "vidur"))
     with pytest.raises(ConfigError, match=r"\.parquet"):

@@ -161,6 +161,46 @@ def test_a_fixed_number_of_sessions_is_open(tiny: Callable[..., Experiment]) -> 
     assert is_open[3:-3] == [3] * (len(is_open) - 6)
 
 
+@pytest.mark.parametrize(
+    "arrivals", [{"kind": "closed_loop", "concurrency": 2}, {"kind": "poisson", "rate": 9.0}]
+)
+def test_recorded_turns_wait_for_clients_and_not_for_when_they_were_recorded(
+    arrivals: dict[str, Any], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    turns = [
+        {"session": number, "arrived_at": 500.0 * number + turn, "think_time": 0.25 * turn}
+        for number in range(24)
+        for turn in range(2)
+    ]
+    path = tmp_path / "far-apart.jsonl"
+    path.write_text(
+        "".join(f"{json.dumps({**t, 'prompt_len': 9, 'output_len': 3})}\n" for t in turns)
+    )
+    workload = {"arrivals": arrivals, "lengths": {"kind": "trace", "path": str(path)}}
+    summary = ran(tiny, workload=workload)
+    rows = summary.tables.requests
+    for before, after in turn_pairs(summary.run.requests):
+        wait = rows["arrived_at"][after.index] - rows["ended_at"][before.index]
+        assert wait == pytest.approx(0.25, abs=1e-9)
+    assert rows["ended_at"].max() < 20.0
+
+
+@pytest.mark.parametrize("arrivals", [POISSON, {"kind": "closed_loop", "concurrency": 2}])
+@pytest.mark.parametrize("first", ["before", "after"])
+def test_sessions_are_not_taken_apart_by_a_shift(first: str, arrivals: dict[str, Any]) -> None:
+    single = {"kind": "constant", "prompt": 20, "output": 5}
+    other = {"before": "after", "after": "before"}[first]
+    shift = {"kind": "shift", "at": 0.5, first: FIELDS, other: single}
+    workload = {"arrivals": arrivals, "lengths": shift, "num_requests": 40}
+    with pytest.raises(ConfigError, match=f"requests of '{first}' are in sessions and those of"):
+        WorkloadConfig.model_validate(workload).build(0)
+    workload["lengths"] = {**shift, other: {**FIELDS, "turns": 2}}
+    trace = WorkloadConfig.model_validate(workload).build(0)
+    assert trace.sessions is not None
+    assert trace.think_times is not None
+    assert trace.num_sessions < 40
+
+
 def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Experiment]) -> None:
     # One session at a time, a cache that forgets nothing: vLLM finds prompt and answer, but for
     # the last token of the answer, which no step has computed.

@@ -67,6 +67,10 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
         config = Experiment.parse(data, str(path))
     requests = list(config.workload.build(config.seed).requests())
     arrivals, notes = config.workload.arrivals, _turns_alone(config.workload, requests, path)
+    if any(request.adapter for request in requests):
+        notes += (
+            "all requests are for one model: the adapters of the workload were not asked for",
+        )
     concurrency, think_times = None, [0.0] * len(requests)
     if isinstance(arrivals, ClosedLoop):
         concurrency = arrivals.concurrency

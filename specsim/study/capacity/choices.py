@@ -249,7 +249,7 @@ class Hardware:
     profile: Profile
     pools: tuple[tuple[Profile, int], ...] = ()
     """Of a unit of pools: profile and replicas of each; `profile` is that of the decode pool."""
-    drafter: Profile | None = None  # of a drafter on GPUs of its own, which every replica has
+    drafter: Profile | None = None  # of a drafter on GPUs of its own, which every rank has
     ranks: int = 1  # data-parallel ones, each with as many GPUs as the profile
 
     def under(self, policy: Policy, experiment: Experiment) -> Self:
@@ -274,7 +274,7 @@ class Hardware:
     def gpus(self) -> Counter[str]:
         """How many of which kind a replica or unit has."""
         engines = self.pools or ((self.profile, self.ranks),)
-        return gpus_of(engines + (((self.drafter, 1),) if self.drafter else ()))
+        return gpus_of(engines + (((self.drafter, self.ranks),) if self.drafter else ()))
 
     @property
     def gpus_per_replica(self) -> int:

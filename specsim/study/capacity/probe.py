@@ -235,7 +235,8 @@ def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
     """Return the most requests that ran at once, and what those that waited were waiting for."""
     requests = tables.requests
     most = most_at_once(requests["scheduled_at"], requests["ended_at"])
-    slots = deployment.setup.limits["max_num_running"]
+    ranks = deployment.engine.data_parallel_size or 1
+    slots = deployment.setup.limits["max_num_running"] * ranks
     if most >= slots:
         return most, "max_num_seqs"
     length = int((requests["prompt_len"] + requests["output_len"]).mean())

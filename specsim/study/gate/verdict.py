@@ -154,7 +154,7 @@ def judge(
     scenarios_of: dict[str, list[str]] = {}
     if baseline.specsim_version != current.specsim_version:
         notes.append(f"specsim {baseline.specsim_version} -> {current.specsim_version}")
-    error = _ERROR / (len(baseline.scenarios) * len(tolerances))
+    error = error_of_each(len(baseline.scenarios), tolerances)
     comparisons = []
     for name, old in baseline.scenarios.items():
         new = current.scenarios[name]
@@ -162,6 +162,8 @@ def judge(
             scenarios_of.setdefault(text, []).append(name)
         for metric, tolerance in tolerances.items():
             comparisons.append(_compare(name, metric, tolerance, (old, new), error))
+    if any(each.verdict == "uncertain" for each in comparisons):
+        notes += told_of_two_seeds((len(old.seeds) for old in baseline.scenarios.values()), error)
     for text, names in scenarios_of.items():
         everywhere = len(names) == len(baseline.scenarios)
         notes.append(text if everywhere else f"{', '.join(names)}: {text}")
@@ -170,6 +172,26 @@ def judge(
         all(old.seeds == current.scenarios[name].seeds for name, old in baseline.scenarios.items()),
         notes,
     )
+
+
+def told_of_two_seeds(counts: Iterable[int], error: float) -> list[str]:
+    """Return a warning if some scenario has but two seeds, which leave nearly all uncertain.
+
+    Args:
+        error: With which the interval of one comparison may miss.
+    """
+    if 2 not in counts:
+        return []
+    times = student_t(1, error) / 2**0.5
+    return [
+        f"with 2 seeds a change is uncertain, and passes, unless it is {times:,.0f} times as large "
+        "as its spread between them; set replications to 4 or more"
+    ]
+
+
+def error_of_each(num_scenarios: int, tolerances: Tolerances) -> float:
+    """Return with which error the interval of one comparison may miss, so that all may with 5 %."""
+    return _ERROR / (num_scenarios * len(tolerances))
 
 
 def check_same_suite(baseline: GateResults, suite: Suite) -> list[str]:

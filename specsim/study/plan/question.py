@@ -5,7 +5,7 @@ is nearest to it and to the model.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf, log
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,8 @@ class Traffic:
     acceptance: dict[str, Any] | None = None  # where an experiment says it
     turns: float = 1.0  # requests of a session, in the mean
     mean_lens: tuple[float, float] = (0.0, 0.0)  # tokens of a prompt and of an answer
+    method: str | None = None
+    """Whose drafts `acceptance` is of, where the experiment says it; None: of any."""
 
     def at(self, rate: float, num_requests: int) -> dict[str, Any]:
         """Return a workload at a rate, requests/s."""
@@ -56,7 +58,7 @@ class Traffic:
 
     def acceptance_for(self, method: str, model: str) -> tuple[dict[str, Any], str]:
         """Return an acceptance model for drafts of a method, and how near it is."""
-        if self.acceptance is not None:
+        if self.acceptance is not None and self.method in (None, method):
             return self.acceptance, "as given"
         lengths = self.workload.get("lengths") or {}
         is_own = lengths.get("kind") == "dataset" and lengths["name"] in _PRESETS
@@ -354,12 +356,25 @@ def _of_experiment(path: Path, given: dict[str, Any] | None) -> Traffic:
             "be varied; use poisson, gamma, constant or trace"
         )
     dumped = parsed.model_dump(mode="json", exclude_none=True, exclude={"num_requests"})
-    own = data.get("acceptance") if given is None else given
+    own, method = data.get("acceptance") if given is None else given, None
     if isinstance(own, str):
         with validated(f"--traffic {path}: acceptance", ConfigError):
             own = ACCEPTANCE.parse(own).model_dump(mode="json", exclude_none=True)
-    note = "; ".join(["as in the experiment", *parsed.notes])
-    return _traffic(path.name, dumped, note, own)
+    if given is None and own is not None:
+        method = _method_of(data)
+    notes = [f"its acceptance for drafts of {method} alone"] if method else []
+    note = "; ".join(["as in the experiment", *notes, *parsed.notes])
+    return replace(_traffic(path.name, dumped, note, own), method=method)
+
+
+def _method_of(data: dict[str, Any]) -> str | None:
+    """Return the drafting method of an experiment, as it was written; None if it has none."""
+    engine = data.get("engine")
+    proposer = engine.get("speculative_config") if isinstance(engine, dict) else None
+    if isinstance(proposer, str):
+        return proposer.partition(":")[0]
+    method = proposer.get("method") if isinstance(proposer, dict) else None
+    return method if isinstance(method, str) else None
 
 
 def _drawn(workload: dict[str, Any]) -> Trace:

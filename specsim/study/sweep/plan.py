@@ -86,12 +86,7 @@ class Sweep(Settings):
 
     @model_validator(mode="after")
     def _check_grid(self) -> Self:
-        fields = [field for axis in self.axes for field in axis]
-        for field in fields:
-            if fields.count(field) > 1:
-                raise ValueError(f"axes: '{field}' is on two axes; give it once")
-        if "seed" in fields:
-            raise ValueError("axes: 'seed' cannot be an axis; set replications instead")
+        _check_fields([field for axis in self.axes for field in axis])
         for axis in self.axes:
             if len({len(values) for values in axis.values()}) != 1:
                 counts = ", ".join(f"{field} {len(values)}" for field, values in axis.items())
@@ -149,6 +144,9 @@ class Sweep(Settings):
                 unproven -= values
         if unproven:
             raise problems[min(unproven)]
+        if self.replications > 1:  # whose seeds follow that of the base
+            last = {**valid[0].to_dict(), "seed": self.seed + self.replications - 1}
+            Experiment.parse(last, source)
         return valid
 
     @property
@@ -202,6 +200,21 @@ class Sweep(Settings):
             for field, value in row.items():
                 set_field(config, field, value, f"{source}: axes: {field}")
         return config
+
+
+def _check_fields(fields: list[str]) -> None:
+    """Raise a ValueError if a field of an axis cannot be one, or is set again by a later one."""
+    for place, field in enumerate(fields):
+        if field in fields[:place]:
+            raise ValueError(f"axes: '{field}' is on two axes; give it once")
+        for earlier in fields[:place]:
+            if earlier.startswith(f"{field}."):
+                raise ValueError(
+                    f"axes: '{field}' would take the place of '{earlier}', which stands before it "
+                    "and would change nothing; name them the other way round, or leave one out"
+                )
+    if "seed" in fields:
+        raise ValueError("axes: 'seed' cannot be an axis; set replications instead")
 
 
 def _values(field: str, given: object) -> list[Any]:

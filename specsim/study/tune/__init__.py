@@ -109,7 +109,7 @@ class Tuning:
     @property
     def warnings(self) -> list[str]:
         found = self.experiment.workload.notes
-        profile = load_profile(self.experiment.profile)
+        profile = load_profile(self.experiment.serving.profile)
         for point in self.batches.points:
             beyond = Beyond.over([m.beyond for group in point.measurements for m in group])
             if lines := beyond.warnings([profile]):
@@ -117,9 +117,14 @@ class Tuning:
                 break
         last = self.batches.points[-1].batch_size
         if last < self.batches.max_num_seqs:
+            why = f"the KV cache holds about {last:,} requests of this workload"
+            if self.batches.beyond:
+                why = f"of more clients than {last:,} many are in no batch, as they wait before it"
+            elif len(profile.stage_shares) > 1:
+                why = f"requests are shared out among the stages, about {last:,} to each"
             found.append(
-                f"the KV cache holds about {last:,} requests of this workload; larger batches, up "
-                f"to max_num_seqs = {self.batches.max_num_seqs}, carry the last k"
+                f"{why}; larger batches, up to max_num_seqs = {self.batches.max_num_seqs}, carry "
+                "the last k"
             )
         if self.batches.is_smoothed:
             found.append(
@@ -243,7 +248,7 @@ def tune(
         tell(f"loads up to {figures(series.capacity, 3)} {loads.unit}, at which each k pays")
         crossovers, curves = find_crossovers(series, trials)
         # Stages have no synchronous form, which the oracle needs.
-        with_oracle = len(load_profile(tunable.profile).stage_shares) == 1
+        with_oracle = loads.num_stages == 1
         tell(f"the schedule against every k{' and the oracle' if with_oracle else ''}")
         check = check_schedule(series, batches, trials, with_oracle=with_oracle)
     return Tuning(

@@ -1,9 +1,10 @@
 """Which k serves each batch size fastest, and the trials by which that is found.
 
 The batch is held at a size by that many clients who send their next request when the last is
-answered, on a server that drafts k tokens at every step. A server that follows a schedule by batch
-size does just that as long as its batch stays there, so each k is tried in such a server, k = 0
-included: look-ahead slots and the drafter's memory are those of the longest draft.
+answered, on a server that drafts k tokens at every step; where ranks, stages or a decode pool share
+them out, by that many for each. A server that follows a schedule by batch size does just that as
+long as its batch stays there, so each k is tried in such a server, k = 0 included: look-ahead slots
+and the drafter's memory are those of the longest draft.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ class Measurement:
     e2e_latency: float
     """Mean over the requests but for the first two fifths and the last, which meet a server that
     fills up or drains; seconds."""
-    mean_batch_size: float  # sequences per step over the same time as `time_per_token`
+    mean_batch_size: float  # sequences per step that decodes, over the time of `time_per_token`
     mean_output_len: float  # tokens per request
     beyond: Beyond
     stability: Stability
@@ -75,11 +76,15 @@ def _measure(trial: Trial) -> Measurement:
     requests, steps = tables.requests, tables.steps
     start, end = steady_window(requests, trial.experiment.workload.arrivals)
     is_steady = (steps["ended_at"] > start) & (steps["ended_at"] <= end)
+    pools = trial.experiment.pools
+    decodes = is_steady
+    if pools:
+        decodes = is_steady & (tables.step_replicas < pools.decode.slots)
     fifth = len(requests) // 5
     return Measurement(
         time_per_token=float((end - start) / steps["output_tokens"][is_steady].sum()),
         e2e_latency=float(latency(requests[2 * fifth : len(requests) - fifth]).mean()),
-        mean_batch_size=float(steps["num_requests"][is_steady].mean()),
+        mean_batch_size=float(steps["num_requests"][decodes].mean()),
         mean_output_len=float(requests["output_len"].mean()),
         beyond=summary.beyond,
         stability=summary.stability,
@@ -130,7 +135,7 @@ class BatchPoint:
         return speed_up(times[other].tolist(), times[k].tolist(), errors)
 
     def requests_per_second(self, k: int) -> float:
-        """Return how many requests this batch size answers per second."""
+        """Return how many requests a server with batches of this size answers per second."""
         group = self.measurements[k]
         return float(np.mean([1 / m.time_per_token / m.mean_output_len for m in group]))
 
@@ -144,7 +149,8 @@ class BatchPoint:
 class BatchTuning:
     """The best k of every batch size."""
 
-    points: list[BatchPoint]  # by batch size, from 1 to the largest that was simulated
+    points: list[BatchPoint]  # by batch size, from 1 to the largest that came about
+    beyond: list[BatchPoint]  # sizes that fit and do not come about; what was served all the same
     ranges: tuple[tuple[int, int, int], ...]
     """Inclusive, (first batch size, last batch size, k); the last ends at max_num_seqs."""
     max_num_seqs: int
@@ -157,13 +163,15 @@ def tune_batches(loads: Loads, trials: Trials) -> BatchTuning:
     max_num_seqs, largest = _largest_batch(loads)
     sizes = sorted({*(2**i for i in range(largest.bit_length()) if 2**i < largest), largest})
     points = _try_all(loads, trials, sizes)
-    ks, gains = _best_ks(points)
+    held = _num_held(points)
+    ks, gains = _best_ks(points[:held])
     smooth = ks if all(a >= b for a, b in pairwise(ks)) else non_increasing(gains)
-    return BatchTuning(points, _ranges(smooth, max_num_seqs), max_num_seqs, smooth != ks)
+    ranges = _ranges(smooth, max_num_seqs)
+    return BatchTuning(points[:held], points[held:], ranges, max_num_seqs, smooth != ks)
 
 
 def _largest_batch(loads: Loads) -> tuple[int, int]:
-    """Return max_num_seqs, and the largest batch that also fits into the KV cache.
+    """Return max_num_seqs, and the largest batch of a stage that also fits into the KV cache.
 
     At a random instant running requests are a length-biased sample, each half done on average.
     """
@@ -176,20 +184,30 @@ def _largest_batch(loads: Loads) -> tuple[int, int]:
     held += loads.experiment.max_draft_len + engine.block_size / 2
     fitting = int(deployment.kv_capacity(int(held)) / held)
     limit = min(engine.max_num_seqs, engine.max_num_active_seqs or engine.max_num_seqs)
-    return engine.max_num_seqs, max(1, min(limit, fitting))
+    return engine.max_num_seqs, max(1, min(limit, fitting) // loads.num_stages)
 
 
 def _try_all(loads: Loads, trials: Trials, sizes: list[int]) -> list[BatchPoint]:
     loads.check_batches()
-    ks = range(loads.experiment.max_draft_len + 1)
+    ks, batches = range(loads.experiment.max_draft_len + 1), loads.num_batches
     groups = {}
     for size in sizes:
         count = _UNMEASURED_ROUNDS * size + max(_MIN_MEASURED, size)
         for k in ks:
             policy = Schedule(ranges=((1, size, k),))
-            groups[size, k] = loads.closed_trials(policy, size, count)
+            groups[size, k] = loads.closed_trials(policy, size * batches, count * batches)
     measured = trials.measure(groups)
     return [BatchPoint(size, [measured[size, k] for k in ks]) for size in sizes]
+
+
+def _num_held(points: list[BatchPoint]) -> int:
+    """Return how many points, from the first, had batches nearer to their size than to half of it.
+
+    Where clients wait for something else, such as a prefill pool or a place for their adapter,
+    more clients make no larger batch, and every k would seem to be as good as none.
+    """
+    few = (n for n, point in enumerate(points) if point.mean_batch_size < point.batch_size / 2**0.5)
+    return max(1, next(few, len(points)))
 
 
 def best_k(log_times: NDArray[np.float64]) -> int:

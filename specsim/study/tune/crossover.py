@@ -42,10 +42,11 @@ class LoadSeries:
 
     @classmethod
     def of(cls, loads: Loads, batches: BatchTuning) -> "LoadSeries":
-        replicas = loads.experiment.num_engines
+        servers = loads.experiment.replicas
         ks = range(loads.experiment.max_draft_len + 1)
-        rates = [[point.requests_per_second(k) * replicas for k in ks] for point in batches.points]
-        sizes = [point.batch_size * replicas for point in batches.points]
+        points = batches.points + batches.beyond
+        rates = [[point.requests_per_second(k) * servers for k in ks] for point in points]
+        sizes = [point.batch_size * loads.num_batches * servers for point in points]
         if loads.is_closed:
             clients = sorted({*sizes, int(loads.own)})  # more than fit wait, which is no overload
             return cls(loads, [float(clients[-1]) for _ in ks], [(float(n), n) for n in clients])

@@ -1,5 +1,6 @@
 """Lengths: all the same, drawn from a distribution, by a dataset's statistics, or as recorded."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, final
 
@@ -9,7 +10,7 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import ConfigError, TraceError
 from specsim.core.settings import Settings, load_mapping, nearest
-from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, drawn, to_tokens
+from specsim.workload.lengths import LENGTHS, LONGEST, Lengths, drawn, drawn_sessions, to_tokens
 from specsim.workload.readers import facts_of, read_named
 from specsim.workload.trace import Trace
 
@@ -203,11 +204,16 @@ def _lognormal(rng: np.random.Generator, mean: float, std: float, count: int) ->
 
 
 _Nested = Annotated[Lengths, LENGTHS, LENGTHS.any_member]
+_Draw = Callable[[Lengths, np.random.Generator, int], Trace]
 
 
 @final
 class ShiftedLengths(Lengths):
-    """The first share of the requests comes from one source, the rest from another."""
+    """The first share of the requests comes from one source, the rest from another.
+
+    Either both are in sessions or none is. What only one of them knows of its requests is left out:
+    token ids, prefixes, priorities, adapters.
+    """
 
     kind: Literal["shift"] = "shift"
     examples = (
@@ -234,9 +240,32 @@ class ShiftedLengths(Lengths):
     def mean_len(self) -> float:
         return self.at * self.before.mean_len + (1 - self.at) * self.after.mean_len
 
+    @property
+    def in_sessions(self) -> bool:
+        """Whether both are; a ConfigError if only one is."""
+        before, after = self.before.in_sessions, self.after.in_sessions
+        if before != after:
+            one, other = ("before", "after") if before else ("after", "before")
+            raise ConfigError(
+                f"workload.lengths: the requests of '{one}' are in sessions and those of '{other}' "
+                "are not, so that turns would wait for nobody; shift between two of a kind"
+            )
+        return before
+
+    @property
+    def mean_turns(self) -> float:
+        return 1 / (self.at / self.before.mean_turns + (1 - self.at) / self.after.mean_turns)
+
     def draw(self, rng: np.random.Generator, count: int) -> Trace:
+        return self._joined(drawn, rng, count)
+
+    def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
+        return self._joined(drawn_sessions, rng, count)
+
+    def _joined(self, draw: _Draw, rng: np.random.Generator, count: int) -> Trace:
+        _ = self.in_sessions  # both, or none
         first = int(count * self.at)
-        return drawn(self.before, rng, first).followed_by(drawn(self.after, rng, count - first))
+        return draw(self.before, rng, first).followed_by(draw(self.after, rng, count - first))
 
 
 @final

@@ -263,10 +263,13 @@ _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 def _values(column: Any) -> list[Any]:
-    """Return the values of a column of Parquet; times as seconds, those with a date since 1970."""
+    """Return the values of a column of Parquet; times as seconds, those with a date since 1970.
+
+    Bytes are text: some programs that write Parquet do not say so.
+    """
     if not str(column.type).startswith(_TIMES):
         values: list[Any] = column.to_pylist()
-        return values
+        return [n.decode(errors="backslashreplace") if isinstance(n, bytes) else n for n in values]
     seconds = _SECONDS[column.type.unit]
     return [n if n is None else n * seconds for n in column.cast("int64").to_pylist()]
 
