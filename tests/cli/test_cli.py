@@ -690,6 +690,10 @@ def test_answers_of_one_token_have_no_time_between_tokens(
     for name in ("TPOT", "ITL"):
         row = next(line for line in out.splitlines() if f" {name} " in line)
         assert (row.count(" - ") == 4) is (output == 1)
+    code, out, _ = cli("compare", experiment(), "--set", lengths, "--policies", "off", "static:k=1")
+    rows = [line for line in out.splitlines() if "TPOT" in line]
+    assert rows
+    assert all((row.count(" - ") == 2) is (output == 1) for row in rows)
 
 
 @pytest.mark.slow

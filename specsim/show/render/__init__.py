@@ -64,8 +64,12 @@ _FORMS = {
 
 
 def shown(metric: str, value: float | None) -> str:
-    """Return a metric as every table shows it; ``-`` without a value."""
-    if value is None or isnan(value):
+    """Return a metric as every table shows it; ``-`` without a value.
+
+    Of answers of one token no time passes between two, for which ``summary.json`` has 0, as vLLM.
+    """
+    has_none = value == 0 and metric.endswith(("tpot_ms", "itl_ms"))
+    if value is None or isnan(value) or has_none:
         return "-"
     if metric == "output_throughput":  # of a GPU thousands, of a CPU a few
         return figures(value, 3)

@@ -52,12 +52,8 @@ def run_table(summary: Summary, title: str) -> Table:
     """Return the table of one run."""
     data = summary.data
     mark = _TITLE_MARKS[summary.stability]
-    values = {kind: [data[f"{each}_{kind}_ms"] for each in SHOWN] for kind in TITLES}
-    if data["total_output_tokens"] == data["completed"]:
-        # Of answers of one token there is no time between two; summary.json has 0, as vLLM's file.
-        values["tpot"] = values["itl"] = [nan] * len(SHOWN)
     rows = (
-        [name, *(shown(f"{kind}_ms", value) for value in values[kind])]
+        [name, *(shown(f"{kind}_ms", data[f"{each}_{kind}_ms"]) for each in SHOWN)]
         for kind, name in TITLES.items()
     )
     table = new_table(title + mark, ["ms", *SHOWN], rows)
