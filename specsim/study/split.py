@@ -138,7 +138,7 @@ def compare_splits(
     on_progress: Callable[[int], None] | None = None,
 ) -> Split:
     """Run every way to use some GPUs, at the experiment's load or several rates, requests/s."""
-    loads: list[float | None] = [*rates] if rates else [None]
+    loads: list[float | None] = list(dict.fromkeys(rates)) if rates else [None]
     ways = [way for rate in loads for way in splits(at_rate(experiment, rate), gpus)]
     if all(way.label == "colocated" for way in ways):
         raise ConfigError(f"--gpus {gpus}: too few for two pools of a replica each; name more")

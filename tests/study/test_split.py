@@ -64,7 +64,7 @@ def test_they_meet_the_same_requests_and_the_best_comes_first() -> None:
         assert any(row.is_efficient for row in mine)
     split = next(row for row in found.rows if row.label == "1p + 2d")
     assert split.values["mean_transfer_ms"] > 0
-    again = compare_splits(experiment(), 3, rates=[20.0, 60.0], replications=2, workers=2)
+    again = compare_splits(experiment(), 3, rates=[20.0, 60.0, 20.0], replications=2, workers=2)
     assert again == found
 
 
