@@ -198,10 +198,9 @@ def test_a_file_that_is_called_as_a_library_is_named(experiment: Path, name: str
         command, cwd=experiment.parent, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(
-        f"error: {taken}: takes the place of the library '{name}'; rename"
-    )
-    assert done.stderr.count("\n") == 1
+    last = done.stderr.splitlines()[-1]  # numpy 1 may complain before it
+    assert last.startswith(f"error: {taken}: takes the place of the library '{name}'; rename")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("words", [["--out", ""], ["--out="]])
