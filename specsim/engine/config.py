@@ -7,8 +7,9 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
+from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
+from specsim.engine.lora_config import LoraConfig
 from specsim.engine.setup import Setup
-from specsim.engine.table import IDLE, NOT_SKIPPED, SKIPPED
 from specsim.engine.transfer import OffloadConfig
 from specsim.engine.versions import (
     DEFAULT_VERSION,
@@ -33,33 +34,6 @@ from specsim.hardware.kv_groups import (
 )
 from specsim.profile.profile import BLOCK_SIZE, GPU_MEMORY_UTILIZATION
 from specsim.proposers import PROPOSERS, Proposer
-
-Adapters = Annotated[int, Field(gt=0, le=1 << 20)]
-
-
-class LoraConfig(Settings):
-    """LoRA adapters, under the names of vLLM 0.32.0 ``config/lora.py``."""
-
-    max_loras: Adapters = 1
-    """Adapters that a step may serve, and that the GPU holds; who is for another one waits."""
-    max_cpu_loras: Adapters | None = None
-    """Adapters that host memory holds; by default `max_loras`."""
-
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
-        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
-            raise ValueError(
-                f"max_cpu_loras = {self.max_cpu_loras} must be at least max_loras = "
-                f"{self.max_loras}: what the GPU holds, host memory does, too"
-            )
-        return self
-
-    @property
-    def limits(self) -> dict[str, int]:
-        """By the names of `specsim.engine.table.Limits`."""
-        held = self.max_cpu_loras or self.max_loras
-        return {"max_loras": self.max_loras, "max_cpu_loras": held}
-
 
 Count = Annotated[int, Field(gt=0, le=2**31)]
 Sequences = Annotated[int, Field(gt=0, le=1 << 20)]

@@ -5,7 +5,8 @@ others are asked in Python.
 """
 
 from specsim.core.compiled import inner
-from specsim.engine.table import IDLE, Table
+from specsim.engine.engine_limits import IDLE
+from specsim.engine.table import Table
 from specsim.latency.form import composed_time, forward_time
 from specsim.profile.step_time import (
     BASIS,

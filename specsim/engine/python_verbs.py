@@ -12,6 +12,7 @@ from specsim.core.step import StepLoad
 from specsim.decisions.policy import PicksDrafter
 from specsim.engine.cost import keep_up, note_drafting, read_prefixes
 from specsim.engine.draft import offer
+from specsim.engine.engine_limits import IDLE
 from specsim.engine.ledger import Ledger
 from specsim.engine.order import (
     ASK,
@@ -28,7 +29,7 @@ from specsim.engine.schedule import take_in
 from specsim.engine.setup import Wiring
 from specsim.engine.sources import Drafted
 from specsim.engine.speculation import Speculation
-from specsim.engine.table import FINISHED, IDLE, REQUEST
+from specsim.engine.table import FINISHED, REQUEST
 from specsim.profile import StepCosts
 
 

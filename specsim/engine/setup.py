@@ -41,7 +41,7 @@ class Setup:
     order: str
     """One of `specsim.engine.order.ORDERS`."""
     limits: Mapping[str, int]
-    """By the names of `specsim.engine.table.Limits`; what is missing is 0."""
+    """By the names of `specsim.engine.engine_limits.Limits`; what is missing is 0."""
     kv: KVLayout
     """The groups of layers that have KV blocks of their own."""
     stages: tuple[float, ...] = (1.0,)

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from specsim.core.atomic import MARK
 from specsim.core.errors import ConfigError
 from specsim.core.figures import figures
-from specsim.core.settings import Settings, as_yaml, load_mapping, validated
+from specsim.core.settings import as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
-from specsim.results.stability import Stability, as_flags
+from specsim.results.stability import as_flags
 from specsim.results.timeline import over_time
 from specsim.show.report.axes import (
     axis_of,
@@ -24,6 +24,7 @@ from specsim.show.report.axes import (
     slo_of,
     title_of,
 )
+from specsim.show.report.tunings import load_tuning
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
 from specsim.study.capacity.choices import binding_words, promise_words
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
@@ -168,23 +169,7 @@ def _load_capacity(folder: Path) -> Study:
     places = [
         (hardware.index(result.hardware), policies.index(result.policy)) for result in plan.results
     ]
-    tried = [
-        ((*own, loads.index(probe.load)), probe)
-        for own, result in zip(places, plan.results, strict=True)
-        for probe in result.probes
-    ]
-    points = [
-        Point(
-            number,
-            place,
-            0,
-            plan.seed,
-            plan.config_hash,
-            metrics=_metrics(probe),
-            keeps_limits=probe.keeps_limits,
-        )
-        for number, (place, probe) in enumerate(tried)
-    ]
+    points = _points(plan, places, loads)
     return Study(
         kind="capacity",
         title=title_of(plan.experiment, hardware) if advice is None else title(advice),
@@ -210,6 +195,29 @@ def _load_capacity(folder: Path) -> Study:
         capacity=_told(plan, places),
         plan=None if advice is None else page_words(advice),
     )
+
+
+def _points(
+    plan: CapacityDocument, places: list[tuple[int, int]], loads: list[float]
+) -> list[Point]:
+    """Return each load that was tried, under the places of its hardware and policy."""
+    tried = [
+        ((*own, loads.index(probe.load)), probe)
+        for own, result in zip(places, plan.results, strict=True)
+        for probe in result.probes
+    ]
+    return [
+        Point(
+            number,
+            place,
+            0,
+            plan.seed,
+            plan.config_hash,
+            metrics=_metrics(probe),
+            keeps_limits=probe.keeps_limits,
+        )
+        for number, (place, probe) in enumerate(tried)
+    ]
 
 
 def _load_advice(path: Path) -> Advice | None:
@@ -262,100 +270,11 @@ def _load_plan(path: Path) -> CapacityDocument:
     return plan
 
 
-class _TunedRuns(Settings):
-    """The runs of one policy at one load, by replication."""
-
-    policy: str
-    load: float
-    mean_e2el_ms: list[float]
-    output_throughput: list[float]
-    stability: list[Stability]
-
-
-class _TuningDocument(Settings):
-    """What a report draws of ``tune.json``."""
-
-    runs: list[_TunedRuns]
-    load_unit: Literal["requests/s", "clients"]
-    config: dict[str, Any]
-    config_hash: str
-    seeds: list[int]
-    recommended: dict[str, Any] | None
-    warnings: list[str]
-    specsim_version: str
-
-
-def _load_tuning(folder: Path) -> Study:
-    """Read a tuning: the runs of every k at several loads."""
-    path, remedy = folder / "tune.json", "run specsim tune again"
-    data = load_mapping(path, ConfigError)
-    check_version(path, data.get("specsim_version"), f"use that version or {remedy}")
-    known = {name: data[name] for name in _TuningDocument.model_fields if name in data}
-    with validated(f"{path} ({remedy})", ConfigError):
-        tuning = _TuningDocument.model_validate(known)
-    config = tuning.config
-    hardware = single_axes(config)[HARDWARE]
-    policies = list(dict.fromkeys(each.policy for each in tuning.runs))
-    loads = sorted({each.load for each in tuning.runs})
-    field = {"requests/s": "rate", "clients": "concurrency"}[tuning.load_unit]
-    fleet = fleet_of(config, {"replicas": config.get("replicas", 1)})
-    tried = [
-        ((0, policies.index(each.policy), loads.index(each.load)), *one)
-        for each in tuning.runs
-        for one in enumerate(
-            zip(
-                tuning.seeds,
-                *(each.mean_e2el_ms, each.output_throughput, each.stability),
-                strict=True,
-            )
-        )
-    ]
-    points = [
-        Point(
-            number=number,
-            places=places,
-            replication=replication,
-            seed=seed,
-            config_hash=tuning.config_hash,
-            metrics={"mean_e2el_ms": latency, "output_throughput": rate, **as_flags(stability)},
-            fleet=fleet.engines,
-            fleet_kind=fleet.kind,
-        )
-        for number, (places, replication, (seed, latency, rate, stability)) in enumerate(tried)
-    ]
-    return Study(
-        kind="tuning",
-        title=f"{title_of(config, hardware.labels)}: use {_answer_of(tuning.recommended)}",
-        axes=[
-            hardware,
-            axis_of(POLICY, "policy", policies, [""] * len(policies)),
-            axis_of(LOAD, f"workload.arrivals.{field}", [figures(load) for load in loads], loads),
-        ],
-        slo=slo_of(config),
-        points=points,
-        num_expected=len(points),
-        draft_lens=[draft_len({**config, "policy": policy}) for policy in policies],
-        profiles=[str(config.get("profile"))],
-        config=as_yaml(config),
-        version=tuning.specsim_version,
-        warnings=tuning.warnings,
-    )
-
-
-def _answer_of(best: dict[str, Any] | None) -> str:
-    if best is None:
-        return "no speculation"
-    ranges = best.get("num_speculative_tokens_per_batch_size")
-    if ranges is None:
-        return f"k = {best['num_speculative_tokens']}"
-    return "k = " + ", ".join(f"{k} in batches of {first} to {last}" for first, last, k in ranges)
-
-
 _READERS: dict[str, Callable[[Path], Study]] = {
     "sweep.yaml": load_sweep,
     "comparison.json": _load_comparison,
     "capacity.json": _load_capacity,
-    "tune.json": _load_tuning,
+    "tune.json": load_tuning,
     "summary.json": _load_run,
 }
 """By the file that tells what a folder is."""
