@@ -1125,9 +1125,11 @@ def test_the_table_fits_the_terminal(width: int, tables: int) -> None:
     assert all(cell in shown.get() for row in choices.rows for cell in row[2:])
 
 
-def refined(held: int, is_enough: bool, *, asked_for: list[Asked] | None = None) -> Answer:
+def refined(
+    held: int, is_enough: bool, *, first: int = 2000, asked_for: list[Asked] | None = None
+) -> Answer:
     goal = replace(goal_of(asked(qps=10.2)), max_requests=64_000, tolerance=0.04)
-    search = refine(10.0, goal, 2000, lambda _: is_enough)
+    search = refine(10.0, goal, first, lambda _: is_enough)
     wanted = next(search)
     for _ in range(60):
         if asked_for is not None:
@@ -1151,6 +1153,28 @@ def test_runs_grow_until_they_fill_the_server_and_the_answer_is_enough(
     assert found.num_requests == length
     assert found.interval is not None
     assert found.interval.low < 10.3 < found.interval.high
+
+
+@pytest.mark.parametrize(
+    ("held", "first", "lengths"),
+    [(2000, 20_000, [20_000]), (3000, 20_000, [20_000, 64_000]), (4000, 40_000, [16_000, 64_000])],
+)
+def test_runs_of_servers_that_hold_many_begin_with_as_many_as_fill_them(
+    held: int, first: int, lengths: list[int]
+) -> None:
+    asked_for: list[Asked] = []
+    refined(held, True, first=first, asked_for=asked_for)
+    seen = [each.num_requests for each in asked_for if each.load != pytest.approx(10.2)]
+    assert list(dict.fromkeys(seen)) == lengths
+
+
+def test_short_runs_that_grow_are_fewer() -> None:
+    goal = goal_of(asked())
+    assert [goal.num_runs(length) for length in (2000, 3999, 4000, 8000)] == [2, 1, 1, 1]
+    assert replace(goal, is_rough=False).num_runs(8000) == 2
+    option = offered(asked(), ("off",)).options[0]
+    tasks = option.contender(goal).at(Asked(5.0, 6000))
+    assert [each.trial.experiment.workload.num_requests for each in tasks] == [6000]
 
 
 @pytest.mark.parametrize("held", [8, 400, 900, 1900])

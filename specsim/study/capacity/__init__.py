@@ -65,7 +65,8 @@ class Contender:
         # A closed loop has to be full for most of the run.
         least = _ROUNDS * int(asked.load) if self.goal.is_closed else 0
         count = max(asked.num_requests, least)
-        return self._tasks(asked.load, self.loads.trials(self.policy, asked.load, count))
+        trials = self.loads.trials(self.policy, asked.load, count)
+        return self._tasks(asked.load, trials[: self.goal.num_runs(asked.num_requests)])
 
     def at_once(self) -> list[Task]:
         """Return the simulations of all requests at once, which show the saturated server."""

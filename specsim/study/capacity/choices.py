@@ -99,7 +99,8 @@ class Goal:
     """Runs are made longer up to so many requests, until the answer stops moving; None keeps
     `num_requests` as it is."""
     is_rough: bool = False
-    """Whether runs will do that are just long enough to show whether a backlog grows."""
+    """Whether runs will do that are just long enough to show whether a backlog grows. Longer ones
+    are fewer, so that all runs of a load have about as many requests."""
     shares: tuple[float, ...] = (0.25, 0.5, 0.75)
     """Of the capacity: where else latency and cost are looked at."""
     in_whole_replicas: bool = False
@@ -109,6 +110,12 @@ class Goal:
     limit_shares: Mapping[str, float] = field(default_factory=dict)
     """Share that must keep a limit, by its name, such as ``ttft_ms``."""
     prices: Prices = field(default_factory=lambda: Prices.load(None))
+
+    def num_runs(self, num_requests: int) -> int:
+        """Return how many runs of a load there are if each has so many requests."""
+        if not self.is_rough:
+            return self.replications
+        return max(1, self.replications * self.num_requests // num_requests)
 
     def share_of(self, limit: str) -> float:
         return self.limit_shares.get(limit, self.attainment)

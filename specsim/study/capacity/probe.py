@@ -301,11 +301,11 @@ def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
     between them nothing was tried (Tukey 1958, "Bias and confidence in not quite large samples";
     Miller 1974, "The jackknife - a review", for pseudo-values and Student's t).
 
-    None with a single replication, which says nothing about spread, and where `high` failed by
-    nothing that can be told by how much.
+    None with a single replication of either, which says nothing about spread, and where `high`
+    failed by nothing that can be told by how much.
     """
     slopes = _slopes(low, high)
-    count = len(low.runs)
+    count = min(len(low.runs), len(high.runs))
     if count < 2 or all(slope <= 0 for slope in slopes):
         return None
     whole = _root(low, high, slopes)

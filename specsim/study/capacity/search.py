@@ -194,11 +194,11 @@ def explore(start: float, goal: Goal, num_requests: int) -> Search:
     Begin at a load near saturation; `num_requests` is of the first runs, or of all if it is fixed.
     """
     stage = _Stage(goal, num_requests)
-    may_grow = not goal.is_rough and num_requests * _LONGER <= (goal.max_requests or 0)
-    coarse = max(_COARSE, goal.tolerance) if may_grow else goal.tolerance
+    longer = [] if goal.is_rough else _growing(num_requests * _LONGER, goal.max_requests or 0)
+    coarse = max(_COARSE, goal.tolerance) if longer else goal.tolerance
     yield from stage.search(start, coarse, _UP, _DOWN)
-    if may_grow:
-        stage = yield from _lengthened(stage, goal.max_requests or 0)
+    if longer:
+        stage = yield from _lengthened(stage, longer)
     return (yield from _looked_below(stage, num_requests))
 
 
@@ -208,14 +208,17 @@ def refine(
     """Look for a capacity that shorter runs have shown to be near.
 
     Args:
-        num_requests: Of the first runs, at least four times as many.
-        is_enough: Whether an interval is as narrow as it has to be: then runs that are long
-            enough to fill the server grow no more.
+        num_requests: Of runs that are long enough to fill the server.
+        is_enough: Whether an interval is as narrow as it has to be: then such runs grow no more.
     """
     longest = goal.max_requests or num_requests
-    before = _Stage(goal, min(num_requests, longest // _LONGER) // _LONGER)
+    first = num_requests if num_requests <= longest / 2 else longest // _LONGER
+    before = _Stage(goal, first // _LONGER)
     before.bracket = Bracket(near, None)
-    stage = yield from _lengthened(before, longest, is_enough)
+    lengths = _growing(first, longest)
+    if lengths[-1] < longest / 2:
+        lengths.append(longest)
+    stage = yield from _lengthened(before, lengths, is_enough)
     return (yield from _looked_below(stage, goal.num_requests))
 
 
@@ -231,18 +234,29 @@ def _looked_below(stage: _Stage, num_requests: int) -> Search:
     return Answer(stage.bracket, interval, stage.has_settled, stage.num_requests, rising)
 
 
+def _growing(first: int, longest: int) -> list[int]:
+    """Return the lengths of runs from the first on, each four times the one before."""
+    lengths = []
+    while first <= longest:
+        lengths.append(first)
+        first *= _LONGER
+    return lengths
+
+
 def _lengthened(
-    stage: _Stage, max_requests: int, is_enough: Callable[[Interval], bool] = lambda _: False
+    stage: _Stage, lengths: list[int], is_enough: Callable[[Interval], bool] = lambda _: False
 ) -> Generator[Asked, LoadProbe, _Stage]:
     first, goal = stage, stage.goal
-    while not stage.has_settled and stage.estimate and stage.num_requests * _LONGER <= max_requests:
+    for num_requests in lengths:
         before, is_first = stage.estimate, stage is first
-        stage = _Stage(goal, stage.num_requests * _LONGER)
+        if stage.has_settled or not before:
+            break
+        ratio, stage = num_requests / stage.num_requests, _Stage(goal, num_requests)
         start, step = before * (1 - _INSIDE * goal.tolerance), 1 + goal.tolerance
         yield from stage.search(start, goal.tolerance, step, step)
         if stage.interval is not None:
             # What is left of an error that falls with the length of the runs.
-            stage.answer = stage.interval.moved_from(before, 1 / (_LONGER - 1))
+            stage.answer = stage.interval.moved_from(before, 1 / (ratio - 1))
             is_known = stage.is_long and is_enough(stage.answer)
             stage.has_settled = is_known or (not is_first and stage.is_settled(before))
     yield from stage.confirm()

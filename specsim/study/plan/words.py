@@ -205,7 +205,7 @@ def notes(advice: Advice) -> list[str]:
     found += [] if advice.day is None else _day_notes(advice.day)
     found += _what_if_notes(advice)
     if any(choice.state == "estimated" for choice in advice.choices):
-        found.append("Estimated: by two short runs of each load, which may be 15 % off.")
+        found.append("Estimated: by short runs of each load, which may be 15 % off.")
     found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
 
