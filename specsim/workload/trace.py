@@ -328,7 +328,10 @@ class TraceBuilder:
                 "a workload has at least one"
             )
         lens = np.array(self._lens, dtype=np.int64)
-        for name, column in [*self._columns.items(), *self._recorded_lens.items()]:
+        columns_of_some: dict[str, list[Any]] = {**self._columns, **self._recorded_lens}
+        if self._arrivals:
+            columns_of_some["arrived_at"] = self._arrivals
+        for name, column in columns_of_some.items():
             if len(column) != len(lens):
                 raise TraceError(
                     f"{self._path}: only {len(column):,} of {len(lens):,} requests have "

@@ -290,6 +290,27 @@ BAD = {
         "several columns are called 'prompt_len'; leave one",
     ),
     "YAML": (b"workload:\n  arrivals: {kind: poisson, rate: 8}\n", "no known format has these"),
+    "an arrival here and there": (
+        b'{"prompt_len": 1, "output_len": 2, "arrived_at": 1}\n{"prompt_len": 1, "output_len": 2}',
+        "only 1 of 2 requests have 'arrived_at'",
+    ),
+    "no arrival in the first row": (
+        b'{"prompt_tokens": 1, "output_tokens": 2}\n'
+        b'{"prompt_tokens": 1, "output_tokens": 2, "arrival_time": 4}',
+        "line 1: no value for 'arrival_time'",
+    ),
+    "a slip in the second row": (
+        b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "output_len": 2, "sesion": 1}',
+        "unknown column 'sesion'; did you mean 'session'",
+    ),
+    "other ids than tokens": (
+        b'{"input_toks": 3, "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": [1, 2]}',
+        "line 1: 2 input_tok_ids for input_toks = 3; correct one of them",
+    ),
+    "two results": (
+        b'{"input_lens": [1], "output_lens": [2]}\n{"input_lens": [1], "output_lens": [2]}',
+        "holds 2 results, a line each",
+    ),
     "truncated line": (
         b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "outp',
         "line 2: not JSON.*cut off",
@@ -412,6 +433,45 @@ def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
     said = "; as in specsim's own format: adapter, session, think_time; ignored: tenant"
     assert trace.note.endswith(said)
     assert describe(trace).num_sessions == 2
+
+
+@pytest.mark.parametrize("container", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("arrival", ["arrived_at", "arrival_time"])
+def test_what_the_first_row_does_not_have_later_ones_may(
+    arrival: str, container: str, tmp_path: Path
+) -> None:
+    """A first turn waits for nobody, and its log may say nothing of that."""
+    lens = {"prompt_len": 5, "output_len": 2, "session": "s"}
+    rows: list[dict[str, Any]] = [
+        {arrival: n, **lens, **({"think_time": 3.5, "adapter": 2} if n else {})} for n in range(3)
+    ]
+    path = tmp_path / f"t.{container}"
+    if container == "parquet":
+        pq.write_table(pa.Table.from_pylist(list(reversed(rows))), path)
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        path.write_text(lines if container == "jsonl" else json.dumps(rows))
+    trace = read_trace(path)
+    assert trace.think_times is not None
+    assert trace.think_times.tolist() == [0.0, 3.5, 3.5]
+    assert trace.adapters is not None
+    assert trace.adapters.tolist() == [0, 2, 2]
+    assert trace.num_sessions == 1
+
+
+def test_what_a_token_trace_does_not_keep_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(TOKENS) + "\n" + json.dumps({**TOKENS, "adapter": 1}) + "\n")
+    assert read_trace(path).note == "ignored: adapter"
+
+
+def test_text_of_parquet_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    ends, data = np.array([0, 1, 2], dtype=np.int32).tobytes(), b"a\xff"
+    text = pa.StringArray.from_buffers(2, pa.py_buffer(ends), pa.py_buffer(data))
+    columns = {"prompt_len": [5, 7], "output_len": [2, 3], "tenant": text}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match="column 'tenant' holds text that is not UTF-8; save it"):
+        read_trace(tmp_path / "t.parquet")
 
 
 def test_columns_that_nobody_knows_are_said(tmp_path: Path) -> None:
