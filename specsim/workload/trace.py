@@ -92,9 +92,15 @@ class Trace:
         return found
 
     def followed_by(self, other: "Trace") -> "Trace":
-        """Return these requests and then another's: the columns that both have, no arrivals."""
-        arrays, lists = self._present(_ARRAYS), self._present(_LISTS)
-        more_arrays, more_lists = other._present(_ARRAYS), other._present(_LISTS)
+        """Return these requests and then another's: the columns that both have, no arrivals.
+
+        Of sessions, what either knows of when their turns come is kept.
+        """
+        one, two = self, other
+        if self.sessions is not None and other.sessions is not None:
+            one, two = self._waiting_as(other), other._waiting_as(self)
+        arrays, lists = one._present(_ARRAYS), one._present(_LISTS)
+        more_arrays, more_lists = two._present(_ARRAYS), two._present(_LISTS)
         mine, others = self.recorded_lens, other.recorded_lens
         both = (arrays.keys() & more_arrays.keys()) - {"arrived_at"}
         joined: dict[str, Any] = {
@@ -106,6 +112,20 @@ class Trace:
             joined["sessions"] = np.concatenate([self.sessions, other.sessions + first])
         records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
         return Trace(**joined, recorded_lens=records)
+
+    def _waiting_as(self, other: "Trace") -> "Trace":
+        """Return these turns with the columns that another has of when its turns come.
+
+        A turn that says nothing comes when the one before it has ended.
+        """
+        assert self.sessions is not None
+        think_times, after_turns = self.think_times, self.after_turns
+        if think_times is None and other.think_times is not None:
+            think_times = np.zeros(len(self))
+        if after_turns is None and other.after_turns is not None:
+            turns = _numbered(self.sessions.tolist())
+            after_turns = [(turn - 1,) if turn > 1 else () for turn in turns]
+        return replace(self, think_times=think_times, after_turns=after_turns)
 
     def _present(self, names: tuple[str, ...]) -> dict[str, Any]:
         columns = {name: getattr(self, name) for name in names}
