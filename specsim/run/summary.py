@@ -387,7 +387,6 @@ class Summary:
     def _header(self) -> dict[str, Any]:
         experiment, engine = self.run.experiment, self.run.deployment.engine
         arrivals = experiment.workload.arrivals
-        rate = getattr(arrivals, "rate", None)
         return {
             "date": _EPOCH,
             "endpoint_type": "specsim",
@@ -396,10 +395,21 @@ class Summary:
             "model_id": engine.model,
             "tokenizer_id": engine.model,
             "num_prompts": len(self.run.requests),
-            "request_rate": rate or mean_rate(self.tables.requests["arrived_at"]) or "inf",
+            "request_rate": self._request_rate(),
             "burstiness": getattr(arrivals, "burstiness", 1.0),
             "max_concurrency": getattr(arrivals, "concurrency", None),
         }
+
+    def _request_rate(self) -> float | str:
+        """Return the rate as vLLM's client says it: ``inf`` where clients wait for answers.
+
+        Of sessions it is the measured one, since theirs is that of first turns.
+        """
+        arrivals, requests = self.run.experiment.workload.arrivals, self.tables.requests
+        if isinstance(arrivals, ClosedLoop):
+            return "inf"
+        rate = None if "session" in self._owners else getattr(arrivals, "rate", None)
+        return rate or mean_rate(requests["arrived_at"]) or "inf"
 
     def _latency_fields(self) -> dict[str, float]:
         names = ["mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES)]

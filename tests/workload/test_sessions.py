@@ -249,6 +249,14 @@ def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Expe
         assert rows["cached_len"][after.index] == said // 16 * 16
 
 
+def test_the_rate_of_sessions_is_that_of_their_requests(tiny: Callable[..., Experiment]) -> None:
+    """Not that of first turns, which `workload.arrivals` says."""
+    summary = ran(tiny)
+    arrived_at = np.sort(summary.tables.requests["arrived_at"])
+    rate = (len(arrived_at) - 1) / (arrived_at[-1] - arrived_at[0])
+    assert summary.data["request_rate"] == pytest.approx(rate)
+
+
 def test_results_tell_of_turns(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
     summary = ran(tiny)
     found = summary.data["specsim"]["sessions"]
