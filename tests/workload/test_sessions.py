@@ -249,6 +249,19 @@ def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Expe
         assert rows["cached_len"][after.index] == said // 16 * 16
 
 
+@pytest.mark.parametrize("own", [{"time_scale": 0.1}, {"rate": 5.0}])
+def test_a_trace_that_is_squeezed_is_so_with_its_think_times(
+    own: dict[str, float], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Else they alone would say how fast requests come: 0.5 a second, whatever was asked for."""
+    row = {"prompt_len": 9, "output_len": 3, "session": "a"}
+    turns = [{**row, "arrived_at": 2.0 * n, "think_time": 1.9 * bool(n)} for n in range(11)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in turns))
+    summary = ran(tiny, workload={"arrivals": {"kind": "trace", "path": str(path), **own}})
+    assert summary.tables.requests["arrived_at"].max() == pytest.approx(2.0, rel=0.05)
+
+
 def test_the_rate_of_sessions_is_that_of_their_requests(tiny: Callable[..., Experiment]) -> None:
     """Not that of first turns, which `workload.arrivals` says."""
     summary = ran(tiny)
