@@ -11,7 +11,6 @@ from specsim.core.figures import percent
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 
-
 _FEW = 0.05  # of the positions; published records end a few tokens before their answers
 
 
