@@ -48,6 +48,11 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         pairs = zip(names, results, strict=True)
         return [_run_of(path, name, result, given or {}) for name, result in pairs]
     header = table_header(path)
+    if path.suffix == ".jsonl":  # of which no text would be read, such as a method or a version
+        raise ConfigError(
+            f"{path}: lines of JSON are results of a benchmark, which have 'completed'; save a "
+            "table as CSV or Parquet"
+        )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise ConfigError(f"{path}: has two columns '{twice[0]}'; remove or rename one")
