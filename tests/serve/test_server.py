@@ -255,6 +255,10 @@ def test_adapters_are_not_left_out_in_silence(
     experiment = tiny(profile=profile, engine=engine, acceptance=None)
     with pytest.raises(ConfigError, match="lora_config: specsim serve does not do that yet"):
         live.Live(experiment)
+    workload = {**tiny_config()["workload"], "adapters": {"count": 2}}
+    drawn = tiny(profile=profile, acceptance=None, engine={}, workload=workload)
+    with pytest.raises(ConfigError, match=r"workload\.adapters: specsim serve does not do that"):
+        live.Live(drawn)
 
 
 def test_while_no_replica_is_up_requests_are_refused() -> None:
