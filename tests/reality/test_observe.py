@@ -287,13 +287,17 @@ def test_replicas_of_the_file_are_recorded_and_compared_with_what_answers(
     cli: Run, workload: Path
 ) -> None:
     said = yaml.safe_load(workload.read_text()) | {"profile": "h100/llama-3.1-8b", "replicas": 2}
-    workload.write_text(yaml.safe_dump(said | {"routing": "least_outstanding"}))
+    failure = {"kind": "failure", "replica": 0, "at": 1.0}
+    more = {"routing": "least_outstanding", "incidents": [failure]}
+    workload.write_text(yaml.safe_dump(said | more))
     with serving(FakeVllm()) as url:
         _, _, err = observe(cli, url, workload, "--warm-up", 0)
     meta = read(Path("run"))[1]
     assert meta["replicas"] == 2
     assert meta["routing"]["kind"] == "least_outstanding"
     assert meta["num_engines"] == 1
+    assert meta["not_recorded"] == ["incidents"]
+    assert "incidents of the experiment are not recorded" in err
     assert "metrics are of 1 engines, those of the workload file are 2" in err
 
 

@@ -127,6 +127,11 @@ def test_as_many_replicas_as_the_run_had_are_simulated(folder: Path) -> None:
         validate(folder)
 
 
+def test_what_was_not_recorded_is_said(folder: Path) -> None:
+    change(folder, not_recorded=["incidents"])
+    assert "simulated without what was not recorded: incidents" in validate(folder).notes
+
+
 def test_priorities_are_those_of_the_run(folder: Path) -> None:
     rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
     rows = [{**row, "priority": n % 3} if n % 3 else row for n, row in enumerate(rows)]

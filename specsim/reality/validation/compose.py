@@ -65,6 +65,8 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
     if run.meta.get("complete") is False:
         notes.append("the recording was cut off (meta.json: complete is false)")
+    if missing := run.meta.get("not_recorded"):
+        notes.append(f"simulated without what was not recorded: {', '.join(map(str, missing))}")
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
     decisions: dict[str, Any] = {}
