@@ -113,6 +113,25 @@ class Trace:
         records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
         return Trace(**joined, recorded_lens=records)
 
+    def with_prefixes_apart_from(self, other: "Trace") -> "Trace":
+        """Return these requests with prefix ids that none of another recording has.
+
+        Recordings number their prefixes by themselves, and most of them from 0 on.
+        """
+        if self.prefix_ids is None or other.prefix_ids is None:
+            return self
+        mine, theirs = (
+            dict.fromkeys(each for prefix in prefixes for each in prefix.hash_ids)
+            for prefixes in (self.prefix_ids, other.prefix_ids)
+        )
+        first = 1 + max((each for each in theirs if isinstance(each, int)), default=-1)
+        numbers = {own: first + place for place, own in enumerate(mine)}
+        prefixes = [
+            PrefixIds([numbers[own] for own in each.hash_ids], each.block_size)
+            for each in self.prefix_ids
+        ]
+        return replace(self, prefix_ids=prefixes)
+
     def _waiting_as(self, other: "Trace") -> "Trace":
         """Return these turns with the columns that another has of when its turns come.
 

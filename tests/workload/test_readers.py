@@ -253,6 +253,22 @@ def test_shared_prefixes_are_shared_requests(tmp_path: Path) -> None:
         assert one.block_keys(size)[0] == two.block_keys(size)[0]
 
 
+def test_prefixes_of_two_files_are_not_one_another_s(tmp_path: Path) -> None:
+    """Each numbers its own from 0 on; of one file on both sides of a shift they are the same."""
+    row = {"timestamp": 0, "input_length": 1024, "output_length": 2}
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        rows = [{**row, "hash_ids": [0, number]} for number in (1, 2)]
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    one, other = ({"kind": "trace", "path": str(path)} for path in paths)
+    for after, num in ((other, 6), (one, 3)):
+        shift = {"kind": "shift", "at": 0.5, "before": one, "after": after}
+        trace = WorkloadConfig.model_validate({"arrivals": "burst", "lengths": shift}).build(0)
+        assert trace.prefix_ids is not None
+        assert len({each for prefix in trace.prefix_ids for each in prefix.hash_ids}) == num
+        assert trace.prefix_ids[2].hash_ids[0] == trace.prefix_ids[3].hash_ids[0]
+
+
 def test_description_of_a_trace(tmp_path: Path) -> None:
     description = describe(read_trace(sample(tmp_path, "mooncake")))
     assert description.mean_rate == pytest.approx(1 / 3)

@@ -211,9 +211,9 @@ _Draw = Callable[[Lengths, np.random.Generator, int], Trace]
 class ShiftedLengths(Lengths):
     """The first share of the requests comes from one source, the rest from another.
 
-    Either both are in sessions or none is; then turns of one without think times come at once. What
-    else only one of them knows of its requests is left out: token ids, prefixes, priorities,
-    adapters.
+    Either both are in sessions or none is. Of sessions, turns of one side without think times come
+    at once. Prefix ids of two files are different prefixes. What else only one of them knows of its
+    requests is left out: token ids, prefixes, priorities, adapters.
     """
 
     kind: Literal["shift"] = "shift"
@@ -273,6 +273,8 @@ class ShiftedLengths(Lengths):
                 f"'{other}' it is not known (no shared_len), so that the prefix cache would find "
                 "nothing of either; shift between two of a kind"
             )
+        if self.before != self.after:
+            after = after.with_prefixes_apart_from(before)
         return before.followed_by(after)
 
 
