@@ -255,7 +255,7 @@ class Summary:
             found += experiment.workload.notes
             if dropped := requests.num_dropped:
                 found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
-        found += self._few_requests()
+        found += self._few_requests() + self._idle_priorities()
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len
             found.append(f"{num_cut:,} answers are cut off at engine.max_model_len = {longest}")
@@ -282,6 +282,19 @@ class Summary:
             f"workload.num_requests = {asked:,}, but {arrivals.path} has {found:,} requests"
             f"{window}, each of which was replayed once"
         ]
+
+    def _idle_priorities(self) -> list[str]:
+        """Return that priorities, or a scheduler that goes by them, have nothing to do."""
+        differ = np.ptp(Columns.of(self.run.requests).priorities) > 0
+        policy = self.run.deployment.engine.scheduling_policy
+        if differ == (policy == "priority"):
+            return []
+        if differ:
+            return [
+                f"the priorities of the requests count for nothing: engine.scheduling_policy is "
+                f"{policy}; set it to priority"
+            ]
+        return ["engine.scheduling_policy is priority, and all requests have the same"]
 
     def _host_lookups(self) -> list[str]:
         """Return what vLLM would do otherwise where drafts are looked up on the host."""

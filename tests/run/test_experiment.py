@@ -1,5 +1,6 @@
 """The configuration: nothing is lost, nothing unknown is accepted, errors say what to do."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -334,6 +335,21 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
     assert summary.warnings[1] == "rows of the trace without prompt or output, left out: 1"
     table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n2,9,5\n")
     assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("priorities", [(0, 0, 0), (0, 1, 0)])
+def test_priorities_that_count_for_nothing_are_said(
+    policy: str, priorities: tuple[int, ...], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [{"prompt_len": 5, "output_len": 2, "arrived_at": 0, "priority": n} for n in priorities]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    workload = {"arrivals": {"kind": "trace", "path": str(path)}}
+    engine = {"scheduling_policy": policy}
+    experiment = tiny(workload=workload, engine=engine, acceptance=None)
+    said = [line for line in Summary(simulate(experiment)).warnings if "scheduling_policy" in line]
+    assert len(said) == ((policy == "priority") != (max(priorities) > 0))
 
 
 def test_a_trace_of_too_few_requests_is_said(
