@@ -43,7 +43,7 @@ from specsim.run.deployment import Deployment, gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.patterns import Burst, ClosedLoop, TraceReplay
+from specsim.workload.arrivals.patterns import Burst, ClosedLoop, Piecewise, TraceReplay
 from specsim.workload.trace import TraceRequests, mean_rate
 
 
@@ -272,10 +272,17 @@ class Summary:
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
     def _few_requests(self) -> list[str]:
-        """Return by how much a recording falls short of the requests that were asked for."""
+        """Return by how much arrivals fall short of the requests that were asked for."""
         workload, found = self.run.experiment.workload, len(self.run.requests)
         asked, arrivals = workload.num_requests or 0, workload.arrivals
-        if found >= asked or workload.duration or not isinstance(arrivals, TraceReplay):
+        if found >= asked or workload.duration:
+            return []
+        if isinstance(arrivals, Piecewise):
+            return [
+                f"workload.num_requests = {asked:,}, but {found:,} requests came until the last of "
+                "the segments ended"
+            ]
+        if not isinstance(arrivals, TraceReplay):
             return []
         window = " in its window" if arrivals.window else ""
         return [

@@ -371,6 +371,12 @@ def test_a_trace_of_too_few_requests_is_said(
         " has 2 requests in its window, each of which was replayed once"
     )
     assert said(3) == []
+    rows = {"kind": "constant", "prompt": 5, "output": 2}
+    ramp = {"arrivals": {"kind": "piecewise", "segments": [[1, 4]]}, "lengths": rows}
+    for count, num_said in ((500, 1), (1, 0)):
+        summary = Summary(simulate(tiny(workload={**ramp, "num_requests": count})))
+        found = [each for each in summary.warnings if f"num_requests = {count}, but" in each]
+        assert len(found) == num_said
 
 
 @pytest.mark.parametrize(
