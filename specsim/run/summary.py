@@ -144,6 +144,8 @@ def _usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -
     )
 
 
+_ANOTHER_RATE = 0.05  # of the rate that was asked for
+
 _EPOCH = "19700101-000000"
 """Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
 
@@ -255,7 +257,7 @@ class Summary:
             found += experiment.workload.notes
             if dropped := requests.num_dropped:
                 found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
-        found += self._few_requests() + self._idle_priorities()
+        found += self._few_requests() + self._another_rate() + self._idle_priorities()
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len
             found.append(f"{num_cut:,} answers are cut off at engine.max_model_len = {longest}")
@@ -288,6 +290,20 @@ class Summary:
         return [
             f"workload.num_requests = {asked:,}, but {arrivals.path} has {found:,} requests"
             f"{window}, each of which was replayed once"
+        ]
+
+    def _another_rate(self) -> list[str]:
+        """Return how fast requests of a trace came, if not as fast as they were to."""
+        arrivals = self.run.experiment.workload.arrivals
+        rate = arrivals.rate if isinstance(arrivals, TraceReplay) else None
+        found = mean_rate(self.tables.requests["arrived_at"])
+        if rate is None or found is None or abs(found / rate - 1) <= _ANOTHER_RATE:
+            return []
+        why = "the rows that were replayed come at another rate than all of them"
+        if "session" in self._owners:
+            why = "turns waited for answers"
+        return [
+            f"workload.arrivals.rate = {rate:g}, but requests came at {figures(found, 3)}/s: {why}"
         ]
 
     def _idle_priorities(self) -> list[str]:
@@ -423,13 +439,15 @@ class Summary:
     def _request_rate(self) -> float | str:
         """Return the rate as vLLM's client says it: ``inf`` where clients wait for answers.
 
-        Of sessions it is the measured one, since theirs is that of first turns.
+        Of sessions it is the measured one, since theirs is that of first turns, and of a trace,
+        whose is that of all of its rows.
         """
-        arrivals, requests = self.run.experiment.workload.arrivals, self.tables.requests
+        arrivals = self.run.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
             return "inf"
-        rate = None if "session" in self._owners else getattr(arrivals, "rate", None)
-        return rate or mean_rate(requests["arrived_at"]) or "inf"
+        is_said = isinstance(arrivals, OpenArrivals) and "session" not in self._owners
+        rate = getattr(arrivals, "rate", None) if is_said else None
+        return rate or mean_rate(self.tables.requests["arrived_at"]) or "inf"
 
     def _latency_fields(self) -> dict[str, float]:
         names = ["mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES)]

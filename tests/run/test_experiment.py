@@ -337,6 +337,25 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
     assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
 
 
+@pytest.mark.parametrize("count", [None, 21])
+def test_a_trace_of_which_a_part_comes_at_another_rate_is_said(
+    count: int | None, tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """The whole is brought to the rate; its first half comes faster, the other more slowly."""
+    table = tmp_path / "t.csv"
+    times = [0.5 * n for n in range(21)] + [10.0 + 1.25 * n for n in range(1, 25)]
+    rows = "".join(f"{time},9,5\n" for time in times)
+    table.write_text("arrival_time,prompt_len,output_len\n" + rows)
+    arrivals = {"kind": "trace", "path": str(table), "rate": 10.0}
+    workload = {"arrivals": arrivals, "num_requests": count}
+    summary = Summary(simulate(tiny(workload=workload)))
+    found = summary.tables.requests["arrived_at"]
+    measured = (len(found) - 1) / (found.max() - found.min())
+    assert summary.data["request_rate"] == pytest.approx(measured)
+    said = [line for line in summary.warnings if "workload.arrivals.rate = 10, but" in line]
+    assert len(said) == (count is not None)
+
+
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("priorities", [(0, 0, 0), (0, 1, 0)])
 def test_priorities_that_count_for_nothing_are_said(
