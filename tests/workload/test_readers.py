@@ -481,6 +481,16 @@ def test_what_a_token_trace_does_not_keep_is_said(tmp_path: Path) -> None:
     assert read_trace(path).note == "ignored: adapter"
 
 
+def test_what_a_measured_run_as_a_workload_does_not_keep_is_said(tmp_path: Path) -> None:
+    row = {"input_toks": 1, "output_toks": 1, "queued_ts": 0, "accepted": []}
+    for more, note in (
+        ({}, ""),
+        ({"input_tok_ids": [5], "priority": 1}, ": input_tok_ids, priority"),
+    ):
+        (tmp_path / "requests.jsonl").write_text(json.dumps({**row, **more}))
+        assert read_trace(tmp_path / "requests.jsonl").note == (f"ignored{note}" if note else "")
+
+
 def test_text_of_parquet_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     ends, data = np.array([0, 1, 2], dtype=np.int32).tobytes(), b"a\xff"
     text = pa.StringArray.from_buffers(2, pa.py_buffer(ends), pa.py_buffer(data))

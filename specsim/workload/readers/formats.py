@@ -224,11 +224,25 @@ class RealRun(Reader):
     containers = ("jsonl",)
     columns = frozenset({"input_toks", "output_toks", "queued_ts"})
 
+    def read(self, file: TraceFile) -> Trace:
+        return _saying(super().read(file), file, _OF_RUNS)
+
     def add(self, row: Row, builder: TraceBuilder) -> None:
         prompt_len = row.integer("input_toks")
         output_len = 0 if row.values.get("error") else row.integer("output_toks")
         if builder.add(prompt_len, output_len, row.number("queued_ts")):
             builder.put("ids", str(row.values.get("request_id", "")))
+
+
+_OF_RUNS = frozenset({"input_tok_ids", "output_tok_ids", "priority"})
+"""What `specsim.reality.validation` reads of a measured run, beside lengths and arrivals."""
+
+
+def _saying(trace: Trace, file: TraceFile, names: frozenset[str]) -> Trace:
+    """Return a trace with a note of those fields of its file that a simulation could have used."""
+    ignored = ", ".join(name for name in file.all_columns if name in names)
+    said = f"ignored: {ignored}" if ignored else ""
+    return replace(trace, note="; ".join(note for note in (trace.note, said) if note))
 
 
 CHARACTERS_PER_TOKEN = 4
@@ -291,10 +305,7 @@ class TokenTrace(Reader):
     columns = frozenset({"prompt_token_ids", "generated_token_ids"})
 
     def read(self, file: TraceFile) -> Trace:
-        trace = super().read(file)
-        ignored = ", ".join(name for name in file.all_columns if name in _OF_REQUESTS)
-        said = f"ignored: {ignored}" if ignored else ""
-        return replace(trace, note="; ".join(note for note in (trace.note, said) if note))
+        return _saying(super().read(file), file, _OF_REQUESTS)
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         prompt = row.token_ids("prompt_token_ids")
