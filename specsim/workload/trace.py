@@ -322,7 +322,7 @@ class TraceBuilder:
         self._arrivals: list[float] = []
         self._columns: dict[str, list[Any]] = {}
         self._recorded_lens: dict[str, list[bytes]] = {}
-        self._roots: dict[object, object] = {}  # first turn of the session of each turn
+        self._before: dict[object, object] = {}  # of each turn, the one before it in its session
         self._num_dropped = 0
         self.note = ""
 
@@ -349,10 +349,20 @@ class TraceBuilder:
         """Append to another column of the request that was just added."""
         self._columns.setdefault(column, []).append(value)
 
-    def put_turn(self, turn: object, before: object) -> None:
-        """Say which turn a request is, and which came before it in its session, if any did."""
-        self._roots[turn] = self._roots.get(before, turn)
-        self.put("sessions", self._roots[turn])
+    def link(self, turn: object, before: object) -> None:
+        """Say which turn came before another in its session, if any did; in any order.
+
+        Turns are what the column ``sessions`` holds then, and those that are left out count, too.
+        """
+        self._before[turn] = before
+
+    def _first_turn(self, turn: object) -> object:
+        """Return the first turn of a session; of turns that go round, any of them."""
+        seen = {turn}
+        while (before := self._before.get(turn)) in self._before and before not in seen:
+            seen.add(before)
+            turn = before
+        return turn
 
     def put_record(self, proposer: str, accepted_lens: bytes) -> None:
         """Append the recorded accepted lengths of a proposer to the request just added."""
@@ -379,7 +389,8 @@ class TraceBuilder:
         columns: dict[str, Any] = dict(self._columns)
         if "sessions" in columns:  # as the file calls them, text or number
             numbers: dict[object, int] = {}
-            columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in columns["sessions"]]
+            firsts = map(self._first_turn, columns["sessions"])
+            columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in firsts]
         for name in columns.keys() & set(_ARRAYS):
             is_time = name == "think_times"
             columns[name] = np.array(columns[name], dtype=np.float64 if is_time else np.int64)

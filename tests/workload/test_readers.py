@@ -253,6 +253,21 @@ def test_shared_prefixes_are_shared_requests(tmp_path: Path) -> None:
         assert one.block_keys(size)[0] == two.block_keys(size)[0]
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+def test_turns_of_a_chat_may_stand_in_any_order_and_fail(order: list[int], tmp_path: Path) -> None:
+    """The second has no answer, and the third is of the same chat all the same."""
+    row = {"input_length": 9, "output_length": 3, "hash_ids": []}
+    chat = [{**row, "chat_id": n, "parent_chat_id": n - 1, "timestamp": n} for n in range(3)]
+    chat[1]["output_length"] = 0
+    rows = [*chat, {**row, "chat_id": 7, "parent_chat_id": -1, "timestamp": 5}]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(rows[place]) + "\n" for place in order))
+    trace = read_trace(path)
+    assert trace.sessions is not None
+    first, second, other = trace.sessions.tolist()
+    assert first == second != other
+
+
 def test_prefixes_of_two_files_are_not_one_another_s(tmp_path: Path) -> None:
     """Each numbers its own from 0 on; of one file on both sides of a shift they are the same."""
     row = {"timestamp": 0, "input_length": 1024, "output_length": 2}
@@ -322,6 +337,10 @@ BAD = {
     "other ids than tokens": (
         b'{"input_toks": 3, "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": [1, 2]}',
         "line 1: 2 input_tok_ids for input_toks = 3; correct one of them",
+    ),
+    "a numbered turn without an answer": (
+        b'{"prompt_len": 1, "output_len": 0, "session": 1, "after_turns": []}',
+        "line 1: has no prompt or no output, and would be left out, but after_turns",
     ),
     "two results": (
         b'{"input_lens": [1], "output_lens": [2]}\n{"input_lens": [1], "output_lens": [2]}',

@@ -124,9 +124,11 @@ class Bailian(Reader):
     columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
+        row.get("chat_id")  # it must be there
+        turn = row.label("chat_id")
+        builder.link(turn, row.label("parent_chat_id"))
         if add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0):
-            row.get("chat_id")  # it must be there
-            builder.put_turn(row.label("chat_id"), row.label("parent_chat_id"))
+            builder.put("sessions", turn)
 
 
 @final

@@ -73,6 +73,11 @@ class Native(Reader):
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
         if builder.add(row.integer("prompt_len"), row.integer("output_len"), arrived_at):
             _put_optional(builder, row)
+        elif "after_turns" in row.values:
+            raise TraceError(
+                f"{row.place}: has no prompt or no output, and would be left out, but after_turns "
+                "of later rows count it; give it a token of either"
+            )
 
 
 def _put_optional(builder: TraceBuilder, row: Row) -> None:
