@@ -101,12 +101,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         },
         str(run.path / "meta.json"),
     )
-    requests = [
-        replace(request, priority=priority)
-        for request, priority in zip(
-            _requests(run, replaced.tokens, notes), run.priorities, strict=True
-        )
-    ]
+    requests = _with_priorities(_requests(run, replaced.tokens, notes), run)
     if speculation is not None:
         requests = replayed(requests, run, speculation, notes)
     return Replay(experiment, profile, requests, notes)
@@ -300,6 +295,11 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
         answer = outputs[row][:output_len] if outputs and known else None
         requests.append(_request(measured, index, prompts[row], answer))
     return requests
+
+
+def _with_priorities(requests: list[Request], run: RunFolder) -> list[Request]:
+    both = zip(requests, run.priorities, strict=True)
+    return [replace(request, priority=priority) for request, priority in both]
 
 
 def _request(
