@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from io import TextIOWrapper
+from io import BufferedWriter, FileIO, TextIOWrapper
 from itertools import pairwise
 from types import TracebackType
 from typing import Any
@@ -63,9 +63,30 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
 
 
+class _Remarks(FileIO):
+    """Standard error, of which a full disk, or nobody who reads it, keeps no command."""
+
+    def write(self, data: Any, /) -> int:
+        """Return how much was written, or would have been."""
+        try:
+            return super().write(data) or 0
+        except OSError:
+            return memoryview(data).nbytes
+
+
+def _bear_full_stderr() -> None:
+    stream = sys.stderr
+    if stream is sys.__stderr__ and isinstance(stream, TextIOWrapper):
+        raw = _Remarks(stream.fileno(), "w", closefd=False)
+        sys.stderr = TextIOWrapper(
+            BufferedWriter(raw), stream.encoding, stream.errors, line_buffering=True
+        )
+
+
 def main() -> None:
     """Run the command line; an error of specsim is one line and exit code 2."""
     _open_closed_streams()
+    _bear_full_stderr()
     for number in ENDS:
         if signal.getsignal(number) == signal.SIG_DFL:  # nohup has SIGHUP ignored
             signal.signal(number, _end)

@@ -7,8 +7,11 @@ import numpy as np
 
 from specsim.acceptance.base import Acceptance
 from specsim.core.errors import TraceError
+from specsim.core.figures import percent
 from specsim.core.request import Request
 from specsim.core.rng import Luck
+
+_FEW = 0.05  # of the positions; published records end a few tokens before their answers
 
 
 @final
@@ -37,8 +40,23 @@ class Recorded(Acceptance):
         ]
 
     def doubts(self, requests: Sequence[Request], draft_len: int) -> list[str]:
-        """Say where records may end because the recorded drafts did."""
-        records = b"".join(request.recorded_lens.get(self.proposer, b"") for request in requests)
+        """Say where records may end because the recorded drafts did, or before the answers do."""
+        own = [request.recorded_lens.get(self.proposer, b"") for request in requests]
+        return self._too_short(requests, own) + self._cut_off(own, draft_len)
+
+    def _too_short(self, requests: Sequence[Request], own: list[bytes]) -> list[str]:
+        both = zip(requests, own, strict=True)
+        missing = sum(max(0, request.output_len - len(record)) for request, record in both)
+        share = missing / max(1, sum(request.output_len for request in requests))
+        if share <= _FEW:
+            return []
+        return [
+            f"acceptance 'recorded': '{self.proposer}' has no record of {percent(share)} of the "
+            "output positions, at which nothing is accepted; record one at every position"
+        ]
+
+    def _cut_off(self, own: list[bytes], draft_len: int) -> list[str]:
+        records = b"".join(own)
         longest = np.frombuffer(records, np.uint8).max(initial=0)
         if longest >= draft_len:
             return []

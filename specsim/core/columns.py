@@ -145,8 +145,22 @@ def parquet_table(path: Path, error: type[SpecsimError], remedy: str = "name a w
     """
     with opened_parquet(path, error, remedy) as file:
         table = file.read()
-        table.validate(full=True)
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            _check_column(f"{path}: column '{name}'", column, error)
         return table
+
+
+def _check_column(place: str, column: Any, error: type[SpecsimError]) -> None:
+    import pyarrow as pa
+
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid as problem:
+        if "UTF8" not in str(problem):
+            raise
+        raise error(
+            f"{place} holds text that is not UTF-8; save it in UTF-8, or leave the column out"
+        ) from problem
 
 
 def _csv_rows(path: Path) -> Iterator[list[str]]:

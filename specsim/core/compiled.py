@@ -264,6 +264,7 @@ class Loop:
         self.types = types
         self.name = name
         self.module = function.__module__
+        self.file_version = _version_of(self.text)
         self.rooms = rooms
         self.may_compile = True
         """Whether it is machine code where it is bound, if that can be had."""
@@ -339,6 +340,15 @@ def as_records(value: Any) -> Any:
     return value.view(np.dtype((_Row, value.dtype))) if is_records else value
 
 
+def _version_of(function: Callable[..., Any]) -> tuple[int, int] | None:
+    """Return what tells a file with a function from what is in its place later."""
+    try:
+        found = os.stat(function.__code__.co_filename)
+    except (AttributeError, OSError):
+        return None
+    return found.st_mtime_ns, found.st_size
+
+
 @cache
 def address_of(loop: Loop) -> int | None:
     """Return where the machine code of a loop lies in this process; None if there is none."""
@@ -349,6 +359,8 @@ def address_of(loop: Loop) -> int | None:
     # None of its name: a function of a module, in the `Loops` of another. Another function: the
     # module was reloaded since, and what would be compiled is what it says now.
     if found is None or found.text is not loop.text:
+        return None
+    if loop.file_version != _version_of(loop.text):  # its file was edited since it was imported
         return None
     return _addresses(loop.module, tuple(loops.values()))[symbol(loop)]
 

@@ -32,6 +32,7 @@ class RequestRow(TypedDict):
     accepted: NotRequired[Sequence[Sequence[int]]]
     """Per verified draft: output tokens before the step, draft length, accepted length."""
     preemptions: NotRequired[int]
+    priority: NotRequired[int]  # what was asked for, if not 0
     error: NotRequired[str]  # why it did not end as it should
     input_tok_ids: NotRequired[Sequence[int]]
     output_tok_ids: NotRequired[Sequence[int]]

@@ -43,7 +43,7 @@ from specsim.run.deployment import Deployment, gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.workload.arrivals import Arrivals, OpenArrivals
-from specsim.workload.arrivals.patterns import Burst, ClosedLoop, TraceReplay
+from specsim.workload.arrivals.patterns import Burst, ClosedLoop, Piecewise, TraceReplay
 from specsim.workload.trace import TraceRequests, mean_rate
 
 
@@ -143,6 +143,8 @@ def _usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -
         block=deployment.costs.block,
     )
 
+
+_ANOTHER_RATE = 0.05  # of the rate that was asked for
 
 _EPOCH = "19700101-000000"
 """Stands in vLLM's field ``date``: the same run gives the same bytes on every day."""
@@ -255,7 +257,7 @@ class Summary:
             found += experiment.workload.notes
             if dropped := requests.num_dropped:
                 found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
-        found += self._few_requests()
+        found += self._few_requests() + self._another_rate() + self._idle_priorities()
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len
             found.append(f"{num_cut:,} answers are cut off at engine.max_model_len = {longest}")
@@ -272,16 +274,50 @@ class Summary:
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
     def _few_requests(self) -> list[str]:
-        """Return by how much a recording falls short of the requests that were asked for."""
+        """Return by how much arrivals fall short of the requests that were asked for."""
         workload, found = self.run.experiment.workload, len(self.run.requests)
         asked, arrivals = workload.num_requests or 0, workload.arrivals
-        if found >= asked or workload.duration or not isinstance(arrivals, TraceReplay):
+        if found >= asked or workload.duration:
+            return []
+        if isinstance(arrivals, Piecewise):
+            return [
+                f"workload.num_requests = {asked:,}, but {found:,} requests came until the last of "
+                "the segments ended"
+            ]
+        if not isinstance(arrivals, TraceReplay):
             return []
         window = " in its window" if arrivals.window else ""
         return [
             f"workload.num_requests = {asked:,}, but {arrivals.path} has {found:,} requests"
             f"{window}, each of which was replayed once"
         ]
+
+    def _another_rate(self) -> list[str]:
+        """Return how fast requests of a trace came, if not as fast as they were to."""
+        arrivals = self.run.experiment.workload.arrivals
+        rate = arrivals.rate if isinstance(arrivals, TraceReplay) else None
+        found = mean_rate(self.tables.requests["arrived_at"])
+        if rate is None or found is None or abs(found / rate - 1) <= _ANOTHER_RATE:
+            return []
+        why = "the rows that were replayed come at another rate than all of them"
+        if "session" in self._owners:
+            why = "turns waited for answers"
+        return [
+            f"workload.arrivals.rate = {rate:g}, but requests came at {figures(found, 3)}/s: {why}"
+        ]
+
+    def _idle_priorities(self) -> list[str]:
+        """Return that priorities, or a scheduler that goes by them, have nothing to do."""
+        differ = np.ptp(Columns.of(self.run.requests).priorities) > 0
+        policy = self.run.deployment.engine.scheduling_policy
+        if differ == (policy == "priority"):
+            return []
+        if differ:
+            return [
+                f"the priorities of the requests count for nothing: engine.scheduling_policy is "
+                f"{policy}; set it to priority"
+            ]
+        return ["engine.scheduling_policy is priority, and all requests have the same"]
 
     def _host_lookups(self) -> list[str]:
         """Return what vLLM would do otherwise where drafts are looked up on the host."""
@@ -387,7 +423,6 @@ class Summary:
     def _header(self) -> dict[str, Any]:
         experiment, engine = self.run.experiment, self.run.deployment.engine
         arrivals = experiment.workload.arrivals
-        rate = getattr(arrivals, "rate", None)
         return {
             "date": _EPOCH,
             "endpoint_type": "specsim",
@@ -396,10 +431,23 @@ class Summary:
             "model_id": engine.model,
             "tokenizer_id": engine.model,
             "num_prompts": len(self.run.requests),
-            "request_rate": rate or mean_rate(self.tables.requests["arrived_at"]) or "inf",
+            "request_rate": self._request_rate(),
             "burstiness": getattr(arrivals, "burstiness", 1.0),
             "max_concurrency": getattr(arrivals, "concurrency", None),
         }
+
+    def _request_rate(self) -> float | str:
+        """Return the rate as vLLM's client says it: ``inf`` where clients wait for answers.
+
+        Of sessions it is the measured one, since theirs is that of first turns, and of a trace,
+        whose is that of all of its rows.
+        """
+        arrivals = self.run.experiment.workload.arrivals
+        if isinstance(arrivals, ClosedLoop):
+            return "inf"
+        is_said = isinstance(arrivals, OpenArrivals) and "session" not in self._owners
+        rate = getattr(arrivals, "rate", None) if is_said else None
+        return rate or mean_rate(self.tables.requests["arrived_at"]) or "inf"
 
     def _latency_fields(self) -> dict[str, float]:
         names = ["mean", "median", "std", *(f"p{percentile}" for percentile in PERCENTILES)]

@@ -199,6 +199,7 @@ def _check(experiment: Experiment, deployment: Deployment) -> None:
         ("autoscaling", experiment.autoscaling is not None),
         ("engine.kv_offload", deployment.engine.kv_offload is not None),
         ("engine.lora_config", deployment.engine.lora_config is not None),
+        ("workload.adapters", experiment.workload.adapters is not None),
     ):
         if is_set:
             raise ConfigError(f"{name}: specsim serve does not do that yet; leave it out")

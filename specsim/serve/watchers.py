@@ -114,11 +114,14 @@ class Log(Watcher):
         engine = live.deployment.engine.model_dump(mode="json", exclude_none=True)
         # As configured: who reads it shares blocks out again by the profile.
         engine["block_size"] = live.experiment.serving.engine.block_size
+        if not live.deployment.is_lock_step:  # then a rank is a server by itself, as a replica is
+            engine.pop("data_parallel_size", None)
         meta = {
             "engine": "specsim serve",
             "model": live.deployment.profile.model,
             "engine_kwargs": engine,
             "policy": live.experiment.effective_policy.model_dump(mode="json", exclude_none=True),
+            "num_engines": 1,  # each has a folder of its own
             "kv_cache": {name: engine.get(name) for name in ("num_gpu_blocks", "block_size")},
             "speed": live.speed,
             "seed": live.experiment.seed,
@@ -148,7 +151,7 @@ class Log(Watcher):
 
     def _row(self, answer: LiveAnswer) -> RequestRow:
         request, has_begun = answer.request, answer.sent_len > 0
-        return {
+        row: RequestRow = {
             "request_id": f"request-{request.index}",
             "number": request.index,
             "input_toks": request.prompt_len,
@@ -161,3 +164,6 @@ class Log(Watcher):
             "deliveries": answer.deliveries,
             "accepted": answer.drafts,
         }
+        if request.priority:
+            row["priority"] = request.priority
+        return row

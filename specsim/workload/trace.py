@@ -92,9 +92,15 @@ class Trace:
         return found
 
     def followed_by(self, other: "Trace") -> "Trace":
-        """Return these requests and then another's: the columns that both have, no arrivals."""
-        arrays, lists = self._present(_ARRAYS), self._present(_LISTS)
-        more_arrays, more_lists = other._present(_ARRAYS), other._present(_LISTS)
+        """Return these requests and then another's: the columns that both have, no arrivals.
+
+        Of sessions, what either knows of when their turns come is kept.
+        """
+        one, two = self, other
+        if self.sessions is not None and other.sessions is not None:
+            one, two = self._waiting_as(other), other._waiting_as(self)
+        arrays, lists = one._present(_ARRAYS), one._present(_LISTS)
+        more_arrays, more_lists = two._present(_ARRAYS), two._present(_LISTS)
         mine, others = self.recorded_lens, other.recorded_lens
         both = (arrays.keys() & more_arrays.keys()) - {"arrived_at"}
         joined: dict[str, Any] = {
@@ -106,6 +112,39 @@ class Trace:
             joined["sessions"] = np.concatenate([self.sessions, other.sessions + first])
         records = {name: [*mine[name], *others[name]] for name in sorted(mine.keys() & others)}
         return Trace(**joined, recorded_lens=records)
+
+    def with_prefixes_apart_from(self, other: "Trace") -> "Trace":
+        """Return these requests with prefix ids that none of another recording has.
+
+        Recordings number their prefixes by themselves, and most of them from 0 on.
+        """
+        if self.prefix_ids is None or other.prefix_ids is None:
+            return self
+        mine, theirs = (
+            dict.fromkeys(each for prefix in prefixes for each in prefix.hash_ids)
+            for prefixes in (self.prefix_ids, other.prefix_ids)
+        )
+        first = 1 + max((each for each in theirs if isinstance(each, int)), default=-1)
+        numbers = {own: first + place for place, own in enumerate(mine)}
+        prefixes = [
+            PrefixIds([numbers[own] for own in each.hash_ids], each.block_size)
+            for each in self.prefix_ids
+        ]
+        return replace(self, prefix_ids=prefixes)
+
+    def _waiting_as(self, other: "Trace") -> "Trace":
+        """Return these turns with the columns that another has of when its turns come.
+
+        A turn that says nothing comes when the one before it has ended.
+        """
+        assert self.sessions is not None
+        think_times, after_turns = self.think_times, self.after_turns
+        if think_times is None and other.think_times is not None:
+            think_times = np.zeros(len(self))
+        if after_turns is None and other.after_turns is not None:
+            turns = _numbered(self.sessions.tolist())
+            after_turns = [(turn - 1,) if turn > 1 else () for turn in turns]
+        return replace(self, think_times=think_times, after_turns=after_turns)
 
     def _present(self, names: tuple[str, ...]) -> dict[str, Any]:
         columns = {name: getattr(self, name) for name in names}
@@ -283,7 +322,7 @@ class TraceBuilder:
         self._arrivals: list[float] = []
         self._columns: dict[str, list[Any]] = {}
         self._recorded_lens: dict[str, list[bytes]] = {}
-        self._roots: dict[object, object] = {}  # first turn of the session of each turn
+        self._before: dict[object, object] = {}  # of each turn, the one before it in its session
         self._num_dropped = 0
         self.note = ""
 
@@ -310,10 +349,20 @@ class TraceBuilder:
         """Append to another column of the request that was just added."""
         self._columns.setdefault(column, []).append(value)
 
-    def put_turn(self, turn: object, before: object) -> None:
-        """Say which turn a request is, and which came before it in its session, if any did."""
-        self._roots[turn] = self._roots.get(before, turn)
-        self.put("sessions", self._roots[turn])
+    def link(self, turn: object, before: object) -> None:
+        """Say which turn came before another in its session, if any did; in any order.
+
+        Turns are what the column ``sessions`` holds then, and those that are left out count, too.
+        """
+        self._before[turn] = before
+
+    def _first_turn(self, turn: object) -> object:
+        """Return the first turn of a session; of turns that go round, any of them."""
+        seen = {turn}
+        while (before := self._before.get(turn)) in self._before and before not in seen:
+            seen.add(before)
+            turn = before
+        return turn
 
     def put_record(self, proposer: str, accepted_lens: bytes) -> None:
         """Append the recorded accepted lengths of a proposer to the request just added."""
@@ -328,7 +377,10 @@ class TraceBuilder:
                 "a workload has at least one"
             )
         lens = np.array(self._lens, dtype=np.int64)
-        for name, column in [*self._columns.items(), *self._recorded_lens.items()]:
+        columns_of_some: dict[str, list[Any]] = {**self._columns, **self._recorded_lens}
+        if self._arrivals:
+            columns_of_some["arrived_at"] = self._arrivals
+        for name, column in columns_of_some.items():
             if len(column) != len(lens):
                 raise TraceError(
                     f"{self._path}: only {len(column):,} of {len(lens):,} requests have "
@@ -337,7 +389,8 @@ class TraceBuilder:
         columns: dict[str, Any] = dict(self._columns)
         if "sessions" in columns:  # as the file calls them, text or number
             numbers: dict[object, int] = {}
-            columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in columns["sessions"]]
+            firsts = map(self._first_turn, columns["sessions"])
+            columns["sessions"] = [numbers.setdefault(n, len(numbers)) for n in firsts]
         for name in columns.keys() & set(_ARRAYS):
             is_time = name == "think_times"
             columns[name] = np.array(columns[name], dtype=np.float64 if is_time else np.int64)

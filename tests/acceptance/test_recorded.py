@@ -31,6 +31,16 @@ def test_drafts_longer_than_any_record_are_doubted(records: list[bytes], draft_l
     assert both.doubts(recorded(records), draft_len) == 2 * doubts
 
 
+def test_records_that_end_long_before_their_answers_are_doubted() -> None:
+    model = Recorded(proposer="mine")
+    lens = {"mine": bytes([2] * 90)}
+    for output_len, share in ((90, None), (94, None), (180, "50.0 %")):
+        request = Request(index=0, prompt_len=1, output_len=output_len, recorded_lens=lens)
+        doubts = model.doubts([request], 2)
+        assert bool(doubts) == (share is not None)
+        assert all(f"'mine' has no record of {share} of the output" in line for line in doubts)
+
+
 def test_a_run_says_so(tmp_path: Path) -> None:
     path = tmp_path / "records.jsonl"
     path.write_text(

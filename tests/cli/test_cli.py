@@ -569,6 +569,21 @@ def test_output_that_cannot_be_written_is_one_line(experiment: Callable[..., Pat
     assert (done.returncode, done.stderr) == (2, "error: output: No space left on device\n")
 
 
+@pytest.mark.parametrize(("changes", "code"), [((), 0), (("--set", "nothing=1"), 2)])
+def test_remarks_that_cannot_be_written_change_no_exit_code(
+    changes: tuple[str, ...], code: int, experiment: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Here that a trace has fewer requests than are asked for, or what is wrong."""
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_time,prompt_len,output_len\n0,20,5\n1,20,5\n")
+    workload = {"arrivals": {"kind": "trace", "path": str(trace)}, "num_requests": 9}
+    command = [sys.executable, "-m", "specsim", "run", str(experiment(workload=workload)), *changes]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, check=False)
+    assert done.returncode == code
+    assert bool(done.stdout) == (code == 0)
+
+
 def test_names_that_cannot_be_written_are_no_traceback(
     experiment: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -291,6 +291,17 @@ def test_a_module_that_is_reloaded_is_compiled_as_it_is_now(room: Path, has_link
     assert errors == ["specsim: compiling its sums for this machine, once ..."] * 2
 
 
+def test_a_module_that_is_edited_before_it_is_compiled_runs_as_it_was_imported(room: Path) -> None:
+    before = (
+        "import pathlib, tiny_loops.sums as sums\n"
+        "file = pathlib.Path(sums.__file__)\n"
+        "file.write_text(file.read_text().replace('total = 0', 'total = 1000'))\n"
+        "print(sums.total.is_compiled)\n"
+    )
+    out, _ = finished(start(room, before))
+    assert out.splitlines() == ["False", RESULTS]
+
+
 def test_a_copy_has_arrays_of_its_own() -> None:
     lookup = SuffixLookup(
         max_depth=4, max_spec_factor=1.0, min_token_prob=0.1, max_cached_requests=-1

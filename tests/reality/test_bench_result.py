@@ -11,8 +11,12 @@ from conftest import Run
 
 from specsim.cli.options import profile_text
 from specsim.core.errors import ConfigError
+from specsim.profile import load_profile
 from specsim.reality.validation import MeasuredRun, predict, read_table
 from specsim.reality.validation.table_replay import compose_row
+from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 
 RESULT: dict[str, Any] = {
     "date": "20260101-120000",
@@ -200,3 +204,36 @@ def test_a_profile_is_validated_against_and_fitted_to_results(tmp_path: Path, cl
     code, output, errors = cli("profile", "fit", *files, *fit, *options, "--out", "new.yaml")
     assert (code, errors) == (0, "")
     assert "of held-out rows" in output
+
+
+def test_a_closed_loop_of_a_simulation_is_repeated_as_one(tmp_path: Path) -> None:
+    """It had a rate, as nobody's closed loop has, and was repeated as an open one."""
+    workload = {
+        "arrivals": {"kind": "closed_loop", "concurrency": 4},
+        "lengths": {"kind": "constant", "prompt": 100, "output": 20},
+        "num_requests": 20,
+    }
+    experiment = Experiment.parse(
+        {"workload": workload, "profile": "h100/llama-3.1-8b", "engine": {"max_num_seqs": 32}}, "e"
+    )
+    Summary(simulate(experiment, keeps_deliveries=True)).save(tmp_path / "out")
+    (run,) = read_table(tmp_path / "out" / "summary.json", {"max_num_seqs": "32"})
+    assert (run.concurrency, run.request_rate) == (4, None)
+    (found,) = predict([run], load_profile("h100/llama-3.1-8b"))
+    assert found.values["ttft_mean_ms"] == pytest.approx(run.measured["ttft_mean_ms"])
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"replicas": 2}, "2 replicas or ranks"),
+        ({"replicas": 1, "sessions": {}, "hits": {}}, "sessions, hits"),
+        ({"replicas": 1, "policy": {"kind": "goodput"}}, "policy goodput"),
+    ],
+)
+def test_a_simulation_that_no_row_can_say_is_refused(
+    own: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"is of a simulation with {said}, which would be"):
+        read(tmp_path, specsim=own)
+    assert read(tmp_path, specsim={"replicas": 1, "policy": {"kind": "static"}}).concurrency == 8

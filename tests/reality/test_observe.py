@@ -283,6 +283,31 @@ def test_the_policy_of_the_file_is_that_of_the_server(cli: Run, workload: Path) 
     assert "remove it from meta.json if the server has none" in err
 
 
+def test_replicas_of_the_file_are_recorded_and_compared_with_what_answers(
+    cli: Run, workload: Path
+) -> None:
+    said = yaml.safe_load(workload.read_text()) | {"profile": "h100/llama-3.1-8b", "replicas": 2}
+    failure = {"kind": "failure", "replica": 0, "at": 1.0}
+    more = {"routing": "least_outstanding", "incidents": [failure]}
+    workload.write_text(yaml.safe_dump(said | more))
+    with serving(FakeVllm()) as url:
+        _, _, err = observe(cli, url, workload, "--warm-up", 0)
+    meta = read(Path("run"))[1]
+    assert meta["replicas"] == 2
+    assert meta["routing"]["kind"] == "least_outstanding"
+    assert meta["num_engines"] == 1
+    assert meta["not_recorded"] == ["incidents"]
+    assert "incidents of the experiment are not recorded" in err
+    assert "metrics are of 1 engines, those of the workload file are 2" in err
+
+
+def test_a_priority_is_recorded_as_it_was_sent() -> None:
+    sent = Sent(0, 0.9, StreamedAnswer(1.0, deliveries=[(1.2, 1)]))
+    prompt = np.array([1, 2])
+    assert request_row(sent, prompt, 3)["priority"] == 3
+    assert "priority" not in request_row(sent, prompt)
+
+
 def spec(drafted: list[Any], accepted: list[Any]) -> dict[str, Any]:
     return {"speculative_decoding": {"per_step_drafted": drafted, "per_step_accepted": accepted}}
 

@@ -49,6 +49,20 @@ def test_several_runs_give_one_profile(tmp_path: Path, cli: Run) -> None:
     assert list(profile.drafts) == ["ngram"]
 
 
+def test_drafts_that_no_method_is_known_of_are_not_taken_for_the_target(
+    tmp_path: Path, cli: Run
+) -> None:
+    run = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (run / "steps.jsonl").read_text().splitlines()]
+    for place, path in ((None, tmp_path / "none.jsonl"), (5, tmp_path / "some.jsonl")):
+        steps = [{**line, "draft_tokens": 3 * (n == place)} for n, line in enumerate(lines)]
+        path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    assert fit(cli, tmp_path / "none.jsonl")[0] == 0
+    code, _, errors = fit(cli, tmp_path / "some.jsonl")
+    assert code == 2
+    assert "some.jsonl, line 6: draft_tokens = 3, but no meta.json beside it says" in errors
+
+
 def test_without_speculation_there_is_no_drafter(tmp_path: Path, cli: Run) -> None:
     assert fit(cli, write_run(tmp_path / "run"))[0] == 0
     profile = load_profile("p.yaml")

@@ -112,6 +112,34 @@ def test_engine_options_are_those_of_the_run(folder: Path) -> None:
     assert validate(folder, Replaced(num_gpu_blocks=300)).details["num_gpu_blocks"] == 300
 
 
+def test_as_many_replicas_as_the_run_had_are_simulated(folder: Path) -> None:
+    change(folder, num_engines=1)
+    assert validate(folder).details["replicas"] == 1
+    change(folder, num_engines=2)
+    with pytest.raises(ConfigError, match="num_engines = 2 were recorded, but replicas = 1"):
+        validate(folder)
+    change(folder, replicas=2, routing={"kind": "least_outstanding"})
+    found = validate(folder)
+    assert found.details["replicas"] == 2
+    assert compose(load_run(folder), Replaced()).experiment.routing.kind == "least_outstanding"
+    change(folder, replicas="2")
+    with pytest.raises(ConfigError, match="replicas = '2' must be a whole number"):
+        validate(folder)
+
+
+def test_what_was_not_recorded_is_said(folder: Path) -> None:
+    change(folder, not_recorded=["incidents"])
+    assert "simulated without what was not recorded: incidents" in validate(folder).notes
+
+
+def test_priorities_are_those_of_the_run(folder: Path) -> None:
+    rows = [json.loads(line) for line in (folder / "requests.jsonl").read_text().splitlines()]
+    rows = [{**row, "priority": n % 3} if n % 3 else row for n, row in enumerate(rows)]
+    (folder / "requests.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    replay = compose(load_run(folder), Replaced())
+    assert [request.priority for request in replay.requests] == [n % 3 for n in range(len(rows))]
+
+
 @pytest.mark.parametrize(
     ("said", "meant", "noted"),
     [

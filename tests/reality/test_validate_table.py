@@ -283,6 +283,23 @@ def test_a_warm_up_fills_the_prefix_cache(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("column", ["replicas", "data_parallel_size"])
+def test_a_row_of_several_servers_is_refused(column: str, tmp_path: Path) -> None:
+    """Their load, on one server, would be another."""
+    (run,) = read_table(made_up(tmp_path / "a.csv", {column: "1"}))
+    assert run.missing == ()
+    (run,) = read_table(made_up(tmp_path / "b.csv", {column: "2"}))
+    assert f"{column} = 2: a row is simulated on one server" in run.missing[0]
+
+
+def test_lines_of_json_are_no_table(tmp_path: Path) -> None:
+    """Of which numbers alone were read: no method, no version, no lengths that are text."""
+    path = tmp_path / "runs.jsonl"
+    path.write_text(json.dumps({"run_id": "a", "concurrency": 4, "ttft_p50_ms": 3.0}) + "\n")
+    with pytest.raises(ConfigError, match="save a table as CSV or Parquet"):
+        read_table(path)
+
+
 @pytest.mark.parametrize("load", [{"concurrency": "1"}, {"concurrency": "", "request_rate": "5"}])
 def test_the_first_request_finds_what_copies_of_it_left(
     tmp_path: Path, load: dict[str, str]

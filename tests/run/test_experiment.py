@@ -1,5 +1,6 @@
 """The configuration: nothing is lost, nothing unknown is accepted, errors say what to do."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -336,6 +337,40 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
     assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
 
 
+@pytest.mark.parametrize("count", [None, 21])
+def test_a_trace_of_which_a_part_comes_at_another_rate_is_said(
+    count: int | None, tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """The whole is brought to the rate; its first half comes faster, the other more slowly."""
+    table = tmp_path / "t.csv"
+    times = [0.5 * n for n in range(21)] + [10.0 + 1.25 * n for n in range(1, 25)]
+    rows = "".join(f"{time},9,5\n" for time in times)
+    table.write_text("arrival_time,prompt_len,output_len\n" + rows)
+    arrivals = {"kind": "trace", "path": str(table), "rate": 10.0}
+    workload = {"arrivals": arrivals, "num_requests": count}
+    summary = Summary(simulate(tiny(workload=workload)))
+    found = summary.tables.requests["arrived_at"]
+    measured = (len(found) - 1) / (found.max() - found.min())
+    assert summary.data["request_rate"] == pytest.approx(measured)
+    said = [line for line in summary.warnings if "workload.arrivals.rate = 10, but" in line]
+    assert len(said) == (count is not None)
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("priorities", [(0, 0, 0), (0, 1, 0)])
+def test_priorities_that_count_for_nothing_are_said(
+    policy: str, priorities: tuple[int, ...], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.jsonl"
+    rows = [{"prompt_len": 5, "output_len": 2, "arrived_at": 0, "priority": n} for n in priorities]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    workload = {"arrivals": {"kind": "trace", "path": str(path)}}
+    engine = {"scheduling_policy": policy}
+    experiment = tiny(workload=workload, engine=engine, acceptance=None)
+    said = [line for line in Summary(simulate(experiment)).warnings if "scheduling_policy" in line]
+    assert len(said) == ((policy == "priority") != (max(priorities) > 0))
+
+
 def test_a_trace_of_too_few_requests_is_said(
     tiny: Callable[..., Experiment], tmp_path: Path
 ) -> None:
@@ -355,6 +390,12 @@ def test_a_trace_of_too_few_requests_is_said(
         " has 2 requests in its window, each of which was replayed once"
     )
     assert said(3) == []
+    rows = {"kind": "constant", "prompt": 5, "output": 2}
+    ramp = {"arrivals": {"kind": "piecewise", "segments": [[1, 4]]}, "lengths": rows}
+    for count, num_said in ((500, 1), (1, 0)):
+        summary = Summary(simulate(tiny(workload={**ramp, "num_requests": count})))
+        found = [each for each in summary.warnings if f"num_requests = {count}, but" in each]
+        assert len(found) == num_said
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,23 @@ def test_blocks_that_gpus_share_are_logged_as_configured(
     assert meta["engine_kwargs"]["block_size"] == meta["kv_cache"]["block_size"] == 16
 
 
+def test_a_rank_that_waits_for_nobody_is_logged_as_a_server(tmp_path: Path) -> None:
+    """A simulation of its folder would send half of its requests to another one."""
+    options = ServeOptions(port=0, speed=20.0, grace=5.0, log=tmp_path / "log")
+    with serving(options, engine={**tiny_config()["engine"], "data_parallel_size": 2}) as served:
+        for number in range(4):
+            asked = {"prompt": [1, 2, 3], "max_tokens": 4, "ignore_eos": True, "priority": number}
+            assert served.ask("/v1/completions", asked)[0] == 200
+    folders = [tmp_path / "log" / name for name in ("replica-0", "replica-1")]
+    for folder in folders:
+        meta = json.loads((folder / "meta.json").read_text())
+        assert "data_parallel_size" not in meta["engine_kwargs"]
+        assert meta["num_engines"] == 1
+    texts = [line for each in folders for line in (each / "requests.jsonl").read_text().split("\n")]
+    rows = sorted((json.loads(text) for text in texts if text), key=lambda row: row["number"])
+    assert [row.get("priority", 0) for row in rows] == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("policy", ["static", "goodput", "off"])
 def test_a_client_hears_what_came_of_each_draft_as_vllm_tells_it(
     policy: str, tmp_path: Path
@@ -238,6 +255,10 @@ def test_adapters_are_not_left_out_in_silence(
     experiment = tiny(profile=profile, engine=engine, acceptance=None)
     with pytest.raises(ConfigError, match="lora_config: specsim serve does not do that yet"):
         live.Live(experiment)
+    workload = {**tiny_config()["workload"], "adapters": {"count": 2}}
+    drawn = tiny(profile=profile, acceptance=None, engine={}, workload=workload)
+    with pytest.raises(ConfigError, match=r"workload\.adapters: specsim serve does not do that"):
+        live.Live(drawn)
 
 
 def test_while_no_replica_is_up_requests_are_refused() -> None:

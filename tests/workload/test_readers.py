@@ -253,6 +253,37 @@ def test_shared_prefixes_are_shared_requests(tmp_path: Path) -> None:
         assert one.block_keys(size)[0] == two.block_keys(size)[0]
 
 
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]])
+def test_turns_of_a_chat_may_stand_in_any_order_and_fail(order: list[int], tmp_path: Path) -> None:
+    """The second has no answer, and the third is of the same chat all the same."""
+    row = {"input_length": 9, "output_length": 3, "hash_ids": []}
+    chat = [{**row, "chat_id": n, "parent_chat_id": n - 1, "timestamp": n} for n in range(3)]
+    chat[1]["output_length"] = 0
+    rows = [*chat, {**row, "chat_id": 7, "parent_chat_id": -1, "timestamp": 5}]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(json.dumps(rows[place]) + "\n" for place in order))
+    trace = read_trace(path)
+    assert trace.sessions is not None
+    first, second, other = trace.sessions.tolist()
+    assert first == second != other
+
+
+def test_prefixes_of_two_files_are_not_one_another_s(tmp_path: Path) -> None:
+    """Each numbers its own from 0 on; of one file on both sides of a shift they are the same."""
+    row = {"timestamp": 0, "input_length": 1024, "output_length": 2}
+    paths = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for path in paths:
+        rows = [{**row, "hash_ids": [0, number]} for number in (1, 2)]
+        path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    one, other = ({"kind": "trace", "path": str(path)} for path in paths)
+    for after, num in ((other, 6), (one, 3)):
+        shift = {"kind": "shift", "at": 0.5, "before": one, "after": after}
+        trace = WorkloadConfig.model_validate({"arrivals": "burst", "lengths": shift}).build(0)
+        assert trace.prefix_ids is not None
+        assert len({each for prefix in trace.prefix_ids for each in prefix.hash_ids}) == num
+        assert trace.prefix_ids[2].hash_ids[0] == trace.prefix_ids[3].hash_ids[0]
+
+
 def test_description_of_a_trace(tmp_path: Path) -> None:
     description = describe(read_trace(sample(tmp_path, "mooncake")))
     assert description.mean_rate == pytest.approx(1 / 3)
@@ -290,6 +321,31 @@ BAD = {
         "several columns are called 'prompt_len'; leave one",
     ),
     "YAML": (b"workload:\n  arrivals: {kind: poisson, rate: 8}\n", "no known format has these"),
+    "an arrival here and there": (
+        b'{"prompt_len": 1, "output_len": 2, "arrived_at": 1}\n{"prompt_len": 1, "output_len": 2}',
+        "only 1 of 2 requests have 'arrived_at'",
+    ),
+    "no arrival in the first row": (
+        b'{"prompt_tokens": 1, "output_tokens": 2}\n'
+        b'{"prompt_tokens": 1, "output_tokens": 2, "arrival_time": 4}',
+        "line 1: no value for 'arrival_time'",
+    ),
+    "a slip in the second row": (
+        b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "output_len": 2, "sesion": 1}',
+        "unknown column 'sesion'; did you mean 'session'",
+    ),
+    "other ids than tokens": (
+        b'{"input_toks": 3, "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": [1, 2]}',
+        "line 1: 2 input_tok_ids for input_toks = 3; correct one of them",
+    ),
+    "a numbered turn without an answer": (
+        b'{"prompt_len": 1, "output_len": 0, "session": 1, "after_turns": []}',
+        "line 1: has no prompt or no output, and would be left out, but after_turns",
+    ),
+    "two results": (
+        b'{"input_lens": [1], "output_lens": [2]}\n{"input_lens": [1], "output_lens": [2]}',
+        "holds 2 results, a line each",
+    ),
     "truncated line": (
         b'{"prompt_len": 1, "output_len": 2}\n{"prompt_len": 1, "outp',
         "line 2: not JSON.*cut off",
@@ -412,6 +468,55 @@ def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
     said = "; as in specsim's own format: adapter, session, think_time; ignored: tenant"
     assert trace.note.endswith(said)
     assert describe(trace).num_sessions == 2
+
+
+@pytest.mark.parametrize("container", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("arrival", ["arrived_at", "arrival_time"])
+def test_what_the_first_row_does_not_have_later_ones_may(
+    arrival: str, container: str, tmp_path: Path
+) -> None:
+    """A first turn waits for nobody, and its log may say nothing of that."""
+    lens = {"prompt_len": 5, "output_len": 2, "session": "s"}
+    rows: list[dict[str, Any]] = [
+        {arrival: n, **lens, **({"think_time": 3.5, "adapter": 2} if n else {})} for n in range(3)
+    ]
+    path = tmp_path / f"t.{container}"
+    if container == "parquet":
+        pq.write_table(pa.Table.from_pylist(list(reversed(rows))), path)
+    else:
+        lines = "\n".join(map(json.dumps, rows))
+        path.write_text(lines if container == "jsonl" else json.dumps(rows))
+    trace = read_trace(path)
+    assert trace.think_times is not None
+    assert trace.think_times.tolist() == [0.0, 3.5, 3.5]
+    assert trace.adapters is not None
+    assert trace.adapters.tolist() == [0, 2, 2]
+    assert trace.num_sessions == 1
+
+
+def test_what_a_token_trace_does_not_keep_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps(TOKENS) + "\n" + json.dumps({**TOKENS, "adapter": 1}) + "\n")
+    assert read_trace(path).note == "ignored: adapter"
+
+
+def test_what_a_measured_run_as_a_workload_does_not_keep_is_said(tmp_path: Path) -> None:
+    row = {"input_toks": 1, "output_toks": 1, "queued_ts": 0, "accepted": []}
+    for more, note in (
+        ({}, ""),
+        ({"input_tok_ids": [5], "priority": 1}, ": input_tok_ids, priority"),
+    ):
+        (tmp_path / "requests.jsonl").write_text(json.dumps({**row, **more}))
+        assert read_trace(tmp_path / "requests.jsonl").note == (f"ignored{note}" if note else "")
+
+
+def test_text_of_parquet_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    ends, data = np.array([0, 1, 2], dtype=np.int32).tobytes(), b"a\xff"
+    text = pa.StringArray.from_buffers(2, pa.py_buffer(ends), pa.py_buffer(data))
+    columns = {"prompt_len": [5, 7], "output_len": [2, 3], "tenant": text}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(TraceError, match="column 'tenant' holds text that is not UTF-8; save it"):
+        read_trace(tmp_path / "t.parquet")
 
 
 def test_columns_that_nobody_knows_are_said(tmp_path: Path) -> None:

@@ -201,6 +201,44 @@ def test_sessions_are_not_taken_apart_by_a_shift(first: str, arrivals: dict[str,
     assert trace.num_sessions < 40
 
 
+@pytest.mark.parametrize("first", ["before", "after"])
+def test_a_shift_keeps_what_one_side_knows_of_when_turns_come(first: str, tmp_path: Path) -> None:
+    """Turns of the other come as soon as the one before has ended, as without a shift."""
+    row = {"prompt_len": 9, "output_len": 3, "session": "a", "arrived_at": 0.0}
+    agents = [
+        {**row, "think_time": 2.5 * bool(n), "after_turns": [] if n == 0 else [1]} for n in range(3)
+    ]
+    paths = [tmp_path / name for name in ("agents.jsonl", "plain.jsonl")]
+    for path, rows in zip(paths, (agents, [row] * 3), strict=True):
+        path.write_text("".join(f"{json.dumps(each)}\n" for each in rows))
+    sources = [{"kind": "trace", "path": str(path)} for path in paths]
+    if first == "after":
+        sources.reverse()
+    shift = {"kind": "shift", "at": 0.5, "before": sources[0], "after": sources[1]}
+    trace = WorkloadConfig.model_validate({"arrivals": "burst", "lengths": shift}).build(0)
+    requests = sorted(trace.requests(), key=lambda each: (each.session, each.turn))
+    found = [(each.think_time, each.after_turns) for each in requests]
+    agents_first = [(0.0, ()), (2.5, (1,)), (2.5, (1,))], [(0.0, ()), (0.0, (1,)), (0.0, (2,))]
+    parts = agents_first if first == "before" else agents_first[::-1]
+    assert found == [*parts[0], *parts[1]]
+
+
+def test_a_shift_whose_prompts_would_share_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"prompt_len": 9, "output_len": 3, "session": "a"}\n' * 20)
+    shift = {"kind": "shift", "at": 0.5, "before": FIELDS, "after": {"kind": "trace", "path": path}}
+    workload = {"arrivals": POISSON, "lengths": shift, "num_requests": 40}
+    with pytest.raises(ConfigError, match="of 'before' continue their sessions, and of those of"):
+        WorkloadConfig.model_validate(workload).build(0)
+
+
+@pytest.mark.parametrize("at", [0.07, 0.14, 0.28, 0.29, 0.55, 0.56, 0.57, 0.58])
+def test_a_shift_comes_where_it_says(at: float) -> None:
+    sides = [{"kind": "constant", "prompt": n, "output": 1} for n in (1, 2)]
+    shift = LENGTHS.parse({"kind": "shift", "at": at, "before": sides[0], "after": sides[1]})
+    assert (shift.draw(generator(0, "lengths"), 100).prompt_lens == 1).sum() == round(100 * at)
+
+
 def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Experiment]) -> None:
     # One session at a time, a cache that forgets nothing: vLLM finds prompt and answer, but for
     # the last token of the answer, which no step has computed.
@@ -209,6 +247,27 @@ def test_hits_are_all_full_blocks_that_were_said_before(tiny: Callable[..., Expe
     for before, after in turn_pairs(summary.run.requests):
         said = before.prompt_len + before.output_len - 1
         assert rows["cached_len"][after.index] == said // 16 * 16
+
+
+@pytest.mark.parametrize("own", [{"time_scale": 0.1}, {"rate": 5.0}])
+def test_a_trace_that_is_squeezed_is_so_with_its_think_times(
+    own: dict[str, float], tiny: Callable[..., Experiment], tmp_path: Path
+) -> None:
+    """Else they alone would say how fast requests come: 0.5 a second, whatever was asked for."""
+    row = {"prompt_len": 9, "output_len": 3, "session": "a"}
+    turns = [{**row, "arrived_at": 2.0 * n, "think_time": 1.9 * bool(n)} for n in range(11)]
+    path = tmp_path / "t.jsonl"
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in turns))
+    summary = ran(tiny, workload={"arrivals": {"kind": "trace", "path": str(path), **own}})
+    assert summary.tables.requests["arrived_at"].max() == pytest.approx(2.0, rel=0.05)
+
+
+def test_the_rate_of_sessions_is_that_of_their_requests(tiny: Callable[..., Experiment]) -> None:
+    """Not that of first turns, which `workload.arrivals` says."""
+    summary = ran(tiny)
+    arrived_at = np.sort(summary.tables.requests["arrived_at"])
+    rate = (len(arrived_at) - 1) / (arrived_at[-1] - arrived_at[0])
+    assert summary.data["request_rate"] == pytest.approx(rate)
 
 
 def test_results_tell_of_turns(tiny: Callable[..., Experiment], tmp_path: Path) -> None:

@@ -96,7 +96,8 @@ class _Run:
 
             def ended(sent: Sent) -> None:
                 found.sent.append(sent)
-                writer.add_request(request_row(sent, prompts[sent.index]))
+                priority = requests[sent.index].priority
+                writer.add_request(request_row(sent, prompts[sent.index], priority))
                 if self.on_progress is not None:
                     self.on_progress(len(found.sent))
 
@@ -142,12 +143,27 @@ class _Run:
             **({"vllm_version": server.version} if server.version else {"engine": "unknown"}),
             "engine_kwargs": engine,
             **self._policy(notes),
+            **self._replicas(before, engine, notes),
             "kv_cache": kv_cache,
             "seed": self.workload.seed,
             "random_ids": [options.low_id, options.high_id],
             "request_body": options.body,
             "num_warm_up": options.num_warm_up,
         }
+
+    def _replicas(
+        self, before: Metrics | None, engine: dict[str, Any], notes: list[str]
+    ) -> dict[str, Any]:
+        """Return how many engines answer, as the user says it and as the server counts them."""
+        told, said = before.num_engines if before is not None else 0, self.workload.replicas
+        ranks = engine.get("data_parallel_size") or 1
+        if told and told != said.get("replicas", 1) * ranks:
+            notes.append(
+                f"the server's metrics are of {told} engines, those of the workload file are "
+                f"{said.get('replicas', 1) * ranks}: before specsim validate, say replicas and "
+                "routing, or engine_kwargs.data_parallel_size, in meta.json"
+            )
+        return said | ({"num_engines": told} if told else {})
 
     def _policy(self, notes: list[str]) -> dict[str, Any]:
         """Return the policy that the user says decides in the server, which no server tells."""
@@ -329,7 +345,7 @@ class Observation:
             )
 
 
-def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
+def request_row(sent: Sent, prompt: NDArray[np.int64], priority: int = 0) -> RequestRow:
     """Return the row of a request.
 
     With ``scheduled_ts`` if the server tells how long a request queued, and ``accepted`` if it
@@ -352,6 +368,8 @@ def request_row(sent: Sent, prompt: NDArray[np.int64]) -> RequestRow:
         "deliveries": answer.deliveries,
         "input_tok_ids": prompt.tolist(),
     }
+    if priority:
+        row["priority"] = priority
     if answer.token_ids:
         row["output_tok_ids"] = answer.token_ids
     accepted = accepted_drafts(answer.metrics, [count for _, count in answer.deliveries])

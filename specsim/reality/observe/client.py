@@ -69,6 +69,7 @@ class Metrics:
     values: dict[str, float]
     """By name and labels, such as ``vllm:...{position="0"}``; summed over engines."""
     cache_config: dict[str, str] = field(default_factory=dict)  # vLLM's cache_config_info
+    num_engines: int = 0  # replicas or ranks that it counts apart; 0 where it names none
 
     def since(self, before: "Metrics") -> dict[str, float]:
         """Return by how much each counter has grown; {} if one fell: it was restarted."""
@@ -178,11 +179,13 @@ def parse_metrics(text: str) -> Metrics:
     """Return the engine's metrics, those with a colon, in a page of Prometheus text."""
     values: dict[str, float] = {}
     cache_config: dict[str, str] = {}
+    engines: set[str] = set()
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
         if sample is None or ":" not in sample[1] or sample[1].endswith(("_bucket", "_created")):
             continue
         name, labels = sample[1], dict(_LABEL.findall(sample[2] or ""))
+        engines |= {labels["engine"]} if "engine" in labels else set()
         if name == "vllm:cache_config_info":
             cache_config = labels
             continue
@@ -192,7 +195,7 @@ def parse_metrics(text: str) -> Metrics:
             value = float(sample[3])
             if isfinite(value):
                 values[key] = values.get(key, 0.0) + value
-    return Metrics(values, cache_config)
+    return Metrics(values, cache_config, len(engines))
 
 
 @dataclass(frozen=True)

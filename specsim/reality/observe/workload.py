@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -44,6 +44,9 @@ class Workload:
     concurrency: int | None  # clients of a closed loop; None for an open one
     think_times: list[float]  # of a closed loop: seconds that a client waits before each request
     policy: Any = None  # section ``policy``: what the user says decides in the server
+    replicas: dict[str, Any] = field(default_factory=dict)
+    """Of an experiment with several: ``replicas`` and ``routing``, as it says them; and which of
+    its parts are ``not_recorded``."""
     notes: tuple[str, ...] = ()  # what is sent otherwise than a simulation has it
 
 
@@ -76,8 +79,34 @@ def load_workload(path: Path, overrides: list[str]) -> Workload:
         concurrency = arrivals.concurrency
         rng = generator(config.seed, "think_times")  # the stream of the simulator
         think_times = arrivals.think_times(rng, len(requests)).tolist()
-    engine, policy = data.get("engine", {}), data.get("policy")
-    return Workload(requests, config.seed, engine, concurrency, think_times, policy, notes)
+    replicas = _replicas(config)
+    if missing := replicas.get("not_recorded"):
+        notes += (
+            f"{', '.join(missing)} of the experiment are not recorded: specsim validate simulates "
+            "the run without",
+        )
+    return Workload(
+        requests,
+        config.seed,
+        data.get("engine", {}),
+        concurrency,
+        think_times,
+        data.get("policy"),
+        replicas,
+        notes,
+    )
+
+
+def _replicas(config: "Experiment | _Observed") -> dict[str, Any]:
+    """Return what ``meta.json`` says of the replicas of an experiment, and what it cannot say."""
+    if not isinstance(config, Experiment):
+        return {}
+    found: dict[str, Any] = {}
+    if config.replicas > 1:
+        routing = config.routing.model_dump(mode="json", exclude_none=True)
+        found |= {"replicas": config.replicas, "routing": routing}
+    missing = [name for name in ("pools", "autoscaling", "incidents") if getattr(config, name)]
+    return found | ({"not_recorded": missing} if missing else {})
 
 
 def _turns_alone(config: WorkloadConfig, requests: list[Request], path: Path) -> tuple[str, ...]:

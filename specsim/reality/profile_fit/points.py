@@ -252,6 +252,7 @@ def _speculation_of(table: Path) -> tuple[str, int]:
         )
     method, longest = given.get("method"), given.get("num_speculative_tokens")
     if not method or not longest:
+        _check_nothing_drafted(table)
         return "", 0
     if not isinstance(method, str) or not isinstance(longest, int) or longest < 1:
         raise ProfileError(
@@ -328,3 +329,17 @@ def _columns(folder: Path, table: str, names: Sequence[str]) -> list[NDArray[np.
     assert path is not None
     columns, _ = read_columns(path, names)
     return [columns[name] for name in names]
+
+
+def _check_nothing_drafted(table: Path) -> None:
+    """Raise a ProfileError if steps drafted, in whose seconds drafting would be the target's."""
+    header = table_header(table)
+    if "draft_tokens" not in header or "seconds" not in header:
+        return
+    columns, _ = read_columns(table, ("draft_tokens",))
+    if len(drafted := np.flatnonzero(columns["draft_tokens"])):
+        raise ProfileError(
+            f"{table}, line {int(drafted[0]) + first_line(table)}: draft_tokens = "
+            f"{columns['draft_tokens'][drafted[0]]:g}, but no meta.json beside it says by which "
+            "method: name the folder of the run, or leave steps with drafts out"
+        )

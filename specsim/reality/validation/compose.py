@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
     if run.meta.get("complete") is False:
         notes.append("the recording was cut off (meta.json: complete is false)")
+    if missing := run.meta.get("not_recorded"):
+        notes.append(f"simulated without what was not recorded: {', '.join(map(str, missing))}")
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
     decisions: dict[str, Any] = {}
@@ -89,25 +91,45 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
             "num_gpu_blocks is not published: derived from memory (gpu_memory_utilization "
             f"{engine['gpu_memory_utilization']:g}, {profile.reserved_gib:g} GiB set aside)"
         )
-    routing: dict[str, Any] = {}
-    if (ranks := _parallel(run, "data_parallel_size")) > 1:
-        # vLLM's own balance until 0.32; see v1/engine/core_client.py of the run's version.
-        routing = {"routing": {"kind": "least_outstanding", "waiting_weight": 4.0}}
-        notes.append(f"{ranks} data-parallel ranks; a request goes to the least loaded")
     experiment = Experiment.parse(
         {
             "workload": {"arrivals": {"kind": "trace", "path": str(run.path / "requests.jsonl")}},
             "engine": engine,
             "profile": replaced.profile or str(run.profile_folder),
-            **routing,
+            **_engines(run, notes),
             **decisions,
         },
         str(run.path / "meta.json"),
     )
-    requests = _requests(run, replaced.tokens, notes)
+    requests = _with_priorities(_requests(run, replaced.tokens, notes), run)
     if speculation is not None:
         requests = replayed(requests, run, speculation, notes)
     return Replay(experiment, profile, requests, notes)
+
+
+def _engines(run: RunFolder, notes: list[str]) -> dict[str, Any]:
+    """Return how many replicas or ranks served, and who chose among them.
+
+    A ConfigError if the requests are of more engines, or fewer, than ``meta.json`` says otherwise.
+    """
+    ranks, replicas = _parallel(run, "data_parallel_size"), run.meta.get("replicas", 1)
+    place, told = run.path / "meta.json", run.meta.get("num_engines")
+    if not isinstance(replicas, int) or replicas < 1:
+        raise ConfigError(f"{place}: replicas = {replicas!r} must be a whole number of at least 1")
+    if told is not None and told != replicas * ranks:
+        raise ConfigError(
+            f"{place}: num_engines = {told!r} were recorded, but replicas = {replicas} and "
+            f"engine_kwargs.data_parallel_size = {ranks}: say of how many the requests are (and "
+            "routing), or record all of them"
+        )
+    if replicas > 1:
+        notes.append(f"{replicas} replicas behind one address")
+        return {name: run.meta[name] for name in ("replicas", "routing") if name in run.meta}
+    if ranks == 1:
+        return {}
+    notes.append(f"{ranks} data-parallel ranks; a request goes to the least loaded")
+    # vLLM's own balance until 0.32; see v1/engine/core_client.py of the run's version.
+    return {"routing": {"kind": "least_outstanding", "waiting_weight": 4.0}}
 
 
 def _note_skew(profile: Profile, notes: list[str]) -> None:
@@ -273,6 +295,11 @@ def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Req
         answer = outputs[row][:output_len] if outputs and known else None
         requests.append(_request(measured, index, prompts[row], answer))
     return requests
+
+
+def _with_priorities(requests: list[Request], run: RunFolder) -> list[Request]:
+    both = zip(requests, run.priorities, strict=True)
+    return [replace(request, priority=priority) for request, priority in both]
 
 
 def _request(

@@ -48,6 +48,11 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         pairs = zip(names, results, strict=True)
         return [_run_of(path, name, result, given or {}) for name, result in pairs]
     header = table_header(path)
+    if path.suffix == ".jsonl":  # of which no text would be read, such as a method or a version
+        raise ConfigError(
+            f"{path}: lines of JSON are results of a benchmark, which have 'completed'; save a "
+            "table as CSV or Parquet"
+        )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
         raise ConfigError(f"{path}: has two columns '{twice[0]}'; remove or rename one")
@@ -117,6 +122,7 @@ def _run_of(
                 f"{path}: {field} {value} must be a number above 0, as in a result of `vllm bench "
                 "serve --save-result`; give such a file, a table as CSV, or the folder of a run"
             )
+    _check_simulated(path, result)
     own, notes = {"run_id": name, **_cells(result)}, []
     of_drafts = {"num_speculative_tokens", "acceptance_length", "accept_rate_per_pos"}
     if not (own.keys() | given.keys()) & of_drafts:
@@ -128,6 +134,28 @@ def _run_of(
     if failed := result.get("failed"):
         notes.append(f"{failed} requests failed: they are left out")
     return replace(run, notes=(*run.notes, *notes))
+
+
+_NO_ROW = ("sessions", "pools", "autoscaling", "hits", "drafter", "stage_shares")
+"""Parts of specsim's own block of a result, of runs that a row of a table cannot say."""
+
+
+def _check_simulated(path: Path, result: Mapping[str, Any]) -> None:
+    """Raise a ConfigError if a result is of a simulation that would be repeated otherwise."""
+    own = result.get("specsim")
+    if not isinstance(own, dict):
+        return
+    found = [name for name in _NO_ROW if name in own]
+    if (replicas := own.get("replicas", 1)) != 1:
+        found = [f"{replicas} replicas or ranks", *found]
+    policy = own.get("policy")
+    if isinstance(policy, dict) and policy.get("kind") not in ("off", "static"):
+        found.append(f"policy {policy.get('kind')}")
+    if found:
+        raise ConfigError(
+            f"{path}: is of a simulation with {', '.join(found)}, which would be repeated on one "
+            "server without; give a result of one replica with a fixed draft length"
+        )
 
 
 def _with_lens(run: MeasuredRun, lens: NDArray[np.int64] | None) -> MeasuredRun:

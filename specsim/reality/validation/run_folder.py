@@ -25,8 +25,8 @@ _LENS = ("prompt_len", "output_len")
 RECORD = "run"  # the record that `replayed` adds to each request, for acceptance ``recorded``
 _UNKNOWN = -1
 _READ = (
-    "complete", "dataset_path", "engine_kwargs", "gpu", "hardware", "kv_cache", "model", "policy",
-    "resolved_config", "vllm_version",
+    "complete", "dataset_path", "engine_kwargs", "gpu", "hardware", "kv_cache", "model",
+    "num_engines", "policy", "replicas", "resolved_config", "routing", "vllm_version",
 )  # fmt: skip
 _NOT_READ = {"dataset_hash"}  # looks like one that is
 
@@ -46,6 +46,7 @@ class RunFolder:
     length, accepted length."""
     token_ids: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]] | None
     """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
+    priorities: list[int]  # of each request of the first run; 0 where nothing is said
     num_failed: int  # requests of the first run that ended with an error, and so are left out
     started_at: float  # the first arrival of the first run, on the clock of its stamps, seconds
 
@@ -105,6 +106,7 @@ def load_run(path: Path) -> RunFolder:
         meta=meta,
         accepted=[row.accepted for row in rows],
         token_ids=known_ids if len(known_ids) == len(rows) else None,
+        priorities=[row.priority for row in rows],
         num_failed=num_failed,
         started_at=rows[0].arrived_at,
     )
@@ -126,6 +128,7 @@ class _Answer(NamedTuple):
 
     place: int  # its row in the file, from 0
     number: int  # in the workload, as the row says; -1 if it does not
+    priority: int
     arrived_at: float
     first_token_at: float
     ended_at: float
@@ -178,7 +181,11 @@ def _row(place: int, row: Row) -> _Answer:
     drafts = _accepted(row, output_len)
     prompt_len = row.integer("input_toks", minimum=1)
     ids = (_token_ids(row, which) for which in ("input", "output"))
-    return _Answer(place, _number(row), queued, first, last, prompt_len, output_len, drafts, *ids)
+    priority = 0
+    if row.values.get("priority") is not None:
+        priority = row.integer("priority", minimum=-(2**31))
+    times, lens = (queued, first, last), (prompt_len, output_len)
+    return _Answer(place, _number(row), priority, *times, *lens, drafts, *ids)
 
 
 def _number(row: Row) -> int:

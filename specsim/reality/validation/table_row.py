@@ -36,6 +36,7 @@ _FLAGS = {
 }
 _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
+_SEVERAL = ("replicas", "num_replicas", "dp", "data_parallel_size")
 _LOOKUP = ("match_probability", "mean_match_len")
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _FIRST_SIMULATED = (0, 28)  # version whose rules are those of the engine
@@ -77,6 +78,7 @@ class TableRow:
         """Return the run; a ConfigError if a cell is not what its column holds."""
         self._check()
         measured = {name: value for name in METRICS if (value := self.number(name)) is not None}
+        self._check_servers()
         method, k = self._speculation()
         concurrency, rate = self._load()
         num_prompts, num_warmups = self._num_prompts(rate), self.whole("num_warmups") or 0
@@ -125,6 +127,15 @@ class TableRow:
         for kind, read in kinds.items():
             for column in TABLE["described"][kind]:
                 read(column)
+
+    def _check_servers(self) -> None:
+        """Note if the load was that of several, of which one would be simulated."""
+        for column in _SEVERAL:
+            if self.text(column) not in ("", "1", "1.0"):
+                self.gaps.append(
+                    f"{column} = {self.cells[column]}: a row is simulated on one server; give the "
+                    "load and the throughput of one of them, and leave the column out"
+                )
 
     def text(self, column: str) -> str:
         cell = self.cells.get(column, "")

@@ -189,7 +189,7 @@ class TraceReplay(Arrivals):
     window: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """Keep only arrivals in [start, end), seconds of the recording."""
     time_scale: float = Field(default=1.0, gt=0)
-    """Multiplies all times: 0.5 replays twice as fast."""
+    """Multiplies all times, think times too: 0.5 replays twice as fast."""
     rate: float | None = Field(default=None, gt=0, le=1e15)
     """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
     sessions: Literal["inferred", "ignored"] | None = None
@@ -218,7 +218,9 @@ class TraceReplay(Arrivals):
             )
         start, end = self.window or (0.0, np.inf)
         rows = np.flatnonzero((trace.arrived_at >= start) & (trace.arrived_at < end))
-        times = self._replayed(trace.arrived_at[rows] - start)
+        times = trace.arrived_at[rows] - start
+        factor = self._factor(times)
+        times = times * factor
         keep = slice(None) if duration is None else times < duration
         rows, times = rows[keep][:count], times[keep][:count]
         if not len(rows):
@@ -226,7 +228,10 @@ class TraceReplay(Arrivals):
                 f"{self.path}: no arrival in the window [{start:g}, {end:g}) s of its "
                 f"{trace.arrived_at[-1]:g} s"
             )
-        return self._in_sessions(trace).take(rows).at_times(times)
+        replayed = self._in_sessions(trace).take(rows).at_times(times)
+        if replayed.think_times is None:
+            return replayed
+        return replace(replayed, think_times=replayed.think_times * factor)
 
     def _in_sessions(self, trace: Trace) -> Trace:
         if self.sessions == "ignored":
@@ -240,8 +245,8 @@ class TraceReplay(Arrivals):
             )
         return replace(trace, sessions=_inferred(trace))
 
-    def _replayed(self, times: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _factor(self, times: NDArray[np.float64]) -> float:
         recorded_rate = mean_rate(times)
         if self.rate is None or recorded_rate is None:
-            return times * self.time_scale
-        return times * (recorded_rate / self.rate)
+            return self.time_scale
+        return recorded_rate / self.rate

@@ -211,8 +211,9 @@ _Draw = Callable[[Lengths, np.random.Generator, int], Trace]
 class ShiftedLengths(Lengths):
     """The first share of the requests comes from one source, the rest from another.
 
-    Either both are in sessions or none is. What only one of them knows of its requests is left out:
-    token ids, prefixes, priorities, adapters.
+    Either both are in sessions or none is. Of sessions, turns of one side without think times come
+    at once. Prefix ids of two files are different prefixes. What else only one of them knows of its
+    requests is left out: token ids, prefixes, priorities, adapters.
     """
 
     kind: Literal["shift"] = "shift"
@@ -263,9 +264,18 @@ class ShiftedLengths(Lengths):
         return self._joined(drawn_sessions, rng, count)
 
     def _joined(self, draw: _Draw, rng: np.random.Generator, count: int) -> Trace:
-        _ = self.in_sessions  # both, or none
-        first = int(count * self.at)
-        return draw(self.before, rng, first).followed_by(draw(self.after, rng, count - first))
+        first = int(round(count * self.at, 6))  # 100 * 0.58 is 57.99999999999999
+        before, after = draw(self.before, rng, first), draw(self.after, rng, count - first)
+        if self.in_sessions and (before.shared_lens is None) != (after.shared_lens is None):
+            one, other = ("after", "before") if before.shared_lens is None else ("before", "after")
+            raise ConfigError(
+                f"workload.lengths: prompts of '{one}' continue their sessions, and of those of "
+                f"'{other}' it is not known (no shared_len), so that the prefix cache would find "
+                "nothing of either; shift between two of a kind"
+            )
+        if self.before != self.after:
+            after = after.with_prefixes_apart_from(before)
+        return before.followed_by(after)
 
 
 @final

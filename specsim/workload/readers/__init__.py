@@ -173,6 +173,16 @@ class TraceFile:
         return list(first_row.values) if first_row else []
 
     @cached_property
+    def all_columns(self) -> list[str]:
+        """Names of the fields that any row has; those of JSON need not have the same."""
+        if self.container in ("parquet", "csv") or not self.columns:
+            return self.columns
+        names: dict[str, None] = {}
+        for row in self.objects("entry"):
+            names |= dict.fromkeys(row.values)
+        return list(names)
+
+    @cached_property
     def time_columns(self) -> frozenset[str]:
         """Names of the columns of Parquet that are times by their type; rows have seconds."""
         if self.container != "parquet":

@@ -1,6 +1,7 @@
 """Formats of others: production services, simulators, benchmark clients, measured runs, texts."""
 
 import re
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, final
 
@@ -123,9 +124,11 @@ class Bailian(Reader):
     columns = frozenset({"chat_id", "timestamp", "input_length", "output_length", "hash_ids"})
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
+        row.get("chat_id")  # it must be there
+        turn = row.label("chat_id")
+        builder.link(turn, row.label("parent_chat_id"))
         if add_hashed(row, builder, piece_size=16, seconds_per_unit=1.0):
-            row.get("chat_id")  # it must be there
-            builder.put_turn(row.label("chat_id"), row.label("parent_chat_id"))
+            builder.put("sessions", turn)
 
 
 @final
@@ -140,9 +143,18 @@ class LLMServingSim(Reader):
         lens = row.integer("input_toks"), row.integer("output_toks")
         if not builder.add(*lens, row.number("arrival_time_ns") * 1e-9):
             return
-        for field, column in (("input", "prompt"), ("output", "output")):
-            if f"{field}_tok_ids" in row.values:
-                builder.put(f"{column}_token_ids", row.token_ids(f"{field}_tok_ids"))
+        for field, column, length in zip(
+            ("input", "output"), ("prompt", "output"), lens, strict=True
+        ):
+            if f"{field}_tok_ids" not in row.values:
+                continue
+            ids = row.token_ids(f"{field}_tok_ids")
+            if len(ids) != length:
+                raise TraceError(
+                    f"{row.place}: {len(ids)} {field}_tok_ids for {field}_toks = {length}; correct "
+                    "one of them, or leave the ids out of all rows"
+                )
+            builder.put(f"{column}_token_ids", ids)
 
 
 @final
@@ -171,7 +183,7 @@ class VllmBench(Reader):
     columns = frozenset({"input_lens", "output_lens"})
 
     def read(self, file: TraceFile) -> Trace:
-        document: dict[str, Any] = file.document
+        document: dict[str, Any] = self._document(file)
         names = ["input_lens", "output_lens"]
         if document.get("start_times"):
             names.append("start_times")
@@ -190,6 +202,18 @@ class VllmBench(Reader):
             )
         return builder.build()
 
+    def _document(self, file: TraceFile) -> Any:
+        """Return the only result of a file; ``--append-result`` adds a line each."""
+        if file.container == "json":
+            return file.document
+        first, *others = (row.values for row in file.rows())
+        if others:
+            raise TraceError(
+                f"{file.path}: holds {1 + len(others)} results, a line each; a workload is one of "
+                "them: leave one line"
+            )
+        return first
+
 
 @final
 class RealRun(Reader):
@@ -202,11 +226,25 @@ class RealRun(Reader):
     containers = ("jsonl",)
     columns = frozenset({"input_toks", "output_toks", "queued_ts"})
 
+    def read(self, file: TraceFile) -> Trace:
+        return _saying(super().read(file), file, _OF_RUNS)
+
     def add(self, row: Row, builder: TraceBuilder) -> None:
         prompt_len = row.integer("input_toks")
         output_len = 0 if row.values.get("error") else row.integer("output_toks")
         if builder.add(prompt_len, output_len, row.number("queued_ts")):
             builder.put("ids", str(row.values.get("request_id", "")))
+
+
+_OF_RUNS = frozenset({"input_tok_ids", "output_tok_ids", "priority"})
+"""What `specsim.reality.validation` reads of a measured run, beside lengths and arrivals."""
+
+
+def _saying(trace: Trace, file: TraceFile, names: frozenset[str]) -> Trace:
+    """Return a trace with a note of those fields of its file that a simulation could have used."""
+    ignored = ", ".join(name for name in file.all_columns if name in names)
+    said = f"ignored: {ignored}" if ignored else ""
+    return replace(trace, note="; ".join(note for note in (trace.note, said) if note))
 
 
 CHARACTERS_PER_TOKEN = 4
@@ -247,6 +285,10 @@ def _num_tokens(turn: Any, place: str) -> int:
     return -(-len(text) // CHARACTERS_PER_TOKEN)
 
 
+_OF_REQUESTS = frozenset(
+    {"arrived_at", "adapter", "priority", "think_time", "shared_len", "after_turns"}
+)
+"""Columns of specsim's own format that nothing is read from here."""
 _NO_PROMPT = np.array([UNRECORDED], dtype=np.int64)
 
 
@@ -263,6 +305,9 @@ class TokenTrace(Reader):
     kind: Literal["token_trace"] = "token_trace"
     containers = ("jsonl",)
     columns = frozenset({"prompt_token_ids", "generated_token_ids"})
+
+    def read(self, file: TraceFile) -> Trace:
+        return _saying(super().read(file), file, _OF_REQUESTS)
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         prompt = row.token_ids("prompt_token_ids")

@@ -4,7 +4,6 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from math import isfinite
@@ -35,10 +34,10 @@ _MOST_ADAPTERS = 100_000
 class Native(Reader):
     """``prompt_len``, ``output_len`` and any of the columns below, as Parquet or JSON lines.
 
-    ``arrived_at`` (s), ``id``, ``priority``, ``adapter`` (LoRA, from 1; 0: none), ``session`` with
-    ``think_time`` (s), ``after_turns`` (turns of the session that it waits for, from 1, if not the
-    one before it) and ``shared_len`` (of prompts that continue their session: tokens that all
-    sessions begin with),
+    ``arrived_at`` (s), ``id``, ``priority``, ``adapter`` (LoRA, from 1; 0 or left out: none),
+    ``session`` with ``think_time`` (s; left out: 0), ``after_turns`` (turns of the session that it
+    waits for, from 1, if not the one before it) and ``shared_len`` (of prompts that continue their
+    session: tokens that all sessions begin with),
     ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and
     ``accepted_lens_<proposer>``: accepted drafts, without the bonus token, of a draft made at every
     output position.
@@ -54,22 +53,31 @@ class Native(Reader):
         return super().matches(file) and ("arrived_at" in file.columns or not others)
 
     def read(self, file: TraceFile) -> Trace:
-        others = [name for name in file.columns if name not in _OWN]
+        others = [name for name in file.all_columns if name not in _OWN]
         others = [name for name in others if not name.startswith(_ACCEPTED)]
-        missing = sorted(_OWN.difference(file.columns))
+        missing = sorted(_OWN.difference(file.all_columns))
         for name in others:
             if close := get_close_matches(name, missing, 1, 0.85):
                 raise TraceError(
                     f"{file.path}: unknown column '{name}'; did you mean '{close[0]}'? Rename it, "
                     "or leave it out"
                 )
-        trace = super().read(file)
-        return replace(trace, note=f"ignored: {', '.join(others)}") if others else trace
+        may_be_empty = {"adapter", "think_time"}.intersection(file.all_columns)
+        builder = TraceBuilder(file.path, self.kind)
+        for row in file.rows():
+            self.add(_filled(row, may_be_empty), builder)
+        builder.note = f"ignored: {', '.join(others)}" if others else ""
+        return builder.build()
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
         if builder.add(row.integer("prompt_len"), row.integer("output_len"), arrived_at):
             _put_optional(builder, row)
+        elif "after_turns" in row.values:
+            raise TraceError(
+                f"{row.place}: has no prompt or no output, and would be left out, but after_turns "
+                "of later rows count it; give it a token of either"
+            )
 
 
 def _put_optional(builder: TraceBuilder, row: Row) -> None:
@@ -230,9 +238,8 @@ class NamedColumns(Reader):
                     "out, or rename it"
                 )
         taken = {what: names[0] for what, names in found.items() if names}
-        more = {"adapter", *(_OF_TURNS if "session" in file.columns else ())}.intersection(
-            file.columns
-        )
+        of_turns = _OF_TURNS if "session" in file.all_columns else ()
+        more = {"adapter", *of_turns}.intersection(file.all_columns)
         builder = TraceBuilder(file.path, self.kind)
         arrival = taken.get("arrival")
         clock = None if arrival is None else _Clock(arrival, arrival in file.time_columns)
@@ -240,9 +247,10 @@ class NamedColumns(Reader):
             arrived_at = None if clock is None else clock.seconds(row)
             lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
             if builder.add(*lens, arrived_at) and more:
-                _put_optional(builder, _filled(row, more))
+                filled = _filled(row, more)
+                _put_optional(builder, Row(row.place, {name: filled.values[name] for name in more}))
         used = {*taken.values(), *more, *(name.partition(".")[0] for name in taken.values())}
-        ignored = [name for name in file.columns if name not in used]
+        ignored = [name for name in file.all_columns if name not in used]
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
         said += f", {clock.form}" if clock else ""
         said += f"; as in specsim's own format: {', '.join(sorted(more))}" if more else ""
@@ -251,12 +259,12 @@ class NamedColumns(Reader):
 
 
 def _filled(row: Row, names: set[str]) -> Row:
-    """Return some fields of a row; where one is empty, there is none, and no waiting."""
+    """Return a row with these fields; where one is empty, there is none, and no waiting."""
     labels = {name: row.label(name) for name in names}
     filled = {name: 0 if value in (None, "") else value for name, value in labels.items()}
     if labels.get("session") in (None, ""):
         filled |= {"session": row.place} if "session" in names else {}
-    return Row(row.place, filled)
+    return Row(row.place, row.values | filled) if names else row
 
 
 def _rows(file: TraceFile) -> Iterator[Row]:
@@ -275,16 +283,17 @@ def is_arrival(name: str) -> bool:
 
 def _recognised(file: TraceFile) -> dict[str, list[str]]:
     found = {
-        what: [name for name in file.columns if _is_len(_words(name), side)]
+        what: [name for name in file.all_columns if _is_len(_words(name), side)]
         for what, side in _SIDES.items()
     }
-    return found | {"arrival": [name for name in file.columns if is_arrival(name)]}
+    return found | {"arrival": [name for name in file.all_columns if is_arrival(name)]}
 
 
 def _bytes_of(file: TraceFile, what: str) -> list[str]:
     """Return the columns whose names are those of sizes of HTTP messages."""
     own = _SIDES[what] & _OF_HTTP
-    return [name for name in file.columns if _is_size(words := _words(name)) and own & {*words}]
+    names = file.all_columns
+    return [name for name in names if _is_size(words := _words(name)) and own & {*words}]
 
 
 def _is_size(words: list[str]) -> bool:
