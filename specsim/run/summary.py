@@ -253,8 +253,6 @@ class Summary:
         requests = self.run.requests
         if isinstance(requests, TraceRequests):  # no program's
             found += experiment.workload.notes
-            if dropped := requests.num_dropped:
-                found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
         found += self._few_requests()
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len

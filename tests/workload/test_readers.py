@@ -439,7 +439,7 @@ def test_rows_without_tokens_are_failed_requests_and_that_is_said(
     path.write_text(text)
     trace = read_trace(path)
     assert (len(trace), trace.num_dropped) == (2, 3)
-    assert "; left out as failed, without prompt or output: 3 rows" in trace.note
+    assert "; rows without prompt or output, left out as failed: 3" in trace.note
 
 
 def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Path) -> None:

@@ -65,7 +65,8 @@ class Native(Reader):
                     "or leave it out"
                 )
         trace = super().read(file)
-        return replace(trace, note=f"ignored: {', '.join(others)}") if others else trace
+        ignored = [f"ignored: {', '.join(others)}"] if others else []
+        return replace(trace, note="; ".join([*ignored, *filter(None, [trace.note])]))
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
@@ -253,19 +254,14 @@ class NamedColumns(Reader):
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
         said += f", {clock.form}" if clock else ""
         said += f"; as in specsim's own format: {', '.join(sorted(more))}" if more else ""
-        said += f"; ignored: {', '.join(ignored)}" if ignored else ""
+        builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
         trace = builder.build()
-        return replace(trace, note=said + _left_out(trace) + _bunched(trace))
+        return replace(trace, note=trace.note + _bunched(trace))
 
 
 def _length(row: Row, name: str, absent: tuple[str | None, ...]) -> int:
     """Return a length, tokens; 0, as of a request that failed, where what it says is `absent`."""
     return 0 if row.values.get(name) in absent else row.integer(name)
-
-
-def _left_out(trace: Trace) -> str:
-    count = trace.num_dropped
-    return f"; left out as failed, without prompt or output: {count:,} rows" if count else ""
 
 
 def _bunched(trace: Trace) -> str:
