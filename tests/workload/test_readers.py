@@ -370,6 +370,12 @@ BAD = {
 }  # fmt: skip
 
 
+def test_vllms_own_names_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("time,request_prompt_tokens,request_generation_tokens\n0,5,2\n")
+    assert read_trace(path).output_lens.tolist() == [2]
+
+
 def test_which_columns_were_taken_for_what_is_said(tmp_path: Path) -> None:
     trace = read_trace(sample(tmp_path, "columns"))
     assert trace.note == (

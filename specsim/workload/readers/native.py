@@ -337,7 +337,8 @@ def _is_len(words: list[str], side: set[str]) -> bool:
     """Return whether words such as "num input tokens", or "n in", say a length of this side."""
     if _is_size(words):
         return False
-    own, others = side.intersection(words), set(words) - side - _SPACES
+    # vLLM's request_generation_tokens is of a request, and not its length.
+    own, others = side.intersection(words), set(words) - side - _SPACES - {"request"}
     is_number = bool(_LENS & others) or (bool(_FILLERS & others) and own <= {"in", "out"})
     return bool(own) and is_number and others <= _LENS | _FILLERS
 
