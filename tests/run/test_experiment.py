@@ -209,6 +209,21 @@ def test_defaults_are_those_of_vllm_serve_on_an_h100() -> None:
     assert engine.gpu_memory_utilization == 0.92
 
 
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [
+        ({"max_num_batched_tokens": 512}, (512, 512)),
+        ({"max_num_batched_tokens": 16384}, (16384, 1024)),
+        ({"enable_chunked_prefill": False}, (131072, 1024)),
+        ({"enable_chunked_prefill": False, "max_model_len": 4096}, (8192, 1024)),
+    ],
+)
+def test_defaults_follow_what_is_given(given: dict[str, Any], batch: tuple[int, int]) -> None:
+    """vLLM 0.33.0 ``arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args``."""
+    engine = deploy(**given).engine
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch
+
+
 def test_kv_blocks_follow_from_memory() -> None:
     gib = 1 << 30
     weights, reserved = 8_030_261_248 * 2, 1.15 * gib
@@ -243,8 +258,9 @@ def test_a_drafter_takes_kv_blocks() -> None:
         ({"num_gpu_blocks": 100}, CapacityError, "less than one request of max_model_len"),
         ({"model": "Qwen/Qwen3-8B"}, ProfileError, "the profile was made for"),
         ({"tensor_parallel_size": 2}, ProfileError, "-tp2"),
-        ({"max_num_batched_tokens": 64}, ConfigError, "at least max_num_seqs"),
-        ({"enable_chunked_prefill": False}, ConfigError, "at least max_model_len"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, ConfigError, "at least max_num_seqs"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, ConfigError,
+         "at least max_model_len"),
         ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, ProfileError,
          r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix, datastore, sssd\).*"
          r"--model llama-3.1-8b --gpu h100 --draft mtp=DRAFTER"),
