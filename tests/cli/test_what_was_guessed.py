@@ -122,3 +122,15 @@ def test_a_plan_says_it_of_an_experiment_that_has_a_log(tmp_path: Path) -> None:
         find_traffic(str(tmp_path / "e.yaml")).note
         == f"as in the experiment; its acceptance for drafts of eagle3 alone; {SAID}"
     )
+
+
+@pytest.mark.parametrize(("window", "is_said"), [(None, False), ([1.0, 9.0], True)])
+def test_lengths_of_other_rows_than_the_windows_are_said(
+    window: list[float] | None, is_said: bool, tmp_path: Path
+) -> None:
+    path = str(log(tmp_path))
+    arrivals = {"kind": "trace", "path": path, "window": window}
+    workload = WorkloadConfig.model_validate(
+        {"arrivals": arrivals, "lengths": {"kind": "trace", "path": path}}
+    )
+    assert any("leave lengths out" in note for note in workload.notes) == is_said
