@@ -170,7 +170,9 @@ class Family(Generic[M]):
             return self._checked(self._loaded(name), name)
         if (entry := self._entries.get(name)) is None:
             hint = nearest(name, [*self.members, *self._entries])
-            if self.of_files and ("/" in name or name.endswith(".yaml")):
+            if self.of_files and name.endswith((".yaml", ".yml")):
+                hint = f"of a file of yours, copy what stands under '{self.name}' into this one"
+            elif self._is_of_file(name):
                 hint = f"a {self.of_files} is {{{self.tag}: {self.of_files}, name: {name}}}"
             elif (file := _file_named(name)) is not None:
                 hint = self._classes_in(name, file)
@@ -198,6 +200,9 @@ class Family(Generic[M]):
             text = f"'{path}': '{rest}' is not field=value, and there is no file {name}.py"
             raise ConfigError(text) from error
 
+    def _is_of_file(self, name: str) -> bool:
+        return self.of_files is not None and "/" in name
+
     def parse(self, value: object) -> M:
         """Return the member that a mapping, or the short form ``static:k=3``, describes.
 
@@ -207,7 +212,8 @@ class Family(Generic[M]):
             return self._findable(value)
         value = _unquoted(value)
         fields = from_short_form(value, self.tag) if isinstance(value, str) else value
-        if fields == {} and isinstance(value, str) and value.endswith(".py"):
+        is_path = isinstance(value, str) and (value.endswith(".py") or self._is_of_file(value))
+        if fields == {} and is_path:
             fields = {self.tag: value}  # which `find` explains
         if fields == {} and isinstance(value, str):
             raise ConfigError(f"'{value}' is not of the form name:field=value,field=value")

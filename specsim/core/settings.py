@@ -140,11 +140,16 @@ def validated(source: str, error: type[SpecsimError]) -> Iterator[None]:
         raise error("\n".join(f"{source}: {line}" for line in lines)) from problem
 
 
+_MOST_LINES = 20  # of a file of another kind, every value may be a problem
+
+
 def told_problems(error: Any) -> list[str]:
-    """Return the problems of a `pydantic.ValidationError`, in a line each."""
+    """Return the problems of a `pydantic.ValidationError`, in a line each; the first, if many."""
     found = error.errors(include_url=False)
     told = dict.fromkeys(_told(each) for each in found if not _follows(each, found))
-    return "\n".join(told).splitlines()
+    lines = "\n".join(told).splitlines()
+    left_out = len(lines) - _MOST_LINES
+    return lines if left_out <= 0 else [*lines[:_MOST_LINES], f"and {left_out} more such problems"]
 
 
 def _follows(problem: Any, found: list[Any]) -> bool:

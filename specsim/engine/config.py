@@ -67,11 +67,13 @@ class EngineConfig(Settings):
     scheduler: Literal["v1", "prefill_first"] = "v1"
     """``prefill_first`` is vLLM V0: waiting prompts run first, whole, in a step of their own."""
     max_num_seqs: Sequences | None = None
-    """By default 1024 on GPUs of 70 GiB and more other than the A100, else 256."""
+    """By default 1024 on GPUs of 70 GiB and more other than the A100, else 256; no more than
+    max_num_batched_tokens."""
     max_num_active_seqs: Sequences | None = None
     """Caps the running sequences in place of max_num_seqs."""
     max_num_batched_tokens: Count | None = None
-    """By default 16384 on GPUs of 160 GiB and more, 8192 from 70 GiB (not A100), else 2048."""
+    """By default 16384 on GPUs of 160 GiB and more, 8192 from 70 GiB (not A100), else 2048; no less
+    than max_model_len without chunked prefill."""
     max_num_scheduled_tokens: Count | None = None
     """By default max_num_batched_tokens."""
     max_model_len: Count | None = None

@@ -457,8 +457,11 @@ def _limits(
     max_model_len = engine.max_model_len or model.max_position_embeddings
     if engine.scheduler == "prefill_first":  # defaults of vLLM 0.6
         batched_tokens, seqs = max(2048, max_model_len), 256
-    else:
+    else:  # vLLM 0.33.0 ``arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args``
         batched_tokens, seqs = _default_batch(gpu)
+        if not engine.enable_chunked_prefill:
+            batched_tokens = max(batched_tokens, max_model_len)
+        seqs = min(seqs, engine.max_num_batched_tokens or batched_tokens)
     blocks = engine.num_gpu_blocks
     return {
         "model": model.name,

@@ -255,8 +255,6 @@ class Summary:
         requests = self.run.requests
         if isinstance(requests, TraceRequests):  # no program's
             found += experiment.workload.notes
-            if dropped := requests.num_dropped:
-                found.append(f"rows of the trace without prompt or output, left out: {dropped:,}")
         found += self._few_requests() + self._another_rate() + self._idle_priorities()
         if num_cut := self._num_cut():
             longest = self.run.deployment.engine.max_model_len

@@ -422,8 +422,9 @@ def _answer_lens(experiment: Experiment) -> Iterator[int]:
     """Return how long answers are that end by themselves, as the workload has them, tokens."""
     workload, seed = experiment.workload, experiment.seed
     if workload.lengths is not None:
+        rows = min(workload.lengths.num_rows or _LENGTHS, _LENGTHS)  # of a log, which begins anew
         parts = (
-            drawn(workload.lengths, generator(seed, "serve", str(number)), _LENGTHS)
+            drawn(workload.lengths, generator(seed, "serve", str(number)), rows)
             for number in count()
         )
         return chain.from_iterable(part.output_lens.tolist() for part in parts)

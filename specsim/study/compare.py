@@ -157,6 +157,12 @@ def parse_policies(policies: Sequence[str]) -> dict[str, Policy]:
             raise ConfigError(f"--policies {text}: is given {count} times; leave one")
     found: dict[str, Policy] = {"off": Off()}
     for text in policies:
+        first, *others = re.split("[, ]+", text, maxsplit=1)
+        if others and first in POLICIES.members:
+            raise ConfigError(
+                f"--policies {text}: names several as one; set them apart by spaces, unquoted: "
+                f"{first} {others[0]}"
+            )
         found[text] = POLICIES.given(f"--policies {text}", text)
     return found
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from math import ceil
+from math import ceil, inf, isinf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,7 +149,12 @@ def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
         else:
             continue  # its lengths are not used
         error = _length_error(trace)
-        if error > tolerance:
+        if isinf(error):
+            notes.append(
+                f"{path.name}: has one {'row' if trace.sessions is None else 'session'}, from "
+                "which nobody can tell how long such traffic is in the mean; take more"
+            )
+        elif error > tolerance:
             notes.append(
                 f"{path.name}: of so few rows ({len(trace):,}) mean lengths lie up to "
                 f"{percent(error, 0)} from those of all such traffic (95 %), and a capacity at "
@@ -161,15 +166,19 @@ def few_rows(workload: WorkloadConfig, tolerance: float) -> list[str]:
 def _length_error(trace: Trace) -> float:
     """Return how far means of prompts and of outputs may be off, 95 %, as a share; the larger.
 
+    Infinite if there is one row, or one session.
+
     Sessions are taken to be independent, not their turns (the linearized variance of a mean over
     clusters; Cochran 1977, "Sampling Techniques", chapter 9A).
     """
     owners = np.arange(len(trace)) if trace.sessions is None else trace.sessions
     _, numbers = np.unique(owners, return_inverse=True)
+    if numbers.max() == 0:
+        return inf
     errors = []
     for lens in (trace.prompt_lens, trace.output_lens):
         sums = np.bincount(numbers, lens - lens.mean())
-        spread = np.sqrt((sums**2).sum() * len(sums) / max(len(sums) - 1, 1))
+        spread = np.sqrt((sums**2).sum() * len(sums) / (len(sums) - 1))
         errors.append(_NORMAL * float(spread / lens.sum()))
     return max(errors)
 

@@ -108,7 +108,19 @@ class WorkloadConfig(Settings):
         for field, path in self.traces.items():
             with suppress(SpecsimError):
                 notes[path] = facts_of(path, field).note
-        return [f"{path.name}: {note}" for path, note in notes.items() if note]
+        found = [f"{path.name}: {note}" for path, note in notes.items() if note]
+        if isinstance(self.lengths, TraceRows) and self._window_of == self.lengths.path:
+            found.append(
+                f"workload.lengths: those of the first rows of {self.lengths.path.name}, not of "
+                "the window; leave lengths out, and each request keeps its own"
+            )
+        return found
+
+    @property
+    def _window_of(self) -> Path | None:
+        """The file of whose arrivals only those in a window are replayed, if there is one."""
+        arrivals = self.arrivals
+        return arrivals.path if isinstance(arrivals, TraceReplay) and arrivals.window else None
 
     def build(self, seed: int) -> Trace:
         """Return the requests of one run, with arrival times except for a closed loop.

@@ -283,10 +283,6 @@ class TraceRequests(Sequence[Request]):
     def take(self, rows: NDArray[np.int64]) -> "TraceRequests":
         return TraceRequests(self._trace.take(rows), self._numbers[rows])
 
-    @property
-    def num_dropped(self) -> int:
-        return self._trace.num_dropped
-
     @cached_property
     def columns(self) -> Columns:
         """What can be known of them without making any."""
@@ -402,10 +398,14 @@ class TraceBuilder:
             recorded_lens=dict(self._recorded_lens),
             num_dropped=self._num_dropped,
             format=self._kind,
-            note=self.note,
+            note="; ".join(filter(None, (self.note, self._left_out()))),
             **columns,
         )
         if trace.arrived_at is None:
             return trace
         order = np.argsort(trace.arrived_at, kind="stable")
         return trace if np.array_equal(order, np.arange(len(order))) else trace.take(order)
+
+    def _left_out(self) -> str:
+        count = self._num_dropped
+        return f"rows without prompt or output, left out as failed: {count:,}" if count else ""

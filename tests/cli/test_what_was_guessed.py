@@ -75,10 +75,10 @@ def test_rows_that_are_left_out_are_told_of_the_points_that_lack_them(
     Path("s.yaml").write_text(yaml.safe_dump({"base": base, "axes": axes}))
     code, _, err = cli("sweep", "s.yaml", "--workers", "1")
     told = load_study(Path("results/s")).warnings
-    assert (code, len(told)) == (0, 2)
-    assert err.splitlines()[-2:] == [f"warning: {each}" for each in told]
-    assert [each.count("policy off and 1 more point: ") for each in told] == [1, 1]
-    assert told[1].endswith("rows of the trace without prompt or output, left out: 2")
+    assert (code, len(told)) == (0, 1)
+    assert err.splitlines()[-1:] == [f"warning: {each}" for each in told]
+    assert told[0].count("policy off and 1 more point: ") == 1
+    assert told[0].endswith("; rows without prompt or output, left out as failed: 2")
 
 
 def test_points_without_their_log_do_not_end_a_sweep_that_keeps_going(
@@ -122,3 +122,15 @@ def test_a_plan_says_it_of_an_experiment_that_has_a_log(tmp_path: Path) -> None:
         find_traffic(str(tmp_path / "e.yaml")).note
         == f"as in the experiment; its acceptance for drafts of eagle3 alone; {SAID}"
     )
+
+
+@pytest.mark.parametrize(("window", "is_said"), [(None, False), ([1.0, 9.0], True)])
+def test_lengths_of_other_rows_than_the_windows_are_said(
+    window: list[float] | None, is_said: bool, tmp_path: Path
+) -> None:
+    path = str(log(tmp_path))
+    arrivals = {"kind": "trace", "path": path, "window": window}
+    workload = WorkloadConfig.model_validate(
+        {"arrivals": arrivals, "lengths": {"kind": "trace", "path": path}}
+    )
+    assert any("leave lengths out" in note for note in workload.notes) == is_said

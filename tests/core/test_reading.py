@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from pydantic import TypeAdapter
 
 from specsim.core import reading
 from specsim.core.columns import opened_parquet, parquet_table
@@ -221,6 +222,13 @@ def test_of_a_file_of_another_kind_a_few_unknown_fields_are_said() -> None:
     *said, last = str(caught.value).splitlines()
     assert said == [f"a.json: unknown field 'far_{n}'; choose from inner, y" for n in range(4)]
     assert last == "a.json: and 26 more unknown fields: is this a file of another kind?"
+
+
+def test_many_problems_are_told_to_a_limit() -> None:
+    with pytest.raises(ConfigError) as caught, validated("a.json", ConfigError):
+        TypeAdapter(list[int]).validate_python(["a"] * 50)
+    *told, last = str(caught.value).splitlines()
+    assert (len(told), last) == (20, "a.json: and 30 more such problems")
 
 
 def test_long_lists_of_names_are_cut() -> None:

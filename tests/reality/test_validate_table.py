@@ -704,7 +704,7 @@ def test_files_that_are_no_tables(tmp_path: Path, cli: Run, table: Path) -> None
     (tmp_path / "twice.csv").write_text("ttft_p50_ms,ttft_p50_ms\n1,2\n")
     (tmp_path / "long.csv").write_text("ttft_p50_ms,isl\n1,2,3\n")
     for name, words in (
-        ("no.csv", "has no measured column (found: a, b)"),
+        ("no.csv", "has no measured column (found: a, b); each row is a whole run, not a request"),
         ("twice.csv", "has two columns 'ttft_p50_ms'"),
         ("long.csv", "line 2: 3 values for 2 columns; the line may have a comma too many"),
         ("absent.csv", "cannot be read"),

@@ -107,7 +107,8 @@ def change(path: str, value: Any) -> dict[str, Any]:
         ("workload.arrival", 3, r"workload: unknown field 'arrival'; did you mean 'arrivals'"),
         ("slo", {"ttft_ms": 1, 5: None}, r"slo: unknown field '5'; write 1\.5, not 1,5"),
         ("policy.kind", "statik", r"no kind 'statik'; did you mean 'static'"),
-        ("acceptance", "a.yaml", r"no kind 'a.yaml'; a preset is \{kind: preset, name: a.yaml\}"),
+        ("acceptance", "a/b/c", r"no kind 'a/b/c'; a preset is \{kind: preset, name: a/b/c\}"),
+        ("acceptance", "a.yaml", r"no kind 'a.yaml'; of a file of yours, copy what stands under"),
         ("policy.k", 0, r"policy\.k = 0"),
         ("policy.k", 9, r"exceeds .*num_speculative_tokens = 3"),
         ("acceptance.alpha", 1.2, r"acceptance\.alpha = 1\.2: .*less than or equal to 1"),
@@ -209,6 +210,21 @@ def test_defaults_are_those_of_vllm_serve_on_an_h100() -> None:
     assert engine.gpu_memory_utilization == 0.92
 
 
+@pytest.mark.parametrize(
+    ("given", "batch"),
+    [
+        ({"max_num_batched_tokens": 512}, (512, 512)),
+        ({"max_num_batched_tokens": 16384}, (16384, 1024)),
+        ({"enable_chunked_prefill": False}, (131072, 1024)),
+        ({"enable_chunked_prefill": False, "max_model_len": 4096}, (8192, 1024)),
+    ],
+)
+def test_defaults_follow_what_is_given(given: dict[str, Any], batch: tuple[int, int]) -> None:
+    """vLLM 0.33.0 ``arg_utils.py _set_default_max_num_seqs_and_batched_tokens_args``."""
+    engine = deploy(**given).engine
+    assert (engine.max_num_batched_tokens, engine.max_num_seqs) == batch
+
+
 def test_kv_blocks_follow_from_memory() -> None:
     gib = 1 << 30
     weights, reserved = 8_030_261_248 * 2, 1.15 * gib
@@ -243,8 +259,9 @@ def test_a_drafter_takes_kv_blocks() -> None:
         ({"num_gpu_blocks": 100}, CapacityError, "less than one request of max_model_len"),
         ({"model": "Qwen/Qwen3-8B"}, ProfileError, "the profile was made for"),
         ({"tensor_parallel_size": 2}, ProfileError, "-tp2"),
-        ({"max_num_batched_tokens": 64}, ConfigError, "at least max_num_seqs"),
-        ({"enable_chunked_prefill": False}, ConfigError, "at least max_model_len"),
+        ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, ConfigError, "at least max_num_seqs"),
+        ({"enable_chunked_prefill": False, "max_num_batched_tokens": 8192}, ConfigError,
+         "at least max_model_len"),
         ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}, ProfileError,
          r"no drafting cost for method 'mtp' \(it has: eagle3, ngram, suffix, datastore, sssd\).*"
          r"--model llama-3.1-8b --gpu h100 --draft mtp=DRAFTER"),
@@ -332,7 +349,8 @@ def test_rows_that_are_left_out_are_said(tiny: Callable[..., Experiment], tmp_pa
     table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n1,9,0\n2,9,5\n")
     experiment = tiny(workload={"arrivals": {"kind": "trace", "path": str(table)}})
     summary = Summary(simulate(experiment))
-    assert summary.warnings[1] == "rows of the trace without prompt or output, left out: 1"
+    assert summary.warnings[0].endswith("; rows without prompt or output, left out as failed: 1")
+    assert "\n".join(summary.warnings).count("left out") == 1
     table.write_text("arrival_time,prompt_len,output_len\n0,9,5\n2,9,5\n")
     assert not any("left out" in warning for warning in Summary(simulate(experiment)).warnings)
 

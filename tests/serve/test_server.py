@@ -261,6 +261,16 @@ def test_adapters_are_not_left_out_in_silence(
         live.Live(drawn)
 
 
+def test_a_short_log_of_lengths_begins_anew(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("prompt_len,output_len\n9,3\n9,5\n")
+    workload = {"arrivals": "burst", "lengths": {"kind": "trace", "path": str(log)}}
+    with serving(workload=workload | {"num_requests": 2}) as served:
+        asked = {"prompt": "what?"}
+        answers = [served.ask("/v1/completions", asked)[1]["usage"] for _ in range(3)]
+    assert [each["completion_tokens"] for each in answers] == [3, 5, 3]
+
+
 def test_while_no_replica_is_up_requests_are_refused() -> None:
     failure = {"kind": "failure", "replica": 0, "at": 10.0, "until": 70.0}
     with serving(incidents=[failure]) as served:

@@ -63,6 +63,16 @@ def test_a_log_of_few_rows_is_said_to_know_lengths_so_well(
     assert few_rows(workload, 0.6) == []
 
 
+def test_a_log_of_one_row_is_said_to_tell_no_mean(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("arrived_at,prompt_len,output_len\n0,10,5\n")
+    workload = WorkloadConfig.model_validate({"arrivals": {"kind": "trace", "path": str(path)}})
+    assert few_rows(workload, 0.6) == [
+        "log.csv: has one row, from which nobody can tell how long such traffic is in the mean; "
+        "take more"
+    ]
+
+
 def test_a_capacity_says_what_few_rows_leave_open(tmp_path: Path, cli: Run) -> None:
     path = tmp_path / "log.csv"
     path.write_text("prompt_len,output_len\n10,5\n40,5\n10,30")

@@ -184,6 +184,12 @@ def test_policies_are_named_or_given(tiny: Callable[..., Experiment]) -> None:
             compare(tiny(), ["off"], replications=1, workers=workers)
 
 
+@pytest.mark.parametrize("text", ["off,static:k=2", "off static:k=2"])
+def test_policies_that_were_given_as_one_are_told_apart(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"names several as one; .* by spaces.*: off static:k=2"):
+        parse_policies([text])
+
+
 def test_the_baseline_is_always_there(tiny: Callable[..., Experiment]) -> None:
     result = compare(tiny(), parse_policies(["static:k=2"]), replications=2)
     assert [policy.label for policy in result.results] == ["off", "static:k=2"]

@@ -412,7 +412,24 @@ BAD = {
         "line 3: timestamp = '17' was read in seconds, rows before it as dates and times",
     ),
     "cut Parquet": (b"PAR1 and then nothing", "Parquet"),
+    "xz": (b"\xfd7zXZ\x00 and so on", "is compressed by xz, which is not read; save it as CSV"),
+    "a sheet": (b"PK\x03\x04 and so on", "is a zip archive, as sheets of Excel are"),
+    "a row cut off": (
+        b"ts,prompt_tokens,completion_tokens\n1,5,2\n2,5\n",
+        "line 3: no value for 'completion_tokens'",
+    ),
+    "how long requests took": (
+        b"request_time,prompt_tokens,completion_tokens\n1.147,5,2\n",
+        "line 2: request_time = '1.147': must be when the request came, and columns so called hold "
+        "how long it took",
+    ),
 }  # fmt: skip
+
+
+def test_vllms_own_names_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("time,request_prompt_tokens,request_generation_tokens\n0,5,2\n")
+    assert read_trace(path).output_lens.tolist() == [2]
 
 
 def test_which_columns_were_taken_for_what_is_said(tmp_path: Path) -> None:
@@ -438,6 +455,21 @@ def test_which_columns_were_taken_for_what_is_said(tmp_path: Path) -> None:
             "as dates and times, UTC where none names a zone",
             2.0,
         ),
+        (
+            "time_iso8601",
+            ("2025-11-24T08:00:00.5+00:00", "2025-11-24T09:00:02.5+01:00"),
+            "as dates and times, UTC where none names a zone",
+            2.0,
+        ),
+        (
+            "time_local",
+            ("24/Nov/2025:08:00:00 +0000", "[24/Nov/2025:09:00:02 +0100]"),
+            "as dates and times, UTC where none names a zone",
+            2.0,
+        ),
+        ("msec", ("1763971200.000", "1763971200.250"), "in seconds", 0.25),
+        ("request_creation_time_ms", (3, 5), "in ms", 0.002),
+        ("requestTime", ("24/Nov/2025:08:00:00 +0000",) * 2, "as dates and times", 0.0),
     ],
 )
 def test_the_form_of_arrivals_is_said(
@@ -446,10 +478,48 @@ def test_the_form_of_arrivals_is_said(
     path = tmp_path / "t.csv"
     path.write_text(f"{name},prompt_len,output_len\n" + "".join(f"{v},5,2\n" for v in values))
     trace = read_trace(path)
-    assert trace.note.endswith(f"{name} is the arrival, {form}")
+    assert f"{name} is the arrival, {form}" in trace.note
     assert trace.arrived_at is not None
     assert trace.arrived_at[0] == 0.0
     assert trace.arrived_at[-1] == pytest.approx(end)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ts,prompt_tokens,completion_tokens\n0.5,5,2\n1,-,-\n2,,\n3,5,0\n4,5,2\n",
+        '{"ts": 0.5, "status": 429, "usage": null}\n'
+        '{"ts": 1, "usage": {"prompt_tokens": 5, "completion_tokens": 2}}\n'
+        '{"ts": 2, "error": "x"}\n{"ts": 3, "usage": {"prompt_tokens": 5}}\n'
+        '{"ts": 4, "usage": {"prompt_tokens": 5, "completion_tokens": 2}}\n',
+    ],
+)
+def test_rows_without_tokens_are_failed_requests_and_that_is_said(
+    tmp_path: Path, text: str
+) -> None:
+    path = tmp_path / "log"
+    path.write_text(text)
+    trace = read_trace(path)
+    assert (len(trace), trace.num_dropped) == (2, 3)
+    assert "; rows without prompt or output, left out as failed: 3" in trace.note
+
+
+def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Path) -> None:
+    path = tmp_path / "nginx.csv"
+    path.write_text("msec,request_time,prompt_tokens,output_tokens\n10.5,7,5,2\n13.5,1,5,2\n")
+    trace = read_trace(path)
+    assert trace.arrived_at is not None
+    assert trace.arrived_at.tolist() == [0.0, 3.0]
+    assert "ignored: request_time" in trace.note
+
+
+@pytest.mark.parametrize(("times", "is_said"), [((7, 7, 9), True), ((7, 8, 9), False)])
+def test_arrivals_of_whole_seconds_are_said_to_come_at_once(
+    tmp_path: Path, times: tuple[int, ...], is_said: bool
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("created,prompt_len,output_len\n" + "".join(f"{n},5,2\n" for n in times))
+    assert ("; arrivals are whole seconds: requests of" in read_trace(path).note) == is_said
 
 
 def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:

@@ -58,8 +58,9 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         raise ConfigError(f"{path}: has two columns '{twice[0]}'; remove or rename one")
     if not set(header) & set(METRICS):
         raise ConfigError(
-            f"{path}: has no measured column (found: {', '.join(header) or 'nothing'}); it needs, "
-            f"separated by commas, at least one of {', '.join(METRICS[:5])}, ..."
+            f"{path}: has no measured column (found: {', '.join(header) or 'nothing'}); each row "
+            "is a whole run, not a request, and needs, separated by commas, at least "
+            f"one of {', '.join(METRICS[:5])}, ..."
         )
     _, words = read_columns(path, (), header)
     rows = (dict(zip(words, row, strict=True)) for row in zip(*words.values(), strict=True))

@@ -35,6 +35,12 @@ from specsim.workload.trace import Trace, TraceBuilder
 _ENCODING = "utf-8-sig"  # UTF-8, with or without the mark that Windows puts before it
 _BROKEN = (OSError, EOFError, UnicodeDecodeError, UnreadableError, zlib.error, csv.Error)
 """What reading raises of a file that is cut off, or not what it claims to be."""
+_PACKED = {
+    b"BZh": "compressed by bzip2",
+    b"\xfd7zX": "compressed by xz",
+    b"(\xb5/\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a zip archive, as sheets of Excel are",
+}
 
 
 def _why(error: Exception) -> str:
@@ -132,6 +138,12 @@ class TraceFile:
                 self._magic = stream.read(4)
         if not self._magic:
             raise TraceError(f"{path}: is empty; a workload has at least one request")
+        for magic, name in _PACKED.items():
+            if self._magic.startswith(magic):
+                raise TraceError(
+                    f"{path}: is {name}, which is not read; save it as CSV, compressed by gzip or "
+                    "not at all"
+                )
 
     def _open(self) -> IO[str]:
         if self._magic.startswith(b"\x1f\x8b"):  # gzip

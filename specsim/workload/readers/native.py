@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from math import isfinite
@@ -196,11 +197,16 @@ _SIZES = {"len", "length", "lens", "lengths", "size", "bytes", "body", "upstream
 _SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "nano": 1e-9}
 _UNITS = {"s": "seconds", "sec": "seconds", "nano": "ns"}
 _CLOCKS = {
-    "arrived", "created", "received", "sent", "started", "submitted", "time", "timestamp", "ts",
-    "datetime", "unix",
+    "arrived", "created", "creation", "received", "sent", "started", "submitted", "time",
+    "timestamp", "ts", "datetime", "unix", "epoch", "iso8601", "local",
 }  # fmt: skip
+_NOTHING = ("", "-")  # nginx writes a dash; in CSV, None is of a line that was cut off
 _EVENTS = {"arrival", "request", "start", "submit"}  # at a time, which may be unsaid
+_MSEC = "msec"  # nginx's: seconds since 1970, with milliseconds after the point
+_TAKEN = ["request", "time"]  # nginx's: seconds that a request took; of others, when it came
+_APACHE = "%d/%b/%Y:%H:%M:%S %z"  # how access logs write a time, such as nginx's time_local
 _LATER = 1e11  # no number of seconds since 1970, so one of milliseconds, or of less
+_RECENT = 1e8  # seconds since 1970 of this century are more
 
 
 @final
@@ -214,7 +220,8 @@ class NamedColumns(Reader):
     ``think_time`` and ``shared_len`` are those of specsim's own format; a row of no session is one
     of its own. What was taken for what, and what was ignored, is said. A ``request_length`` or
     ``response_size`` is bytes in logs of web servers: it is ignored beside a column of tokens of
-    the same side, else refused.
+    the same side, else refused. So is a ``request_time`` of small numbers, nginx's time that a
+    request took. A row whose length is empty, null or ``-`` is a failed request.
     """
 
     kind: Literal["columns"] = "columns"
@@ -231,31 +238,46 @@ class NamedColumns(Reader):
         for what in _SIDES:
             if not found[what]:
                 raise _not_tokens(next(_rows(file)), _bytes_of(file, what)[0], what)
-        for what, names in found.items():
-            if len(names) > 1:
+        for what, several in found.items():
+            if len(several) > 1:
                 raise TraceError(
-                    f"{file.path}: {' and '.join(names)} may both be the {_SAID[what]}; leave one "
-                    "out, or rename it"
+                    f"{file.path}: {' and '.join(several)} may both be the {_SAID[what]}; leave "
+                    "one out, or rename it"
                 )
-        taken = {what: names[0] for what, names in found.items() if names}
-        of_turns = _OF_TURNS if "session" in file.all_columns else ()
-        more = {"adapter", *of_turns}.intersection(file.all_columns)
+        taken = {what: several[0] for what, several in found.items() if several}
+        names = file.all_columns
+        more = {"adapter", *(_OF_TURNS if "session" in names else ())}.intersection(names)
+        absent = _NOTHING if file.container == "csv" else (*_NOTHING, None)
         builder = TraceBuilder(file.path, self.kind)
         arrival = taken.get("arrival")
         clock = None if arrival is None else _Clock(arrival, arrival in file.time_columns)
         for row in _rows(file):
             arrived_at = None if clock is None else clock.seconds(row)
-            lens = row.integer(taken["prompt_len"]), row.integer(taken["output_len"])
-            if builder.add(*lens, arrived_at) and more:
+            prompt_len, output_len = (_length(row, taken[side], absent) for side in _SIDES)
+            if builder.add(prompt_len, output_len, arrived_at) and more:
                 filled = _filled(row, more)
                 _put_optional(builder, Row(row.place, {name: filled.values[name] for name in more}))
         used = {*taken.values(), *more, *(name.partition(".")[0] for name in taken.values())}
-        ignored = [name for name in file.all_columns if name not in used]
+        ignored = [name for name in names if name not in used]
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
         said += f", {clock.form}" if clock else ""
         said += f"; as in specsim's own format: {', '.join(sorted(more))}" if more else ""
         builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
-        return builder.build()
+        trace = builder.build()
+        return replace(trace, note=trace.note + _bunched(trace))
+
+
+def _length(row: Row, name: str, absent: tuple[str | None, ...]) -> int:
+    """Return a length, tokens; 0, as of a request that failed, where what it says is `absent`."""
+    return 0 if row.values.get(name) in absent else row.integer(name)
+
+
+def _bunched(trace: Trace) -> str:
+    """Return what whole seconds make of arrivals, which OpenAI's ``created`` is in, if they are."""
+    times = trace.arrived_at
+    if times is None or len(np.unique(times)) == len(times) or (times % 1.0).any():
+        return ""
+    return "; arrivals are whole seconds: requests of the same one come at once"
 
 
 def _filled(row: Row, names: set[str]) -> Row:
@@ -277,16 +299,21 @@ _SAID = {"prompt_len": "prompt length", "output_len": "output length", "arrival"
 def is_arrival(name: str) -> bool:
     """Return whether a column's name says that it holds arrivals."""
     words = [word for word in _words(name) if word not in _SECONDS]
+    if name == _MSEC:
+        return True
     known = _CLOCKS | _EVENTS | {"at"}
     return words[:1] != ["at"] and bool(words) and set(words) <= known and words != ["request"]
 
 
 def _recognised(file: TraceFile) -> dict[str, list[str]]:
+    names = file.all_columns
     found = {
-        what: [name for name in file.all_columns if _is_len(_words(name), side)]
+        what: [name for name in names if _is_len(_words(name), side)]
         for what, side in _SIDES.items()
     }
-    return found | {"arrival": [name for name in file.all_columns if is_arrival(name)]}
+    arrivals = [name for name in names if is_arrival(name)]
+    others = [name for name in arrivals if _words(name) != _TAKEN]
+    return found | {"arrival": others or arrivals}
 
 
 def _bytes_of(file: TraceFile, what: str) -> list[str]:
@@ -312,7 +339,8 @@ def _is_len(words: list[str], side: set[str]) -> bool:
     """Return whether words such as "num input tokens", or "n in", say a length of this side."""
     if _is_size(words):
         return False
-    own, others = side.intersection(words), set(words) - side - _SPACES
+    # vLLM's request_generation_tokens is of a request, and not its length.
+    own, others = side.intersection(words), set(words) - side - _SPACES - {"request"}
     is_number = bool(_LENS & others) or (bool(_FILLERS & others) and own <= {"in", "out"})
     return bool(own) and is_number and others <= _LENS | _FILLERS
 
@@ -340,12 +368,18 @@ class _Clock:
         if not isfinite(number):
             raise self._no_time(text, row)
         unit = self._unit or _unit(number)
+        if _words(self._name) == _TAKEN and number < _RECENT:
+            raise TraceError(
+                f"{row.place}: {self._name} = {short(text)}: must be when the request came, and "
+                "columns so called hold how long it took in logs of nginx; if these are arrivals, "
+                "name it arrival_time, else log $time_iso8601"
+            )
         self._check_form(f"in {_UNITS.get(unit, unit)}", row)
         return number * _SECONDS[unit]
 
     def _of_text(self, text: str, row: Row) -> float:
         try:
-            clock = datetime.fromisoformat(re.sub(r" ?(UTC|GMT)$", "+00:00", text))
+            clock = _time(text)
         except ValueError:
             raise self._no_time(text, row) from None
         self._check_form("as dates and times, UTC where none names a zone", row)
@@ -366,6 +400,14 @@ class _Clock:
                 f"{self._name}_ms, or correct the row"
             )
         self.form = form
+
+
+def _time(text: str) -> datetime:
+    """Return a time in ISO 8601, or as in access logs; a ValueError if it is none."""
+    try:
+        return datetime.fromisoformat(re.sub(r" ?(UTC|GMT)$", "+00:00", text))
+    except ValueError:
+        return datetime.strptime(text.strip("[]"), _APACHE)
 
 
 def _unit(since_1970: float) -> str:
