@@ -44,6 +44,7 @@ from specsim.study.plan import plan as make_plan
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.candidates import (
     SHORT_REQUESTS,
+    first_option,
     goal_of,
     later_policies,
     offered,
@@ -713,6 +714,35 @@ def test_what_a_short_table_says_beyond_lengths_is_refused_or_said_to_be_lost(
     path.write_text(f"{json.dumps({**row, **shared})}\n" * 2)
     note = find_traffic(str(path)).note
     assert "Poisson arrivals, without its sessions and shared prefixes" in note
+
+
+def test_an_experiment_of_a_log_has_no_more_requests_than_the_log(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    rows = [f"{number / 2},{100 + number},20" for number in range(50)]
+    path.write_text("\n".join(["arrival_time,prompt_len,output_len", *rows]))
+    question = asked(traffic=str(path), qps=3.0)
+    experiment = with_replicas(first_option(question), question, 1)
+    assert experiment.workload.num_requests == 50
+    assert len(experiment.workload.build(0)) == 50
+    many = asked(traffic="chat", qps=3.0)
+    assert with_replicas(first_option(many), many, 1).workload.num_requests == 2000
+
+
+def test_a_request_that_does_not_fit_is_named_not_a_limit_that_nobody_gave(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("prompt_len,output_len\n100,20\n2000000,20\n")
+    with pytest.raises(SpecsimError, match=r"longest request of the traffic has 2,000,020 tokens"):
+        offered(asked(traffic=str(path)), ("off",))
+
+
+def test_a_model_is_the_folder_of_a_config(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text("{}")
+    with pytest.raises(ConfigError, match="is a file; name the folder"):
+        offered(asked(f"{config}"), ("off",))
+    config.unlink()
+    with pytest.raises(ConfigError, match=r"no config\.json is there"):
+        offered(asked(f"{tmp_path}"), ("off",))
 
 
 def test_a_table_of_requests_is_traffic_and_it_is_said_how_it_was_read(tmp_path: Path) -> None:

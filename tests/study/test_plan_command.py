@@ -50,6 +50,39 @@ def test_speculation_in_all_its_forms(flags: str) -> None:
     assert command.speculation == json.loads(EAGLE)
 
 
+@pytest.mark.parametrize("passed", ['"$@"', "$*", '"${@}"', "${EXTRA[@]}", '"${MORE_ARGS[*]}"'])
+def test_what_a_script_passes_on_is_no_model(passed: str) -> None:
+    for typed in (f"vllm serve m -tp 2 {passed}", f"exec vllm serve {passed} m -tp 2"):
+        command = read_command(typed, "vllm")
+        assert (command.model, command.tensor_parallel_size) == ("m", 2)
+        assert command.words == ("m", "-tp", "2")
+        word = passed.strip('"')
+        assert command.notes == [f"{word}: what a script passes on is not known, and left out"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("m --api-key s3cret other -tp 2", "m --api-key YOUR-API-KEY -tp 2"),
+        (
+            "m --api_key=s3cret --hf-token s3cret",
+            "m --api_key YOUR-API-KEY --hf-token YOUR-HF-TOKEN",
+        ),
+        ("--hf-token s3cret m", "--hf-token YOUR-HF-TOKEN m"),
+    ],
+)
+def test_secrets_of_a_command_are_not_kept(typed: str, words: str) -> None:
+    command = read_command(f"VLLM_API_KEY=s3cret vllm serve {typed}", "vllm")
+    assert " ".join(command.words) == words
+    assert "s3cret" not in repr(command)
+    assert any("YOUR-... in place of a secret" in note for note in command.notes)
+
+
+def test_a_server_that_is_not_simulated_is_named() -> None:
+    with pytest.raises(ConfigError, match="'text-generation-launcher' starts a server that is not"):
+        read_command("text-generation-launcher --model-id m", "vllm")
+
+
 def test_a_dotted_field_of_a_drafter_is_json_or_text() -> None:
     typed = "vllm serve m -sc.method eagle3 -sc.model a/7b -sc.enable_adaptive_verification=false"
     drafts = {"method": "eagle3", "model": "a/7b", "enable_adaptive_verification": False}

@@ -224,7 +224,7 @@ def _add(
             option.contender(goal_of(question)).check()
         except (CapacityError, ProfileError) as error:
             what = "" if policy == "off" else f" {policy}"
-            found.left_out.append(f"{hardware.label}{what}: {error}")
+            found.left_out.append(f"{hardware.label}{what}: {error}{_why_longer(question, error)}")
             if policy == "off":
                 break  # with a drafter it fits even less
             continue
@@ -330,10 +330,26 @@ def _engine(question: Question, size: int) -> dict[str, Any]:
         own.pop("enable_expert_parallel", None)
     if question.ranks > 1:
         own["data_parallel_size"] = question.ranks
-    limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
-    if (needed := _ROOM * question.traffic.longest) > limit:
+    if (needed := _longer_than_served(question)) is not None:
         own["max_model_len"] = needed
     return own
+
+
+def _longer_than_served(question: Question) -> int | None:
+    """Return the tokens that room is kept for, if a server would refuse so long a request."""
+    own = context_of(question.command.model) | question.command.engine
+    limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
+    needed = _ROOM * question.traffic.longest
+    return needed if needed > limit else None
+
+
+def _why_longer(question: Question, error: Exception) -> str:
+    if not isinstance(error, CapacityError) or _longer_than_served(question) is None:
+        return ""
+    return (
+        f" (the longest request of the traffic has {question.traffic.longest:,} tokens, and room "
+        f"is kept for one {_ROOM} times as long: leave such requests out)"
+    )
 
 
 def _on_vllm(experiment: Experiment, question: Question) -> dict[str, Any] | None:
@@ -368,6 +384,7 @@ def with_replicas(option: Option, question: Question, replicas: int) -> Experime
     """
     rate = question.rate / (replicas if option.hardware.ranks > 1 else 1)
     count = max(SHORT_REQUESTS, round(60 * rate))
+    count = min(count, question.traffic.num_rows or count)
     config = option.experiment.to_dict()
     config["workload"] = question.traffic.at(rate, count)
     if "pools" in config:

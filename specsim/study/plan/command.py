@@ -16,7 +16,14 @@ from specsim.core.reading import short
 from specsim.core.settings import load_mapping
 from specsim.profile.model_error import inside_of
 from specsim.proposers import PROPOSERS
-from specsim.study.plan.command_text import ASSIGNED, LINE_END, shell_words, words_in
+from specsim.study.plan.command_text import (
+    ASSIGNED,
+    LINE_END,
+    shell_words,
+    without_arguments,
+    without_secrets,
+    words_in,
+)
 from specsim.study.plan.flags import (
     FLAGS,
     offload_note,
@@ -42,6 +49,9 @@ _START = {
     ),
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
 }
+_OTHERS = re.compile(
+    r"(?:^|/)(?:text-generation-launcher|trtllm-serve|tritonserver|lmdeploy|llama-server|ollama)$"
+)
 _USUAL = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
 _SPECULATION = re.compile(r"^(?:-sc|--spec(?:ulative)?[-_].*)$")
@@ -136,7 +146,8 @@ def read_command(text: str, program: str) -> ServerCommand:
         raise ConfigError(f"{source}: a '-' by itself begins an item of YAML; {as_typed}")
     if (printed := next((word for word in words if word.startswith(_PRINTED)), None)) is not None:
         raise ConfigError(f"{source}: {printed:.80} begins with a dash of print; type two hyphens")
-    words = _with_file(words, source, program)
+    words, passed = without_arguments(words)
+    words, secrets = without_secrets(_with_file(words, source, program))
     flags: dict[str, str] = {}
     for name, value in _flags(words, source, program):
         if name == "model" and name in flags:
@@ -149,9 +160,12 @@ def read_command(text: str, program: str) -> ServerCommand:
             raise ConfigError(f"{source}: --{name} is given twice; leave it out once")
         flags[name] = value
     found = _Reader(source, program, flags).command(tuple(words))
-    unread = ", ".join(dict.fromkeys(_OF_PROGRAMS.findall(" ".join(typed))))
-    said = f"variables are not looked at, and some change speed: {unread}"
-    return replace(found, notes=[*found.notes, said]) if unread else found
+    notes = [f"{word}: what a script passes on is not known, and left out" for word in passed]
+    if secrets:
+        notes.append(f"{', '.join(secrets)}: files have YOUR-... in place of a secret; put it in")
+    if unread := ", ".join(dict.fromkeys(_OF_PROGRAMS.findall(" ".join(typed)))):
+        notes.append(f"variables are not looked at, and some change speed: {unread}")
+    return replace(found, notes=[*found.notes, *notes])
 
 
 def _after_program(words: list[str], program: str) -> list[str]:
@@ -161,6 +175,11 @@ def _after_program(words: list[str], program: str) -> list[str]:
         if _START[program].search(word):
             rest = words[number + 1 :]
             return rest[1:] if rest[:1] == ["serve"] else _after_program(rest, program)
+        if _OTHERS.search(word):
+            raise ConfigError(
+                f"--{program}: '{word}' starts a server that is not simulated; name the model as "
+                f"vLLM is started with it: {_USUAL['vllm']} ..."
+            )
         if any(start.search(word) for start in _START.values()):
             other = "sglang" if program == "vllm" else "vllm"
             raise ConfigError(f"--{program}: '{word}' starts another server; use --{other}")

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ _CONTINUED = re.compile(r"\\[ \t\r]*\n")  # also where a page left spaces before
 LINE_END = "\n"
 """Stands among words where a line ends, outside quotes."""
 ASSIGNED = re.compile(r"([A-Za-z_]\w*)=(.*?);?", re.DOTALL)
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{(?:[@*]|\w+\[[@*]\])\})")  # "$@" and "${MORE[@]}" of a script
 _VARIABLE = re.compile(r"\$(?:\{(\w+)(?::?-([^}]*))?\}|\((\w+)\)|(\w+))")  # Kubernetes: $(A)
 _FILE = re.compile(r"\S+\.(?:ya?ml|json|sh)")
 _MANIFEST = re.compile(
@@ -26,6 +28,7 @@ _MANIFEST = re.compile(
 )
 _DOCUMENTS = re.compile(r"^---.*$", re.MULTILINE)
 _STARTS = ("entrypoint", "command", "args")  # in the order in which they follow one another
+_SECRETS = {"api-key": sys.maxsize, "admin-api-key": 1, "hf-token": 1}  # flags: values, at most
 _ASIDE = ("initContainers", "exec")  # what has a command, too, and is no server
 
 
@@ -41,6 +44,32 @@ def words_in(text: str, program: str) -> list[str]:
     if _MANIFEST.match(text):
         return _of_manifest(text, source, program)
     return shell_words(text, source)
+
+
+def without_arguments(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return words without, and those that are, what a script passes on of its own arguments."""
+    passed = [word for word in words if _ARGUMENTS.fullmatch(word)]
+    return [word for word in words if word not in passed], passed
+
+
+def without_secrets(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return words with a placeholder for each secret, and the flags that have one."""
+    kept: list[str] = []
+    flags: list[str] = []
+    values = 0  # of the last flag, that are secrets and still to come
+    for word in words:
+        name, equals, _ = word.partition("=")
+        key = name.lstrip("-").replace("_", "-")
+        if word.startswith("-") and key in _SECRETS:
+            flags.append(name)
+            kept += [name, f"YOUR-{key.upper()}"]
+            values = 0 if equals else _SECRETS[key]
+        elif values and not word.startswith("-"):
+            values -= 1
+        else:
+            values = 0
+            kept.append(word)
+    return kept, flags
 
 
 def shell_words(text: str, source: str) -> list[str]:

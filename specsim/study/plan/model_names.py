@@ -51,7 +51,9 @@ def model_of(name: str) -> str:
         )
     if shape is not None:
         return shape
-    if name.startswith((".", "/", "~")):
+    if Path(name).is_file():
+        raise ConfigError(f"model {name}: is a file; name the folder with the model's config.json")
+    if name.startswith((".", "/", "~")) or Path(name).is_dir():
         raise ConfigError(
             f"model {name}: no config.json is there; name a folder with its config.json "
             "(./my-model)"

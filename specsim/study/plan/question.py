@@ -47,6 +47,7 @@ class Traffic:
     acceptance: dict[str, Any] | None = None  # where an experiment says it
     turns: float = 1.0  # requests of a session, in the mean
     mean_lens: tuple[float, float] = (0.0, 0.0)  # tokens of a prompt and of an answer
+    num_rows: int | None = None  # of a recording that is replayed, each row once
     method: str | None = None
     """Whose drafts `acceptance` is of, where the experiment says it; None: of any."""
 
@@ -278,13 +279,11 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     trace = read_trace(path)
     own = None if trace.arrived_at is None else mean_rate(trace.arrived_at)
     change = f"stretched or squeezed from {figures(own or 0.0, 3)} requests/s to the rate"
-    note = f"lengths and gaps of the trace's {len(trace):,} requests, {change}"
+    of_all = f"the trace's {len(trace):,} request{'s' * (len(trace) != 1)}"
+    note = f"lengths and gaps of {of_all}, {change}"
     if own is None:
         why = "" if trace.arrived_at is None else ", for there all arrive at once"
-        arrivals, note = (
-            {"kind": "poisson"},
-            f"lengths of the trace's {len(trace):,} requests, Poisson arrivals{why}",
-        )
+        arrivals, note = ({"kind": "poisson"}, f"lengths of {of_all}, Poisson arrivals{why}")
     _check_adapters(path.name, trace)
     kind = "trace"
     if arrivals["kind"] == "poisson" and len(trace) < _SAMPLE:
@@ -331,7 +330,8 @@ def _traffic(
     nearest_one = _nearest_dataset(dataset, trace)
     turns = len(trace) / trace.num_sessions
     means = (float(trace.prompt_lens.mean()), float(trace.output_lens.mean()))
-    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns, means)
+    rows = len(trace) if workload["arrivals"]["kind"] == "trace" and len(trace) < _SAMPLE else None
+    return Traffic(name, workload, nearest_one, note, longest, acceptance, turns, means, rows)
 
 
 def _check_adapters(name: str, trace: Trace) -> None:
