@@ -398,7 +398,7 @@ class TraceBuilder:
             recorded_lens=dict(self._recorded_lens),
             num_dropped=self._num_dropped,
             format=self._kind,
-            note="; ".join(filter(None, (self.note, self._left_out()))),
+            note="; ".join(filter(None, (self.note, self._left_out(), self._apart()))),
             **columns,
         )
         if trace.arrived_at is None:
@@ -409,3 +409,10 @@ class TraceBuilder:
     def _left_out(self) -> str:
         count = self._num_dropped
         return f"rows without prompt or output, left out as failed: {count:,}" if count else ""
+
+    def _apart(self) -> str:
+        """Return that turns continue no prompt, where sessions come without what says it."""
+        known = {"shared_lens", "prefix_ids", "prompt_token_ids"} & self._columns.keys()
+        if known or "sessions" not in self._columns:
+            return ""
+        return "no shared_len: prompts of a session have nothing in common"

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import data_folder, needs
 
+from specsim.api import Experiment, Summary, simulate
 from specsim.core.errors import ConfigError, PluginError, TraceError
 from specsim.workload import WorkloadConfig
 from specsim.workload.readers import READERS, read_trace
@@ -522,6 +523,21 @@ def test_arrivals_of_whole_seconds_are_said_to_come_at_once(
     assert ("; arrivals are whole seconds: requests of" in read_trace(path).note) == is_said
 
 
+def test_a_run_of_sessions_as_a_workload_says_what_is_lost(tmp_path: Path) -> None:
+    """Prompts that continued each other, most of which the prefix cache had, are apart there."""
+    lengths = {"kind": "sessions", "turns": 4, "think_time": 1, "first_prompt": 500,
+               "new_input": 100, "output": 50}  # fmt: skip
+    workload = {"arrivals": "poisson:rate=2", "lengths": lengths, "num_requests": 40}
+    experiment = Experiment.parse({"workload": workload, "profile": "h100/llama-3.1-8b"}, "e")
+    Summary(simulate(experiment, keeps_deliveries=True)).save(tmp_path / "run")
+    lost = {"requests.parquet": "no shared_len", "summary.json": "ignored: sessions"}
+    for name, said in lost.items():
+        assert said in read_trace(tmp_path / "run" / name).note
+    shared = tmp_path / "shared.jsonl"
+    shared.write_text('{"prompt_len": 9, "output_len": 1, "session": "a", "shared_len": 0}\n')
+    assert read_trace(shared).note == ""
+
+
 def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text(
@@ -535,8 +551,8 @@ def test_sessions_and_adapters_of_any_table(tmp_path: Path) -> None:
     assert trace.adapters.tolist() == [0, 1, 2]
     assert trace.think_times is not None
     assert trace.think_times.tolist() == [0.0, 0.5, 0.0]
-    said = "; as in specsim's own format: adapter, session, think_time; ignored: tenant"
-    assert trace.note.endswith(said)
+    said = "; as in specsim's own format: adapter, session, think_time; ignored: tenant; "
+    assert trace.note.endswith(f"{said}no shared_len: prompts of a session have nothing in common")
     assert describe(trace).num_sessions == 2
 
 

@@ -193,6 +193,9 @@ class VllmBench(Reader):
                 f"{file.path}: input_lens, output_lens and start_times must be lists of one length"
             )
         builder = TraceBuilder(file.path, self.kind)
+        own = document.get("specsim")
+        if isinstance(own, dict) and "sessions" in own:
+            builder.note = "ignored: sessions, of which a summary has lengths and arrivals alone"
         for number, values in enumerate(zip(*columns, strict=True)):
             row = Row(f"{file.path}, request {number}", dict(zip(names, values, strict=True)))
             builder.add(
