@@ -344,7 +344,8 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
 
 def how_to_cost(profile: Profile, key: str, proposer: type[Proposer]) -> str:
     """Return how a profile gets what drafting takes with a proposer."""
-    if not proposer.is_model:
+    is_ours = proposer.__module__.startswith("specsim.")  # `profile build` knows no others
+    if not (proposer.is_model and is_ours):
         return f"a copy of it with `{key}: {{token_us: 20}}` (microseconds) under 'drafts'"
     size = profile.tensor_parallel_size
     parallel = f" --tp {size}" if size > 1 else ""

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from conftest import tiny_config
 
-from specsim.core.errors import ConfigError, PluginError, SpecsimError
-from specsim.profile import load_profile
+from specsim.core.errors import ConfigError, PluginError, ProfileError, SpecsimError
+from specsim.profile import Profile, load_profile
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -207,3 +207,25 @@ def test_a_drafter_has_one_name_however_its_class_is_found(
         runs.append(simulate(Experiment.parse(config, "e.yaml"), profile=profile).replicas[0])
     assert runs[0].steps["accepted_tokens"].sum()
     assert runs[0].steps.tobytes() == runs[1].steps.tobytes()
+
+
+def test_what_a_drafter_of_ones_own_costs_goes_into_the_profile_as_its_error_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module = f"users_{next(_NUMBERS)}"
+    Path(f"{module}.py").write_text(
+        "from typing import Literal\nfrom specsim.proposers import Proposer\n\n"
+        "class Hydra(Proposer):\n    method: Literal['hydra'] = 'hydra'\n"
+    )
+    config = tiny_config(policy="random")
+    config["engine"]["speculative_config"]["method"] = f"{module}:Hydra"
+    profile = load_profile("h100/llama-3.1-8b")
+    with pytest.raises(ProfileError, match=r"copy of it with `hydra: (\{token_us: 20\})`") as error:
+        simulate(Experiment.parse(config, "e.yaml"), profile=profile)
+    assert "profile build" not in str(error.value)
+    fields = profile.model_dump(mode="json", exclude_none=True)
+    fields["drafts"]["hydra"] = {"token_us": 20}
+    own = Profile.model_validate(fields)
+    found = simulate(Experiment.parse(config, "e.yaml"), profile=own).replicas[0]
+    assert found.steps["draft_time"].sum() > 0
