@@ -81,7 +81,9 @@ def dense(plan: Plan, name: str, runner: Runner) -> float:
     """Return the largest load of a grid that is sustained, from below."""
     found = plan.found.get(name) or plan.screened[name]
     assert found.rate is not None
-    contender = plan.options[name].contender(replace(found.goal, replications=SEEDS))
+    contender = plan.options[name].contender(
+        replace(found.goal, replications=SEEDS, is_rough=False)
+    )
     place = 0
 
     def is_sustained(place: int) -> bool:

@@ -123,7 +123,12 @@ def narrowed(question: Question, option: Option, found: Found) -> float:
     A plan stops as soon as its interval asks for one number of servers.
     """
     goal = replace(
-        goal_of(question), tolerance=STEP, replications=5, max_requests=200_000, shares=()
+        goal_of(question),
+        tolerance=STEP,
+        replications=5,
+        max_requests=200_000,
+        is_rough=False,
+        shares=(),
     )
     with Runner(LocalProcesses(1)) as runner:
         [again] = refined([option.contender(goal)], [found], runner, lambda *_: False)
@@ -142,7 +147,7 @@ def bounds(question: Question, option: Option, rate: float) -> tuple[float, floa
 
 
 def is_sustained(question: Question, option: Option, load: float) -> bool:
-    goal = replace(goal_of(question), num_requests=LENGTH, replications=RUNS)
+    goal = replace(goal_of(question), num_requests=LENGTH, replications=RUNS, is_rough=False)
     other = replace(option, experiment=option.experiment.replace(seed=SEED))
     tasks = other.contender(goal).at(Asked(load, LENGTH))
     return LoadProbe(tuple(map(measure, tasks))).is_sustained
