@@ -50,7 +50,7 @@ _START = {
     "sglang": re.compile(r"(?:^|/)sglang$|^sglang\.launch_server$"),
 }
 _OTHERS = re.compile(
-    r"(?:^|/)(?:text-generation-launcher|trtllm-serve|tritonserver|lmdeploy|llama-server|ollama)$"
+    r"(?:^|/)(?:text-generation-launcher|trtllm-serve|tritonserver|lmdeploy|llama-server)$"
 )
 _USUAL = {"vllm": "vllm serve MODEL", "sglang": "python -m sglang.launch_server --model-path MODEL"}
 _TYPO = 0.92  # how alike a flag has to be to one that counts, to be taken for a slip
