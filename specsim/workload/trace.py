@@ -318,6 +318,7 @@ class TraceBuilder:
         self._arrivals: list[float] = []
         self._columns: dict[str, list[Any]] = {}
         self._recorded_lens: dict[str, list[bytes]] = {}
+        self._unsaid: dict[str, Any] = {}  # of a column, for rows that have nothing there
         self._before: dict[object, object] = {}  # of each turn, the one before it in its session
         self._num_dropped = 0
         self.note = ""
@@ -344,6 +345,16 @@ class TraceBuilder:
     def put(self, column: str, value: Any) -> None:
         """Append to another column of the request that was just added."""
         self._columns.setdefault(column, []).append(value)
+
+    def put_if_said(self, column: str, value: Any, unsaid: Any) -> None:
+        """Do that where not all rows need to have one; `unsaid` stands for those that have none."""
+        self._unsaid[column] = unsaid
+        self._pad(column, len(self._lens) - 1)
+        self._columns[column].append(value)
+
+    def _pad(self, column: str, length: int) -> None:
+        values = self._columns.setdefault(column, [])
+        values += [self._unsaid[column]] * (length - len(values))
 
     def link(self, turn: object, before: object) -> None:
         """Say which turn came before another in its session, if any did; in any order.
@@ -373,6 +384,8 @@ class TraceBuilder:
                 "a workload has at least one"
             )
         lens = np.array(self._lens, dtype=np.int64)
+        for name in self._unsaid:
+            self._pad(name, len(lens))
         columns_of_some: dict[str, list[Any]] = {**self._columns, **self._recorded_lens}
         if self._arrivals:
             columns_of_some["arrived_at"] = self._arrivals

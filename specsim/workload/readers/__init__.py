@@ -132,6 +132,7 @@ class TraceFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._names: dict[str, None] | None = None  # of all fields of JSON, once that is read
         with readable(path, TraceError):
             check_file(path)
             with path.open("rb") as stream:
@@ -184,15 +185,15 @@ class TraceFile:
         first_row = next(self.rows(), None)
         return list(first_row.values) if first_row else []
 
-    @cached_property
+    @property
     def all_columns(self) -> list[str]:
         """Names of the fields that any row has; those of JSON need not have the same."""
         if self.container in ("parquet", "csv") or not self.columns:
             return self.columns
-        names: dict[str, None] = {}
-        for row in self.objects("entry"):
-            names |= dict.fromkeys(row.values)
-        return list(names)
+        if self._names is None:  # unless all rows were read before
+            for _ in self.objects("entry"):
+                pass
+        return list(self._names or ())
 
     @cached_property
     def time_columns(self) -> frozenset[str]:
@@ -223,8 +224,10 @@ class TraceFile:
             return
         try:
             with self._open() as stream:
-                parse = self._csv_rows if self.container == "csv" else self._json_rows
-                yield from parse(stream)
+                is_csv = self.container == "csv"
+                yield from (
+                    self._csv_rows(stream) if is_csv else self._naming(self._json_rows(stream))
+                )
         except _BROKEN as error:
             raise TraceError(f"{self.path}: ends or breaks in the middle: {_why(error)}") from error
 
@@ -234,8 +237,18 @@ class TraceFile:
             yield from self.rows()
             return
         documents = self.document if isinstance(self.document, list) else [self.document]
-        for number, document in enumerate(documents):
-            yield _object(f"{self.path}, {called} {number}", document)
+        yield from self._naming(
+            _object(f"{self.path}, {called} {number}", document)
+            for number, document in enumerate(documents)
+        )
+
+    def _naming(self, rows: Iterator[Row]) -> Iterator[Row]:
+        names: dict[str, None] = {}
+        for row in rows:
+            if not row.values.keys() <= names.keys():
+                names |= dict.fromkeys(row.values)
+            yield row
+        self._names = names
 
     def _parquet_rows(self) -> Iterator[Row]:
         table = parquet_table(self.path, TraceError)

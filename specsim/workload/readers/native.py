@@ -22,6 +22,7 @@ from specsim.workload.readers import Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
+_EMPTY = (None, "")
 _OF_TURNS = {"session", "think_time", "shared_len"}
 _OWN = {
     "arrived_at", "prompt_len", "output_len", "id", "priority", "adapter", *_OF_TURNS,
@@ -54,6 +55,7 @@ class Native(Reader):
         return super().matches(file) and ("arrived_at" in file.columns or not others)
 
     def read(self, file: TraceFile) -> Trace:
+        trace = super().read(file)
         others = [name for name in file.all_columns if name not in _OWN]
         others = [name for name in others if not name.startswith(_ACCEPTED)]
         missing = sorted(_OWN.difference(file.all_columns))
@@ -63,12 +65,8 @@ class Native(Reader):
                     f"{file.path}: unknown column '{name}'; did you mean '{close[0]}'? Rename it, "
                     "or leave it out"
                 )
-        may_be_empty = {"adapter", "think_time"}.intersection(file.all_columns)
-        builder = TraceBuilder(file.path, self.kind)
-        for row in file.rows():
-            self.add(_filled(row, may_be_empty), builder)
-        builder.note = f"ignored: {', '.join(others)}" if others else ""
-        return builder.build()
+        ignored = f"ignored: {', '.join(others)}" if others else ""
+        return replace(trace, note="; ".join(filter(None, (ignored, trace.note))))
 
     def add(self, row: Row, builder: TraceBuilder) -> None:
         arrived_at = row.number("arrived_at") if "arrived_at" in row.values else None
@@ -87,8 +85,8 @@ def _put_optional(builder: TraceBuilder, row: Row) -> None:
         builder.put("ids", str(values["id"]))
     if "priority" in values:
         builder.put("priorities", row.integer("priority", minimum=-(2**31)))
-    if "adapter" in values:
-        builder.put("adapters", row.integer("adapter", maximum=_MOST_ADAPTERS))
+    if values.get("adapter") not in _EMPTY:
+        builder.put_if_said("adapters", row.integer("adapter", maximum=_MOST_ADAPTERS), 0)
     _put_turn(builder, row)
     for field in ("prompt_token_ids", "output_token_ids"):
         if field in values:
@@ -110,11 +108,11 @@ def _put_turn(builder: TraceBuilder, row: Row) -> None:
     """Append what a row says of its session; without one it may say nothing of turns."""
     if {*_OF_TURNS, "after_turns"} & row.values.keys():
         builder.put("sessions", str(row.get("session")))
-    if "think_time" in row.values:
+    if row.values.get("think_time") not in _EMPTY:
         time = row.number("think_time")
         if time < 0:
             raise TraceError(f"{row.place}: think_time = {time:g} must be at least 0 s; correct it")
-        builder.put("think_times", time)
+        builder.put_if_said("think_times", time, 0.0)
     if "after_turns" in row.values:
         builder.put("after_turns", tuple(row.token_ids("after_turns").tolist()))
     if "shared_len" in row.values:
@@ -255,8 +253,7 @@ class NamedColumns(Reader):
             arrived_at = None if clock is None else clock.seconds(row)
             prompt_len, output_len = (_length(row, taken[side], absent) for side in _SIDES)
             if builder.add(prompt_len, output_len, arrived_at) and more:
-                filled = _filled(row, more)
-                _put_optional(builder, Row(row.place, {name: filled.values[name] for name in more}))
+                _put_optional(builder, _filled(row, more))
         used = {*taken.values(), *more, *(name.partition(".")[0] for name in taken.values())}
         ignored = [name for name in names if name not in used]
         said = ", ".join(f"{name} is the {_SAID[what]}" for what, name in taken.items())
@@ -281,12 +278,12 @@ def _bunched(trace: Trace) -> str:
 
 
 def _filled(row: Row, names: set[str]) -> Row:
-    """Return a row with these fields; where one is empty, there is none, and no waiting."""
+    """Return some fields of a row; where one is empty, there is none, and no waiting."""
     labels = {name: row.label(name) for name in names}
-    filled = {name: 0 if value in (None, "") else value for name, value in labels.items()}
-    if labels.get("session") in (None, ""):
+    filled = {name: 0 if value in _EMPTY else value for name, value in labels.items()}
+    if labels.get("session") in _EMPTY:
         filled |= {"session": row.place} if "session" in names else {}
-    return Row(row.place, row.values | filled) if names else row
+    return Row(row.place, filled)
 
 
 def _rows(file: TraceFile) -> Iterator[Row]:
