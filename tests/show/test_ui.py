@@ -177,6 +177,57 @@ def test_the_newest_wins(server: UiServer, monkeypatch: pytest.MonkeyPatch, ask:
     assert old == [409]
 
 
+def test_a_question_of_another_page_waits(
+    server: UiServer, monkeypatch: pytest.MonkeyPatch, ask: Ask
+) -> None:
+    begun, go_on, answered = Event(), Event(), server.playground.answer
+
+    def slow(moved: Moved, on_progress: Callable[[int], None]) -> dict[str, Any]:
+        if moved.rate == 1:
+            begun.set()
+            assert go_on.wait(10)
+        return answered(moved, on_progress)
+
+    monkeypatch.setattr(server.playground, "answer", slow)
+    found: dict[str, int] = {}
+
+    def asking(page: str, rate: float) -> Thread:
+        def asked() -> None:
+            found[page] = ask({"rate": rate}, f"answer?{page}")[0]
+
+        thread = Thread(target=asked)
+        thread.start()
+        return thread
+
+    first = asking("one", 1)
+    assert begun.wait(10)
+    second = asking("two", 2)
+    second.join(0.1)
+    go_on.set()
+    first.join(10)
+    second.join(10)
+    assert found == {"one": 200, "two": 200}
+
+
+def test_what_the_page_simulates_otherwise_is_said() -> None:
+    turns = {"kind": "sessions", "turns": 2, "first_prompt": 50, "new_input": 9, "output": 5}
+    acceptance = {"kind": "per_position", "conditional_rates": [0.5]}
+    config = tiny_config(policy={"kind": "off"}, acceptance=acceptance)
+    config["workload"] = {
+        "arrivals": {"kind": "poisson", "rate": 50.0}, "lengths": turns, "num_requests": 2000,
+    }  # fmt: skip
+    playground = Playground(Experiment.parse(config, "t"))
+    cut = "the first 1,000 requests alone; `specsim run` simulates all"
+    own = playground.answer(Moved())
+    assert (own["arriving"], own["warnings"]) == ("sessions", [cut])
+    moved = playground.answer(Moved(prompt=60, alpha=0.5, num_requests=40))
+    assert moved["arriving"] == "requests"
+    assert moved["warnings"] == [
+        "workload.lengths: lognormal in place of sessions, to be moved",
+        "acceptance: bernoulli in place of per_position, to be moved",
+    ]
+
+
 def test_the_rate_that_is_answered_is_the_one_that_was_asked() -> None:
     example = Experiment.load(Path(ui.__file__).with_name("example.yaml"))
     found = Playground(example).answer(Moved(rate=20.0, policy="off"))

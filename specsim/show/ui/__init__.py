@@ -85,9 +85,11 @@ class Playground:
     _runs: dict[str, Summary] = field(default_factory=dict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
     _simulated: int = 0
+    _is_cut: bool = field(init=False)
 
     def __post_init__(self) -> None:
         own = self.experiment.workload
+        self._is_cut = own.num_requests is None or own.num_requests > NUM_REQUESTS
         count = min(own.num_requests or NUM_REQUESTS, NUM_REQUESTS)
         short = own.model_copy(update={"num_requests": count})
         self.experiment = self.experiment.replace(workload=short)
@@ -112,6 +114,7 @@ class Playground:
         return {
             "title": title_of(own.to_dict(), [own.profile]),
             "rate": getattr(own.workload.arrivals, "rate", None),
+            "arriving": _arriving(own),
             **{name: round(float(lens.mean())) for name, lens in self._lens.items()},
             "alpha": getattr(own.acceptance, "alpha", None),
             "gpu": own.profile,
@@ -200,9 +203,22 @@ class Playground:
             "step_times": step_times(profile),
             "num_requests": len(runs[0].run.requests),
             "simulated": self._simulated - before,
-            "warnings": [*notes, *runs[0].warnings],
+            "arriving": _arriving(moved),
+            "warnings": [*self._notes(moved, runs[0]), *notes, *_warnings(runs)],
             "runs": outcomes,
         }
+
+    def _notes(self, moved: Experiment, run: Summary) -> list[str]:
+        """Return what is simulated otherwise than `specsim run` would simulate the experiment."""
+        before, now = _kinds(self.experiment), _kinds(moved)
+        found = [
+            f"{name}: {kind} in place of {before[name]}, to be moved"
+            for name, kind in now.items()
+            if before[name] not in (kind, None)
+        ]
+        if self._is_cut and len(run.run.requests) == NUM_REQUESTS:
+            found.append(f"the first {NUM_REQUESTS:,} requests alone; `specsim run` simulates all")
+        return found
 
     def _profile(self, name: str) -> Profile:
         if name not in self._profiles:
@@ -218,6 +234,27 @@ class Playground:
             if len(self._runs) > _MOST_KEPT:
                 del self._runs[next(iter(self._runs))]
         return self._runs[key]
+
+
+def _kinds(experiment: Experiment) -> dict[str, str | None]:
+    """Return the kinds of what a move may replace by another kind."""
+    workload, acceptance = experiment.workload, experiment.acceptance
+    return {
+        "workload.arrivals": workload.arrivals.kind,
+        "workload.lengths": workload.lengths.kind if workload.lengths else "trace",
+        "acceptance": acceptance.kind if acceptance else None,
+    }
+
+
+def _arriving(experiment: Experiment) -> str:
+    lengths = experiment.workload.lengths
+    return "sessions" if lengths is not None and lengths.in_sessions else "requests"
+
+
+def _warnings(runs: list[Summary]) -> list[str]:
+    """Return those of the policy's run, and what is said of the one without speculation alone."""
+    own, *others = (run.warnings for run in runs)
+    return [*own, *(f"off: {text}" for other in others for text in other if text not in own)]
 
 
 def _is_kept(run: Summary, slo: Slo, shares: Mapping[str, float]) -> bool:
@@ -272,7 +309,7 @@ class UiServer(ThreadingHTTPServer):
         self.token, self.nonce = token_urlsafe(16), token_urlsafe(16)
         self.playground = playground
         self._numbers = count(1)
-        self._newest = 0
+        self._newest: dict[str, int] = {}
         self._lock = Lock()
 
     @property
@@ -286,12 +323,15 @@ class UiServer(ThreadingHTTPServer):
         values |= {"base": read_web("base.css"), "dom": read_web("dom.js")}
         return filled(Path(__file__).with_name("page.html").read_text(encoding="utf-8"), values)
 
-    def answer(self, moved: Moved) -> str:
-        """Return what comes of it, in JSON, unless something newer is asked for meanwhile."""
-        mine = self._newest = next(self._numbers)
+    def answer(self, moved: Moved, page: str = "") -> str:
+        """Return what comes of it, in JSON, unless its page asks for something newer meanwhile.
+
+        Other pages wait for it: if each ended the others' runs, none might ever be answered.
+        """
+        mine = self._newest[page] = next(self._numbers)
 
         def check(_: int = 0) -> None:
-            if self._newest != mine:
+            if self._newest[page] != mine:
                 raise _RefusedError(409, "something newer was asked for")
 
         with self._lock:
@@ -313,10 +353,10 @@ class _UiHandler(BaseHTTPRequestHandler):
         self._reply({"": ("text/html", self.server.page)})
 
     def do_POST(self) -> None:
-        own = self.server
+        own, page = self.server, self.path.partition("?")[2]
         self._reply(
             {
-                "answer": ("application/json", lambda: own.answer(self._moved())),
+                "answer": ("application/json", lambda: own.answer(self._moved(), page)),
                 "experiment": ("text/yaml", lambda: own.playground.moved(self._moved()).to_yaml()),
             }
         )
@@ -345,7 +385,7 @@ class _UiHandler(BaseHTTPRequestHandler):
             None, *(f"http://{name}" for name in names)
         ]:  # fmt: skip
             raise _RefusedError(403, "this page is for the browser it was opened in")
-        token, slash, rest = self.path.removeprefix("/").partition("/")
+        token, slash, rest = self.path.partition("?")[0].removeprefix("/").partition("/")
         is_ours = compare_digest(token.encode(), self.server.token.encode())
         if not slash or not is_ours or rest not in known:
             raise _RefusedError(404, "there is no such page; open the address as it was printed")
