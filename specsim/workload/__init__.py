@@ -164,6 +164,7 @@ class WorkloadConfig(Settings):
             assert trace.arrived_at is not None
             bodies = drawn_sessions(self.lengths, generator(seed, "lengths"), len(trace))
             replayed = bodies.starting_at(trace.arrived_at)
+            self._check_sessions(bodies.num_sessions, len(trace), len(replayed))
             return replayed.take(np.arange(min(len(replayed), self.num_requests or len(replayed))))
         assert self.lengths is not None
         rng, count = generator(seed, "lengths"), self.num_requests or self.lengths.num_rows
@@ -179,6 +180,17 @@ class WorkloadConfig(Settings):
             return drawn_sessions(self.lengths, rng, len(times)).starting_at(times)
         bodies = drawn(self.lengths, rng, count)
         return bodies.starting_at(draw_times(count=bodies.num_sessions))
+
+    def _check_sessions(self, sessions: int, arrivals: int, requests: int) -> None:
+        """Raise if a file has too few sessions for recorded arrivals, each of which begins one."""
+        assert self.lengths is not None
+        is_enough = self.num_requests is not None and requests >= self.num_requests
+        if self.lengths.num_rows is not None and sessions < arrivals and not is_enough:
+            raise ConfigError(
+                f"workload.lengths: has {sessions:,} sessions, and each of the {arrivals:,} "
+                f"arrivals begins one; give num_requests, at most {requests:,}, or a file with "
+                "more of them"
+            )
 
 
 def _check_clock(last: float) -> None:

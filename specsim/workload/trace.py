@@ -163,12 +163,18 @@ class Trace:
         """How many sessions there are; a request of none is one of its own."""
         return len(self) if self.sessions is None else len(np.unique(self.sessions))
 
+    @property
+    def session_places(self) -> NDArray[np.int64]:
+        """Return the session of each, shape (n,), numbered from 0 as they begin in the file."""
+        assert self.sessions is not None
+        _, firsts, sessions = np.unique(self.sessions, return_index=True, return_inverse=True)
+        return np.asarray(np.argsort(np.argsort(firsts))[sessions])
+
     def starting_at(self, times: NDArray[np.float64]) -> "Trace":
         """Return the sessions, in their order, at these times, seconds; others are left out."""
         if self.sessions is None:
             return self.take(np.arange(len(times))).at_times(times)
-        _, firsts, sessions = np.unique(self.sessions, return_index=True, return_inverse=True)
-        places = np.argsort(np.argsort(firsts))[sessions]
+        places = self.session_places
         rows = np.flatnonzero(places < len(times))
         started = self.take(rows).at_times(times[places[rows]])
         assert started.arrived_at is not None
@@ -403,15 +409,17 @@ class TraceBuilder:
         for name in columns.keys() & set(_ARRAYS):
             is_time = name == "think_times"
             columns[name] = np.array(columns[name], dtype=np.float64 if is_time else np.int64)
-        arrivals = np.array(self._arrivals, dtype=np.float64)
+        times = np.array(self._arrivals, dtype=np.float64)
+        times -= times.min(initial=np.inf)
+        said = (self.note, self._left_out(), self._apart(), _bunched(times))
         trace = Trace(
             prompt_lens=lens[:, 0],
             output_lens=lens[:, 1],
-            arrived_at=arrivals - float(arrivals.min()) if len(arrivals) else None,
+            arrived_at=times if len(times) else None,
             recorded_lens=dict(self._recorded_lens),
             num_dropped=self._num_dropped,
             format=self._kind,
-            note="; ".join(filter(None, (self.note, self._left_out(), self._apart()))),
+            note="; ".join(filter(None, said)),
             **columns,
         )
         if trace.arrived_at is None:
@@ -429,3 +437,15 @@ class TraceBuilder:
         if known or "sessions" not in self._columns:
             return ""
         return "no shared_len: prompts of a session have nothing in common"
+
+
+def _bunched(times: NDArray[np.float64]) -> str:
+    """Return what a coarse clock made of arrivals: of whole seconds, or of few instants at all."""
+    instants = len(np.unique(times))
+    if instants in (1, len(times)):
+        return ""
+    is_whole_seconds = not (times % 1.0).any()
+    if not is_whole_seconds and 2 * instants > len(times):
+        return ""
+    said = "whole seconds" if is_whole_seconds else f"{instants:,} instants"
+    return f"arrivals are {said}: requests of the same one come at once"

@@ -514,13 +514,71 @@ def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Pa
     assert "ignored: request_time" in trace.note
 
 
-@pytest.mark.parametrize(("times", "is_said"), [((7, 7, 9), True), ((7, 8, 9), False)])
-def test_arrivals_of_whole_seconds_are_said_to_come_at_once(
-    tmp_path: Path, times: tuple[int, ...], is_said: bool
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ((7, 7, 9), "arrivals are whole seconds: requests of the same one come at once"),
+        ((7, 8, 9), ""),
+        ((7, 7, 7), ""),  # a burst
+        ((0, 0, 3.001, 3.001), "arrivals are 2 instants: requests of the same one come at once"),
+        ((0, 0, 1.5, 2.5), ""),
+    ],
+)
+@pytest.mark.parametrize(
+    "header",
+    ["created,prompt_len,output_len", "Timestamp,Request tokens,Response tokens"],
+    ids=["columns", "burstgpt"],
+)
+def test_arrivals_of_a_coarse_clock_are_said_to_come_at_once(
+    tmp_path: Path, header: str, times: tuple[float, ...], said: str
 ) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("created,prompt_len,output_len\n" + "".join(f"{n},5,2\n" for n in times))
-    assert ("; arrivals are whole seconds: requests of" in read_trace(path).note) == is_said
+    path.write_text(f"{header}\n" + "".join(f"{n},5,2\n" for n in times))
+    note = read_trace(path).note
+    assert ("come at once" in note) == bool(said)
+    assert note.endswith(said)
+
+
+def test_lines_of_openais_batch_api_have_their_usage_inside(tmp_path: Path) -> None:
+    path = tmp_path / "batch.jsonl"
+    body = {"created": 1, "usage": {"prompt_tokens": 5, "completion_tokens": 3}}
+    failed = {"error": {"message": "no"}}
+    lines = [
+        {"custom_id": "a", "response": {"status_code": 200, "body": body}, "error": None},
+        {"custom_id": "b", "response": {"status_code": 400, "body": failed}, "error": None},
+        {"custom_id": "c", "response": None, "error": {"code": "batch_expired"}},
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    trace = read_trace(path)
+    assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([5], [3])
+    assert (trace.arrived_at, trace.num_dropped) == (None, 2)
+    assert trace.note == (
+        "response.body.usage.prompt_tokens is the prompt length, "
+        "response.body.usage.completion_tokens is the output length; ignored: custom_id, error; "
+        "rows without prompt or output, left out as failed: 2"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ts|prompt_len|output_len\n0|1200|5\n3|7|6\n",
+        'ts,prompt_len,output_len\n0,"1,200",5\n3,7,6\n',
+        "ts;prompt_len;output_len\n0;1,200;5\n3;7;6\n",
+    ],
+)
+def test_bars_and_thousands_of_tables_are_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    trace = read_trace(path)
+    assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([1200, 7], [5, 6])
+
+
+def test_what_may_be_a_decimal_comma_is_no_thousands(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("arrived_at;num_prefill_tokens;num_decode_tokens\n1,500;5;2\n")
+    with pytest.raises(TraceError, match="arrived_at = '1,500' is not a finite number"):
+        read_trace(path)
 
 
 def test_a_run_of_sessions_as_a_workload_says_what_is_lost(tmp_path: Path) -> None:

@@ -185,6 +185,29 @@ def test_recorded_turns_wait_for_clients_and_not_for_when_they_were_recorded(
     assert rows["ended_at"].max() < 20.0
 
 
+def test_each_recorded_arrival_begins_a_session_of_another_file(tmp_path: Path) -> None:
+    arrivals, sessions = tmp_path / "arrivals.csv", tmp_path / "sessions.jsonl"
+    times = "".join(f"{n},9,3\n" for n in range(8))
+    arrivals.write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{times}")
+    turns = [{"session": n, "prompt_len": 9 + turn, "output_len": 3} for n in range(5)
+             for turn in range(3)]  # fmt: skip
+    sessions.write_text("".join(f"{json.dumps(turn)}\n" for turn in turns))
+
+    def built(**fields: Any) -> list[float]:
+        replay = {"kind": "trace", "path": str(arrivals), **fields.pop("arrivals", {})}
+        lengths = {"kind": "trace", "path": str(sessions)}
+        config = WorkloadConfig.model_validate({"arrivals": replay, "lengths": lengths, **fields})
+        trace = config.build(0)
+        assert trace.arrived_at is not None
+        return trace.arrived_at.tolist()
+
+    # Three arrivals had begun one session: the file's first three rows.
+    assert built(arrivals={"window": [0, 3]}) == [0.0] * 3 + [1.0] * 3 + [2.0] * 3
+    assert built(num_requests=7) == [0.0] * 3 + [1.0] * 3 + [2.0]
+    with pytest.raises(ConfigError, match="has 5 sessions, and each of the 8 arrivals begins one"):
+        built()
+
+
 @pytest.mark.parametrize("arrivals", [POISSON, {"kind": "closed_loop", "concurrency": 2}])
 @pytest.mark.parametrize("first", ["before", "after"])
 def test_sessions_are_not_taken_apart_by_a_shift(first: str, arrivals: dict[str, Any]) -> None:

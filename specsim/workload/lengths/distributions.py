@@ -310,6 +310,13 @@ class TraceRows(Lengths):
             )
         return trace.take(np.arange(count))
 
+    def draw_sessions(self, rng: np.random.Generator, count: int) -> Trace:
+        """Return the first sessions, or all if the file has fewer; as `draw` if it has none."""
+        if not self.in_sessions:
+            return self.draw(rng, count)
+        trace = read_named(self.path, _PATH)
+        return trace.take(np.flatnonzero(trace.session_places < count))
+
 
 @final
 class Empirical(Lengths):

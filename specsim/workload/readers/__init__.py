@@ -24,6 +24,7 @@ from specsim.core.reading import (
     UnreadableError,
     check_file,
     lines,
+    number_in,
     parse_json,
     readable,
     short,
@@ -56,7 +57,7 @@ class Row:
 
     def integer(self, field: str, *, minimum: int = 0, maximum: int = 2**31 - 1) -> int:
         """Return a field; a TraceError unless it is a whole number between these, inclusive."""
-        value = self.number(field)
+        value = self.number(field, has_thousands=True)
         if value != int(value) or not minimum <= value <= maximum:
             most = "2**31 - 1" if maximum == 2**31 - 1 else maximum
             raise TraceError(
@@ -65,13 +66,18 @@ class Row:
             )
         return int(value)
 
-    def number(self, field: str) -> float:
-        """Return a field; a TraceError unless it is a finite number."""
+    def number(self, field: str, *, has_thousands: bool = False) -> float:
+        """Return a field; a TraceError unless it is a finite number.
+
+        Args:
+            has_thousands: Whether 1,500 is a thousand and a half; of a time it may be 1.5 s.
+        """
         value = self.get(field)
         try:
             number = float("nan" if isinstance(value, bool) else value)
         except (TypeError, ValueError, OverflowError):
-            number = float("nan")
+            known = number_in(value) if has_thousands and isinstance(value, str) else None
+            number = float("nan") if known is None else known
         if not abs(number) < float("inf"):
             raise TraceError(
                 f"{self.place}: {field} = {short(value)} is not a finite number; correct or remove "
@@ -276,8 +282,8 @@ class TraceFile:
 
     @property
     def _delimiter(self) -> str:
-        """What stands most often in the first line: a comma, a semicolon or a tab."""
-        return max(",;\t", key=self._first_line().count)
+        """What stands most often in the first line: a comma, a semicolon, a tab or a bar."""
+        return max(",;\t|", key=self._first_line().count)
 
     def _json_rows(self, stream: IO[str]) -> Iterator[Row]:
         for number, line in enumerate(lines(stream), start=1):
@@ -309,12 +315,20 @@ def _values(column: Any) -> list[Any]:
     return [n if n is None else n * seconds for n in column.cast("int64").to_pylist()]
 
 
+OF_BATCH = "response.body."
+"""Where a line that OpenAI's Batch API wrote has the answer."""
+
+
 def _object(place: str, values: Any) -> Row:
     if not isinstance(values, dict):
         raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
-    if isinstance(usage := values.get("usage"), dict):  # as OpenAI's API answers
-        named = {f"usage.{name}": own for name, own in usage.items() if name not in values}
-        values = values | named  # and `usage` itself stays, for readers that know it
+    body = values.get("response")
+    body = body.get("body") if isinstance(body, dict) else None
+    for prefix, answer in (("", values), (OF_BATCH, body)):  # as OpenAI's API answers
+        if isinstance(answer, dict) and isinstance(usage := answer.get("usage"), dict):
+            own = {name: count for name, count in usage.items() if name not in values}
+            # `usage` itself stays, for readers that know it.
+            values = values | {f"{prefix}usage.{name}": count for name, count in own.items()}
     return Row(place, values)
 
 

@@ -18,7 +18,7 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.reading import short
 from specsim.core.request import UNRECORDED, PrefixIds
 from specsim.core.version import __version__
-from specsim.workload.readers import Reader, Row, TraceFile
+from specsim.workload.readers import OF_BATCH, Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
@@ -260,21 +260,12 @@ class NamedColumns(Reader):
         said += f", {clock.form}" if clock else ""
         said += f"; as in specsim's own format: {', '.join(sorted(more))}" if more else ""
         builder.note = said + (f"; ignored: {', '.join(ignored)}" if ignored else "")
-        trace = builder.build()
-        return replace(trace, note=trace.note + _bunched(trace))
+        return builder.build()
 
 
 def _length(row: Row, name: str, absent: tuple[str | None, ...]) -> int:
     """Return a length, tokens; 0, as of a request that failed, where what it says is `absent`."""
     return 0 if row.values.get(name) in absent else row.integer(name)
-
-
-def _bunched(trace: Trace) -> str:
-    """Return what whole seconds make of arrivals, which OpenAI's ``created`` is in, if they are."""
-    times = trace.arrived_at
-    if times is None or len(np.unique(times)) == len(times) or (times % 1.0).any():
-        return ""
-    return "; arrivals are whole seconds: requests of the same one come at once"
 
 
 def _filled(row: Row, names: set[str]) -> Row:
@@ -344,7 +335,8 @@ def _is_len(words: list[str], side: set[str]) -> bool:
 
 def _words(name: str) -> list[str]:
     """Return "prompt", "tokens" of ``Prompt tokens`` and ``promptTokens``."""
-    return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower())
+    own = name.removeprefix(OF_BATCH)
+    return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", own).lower())
 
 
 class _Clock:
