@@ -220,6 +220,8 @@ class NamedColumns(Reader):
     ``response_size`` is bytes in logs of web servers: it is ignored beside a column of tokens of
     the same side, else refused. So is a ``request_time`` of small numbers, nginx's time that a
     request took. A row whose length is empty, null or ``-`` is a failed request.
+    CSV may have semicolons, tabs or bars in place of commas, lengths may have thousands as in
+    1,000; of OpenAI's API the field ``usage`` is read, also in lines of its Batch API.
     """
 
     kind: Literal["columns"] = "columns"
