@@ -41,6 +41,8 @@ from specsim.routing.simple import RoundRobin
 from specsim.run.checks import check_fields, check_model, check_rejection, check_tokens
 from specsim.workload import WorkloadConfig
 
+_TABLES = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})  # endings, before .gz, too
+
 POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
 
 
@@ -369,6 +371,12 @@ class Experiment(Settings):
         the working directory. What cannot be read or is wrong is a ConfigError.
         """
         path = Path(path)
+        if _TABLES.intersection(path.suffixes[-2:]) and path.is_file():
+            raise ConfigError(
+                f"{path}: holds requests, and is no experiment; name it in one, as "
+                f"workload.arrivals or workload.lengths: {{kind: trace, path: {path}}}, or size a "
+                f"service for it by `specsim plan --traffic {path} --qps RATE`"
+            )
         begin = f"; `specsim init {path}` asks for them and writes it"
         if path.suffix not in (".yaml", ".yml"):  # it may be a trace, which nobody wants written to
             begin = "; give an experiment, a YAML file, which may name a trace"

@@ -162,7 +162,7 @@ def test_an_experiment_and_a_sweep_taken_for_each_other_are_named(cli: Run, tmp_
     for command, path, said in (
         ("run", sweep, f"is a sweep, not an experiment; run it by `specsim sweep {sweep}`"),
         ("sweep", experiment, "is an experiment, not a sweep; name it in one: base: e.yaml"),
-        ("run", trace, "give an experiment, a YAML file, which may name a trace"),
+        ("run", trace, "name it in one, as workload.arrivals or workload.lengths: {kind: trace"),
     ):
         code, _, err = cli(command, path)
         assert (code, err.count("\n")) == (2, 1)
