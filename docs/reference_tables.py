@@ -327,6 +327,8 @@ def results() -> str:
     """Return the columns and fields of a run's results, each with its meaning."""
     found: dict[str, dict[str, None]] = {}
     offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
+    clients = {"kind": "closed_loop", "concurrency": 2}
+    offload["workload"] = {**TINY["workload"], "arrivals": clients}
     spec = {"method": "draft_model", "num_speculative_tokens": 3}
     own = {**spec, "own_gpus": {"profile": "h100/llama-3.2-1b"}}
     apart = {"engine": {"speculative_config": own}}

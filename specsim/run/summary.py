@@ -550,8 +550,11 @@ class Summary:
         }
 
     def _of_some_runs(self) -> dict[str, Any]:
-        """Return what only some runs have: sessions, pools, scaling, own GPUs, offloading."""
+        """Return what only some runs have: clients, sessions, pools, own GPUs, offloading."""
         own: dict[str, Any] = {}
+        arrivals = self.run.experiment.workload.arrivals
+        if isinstance(arrivals, ClosedLoop):
+            own["think_time"] = arrivals.think_time
         if "session" in self._owners:
             own["sessions"] = session_metrics(self.request_columns)
         found = self.scalings.get(None) if self.pools is None else self.scalings

@@ -45,6 +45,15 @@ def worked(constant_step: Callable[..., str]) -> Summary:
     return Summary(simulate(experiment, requests=requests, keeps_deliveries=True))
 
 
+def test_a_closed_loop_says_how_long_clients_think(tiny: Callable[..., Experiment]) -> None:
+    experiment = tiny()
+    clients = {"kind": "closed_loop", "concurrency": 2, "think_time": 0.25}
+    closed = {**experiment.workload.model_dump(exclude_none=True), "arrivals": clients}
+    found = [Summary(simulate(each)).data for each in (experiment, tiny(workload=closed))]
+    assert [each["specsim"].get("think_time") for each in found] == [None, 0.25]
+    assert [each["max_concurrency"] for each in found] == [None, 2]
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
