@@ -74,13 +74,16 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     sums = {**_SUMS, **(_DRAFT_SUMS if requests["drafts"].any() else {})}
     sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
     samples, (owners, gaps) = request_samples(requests), _gaps(run)
-    found = []
+    found, limit = [], experiment.workload.max_tokens
+    ends = requests["prompt_len"] + requests["output_len"]
+    stops = (requests["output_len"] < (limit or 0)) & (ends < engine.max_model_len)  # by a token
     pools = experiment.pools  # what is known of requests is told of where they ended
     for replica in range(experiment.num_engines if pools is None else pools.decode.slots):
         mine = requests["replica"] == replica
         counted = EngineMetrics(engine, 0)
         counted.counters = {name: int(requests[col][mine].sum()) for name, col in sums.items()}
-        counted.ends = {"length": int(mine.sum())}
+        ended = int((stops & mine).sum())
+        counted.ends = {"stop": ended, "length": int(mine.sum()) - ended}
         own = {name: values[mine] for name, values in samples.items()}
         own["inter_token_latency_seconds"] = gaps[owners == replica]
         counted.histograms = {name: counted.histograms[name].of(each) for name, each in own.items()}

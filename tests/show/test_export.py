@@ -253,6 +253,20 @@ def test_metrics_add_up_to_the_summary(cli: Run, saved: Save) -> None:
     assert {dict(labels).get("engine") for _, labels in samples} == {"0", "1", "all"}
 
 
+def test_answers_shorter_than_their_limit_ended_by_a_token(cli: Run, saved: Save) -> None:
+    longest = max(json.loads((saved() / "summary.json").read_text())["output_lens"])
+    workload = {**tiny_config()["workload"], "max_tokens": longest}
+    folder = saved(workload=workload)
+    lens = json.loads((folder / "summary.json").read_text())["output_lens"]
+    samples, _ = metrics(cli, folder)
+    ends = {
+        dict(labels)["finished_reason"]: value
+        for (name, labels), value in samples.items()
+        if name == "vllm:request_success_total" and value
+    }
+    assert ends == {"stop": sum(n < longest for n in lens), "length": lens.count(longest)}
+
+
 def test_buckets_are_those_of_vllm_and_cumulative(cli: Run, saved: Save) -> None:
     folder = saved()
     samples, _ = metrics(cli, folder)
