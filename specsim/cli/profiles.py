@@ -183,24 +183,14 @@ def show_profile(
     the profile was fitted to, that is no proof: `profile fit` prints the error of held-out ones.
     """
     from specsim.profile import load_profile
-    from specsim.reality.profile_fit import ProfileErrors, measured_steps
     from specsim.show.render.profile_tables import Overview, comparison_table, overview_tables
 
     check_plot(plot)
     overview, comparison = Overview.of(load_profile(profile)), None
     tables = overview_tables(overview, profile)
     if steps is not None:
-        known = overview.profile
-        with spinner(f"reading {steps.name}"):
-            points, _ = measured_steps(
-                [steps],
-                known.model,
-                known.gpu,
-                known.tensor_parallel_size,
-                max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=max_num_batched_tokens,
-            )
-            comparison = ProfileErrors.of(known, points, str(steps))
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        comparison = _compared(overview.profile, steps, limits)
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
         from specsim.show.charts.reality_plots import plot_comparison, plot_step_times
@@ -211,6 +201,26 @@ def show_profile(
             else:
                 plot_comparison(comparison, plot, profile)
     show(*tables)
+
+
+def _compared(profile: Any, steps: Path, limits: dict[str, int]) -> Any:
+    """Return how far a profile is from measured steps, and warn where these hold more."""
+    from specsim.reality.profile_fit import ProfileErrors, measured_steps
+
+    with spinner(f"reading {steps.name}"):
+        measured_on = (profile.model, profile.gpu, profile.tensor_parallel_size)
+        points, origin = measured_steps([steps], *measured_on, **limits)
+        found = ProfileErrors.of(profile, points, str(steps))
+    drafting = origin.drafting
+    if drafting is not None and profile.only_draft_lens != drafting.draft_lens:
+        how = f"{drafting.method}, k = {drafting.draft_lens[0]}"
+        warn(
+            [
+                f"{steps}: its steps include drafting ({how}), which is no part of a forward pass: "
+                "the profile looks too fast by as much"
+            ]
+        )
+    return found
 
 
 MadeModel = Annotated[str, Option(help="A name in `specsim list`, or a HuggingFace config.json.")]

@@ -63,6 +63,19 @@ def test_drafts_that_no_method_is_known_of_are_not_taken_for_the_target(
     assert "some.jsonl, line 6: draft_tokens = 3, but no meta.json beside it says" in errors
 
 
+def test_steps_that_include_drafting_are_said_to_where_a_profile_has_none(
+    tmp_path: Path, cli: Run
+) -> None:
+    drafted, plain = write_run(tmp_path / "drafted", NGRAM), write_run(tmp_path / "plain")
+    assert fit(cli, drafted)[0] == 0
+    shipped = "h100/llama-3.1-8b"
+    for profile, steps, is_said in (
+        (shipped, drafted, True), (shipped, plain, False), ("p.yaml", drafted, False),
+    ):  # fmt: skip
+        code, _, errors = cli("profile", "show", profile, "--steps", steps)
+        assert (code, "include drafting (ngram, k = 3)" in errors) == (0, is_said)
+
+
 def test_without_speculation_there_is_no_drafter(tmp_path: Path, cli: Run) -> None:
     assert fit(cli, write_run(tmp_path / "run"))[0] == 0
     profile = load_profile("p.yaml")
