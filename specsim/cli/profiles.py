@@ -189,8 +189,12 @@ def show_profile(
     overview, comparison = Overview.of(load_profile(profile)), None
     tables = overview_tables(overview, profile)
     if steps is not None:
-        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-        comparison = _compared(overview.profile, steps, limits)
+        comparison = _compared(
+            overview.profile,
+            steps,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         tables.append(comparison_table(comparison, steps.name))
     if plot is not None:
         from specsim.show.charts.reality_plots import plot_comparison, plot_step_times
@@ -203,13 +207,13 @@ def show_profile(
     show(*tables)
 
 
-def _compared(profile: Any, steps: Path, limits: dict[str, int]) -> Any:
+def _compared(profile: Any, steps: Path, **limits: int) -> Any:
     """Return how far a profile is from measured steps, and warn where these hold more."""
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
 
     with spinner(f"reading {steps.name}"):
-        measured_on = (profile.model, profile.gpu, profile.tensor_parallel_size)
-        points, origin = measured_steps([steps], *measured_on, **limits)
+        size = profile.tensor_parallel_size
+        points, origin = measured_steps([steps], profile.model, profile.gpu, size, **limits)
         found = ProfileErrors.of(profile, points, str(steps))
     drafting = origin.drafting
     if drafting is not None and profile.only_draft_lens != drafting.draft_lens:
