@@ -343,8 +343,10 @@ class Family(Generic[M]):
     def __get_pydantic_json_schema__(
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        """Describe the field as one of the shipped members."""
-        return {"oneOf": [handler(m.__pydantic_core_schema__) for m in self.members.values()]}
+        """Describe the field: a shipped member, one in short (``static:k=3``), a user's class."""
+        theirs = {"type": "object", "properties": {self.tag: {"pattern": "[:.]"}}}
+        shipped = [handler(member.__pydantic_core_schema__) for member in self.members.values()]
+        return {"anyOf": [*shipped, {"type": "string"}, {**theirs, "required": [self.tag]}]}
 
 
 def _takes(own: Any, theirs: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from specsim.acceptance.base import MAX_DRAFT_LEN, Floats, Rates, split_rows
 from specsim.core.request import Request
@@ -139,6 +139,11 @@ class NgramGpu(_Ngrams):
         return where_found
 
 
+def _says_optional(schema: dict[str, Any]) -> None:
+    """Let a JSON schema say of the longest draft that it may be left out, and is filled in."""
+    schema["required"].remove("num_speculative_tokens")
+
+
 @final
 class Suffix(LookupProposer):
     """Drafts from suffix trees of this and earlier outputs (Oliaro et al. 2024, "SuffixDecoding").
@@ -150,6 +155,7 @@ class Suffix(LookupProposer):
     it survives.
     """
 
+    model_config = ConfigDict(json_schema_extra=_says_optional)
     method: Literal["suffix"] = "suffix"
     mean_match_len: float | None = Field(default=None, ge=0)
     """Mean length of the recognised pattern, tokens; by default long enough for any draft."""
@@ -371,6 +377,7 @@ class Hybrid(Proposer):
     vLLM has nothing of the kind; KV room is reserved as for the fallback.
     """
 
+    model_config = ConfigDict(json_schema_extra=_says_optional)
     method: Literal["hybrid"] = "hybrid"
     examples = (
         {

@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -387,6 +388,29 @@ def test_schema_is_json_schema(cli: Run) -> None:
     policies = json.dumps(schema["properties"]["policy"])
     assert '"const": "static"' in policies
     assert '"const": "schedule"' in policies
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"policy": "static"},
+        {"policy": "static:k=2", "routing": "least_outstanding"},
+        {"policy": {"kind": "my_parts:Mine", "own": 3}},
+        {"workload": {"arrivals": "burst", "lengths": "dataset:name=sharegpt", "num_requests": 3}},
+        {"workload": {"arrivals": "burst", "num_requests": 3, "lengths": {
+            "kind": "sessions", "turns": 2, "first_prompt": 90, "new_input": "1e2", "output": 5}}},
+        {"engine": {"speculative_config": {"method": "suffix"}}},
+        {"engine": {"speculative_config": {
+            "method": "hybrid", "lookup": {"method": "suffix"},
+            "fallback": {"method": "eagle3", "num_speculative_tokens": 3}}}},
+    ],
+)  # fmt: skip
+def test_schema_has_what_an_experiment_may_say_in_short(cli: Run, changes: dict[str, Any]) -> None:
+    schema = json.loads(cli("schema")[1])
+    jsonschema.validate({**tiny_config(), **changes}, schema)
+    wrong = {**tiny_config(), "policy": {"kind": "statik"}}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(wrong, schema)
 
 
 def test_help_teaches(cli: Run) -> None:

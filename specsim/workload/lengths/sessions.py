@@ -33,7 +33,9 @@ def _with_mean(value: Any) -> Any:
     return {"mean": value} if isinstance(value, int | float | str) else value
 
 
-_Spread = Annotated[Spread, BeforeValidator(_with_mean)]
+_Spread = Annotated[
+    Spread, BeforeValidator(_with_mean, json_schema_input_type=Spread | float | str)
+]
 
 
 @final
