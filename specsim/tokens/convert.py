@@ -244,8 +244,8 @@ def _exchanges(file: TraceFile) -> Iterator[_Exchange]:
     """
     if file.container not in ("json", "jsonl"):
         raise TraceError(
-            f"{file.path}: is {file.container}, which holds no text; give JSON lines with 'prompt' "
-            f"and an answer ({', '.join(_ANSWER_FIELDS)}), 'messages' or 'conversations'"
+            f"{file.path}: holds no JSON; give JSON lines with 'prompt' and an answer "
+            f"({', '.join(_ANSWER_FIELDS)}), 'messages' or 'conversations'"
         )
     for number, row in enumerate(file.objects("entry")):
         name = str(row.values.get("id", number))

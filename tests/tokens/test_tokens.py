@@ -258,7 +258,8 @@ def test_a_list_entry_is_named_by_its_number(refused: Refused, tmp_path: Path, w
 NO_LOGS = {
     "missing": (None, "cannot be read"),
     "empty": (b"", "is empty"),
-    "csv": (b"prompt,response\na,b\n", "is csv, which holds no text"),
+    "csv": (b"prompt,response\na,b\n", "holds no JSON; give JSON lines with 'prompt'"),
+    "plain text": (b"Once upon a time\nthere was\n", "holds no JSON; give JSON lines"),
     "cut": (b'{"prompt": "a", "output": "b"}\n{"prompt": "a", "outp', "line 2: not JSON"),
     "nothing answered": (b'[{"conversations": []}]', "no answer in it"),
 }
