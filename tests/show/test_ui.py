@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -207,6 +208,29 @@ def test_a_question_of_another_page_waits(
     first.join(10)
     second.join(10)
     assert found == {"one": 200, "two": 200}
+
+
+def test_a_page_that_moves_on_leaves_no_traceback(
+    server: UiServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begun, go_on, ended = Event(), Event(), Event()
+
+    def slow(moved: Moved, on_progress: Callable[[int], None]) -> dict[str, Any]:
+        begun.set()
+        assert go_on.wait(10)
+        return {"much": "x" * 10_000_000}
+
+    closed = server.shutdown_request
+    monkeypatch.setattr(server.playground, "answer", slow)
+    monkeypatch.setattr(server, "shutdown_request", lambda each: (closed(each), ended.set()))
+    with socket.create_connection(("127.0.0.1", server.server_port)) as page:
+        host = f"Host: 127.0.0.1:{server.server_port}"
+        head = f"POST /{server.token}/answer HTTP/1.1\r\n{host}\r\nContent-Length: 2\r\n\r\n"
+        page.sendall(f"{head}{{}}".encode())
+        assert begun.wait(10)
+    go_on.set()
+    assert ended.wait(10)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_what_the_page_simulates_otherwise_is_said() -> None:

@@ -4,6 +4,7 @@ The playground has some settings moved, and what comes of it beside policy off; 
 """
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from errno import EADDRINUSE
@@ -311,6 +312,11 @@ class UiServer(ThreadingHTTPServer):
         self._numbers = count(1)
         self._newest: dict[str, int] = {}
         self._lock = Lock()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Show what failed, unless it is that a page moved on and waits for its answer no more."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
