@@ -15,6 +15,7 @@ from specsim.core.rng import generator
 from specsim.tokens.draft_eval import DraftEval, evaluate_drafts, parse_drafter
 
 DEPTH = 24  # longest path of the tree, tokens: vLLM's ``suffix_decoding_max_tree_depth``
+_MANY_REPEATED = 0.01  # of the requests
 _NGRAM_LENS = (4, 8)  # tokens; each a power of two, and at least the one before
 
 Ints = NDArray[np.int64]
@@ -226,6 +227,7 @@ class TokenDescription:
 
     num_requests: int
     num_unrecorded_prompts: int
+    num_repeated: int  # requests whose prompt and output are those of an earlier one
     prompt_tokens: int
     output_tokens: int
     distinct_tokens: int  # in prompts and outputs
@@ -259,9 +261,11 @@ def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> Tok
         DraftWorth.of(evaluate_drafts(parse_drafter(method, options, "tokens describe"), replayed))
         for method, options in DRAFTERS
     )
+    num_repeated = len(texts) - len({(each.prompt_len, each.token_ids.tobytes()) for each in texts})
     return TokenDescription(
         num_requests=len(requests),
         num_unrecorded_prompts=sum(text.prompt_len == 0 for text in texts),
+        num_repeated=num_repeated,
         prompt_tokens=sum(text.prompt_len for text in texts),
         output_tokens=sum(text.output_len for text in texts),
         distinct_tokens=len(np.unique(np.concatenate([text.token_ids for text in texts]))),
@@ -272,7 +276,7 @@ def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> Tok
         overlaps=overlaps,
         num_replayed=len(replayed),
         drafters=drafters,
-        advice=advice(drafters, overlaps[0]),
+        advice=advice(drafters, overlaps[0]) + _flattery(num_repeated, len(requests)),
     )
 
 
@@ -299,6 +303,16 @@ def advice(drafters: tuple[DraftWorth, ...], overlap: Overlap) -> str:
     return (
         f"{found}. This leaves out what drafting and verifying cost and how requests share steps: "
         "`specsim run` has both."
+    )
+
+
+def _flattery(num_repeated: int, num_requests: int) -> str:
+    """Return what requests that stood before make of drafters that know earlier outputs."""
+    if num_repeated < _MANY_REPEATED * num_requests or not num_repeated:
+        return ""
+    return (
+        f" {num_repeated:,} requests are earlier ones again, whose answers suffix knows: leave "
+        "them out if the traffic does not repeat itself."
     )
 
 

@@ -470,6 +470,17 @@ def test_describe_prints_json(cli: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("only_ngram")
+def test_requests_that_stand_twice_are_counted_and_that_is_said(cli: Run, tmp_path: Path) -> None:
+    path = tmp_path / "twice.jsonl"
+    one = {"prompt_token_ids": [1, 2], "generated_token_ids": [3, 4]}
+    other = {"prompt_token_ids": [1], "generated_token_ids": [2, 3, 4]}  # divided elsewhere
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in (one, other, one, one)))
+    values = json.loads(cli("tokens", "describe", path, "--json")[1])
+    assert values["num_repeated"] == 2
+    assert " 2 requests are earlier ones again, whose answers suffix knows" in values["advice"]
+
+
+@pytest.mark.usefixtures("only_ngram")
 def test_only_the_first_requests_of_a_long_trace_are_replayed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

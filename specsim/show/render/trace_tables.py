@@ -54,6 +54,7 @@ def _sizes(description: "TokenDescription", title: str) -> Table:
     counts = {
         "requests": description.num_requests,
         "of them without a recorded prompt": description.num_unrecorded_prompts,
+        "of them the same as an earlier one": description.num_repeated,
         "prompt tokens": description.prompt_tokens,
         "output tokens": description.output_tokens,
         "distinct tokens": description.distinct_tokens,
