@@ -327,6 +327,11 @@ def removed(name: str) -> Callable[[Path], None]:
         (edited("sweep.yaml", "llama-3.1-8b: ", "llama-3.1-8b: x"), ["--resume"], "has changed"),
         (edited("sweep.yaml", "sweep_format: 1", ""), [], "not written by `specsim sweep`"),
         (edited("sweep.yaml", "axes", "axis"), ["--resume"], "did you mean 'axes'"),
+        (
+            edited("sweep.yaml", "axes:", "axes:\n- workload.arrivals.rate.x: [1]"),
+            ["--resume"],
+            "leave one out; correct the sweep's own file, and run it into a new folder",
+        ),
         (removed("sweep.yaml"), ["--resume"], "holds points of no sweep"),
         (edited("points/00001.json", "{", ""), ["--resume"], "remove the file and --resume"),
         (edited("points/00001.json", '"point": 1', '"point": 2'), ["--resume"], "of point 1"),

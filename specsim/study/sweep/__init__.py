@@ -128,8 +128,12 @@ class SweepFolder:
                 f"{plan}: sweep_format = {header['sweep_format']}, but specsim {__version__} reads "
                 f"{_FORMAT}; use specsim {header['specsim_version']} or run the sweep again"
             )
-        with validated(str(plan), ConfigError):
-            sweep = Sweep.model_validate(data)
+        try:
+            with validated(str(plan), ConfigError):
+                sweep = Sweep.model_validate(data)
+        except ConfigError as error:
+            remedy = "correct the sweep's own file, and run it into a new folder"
+            raise ConfigError(f"{error}; {remedy}") from error
         profiles, inputs = (header[name] or {} for name in ("profiles", "inputs"))
         version, notes = str(header["specsim_version"]), header["notes"] or []
         return cls(path, sweep, version, profiles, inputs, notes)
