@@ -14,7 +14,6 @@ from specsim.cli.options import (
     Workers,
     can_draw,
     output_file,
-    profile_text,
     progress,
     refuse,
     results_folder,
@@ -22,6 +21,7 @@ from specsim.cli.options import (
     spinner,
     warn,
     write_json,
+    write_profile,
 )
 from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
@@ -103,8 +103,7 @@ def validate(
         raise ConfigError(f"{folders[0]}: is a folder; give one folder, or only tables")
     others = of_tables if folders else of_folder
     kind = "tables" if folders else "the folder of a run"
-    named = {f"--{name.replace('_', '-')}": value for name, value in others.items()}
-    refuse(named, f"is for {kind}; leave it out")
+    refuse(others, f"is for {kind}; leave it out")
     if folders:
         _validate_folder(run[0], {"profile": profile, **of_folder}, out, json_out)
         return
@@ -298,8 +297,7 @@ def fit_tables(
                 on_progress=on_progress,
             )
         write_json(json_file, found.to_dict())
-        if profile_file is not None:
-            profile_file.write_text(profile_text(found.profile), encoding="utf-8")
+        write_profile(profile_file, found.profile)
     show(*run_fit_tables(found, ", ".join(table.name for table in tables)))
     warn([f"left out: {run.place}: {run.missing[0]}" for run in skipped])
     if not found.is_kept:

@@ -74,10 +74,10 @@ def all_overrides(overrides: list[str] | None, seed: int | None) -> list[str]:
 
 
 def refuse(given: Mapping[str, object], why: str) -> None:
-    """Raise a ConfigError that says why of the first option that is given."""
-    for option, value in given.items():
+    """Raise a ConfigError that says why of the first option given, named as in Python."""
+    for name, value in given.items():
         if value is not None:
-            raise ConfigError(f"{option}: {why}")
+            raise ConfigError(f"--{name.replace('_', '-')}: {why}")
 
 
 def warm_up(workers: int) -> None:
@@ -127,12 +127,14 @@ def write_json(file: Path | None, data: Any) -> None:
         file.write_text(json.dumps(data, indent=1) + "\n")
 
 
-def profile_text(profile: "Profile") -> str:
-    """Return a profile as YAML, without fields that have their defaults."""
+def write_profile(file: Path | None, profile: "Profile") -> None:
+    """Write a profile as YAML, without fields that have their defaults, if there is a file."""
     from specsim.core.settings import as_yaml
 
-    fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return as_yaml(fields, width=100, default_flow_style=None)
+    if file is not None:
+        fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        text = as_yaml(fields, width=100, default_flow_style=None)
+        file.write_text(text, encoding="utf-8")
 
 
 def need(library: str, source: str, extra: str = "plots") -> None:

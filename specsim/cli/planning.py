@@ -16,7 +16,6 @@ from specsim.cli.options import (
     Redundancy,
     Workers,
     output_file,
-    profile_text,
     progress,
     results_folder,
     say,
@@ -24,6 +23,7 @@ from specsim.cli.options import (
     spinner,
     warm_up,
     warn,
+    write_profile,
 )
 from specsim.core.errors import ConfigError, SpecsimError
 
@@ -134,8 +134,7 @@ def init(
         if experiment.profile == PROFILE_FILE:  # which none is shipped of
             beside = out.with_name(f"{out.stem}-{PROFILE_FILE}")
             with output_file(beside) as profile_file:
-                assert profile_file is not None
-                profile_file.write_text(profile_text(option.hardware.profile), encoding="utf-8")
+                write_profile(profile_file, option.hardware.profile)
             experiment = experiment.replace(profile=beside.name)
             typer.echo(f"profile: {beside}")
         assert file is not None

@@ -13,12 +13,12 @@ from specsim.cli.options import (
     Workers,
     check_plot,
     output_file,
-    profile_text,
     refuse,
     show,
     spinner,
     warn,
     write_json,
+    write_profile,
 )
 from specsim.core.errors import ConfigError, ProfileError
 
@@ -98,13 +98,12 @@ def fit(
     of_runs["skip_incomplete"] = skip_incomplete or None
     if start is not None:
         said = "is said by the profile that --start names; leave it out"
-        refuse({"--model": model, "--gpu": gpu}, said)
+        refuse({"model": model, "gpu": gpu}, said)
         from specsim.cli.measured_tables import fit_tables
 
         fit_tables(sources, start, of_runs, seed, workers, out, json_out)
         return
-    named = {f"--{name.replace('_', '-')}": value for name, value in of_runs.items()}
-    refuse(named, "is for runs of a load generator; name a --start for them")
+    refuse(of_runs, "is for runs of a load generator; name a --start for them")
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     _fit_steps(sources, (model, gpu, tp), kind, limits, seed, out, json_out)
 
@@ -150,8 +149,7 @@ def _fit_steps(
         chosen = fitted[0]
         write_json(json_file, {each.kind: each.to_dict() for each in fitted})
         if profile_file is not None:
-            profile = fitted_profile(chosen, points, found, source)
-            profile_file.write_text(profile_text(profile), encoding="utf-8")
+            write_profile(profile_file, fitted_profile(chosen, points, found, source))
     show(*study_tables(fitted, f"{name}, {len(points):,} steps"))
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")

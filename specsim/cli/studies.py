@@ -230,11 +230,11 @@ def gate(
     from specsim.study.gate import Suite, parse_tolerances, tolerances_of
     from specsim.study.gate.verdict import GateFailure, github_annotations, write_junit
 
-    outputs = {"--json": json_out, "--junit": junit, "--github": github or None}
+    outputs = {"json": json_out, "junit": junit, "github": github or None}
     if update:
         refuse(outputs, "cannot be used with --update, which compares nothing")
-        stored = {"CURRENT": current if is_stored else None}
-        refuse(stored, "cannot be used with --update; name a suite, YAML")
+        if is_stored:
+            raise ConfigError("CURRENT: cannot be used with --update; name a suite, YAML")
         suite = Suite.load(current, overrides or ())
         tolerances = {**tolerances_of(suite), **parse_tolerances(tolerance or ())}
         _write_baseline(baseline, suite, tolerances, workers, date)

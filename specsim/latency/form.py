@@ -33,7 +33,7 @@ COEFFICIENTS, TABLE, ROOFLINE, STAIRCASE, COMPOSED = 0.0, 1.0, 2.0, 3.0, 4.0
 NO_WINDOW = float(1 << 40)  # a window that no context reaches
 HEAD_LEN, GROUP_LEN = 10, 7
 """Numbers at the beginning of a composed form, and of each of its kinds of layers."""
-MOST_VERIFIED = 64
+MOST_VERIFIED = 64.0
 """Query tokens of a sequence up to which attention treats it as a decode, its drafts included."""
 
 
@@ -71,7 +71,7 @@ def _time(
     """Return the time by the formula that begins at a place of a form, if it is a longer one."""
     if form[first] == TABLE:
         table = first + (int(form[first + 1]) if prefill_tokens else 2)
-        return _looked_up(form, table, context_tokens, batched_tokens) * 1e-3
+        return _looked_up(form, table, float(context_tokens), float(batched_tokens)) * 1e-3
     if form[first] == COMPOSED:
         return _composed_by_sums(form, context_tokens, batched_tokens, num_requests, prefill_tokens)
     return _roofline_time(form, first, context_tokens, batched_tokens, num_requests, prefill_tokens)
@@ -93,18 +93,18 @@ def composed_time(
     total = _tokens_time(form, batched_tokens, batched_tokens - prefill_tokens, size)
     for number in range(int(form[5])):
         at = HEAD_LEN + GROUP_LEN * number
-        decodes, longest, seen, pairs, prompts = 0, 0, 0.0, 0.0, 0.0
+        decodes, longest, seen, pairs, prompts = 0, 0.0, 0.0, 0.0, 0.0
         launched = _launched(form, at)
         for place in range(size):
             entry = entries[current, place]
-            query_len = entry.scheduled_len - entry.draft_len + entry.verified_len
-            longest = max(longest, query_len)
+            query_len = float(entry.scheduled_len - entry.draft_len + entry.verified_len)
+            start, longest = float(entry.start), max(longest, query_len)
             if query_len > MOST_VERIFIED:
-                prompts += _prompt_time(form, at, query_len, entry.start) - launched
+                prompts += _prompt_time(form, at, query_len, start) - launched
             else:
                 decodes += 1
-                seen += min(entry.start + query_len, form[at])
-                pairs += _tiled_pairs(form, at, query_len, entry.start)
+                seen += min(start + query_len, form[at])
+                pairs += _tiled_pairs(form, at, query_len, start)
         if decodes < size:
             total += launched + prompts
         if decodes:
@@ -148,8 +148,8 @@ def _least(form: Form, tokens: int, prefills: int) -> float:
 def _tokens_time(form: Form, tokens: int, decode_tokens: int, size: int) -> float:
     """Return what depends on numbers of tokens only: matrices, and the head on sampled ones."""
     rows = max(size, decode_tokens) if form[2] else size
-    total = form[1] + _looked_up(form, int(form[3]), 0, tokens)
-    return float(total + _looked_up(form, int(form[4]), 0, rows))
+    total = form[1] + _looked_up(form, int(form[3]), 0.0, float(tokens))
+    return float(total + _looked_up(form, int(form[4]), 0.0, float(rows)))
 
 
 @inlined
@@ -175,11 +175,11 @@ def _prompt_time(form: Form, at: int, query_len: float, context_len: float) -> f
     longest draft that counts as one.
     """
     end = context_len + query_len
-    time = _looked_up(form, int(form[at + 6]), 0, _reach(form, at, query_len))
+    time = _looked_up(form, int(form[at + 6]), 0.0, _reach(form, at, query_len))
     if context_len > 0:
         chunks = int(form[at + 5])
-        before = _looked_up(form, chunks, 0, _reach(form, at, context_len))
-        chunk = _looked_up(form, chunks, 0, _reach(form, at, end)) - before
+        before = _looked_up(form, chunks, 0.0, _reach(form, at, context_len))
+        chunk = _looked_up(form, chunks, 0.0, _reach(form, at, end)) - before
         time = max(time, _launched(form, at) + chunk)
     pairs = _tiled_pairs(form, at, MOST_VERIFIED, context_len)
     return max(time, _decode_time(form, at, 1, min(end, form[at]), pairs))
@@ -198,7 +198,7 @@ def _decode_time(form: Form, at: int, decodes: int, seen: float, pairs: float) -
     Decodes of one query token are as measured. With drafts the tiles of the kernel are computed
     whole, which may take longer than reading the context; their pairs are 0 without.
     """
-    time = _looked_up(form, int(form[at + 4]), seen, decodes)
+    time = _looked_up(form, int(form[at + 4]), seen, float(decodes))
     return max(time, float(form[at + 3] + form[at + 2] * pairs)) if pairs else time
 
 
@@ -225,11 +225,12 @@ def _roofline_time(
 
 
 @inner
-def _looked_up(form: Form, table: int, context_tokens: Any, batched_tokens: Any) -> float:
+def _looked_up(form: Form, table: int, context_tokens: float, batched_tokens: float) -> float:
     """Interpolate linearly in a table.
 
     Beyond its last point an axis goes on with the slope of its last cell; below the first it is
-    constant.
+    constant. Whole numbers of tokens are floats here, too: for each mixture of types loops would
+    compile it once more.
     """
     num_rows, width = int(form[table]), int(form[table + 1])
     rows, columns = table + 2, table + 2 + num_rows
@@ -255,7 +256,7 @@ def _looked_up(form: Form, table: int, context_tokens: Any, batched_tokens: Any)
 
 
 @inner
-def _cell(form: Form, axis: int, size: int, at: Any) -> int:
+def _cell(form: Form, axis: int, size: int, at: float) -> int:
     """Return the number of the cell of a rising axis that a point lies in or goes on from."""
     if size == 1 or at <= form[axis]:
         return 0
@@ -270,7 +271,7 @@ def _cell(form: Form, axis: int, size: int, at: Any) -> int:
 
 
 @inner
-def _share(form: Form, axis: int, size: int, cell: int, at: Any) -> float:
+def _share(form: Form, axis: int, size: int, cell: int, at: float) -> float:
     """Return how far into its cell a point lies: 0 at its lower end, 1 at its upper."""
     if size == 1 or at <= form[axis]:
         return 0.0

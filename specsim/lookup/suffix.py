@@ -24,7 +24,6 @@ from specsim.lookup.suffix_tree import (
     remove,
 )
 
-Ints = NDArray[np.int32]
 Cursor = NDArray[np.int64]
 
 _TREE_TYPES, _SCRATCH_TYPES = types_of(Arrays), types_of(Scratch)

@@ -46,6 +46,11 @@ class _Ngrams(LookupProposer):
             )
         return self
 
+    def make_lookup(self) -> Lookup:
+        return load("ngram", "NgramGpuLookup" if self.looks_up_on_gpu else "NgramLookup")(
+            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
+        )
+
     @property
     def always_finds(self) -> bool:
         return self.match_probability == 1.0
@@ -67,11 +72,6 @@ class Ngram(_Ngrams):
 
     method: Literal["ngram"] = "ngram"
     on_gpu = "ngram_gpu"
-
-    def make_lookup(self) -> Lookup:
-        return load("ngram", "NgramLookup")(
-            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
-        )
 
 
 @final
@@ -95,11 +95,6 @@ class NgramGpu(_Ngrams):
     method: Literal["ngram_gpu"] = "ngram_gpu"
     supports_async = True
     looks_up_on_gpu = True
-
-    def make_lookup(self) -> Lookup:
-        return load("ngram", "NgramGpuLookup")(
-            shortest=self.prompt_lookup_min, longest=self.prompt_lookup_max
-        )
 
     def start(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> None:
         """Return None: it offers all that it is asked for."""
@@ -254,11 +249,7 @@ class Datastore(LookupProposer):
     def make_lookup(self) -> Lookup:
         """Return the suffix array of the corpus, read and sorted now."""
         return load("datastore", "DatastoreLookup")(
-            corpus=load("datastore", "read_corpus")(
-                self.corpus,
-                includes_prompts=self.corpus_includes_prompts,
-                depth=self.max_prefix_len + self.branch_len,
-            ),
+            corpus=_sorted_corpus(self),
             max_prefix_len=self.max_prefix_len,
             branch_len=self.branch_len,
             max_continuations=self.max_continuations,
@@ -339,15 +330,8 @@ class Sssd(LookupProposer):
     def make_lookup(self) -> Lookup:
         """Return the suffix array of the corpus, if any, read and sorted now."""
         discounts: Any = load("sssd", "discounts")
-        corpus = None
-        if self.corpus is not None:
-            corpus = load("datastore", "read_corpus")(
-                self.corpus,
-                includes_prompts=self.corpus_includes_prompts,
-                depth=self.max_prefix_len + self.branch_len,
-            )
         return load("sssd", "SssdLookup")(
-            corpus=corpus,
+            corpus=None if self.corpus is None else _sorted_corpus(self),
             input_discounts=discounts(
                 self.input_discount,
                 self.input_match_discount,
@@ -365,6 +349,14 @@ class Sssd(LookupProposer):
             max_continuations=self.max_continuations,
             use_tree=self.use_tree,
         )
+
+
+def _sorted_corpus(drafter: Datastore | Sssd) -> Any:
+    return load("datastore", "read_corpus")(
+        drafter.corpus,
+        includes_prompts=drafter.corpus_includes_prompts,
+        depth=drafter.max_prefix_len + drafter.branch_len,
+    )
 
 
 @final

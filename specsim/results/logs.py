@@ -109,10 +109,6 @@ class StepLog:
     def __len__(self) -> int:
         return self._num_in_file + self._num_in_memory
 
-    @property
-    def is_on_disk(self) -> bool:
-        return self._num_in_file > 0
-
     def add(self, replica: int, rows: NDArray[np.void]) -> None:
         """Append a copy of `STEP_FIELDS` of a replica's steps; a ConfigError if that fails."""
         self._chunks[replica].append(rows[list(STEP_FIELDS.names or ())].astype(STEP_FIELDS))

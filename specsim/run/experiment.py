@@ -417,6 +417,10 @@ class Experiment(Settings):
         with validated(source, ConfigError):
             return type(self).model_validate({**fields, **changes})
 
+    def with_engine(self, **changes: object) -> Self:
+        """Return a copy with other options of the engine."""
+        return self.replace(engine=self.engine.model_copy(update=changes))
+
 
 def _without_seed(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name != "seed"}

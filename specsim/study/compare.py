@@ -252,16 +252,14 @@ def on_one_engine(
     own = proposer and proposer.num_speculative_tokens_per_batch_size
     if proposer and own:
         plain = proposer.model_copy(update={"num_speculative_tokens_per_batch_size": None})
-        engine = experiment.engine.model_copy(update={"speculative_config": plain})
-        experiment = experiment.replace(engine=engine)
+        experiment = experiment.with_engine(speculative_config=plain)
         ranges = str([list(each) for each in own]).replace(" ", "")
         notes.append(
             f"vLLM's schedule of k is left out; as a policy it is schedule:ranges={ranges}"
         )
     has_stages = len(load_profile(experiment.profile).stage_shares) > 1
     if has_stages and experiment.engine.async_scheduling is None:
-        late = experiment.engine.model_copy(update={"async_scheduling": True})
-        experiment = experiment.replace(engine=late)
+        experiment = experiment.with_engine(async_scheduling=True)
     is_async = experiment.engine.async_scheduling
     needing = [
         label
@@ -280,11 +278,10 @@ def on_one_engine(
             f"{', '.join(needing)}: must see each step's outcome before the next, and stages of a "
             "pipeline are simulated asynchronously; leave it out, or take a profile of one stage"
         )
-    engine = experiment.engine.model_copy(update={"async_scheduling": False})
     names = f"{' and '.join(needing)} need{'s' if len(needing) == 1 else ''} it"
     if would_be_async:
         notes.append(f"synchronous scheduling for all, because {names}")
-    return experiment.replace(engine=engine), notes
+    return experiment.with_engine(async_scheduling=False), notes
 
 
 _SIMPLE = re.compile(r"[a-z0-9_]+:[A-Za-z0-9.=_]+")

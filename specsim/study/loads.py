@@ -291,8 +291,7 @@ class Loads:
         workload = self._workload(arrivals=arrivals, num_requests=count)
         experiment = self.experiment
         if synchronous:
-            engine = experiment.engine.model_copy(update={"async_scheduling": False})
-            experiment = experiment.replace(engine=engine)
+            experiment = experiment.with_engine(async_scheduling=False)
         return self._trials(experiment, policy, workload)
 
     def _workload(self, **changes: object) -> WorkloadConfig:

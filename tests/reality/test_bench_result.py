@@ -9,7 +9,7 @@ import pytest
 from composed_profile import START, truth
 from conftest import Run
 
-from specsim.cli.options import profile_text
+from specsim.cli.options import write_profile
 from specsim.core.errors import ConfigError
 from specsim.profile import load_profile
 from specsim.reality.validation import MeasuredRun, predict, read_table
@@ -190,7 +190,7 @@ def test_a_profile_is_validated_against_and_fitted_to_results(tmp_path: Path, cl
         measured = {theirs: found.values[ours] for theirs, ours in names.items()}
         files.append(write(path, max_concurrency=clients, **measured))
     for name, profile in (("true", truth()), ("start", START)):
-        Path(f"{name}.yaml").write_text(profile_text(profile))
+        write_profile(Path(f"{name}.yaml"), profile)
     options = ("--set", "gpu=H100", "--set", "quantisation=fp16", "--workers", "1")
     code, _, errors = cli(
         *("validate", *files, "--profile", "true.yaml", *options, "--predictions", "p.csv")

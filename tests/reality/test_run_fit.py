@@ -10,7 +10,7 @@ import pytest
 from composed_profile import START, TRUE, row, simulated_table, truth, write_table
 from conftest import Run
 
-from specsim.cli.options import profile_text
+from specsim.cli.options import write_profile
 from specsim.core.step import StepLoad
 from specsim.profile import Profile, load_profile
 from specsim.reality.profile_fit.problem import changed, parameters_of
@@ -66,7 +66,7 @@ def found(table: Path) -> RunFit:
 @pytest.fixture
 def start(tmp_path: Path) -> Path:
     path = tmp_path / "start.yaml"
-    path.write_text(profile_text(START))
+    write_profile(path, START)
     return path
 
 

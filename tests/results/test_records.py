@@ -5,6 +5,7 @@ import pickle
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.results.folder import load_steps, write_steps
-from specsim.results.logs import STEP_FIELDS, Deliveries, DeliveryFile, StepLog
+from specsim.results.logs import STEP_FIELDS, ArrayFile, Deliveries, DeliveryFile, StepLog
 from specsim.results.metrics import latency_statistics
 from specsim.results.records import GAP_FIELDS, records_of_run
 from specsim.results.tables import WeightedSample, assemble, sorted_gaps
@@ -84,13 +85,14 @@ def test_steps_come_back_in_order_from_memory_and_from_disk(limit: int, tmp_path
     log = StepLog(3, max_in_memory=limit)
     expected: list[list[np.ndarray]] = [[], [], []]
     clock, buffer = 0.0, np.zeros(16, dtype=STEP_FIELDS)
-    for size in (1, 5, 3, 16, 2, 4):
-        for replica in (0, 2):  # replica 1 never runs
-            buffer[:size] = steps(size, clock)
-            log.add(replica, buffer[:size])  # which is used again
-            expected[replica].append(steps(size, clock))
-        clock += size
-    assert log.is_on_disk == (limit < len(log)) == (limit < 1000)
+    with patch.object(ArrayFile, "append", autospec=True, side_effect=ArrayFile.append) as to_disk:
+        for size in (1, 5, 3, 16, 2, 4):
+            for replica in (0, 2):  # replica 1 never runs
+                buffer[:size] = steps(size, clock)
+                log.add(replica, buffer[:size])  # which is used again
+                expected[replica].append(steps(size, clock))
+            clock += size
+    assert to_disk.called == (limit < len(log)) == (limit < 1000)
     assert len(log) == 62
     nothing = [np.zeros(0, dtype=STEP_FIELDS)]
     for replica, pieces in enumerate(expected):

@@ -17,7 +17,7 @@ from conftest import Run, tiny_config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specsim.cli.options import profile_text
+from specsim.cli.options import write_profile
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
 from specsim.policies.off import Off
 from specsim.profile import load_profile
@@ -751,7 +751,7 @@ def test_slots_are_those_of_all_ranks() -> None:
 def test_a_profile_of_ranks_that_share_experts_is_of_no_other_gpu(tmp_path: Path) -> None:
     target = START.target.model_copy(update={"data_parallel_size": 2})
     path = tmp_path / "ranks.yaml"
-    path.write_text(profile_text(START.model_copy(update={"target": target})))
+    write_profile(path, START.model_copy(update={"target": target}))
     experiment = small("off").replace("a test", profile=str(path))
     with pytest.raises(ProfileError, match=r"--gpus h200: .* on 2 data-parallel ranks .*--dp 2"):
         find_hardware(experiment, ["h200"])

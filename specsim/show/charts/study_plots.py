@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from specsim.show.cell_statistics import known_measures, told_cells
 from specsim.show.charts import Rows, Spec, of_study, print_colour, save
@@ -11,7 +10,6 @@ from specsim.show.study import COST, Measure, Study, for_readers, titled
 from specsim.study.capacity.findings import lower_front
 
 _OWN_LOADS = "each was tried at loads of its own"
-_Cell = dict[str, Any]
 
 
 class _Plots:

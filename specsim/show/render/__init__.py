@@ -41,16 +41,16 @@ def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:
 
 def interval(value: "SpeedUp") -> str:
     """Return the 95 % interval of a speed-up; ``-`` of a single replication."""
-    if value.low is None or value.high is None:
-        return "-"
-    return f"{value.low:.3f} - {value.high:.3f}"
+    return _between(value.low, value.high)
 
 
 def model_interval(value: "SpeedUp") -> str:
     """Return a speed-up's interval of four in five servers; ``-`` if not known."""
-    if value.model_low is None or value.model_high is None:
-        return "-"
-    return f"{value.model_low:.3f} - {value.model_high:.3f}"
+    return _between(value.model_low, value.model_high)
+
+
+def _between(low: float | None, high: float | None) -> str:
+    return "-" if low is None or high is None else f"{low:.3f} - {high:.3f}"
 
 
 _FORMS = {

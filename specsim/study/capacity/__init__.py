@@ -25,6 +25,7 @@ from specsim.study.capacity.choices import (
     SloLimits,
     check_ranges,
     find_hardware,
+    gpu_names,
     parse_slo,
     spare_of,
 )
@@ -131,8 +132,7 @@ def capacity(
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
     longest = None if num_requests else max_requests
     chosen = chosen_policies(policies, experiment.effective_policy)
-    names = gpus.split(",") if isinstance(gpus, str) else gpus
-    hardware = find_hardware(experiment, [name.strip() for name in names])
+    hardware = find_hardware(experiment, gpu_names(gpus))
     asked = own.slo, attainment, tolerance, is_closed, qps, replications, count, longest
     goal = Goal(*asked, spare_replicas=spare, limit_shares=own.shares, prices=Prices.load(prices))
     return find_capacity(

@@ -4,7 +4,7 @@ import datetime
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -289,7 +289,7 @@ class Hardware:
         return self.gpus.total()
 
 
-def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
+def find_hardware(experiment: Experiment, names: Sequence[str]) -> list[Hardware]:
     """Return hardware for the model of an experiment's profile, by name.
 
     A SpecsimError if there is none of that name, it is of another model, or the model does not fit.
@@ -313,11 +313,17 @@ def find_hardware(experiment: Experiment, names: list[str]) -> list[Hardware]:
         return [Hardware(label, base, ((first, pools[0]), (base, pools[1])))]
     if not names:
         return [Hardware(base.gpu, base)]
-    names = [gpu_as_typed(name) for name in names]
+    return [_found(name, base, experiment) for name in names]
+
+
+def gpu_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the GPUs or profiles in ``h100, l40s``; a ConfigError if one is given twice."""
+    typed = given.split(",") if isinstance(given, str) else given
+    names = tuple(gpu_as_typed(name.strip()) for name in typed)
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"--gpus: '{name}' is given twice; leave it out once")
-    return [_found(name, base, experiment) for name in names]
+    return names
 
 
 def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:

@@ -124,8 +124,6 @@ def offered(question: Question, policies: tuple[str, ...]) -> Offered:
     wanted = (question.command.speculation or {}).get("method")
     found = Offered(left_out=_own_layers(question, wanted))
     for gpu in question.gpus:
-        if question.gpus.count(gpu) > 1:
-            raise ConfigError(f"--gpus: '{gpu}' is given twice; leave it out once")
         load_gpu(gpu)
         made = 0
         for hardware, profile in hardware_of(question, gpu, found.left_out):

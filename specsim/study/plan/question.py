@@ -16,10 +16,10 @@ from specsim.core.figures import figures
 from specsim.core.reading import number_in
 from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
-from specsim.hardware import gpu_as_typed, load_model
+from specsim.hardware import load_model
 from specsim.results.metrics import Slo
 from specsim.study.capacity import Prices, SloLimits, parse_slo
-from specsim.study.capacity.choices import check_ranges, spare_of
+from specsim.study.capacity.choices import check_ranges, gpu_names, spare_of
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
 from specsim.study.plan.model_names import NAMES, context_of, model_of, weights_of
@@ -209,14 +209,13 @@ def question_of(
             "--pools: KV blocks in host memory are not planned for with prefill and decode apart; "
             "leave out either"
         )
-    names = gpus.split(",") if isinstance(gpus, str) else gpus
     return Question(
         command=command,
         traffic=find_traffic(traffic, acceptance),
         slo=limits.slo,
         limit_shares=limits.shares,
         rate=rate,
-        gpus=tuple(gpu_as_typed(name.strip()) for name in names),
+        gpus=gpu_names(gpus),
         prices=Prices.load(prices),
         attainment=attainment,
         seed=seed,
