@@ -13,8 +13,8 @@ A drafter that drafts while the target verifies has an order of its own.
                     nth (``config/vllm.py max_concurrent_batches``, ``async_scheduler.py``)
 
 A step is launched, and later it comes back ("lands"). What a verb does stands in the module of its
-name; a verb of which the policy, the latency model or the drafter is Python is done there
-(`specsim.engine.replica`), with the same state before and after.
+name; a verb of which the latency model or the drafter is Python is done there
+(`specsim.engine.python_verbs`), with the same state before and after.
 """
 
 from collections.abc import Container
