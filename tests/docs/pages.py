@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT / "docs"))  # what makes the reference lies there
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOT_RUN = re.compile(r"<!-- not run: (?P<reason>.*?) ?-->")
+OUTPUT = "<!-- output -->"
 
 _FENCE = re.compile(r"^(?P<fence>```+)(?P<language>[\w-]*)(?: title=\"(?P<title>[^\"]+)\")?\s*$")
 _LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^()\s]+)\)")
@@ -31,6 +32,8 @@ class Block(NamedTuple):
     text: str
     reason: str | None
     """Why it is not run."""
+    is_output: bool
+    """Whether the commands of the block before write these lines, among others."""
 
 
 def name(path: Path) -> str:
@@ -48,10 +51,12 @@ def blocks(path: Path) -> Iterator[Block]:
             continue
         start = number + 1
         end = next(n for n in range(start, len(lines)) if lines[n] == opened["fence"])
-        above = NOT_RUN.fullmatch(lines[start - 2].strip()) if start > 1 else None
+        line_above = lines[start - 2].strip() if start > 1 else ""
+        above = NOT_RUN.fullmatch(line_above)
         text = "\n".join(lines[start:end]) + "\n"
         reason = above["reason"] if above else None
-        yield Block(start, opened["language"], opened["title"], text, reason)
+        is_output = line_above == OUTPUT
+        yield Block(start, opened["language"], opened["title"], text, reason, is_output)
         number = end + 1
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
+from pages import blocks
 
 EXPERIMENTS = ROOT / "experiments"
 README = ROOT / "README.md"
 FIDELITY = ROOT / "docs" / "explanation" / "fidelity.md"
+INDEX = ROOT / "docs" / "index.md"
 
 
 def text_of(path: Any) -> str:
@@ -52,19 +54,27 @@ def test_recordings_of_real_schedulers() -> None:
 def test_the_demo() -> None:
     found = found_by("demo/comparison.json")
     both = [{**each, **each["summaries"][0]} for each in found.values() if isinstance(each, dict)]
+    statistics = {"mean": "mean", "p50": "median", "p90": "p90", "p99": "p99"}
+    metrics = {"TTFT": "ttft", "TPOT": "tpot", "ITL": "itl", "E2E latency": "e2el"}
     shown = {
-        "TTFT mean, ms": [f"{each['mean_ttft_ms']:.2f}" for each in both],
-        "TPOT mean, ms": [f"{each['mean_tpot_ms']:.2f}" for each in both],
-        "E2E latency mean, ms": [f"{each['mean_e2el_ms']:,.2f}" for each in both],
-        "E2E latency p99, ms": [f"{each['p99_e2el_ms']:,.2f}" for each in both],
+        f"{label} {statistic}, ms": [f"{each[f'{key}_{metric}_ms']:,.2f}" for each in both]
+        for label, metric in metrics.items()
+        for statistic, key in statistics.items()
+    }
+    shown |= {
+        "requests/s": [f"{each['request_throughput']:.3f}" for each in both],
         "output tokens/s": [f"{each['output_throughput']:,.0f}" for each in both],
         "tokens per step": [f"{each['specsim']['tokens_per_step']:.3f}" for each in both],
         "speed-up": [f"{each['speed_up']['mean']:.3f}" for each in both],
     }
-    page = text_of(README)
+    index = text_of(INDEX)
     for label, values in shown.items():
-        assert " ".join([label, *values]) in page
-    assert f"({both[0]['completed']:,} requests" in page
+        assert " ".join([label, *values]) in index
+    of_readme = next(block.text for block in blocks(README) if block.language == "text")
+    for line in of_readme.splitlines():
+        assert " ".join(line.split()) in index
+    for page in (text_of(README), index):
+        assert f"{both[0]['completed']:,} requests, 5 million tokens" in page
 
 
 def test_the_picture() -> None:

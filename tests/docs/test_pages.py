@@ -72,28 +72,38 @@ def test_blocks_run(path: Path, tmp_path: Path, tmp_path_factory: Any, cli: Run)
         (tmp_path / folder).symlink_to(ROOT / folder)
     env = environment(tmp_path_factory.mktemp("programs"))
 
-    def run(command: list[str]) -> tuple[int, str]:
+    def run(command: list[str]) -> tuple[int, str, str]:
         done = subprocess.run(
             command, env=env, capture_output=True, text=True, timeout=LIMIT, check=False
         )
-        return done.returncode, done.stderr
+        return done.returncode, done.stdout, done.stderr
 
+    written: list[str] = []
     for block in blocks(path):
         if block.title is not None:
             (tmp_path / block.title).write_text(block.text)
+        if block.is_output:
+            missing = [line for line in plain_lines(block.text) if line not in written]
+            assert not missing, f"{name(path)}:{block.line}: is not written: {missing[0]}"
         if block.language not in TO_RUN or block.reason is not None:
             continue
         if block.language == "python":
             run_here(block)
             continue
         if words := plain_commands(block):  # the same, without starting Python each time
-            results = [cli(*each)[::2] for each in words]
+            results = [cli(*each) for each in words]
         else:
             results = [run(["bash", "-euo", "pipefail", "-c", block.text])]
-        for code, errors in results:
+        written = [line for _, *texts in results for text in texts for line in plain_lines(text)]
+        for code, _, errors in results:
             place = f"{name(path)}:{block.line}"
             assert code == 0, f"{place}: exit code {code}\n{errors[-2000:]}"
             assert "Traceback" not in errors, f"{place}\n{errors[-2000:]}"
+
+
+def plain_lines(text: str) -> list[str]:
+    """Return the lines of an output without the frames of tables, and single spaces for many."""
+    return [" ".join(re.sub("[│┃]", " ", line).split()) for line in text.splitlines()]
 
 
 def run_here(block: Block) -> None:
@@ -120,6 +130,7 @@ def test_blocks_are_marked(path: Path) -> None:
         assert block.language in LANGUAGES, f"{place}: which language?"
         assert block.reason is None or len(block.reason) > 5, f"{place}: not run, for what reason?"
         assert block.reason is None or block.language in TO_RUN, f"{place}: would not be run anyway"
+        assert not block.is_output or block.language == "text", f"{place}: is no output"
         if block.language == "yaml":
             list(yaml.safe_load_all(block.text))
     indented = re.search(r"(?m)^    (\$ )?(specsim|make|python|pip|vllm) .*$", prose(path))
