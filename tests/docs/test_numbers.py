@@ -1,4 +1,4 @@
-"""Numbers of the README and of docs/explanation/fidelity.md that an experiment has found."""
+"""Numbers of pages that an experiment has found, or that follow from what is shipped."""
 
 import csv
 import json
@@ -11,10 +11,15 @@ import pytest
 from conftest import ROOT
 from pages import blocks
 
+from specsim.core.step import StepLoad
+from specsim.latency.roofline import Roofline
+from specsim.profile import load_profile
+
 EXPERIMENTS = ROOT / "experiments"
 README = ROOT / "README.md"
 FIDELITY = ROOT / "docs" / "explanation" / "fidelity.md"
 INDEX = ROOT / "docs" / "index.md"
+PROFILES = ROOT / "profiles" / "README.md"
 
 
 def text_of(path: Any) -> str:
@@ -166,3 +171,46 @@ def test_closed_loops() -> None:
 
 def _median(errors: Iterable[str]) -> float:
     return 100 * median(abs(float(error)) for error in errors)
+
+
+def test_composed_profiles() -> None:
+    composed = [
+        path
+        for path in (ROOT / "profiles").glob("*/*.yaml")
+        if "aiconfigurator-core" in path.read_text(encoding="utf-8")
+    ]
+    gpus = {path.parent.name for path in composed}
+    models = {re.sub(r"(-fp8)?(-tp\d)?(-kernels)?$", "", path.stem) for path in composed}
+    assert (len(gpus), len(models)) == (10, 17)
+    assert "ten GPUs, seventeen models" in text_of(PROFILES)
+
+
+ROOFLINES = {
+    "H100": "h100/llama-3.1-8b-kernels",
+    "H200": "h200/llama-3.1-8b",
+    "B200": "b200/llama-3.1-8b",
+    "A100 80 GB": "a100-80gb/llama-3.1-8b",
+    "L40S": "l40s/llama-3.1-8b",
+}
+LOADS = [
+    *(StepLoad(1000 * size, size, size) for size in (1, 8, 64, 256)),
+    *(StepLoad(1000 * size, 6 * size, size) for size in (8, 64)),
+    StepLoad(0, 2048, 1, 2048),
+]
+
+
+@pytest.mark.parametrize("gpu", ROOFLINES)
+def test_rooflines_beside_kernel_tables(gpu: str) -> None:
+    composed = load_profile(ROOFLINES[gpu])
+    roofline = Roofline(model="llama-3.1-8b", gpu=composed.gpu)
+    off = [roofline.forward_time(load) / composed.target.forward_time(load) - 1 for load in LOADS]
+    assert f"| {gpu} | {' | '.join(f'{100 * each:+.0f} %' for each in off)} |" in text_of(PROFILES)
+
+
+def test_the_board() -> None:
+    """Of its policies, those that are neither a fixed k nor ours are of papers and engines."""
+    names = {row["policy"].partition(":")[0] for row in rows("policy-scoreboard/board.csv")}
+    own = {"joint", "joint, asynchronous", "goodput_exact", "draft_goodput"}
+    published = names - own - {"off", "static"}
+    said = f"{len(published)} controllers of papers and engines and three of ours"
+    assert said in text_of(ROOT / "docs" / "how-to" / "policies.md")
