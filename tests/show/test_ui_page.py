@@ -57,6 +57,11 @@ def test_a_slider_moves_the_answer_by_the_keyboard(page: Page) -> None:
     assert page.js("document.activeElement.id") == "prompt"
 
 
+def test_a_policy_is_called_by_its_name_alone(page: Page) -> None:
+    options = page.js("[...document.querySelectorAll('#policy option')].map(e => e.textContent)")
+    assert sorted(options) == ["goodput", "off", "static"]
+
+
 def test_the_answer_is_said_in_the_words_of_a_plan(page: Page) -> None:
     assert re.search(
         r"Speculation makes answers (take )?\d+\.\d\d times as (fast|long) ", verdict(page)
