@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specsim.core.blame import blamed, held_to
 from specsim.core.columns import opened_parquet, parquet_table
-from specsim.core.errors import TraceError
+from specsim.core.errors import TraceError, UnknownFormatError
 from specsim.core.families import Family, Member
 from specsim.core.reading import (
     MAX_DATA_BYTES,
@@ -394,7 +394,7 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
             "tokens from-text` makes a token trace of it"
         )
-    raise TraceError(
+    raise UnknownFormatError(
         f"{path}: no known format has these columns: {columns}; name the columns of a table "
         "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
     )
