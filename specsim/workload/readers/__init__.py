@@ -312,10 +312,23 @@ def _values(column: Any) -> list[Any]:
 def _object(place: str, values: Any) -> Row:
     if not isinstance(values, dict):
         raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
-    if isinstance(usage := values.get("usage"), dict):  # as OpenAI's API answers
-        named = {f"usage.{name}": own for name, own in usage.items() if name not in values}
-        values = values | named  # and `usage` itself stays, for readers that know it
-    return Row(place, values)
+    named = {name: own for name, own in _usage(values).items() if name not in values}
+    return Row(place, values | named if named else values)  # `usage` itself stays, for its readers
+
+
+_DEEPEST = 3  # response.body.usage, of OpenAI's batches
+
+
+def _usage(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``usage`` says, as OpenAI's API answers, in an object or below it, by path."""
+    objects = [("", values)]
+    for _ in range(_DEEPEST):
+        for path, each in objects:
+            if isinstance(usage := each.get("usage"), dict):
+                return {f"{path}usage.{name}": own for name, own in usage.items()}
+        inner = [(f"{path}{name}.", own) for path, each in objects for name, own in each.items()]
+        objects = [(path, own) for path, own in inner if isinstance(own, dict)]
+    return {}
 
 
 def _is_json(text: str) -> bool:
@@ -328,7 +341,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-_TEXT = frozenset({"prompt", "messages", "conversations"})
+TEXT = frozenset({"prompt", "messages", "conversations"})
 """Fields of logs that `specsim.tokens` turns into token traces."""
 
 
@@ -389,21 +402,22 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
     columns = ", ".join(file.columns)
     if reader is not None:
         raise TraceError(f"{path}: no file of reader '{reader}'; it has these columns: {columns}")
-    if _TEXT.intersection(file.columns) and not _holds_numbers(file):
+    if TEXT.intersection(file.columns) and not _holds_numbers(file):
         raise TraceError(
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
             "tokens from-text` makes a token trace of it"
         )
     raise UnknownFormatError(
-        f"{path}: no known format has these columns: {columns}; name the columns of a table "
-        "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
+        f"{path}: no known format has these columns: {columns}; name the columns of a table, "
+        "of which a row is a request, prompt_len, output_len and, if known, arrival_time "
+        "(`specsim list` shows all readers)"
     )
 
 
 def _holds_numbers(file: TraceFile) -> bool:
     """Whether what is called as text is, such as ``prompt``, is a number in the first row."""
     first = {} if file.container == "json" else next(file.rows()).values
-    return all(str(first.get(name, 0)).strip().isdecimal() for name in _TEXT)
+    return all(str(first.get(name, 0)).strip().isdecimal() for name in TEXT)
 
 
 def read_named(path: Path, field: str) -> Trace:
