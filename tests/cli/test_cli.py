@@ -442,7 +442,7 @@ def requests_file(path: Path, **columns: Any) -> None:
 TRACE = {"arrivals": {"kind": "trace", "path": "bad.jsonl"}}
 BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "empty trace": ({"workload": TRACE}, "", "bad.jsonl: is empty"),
-    "missing column": ({"workload": TRACE}, '{"arrived_at": 0, "prompt_len": 5}\n', "no known"),
+    "missing column": ({"workload": TRACE}, '{"arrived_at": 0, "prompt_len": 5}\n', "no column is"),
     "negative length": (
         {"workload": TRACE},
         '{"arrived_at": 0, "prompt_len": -5, "output_len": 3}\n',
