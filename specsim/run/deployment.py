@@ -108,10 +108,9 @@ class Deployment:
         memory = _memory(engine, profile, model, gpu, on_target, layers)
         if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
-        engine = engine.resolved(
-            proposer, is_async=experiment.is_async, **_limits(engine, profile, model, gpu, memory)
-        )
-        profile = _with_graphs(engine, profile, gpu, proposer)
+        limits = _limits(engine, profile, model, gpu, memory)
+        engine = engine.resolved(proposer, max_draft_len, is_async=experiment.is_async, **limits)
+        profile = _with_graphs(engine, profile, gpu, _decode_len(proposer, max_draft_len))
         costs = StepCosts(
             profile.target,
             _draft_costs(profile, proposer) if proposer else (),
@@ -152,6 +151,11 @@ class Deployment:
         """Whether data-parallel ranks make every forward pass together, as they share experts."""
         ranks = self.engine.data_parallel_size or 1
         return ranks > 1 and load_model(self.profile.model).num_experts > 0
+
+    @property
+    def decode_len(self) -> int:
+        """Tokens of a decode all of whose drafts are verified."""
+        return _decode_len(self.proposer, self.max_draft_len)
 
     @cached_property
     def setup(self) -> Setup:
@@ -291,16 +295,19 @@ def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> 
     return profile.model_copy(update={"target": target})
 
 
-def _with_graphs(
-    engine: EngineConfig, profile: Profile, gpu: GpuSpec, proposer: Proposer | None
-) -> Profile:
+def _decode_len(proposer: Proposer | None, max_draft_len: int) -> int:
+    return 1 + (proposer.verified_len(max_draft_len) if proposer else 0)
+
+
+def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_len: int) -> Profile:
     """Return the profile with the CUDA graphs that the engine captures, whose limits are known.
 
     Of vLLM V0, which captured graphs of decodes, it stays as it is unless settings name others.
+
+    Args:
+        decode_len: Tokens of a decode, its drafts among them, for which graphs are captured.
     """
-    named, decode_len = engine.max_cudagraph_capture_size, 1
-    if proposer is not None:
-        decode_len += proposer.num_speculative_tokens
+    named = engine.max_cudagraph_capture_size
     most = BLACKWELL_LARGEST if _BLACKWELL.search(gpu.name) else USUAL_LARGEST
     largest = default_largest(engine.max_num_seqs or 1, decode_len, most)
     if engine.scheduler == "prefill_first":

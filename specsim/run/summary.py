@@ -268,6 +268,7 @@ class Summary:
         found += self._host_lookups()
         if experiment.acceptance is not None:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
+            longest = min(longest, experiment.num_speculative_tokens)  # of a tree, along a path
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
