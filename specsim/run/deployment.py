@@ -214,8 +214,8 @@ class Deployment:
         """Memory of one KV block of any group in a tier, over all GPUs of a replica."""
         if self.layers is None:
             return self.engine.block_size * self.token_bytes(with_drafts=True)
-        block_bytes = self.memory.block_bytes + self.memory.draft_block_bytes
-        return self.profile.tensor_parallel_size * block_bytes
+        alone = self.memory.block_bytes / self.profile.fullest_share(load_model(self.profile.model))
+        return self.profile.tensor_parallel_size * (alone + self.memory.draft_block_bytes)
 
     def token_bytes(self, *, with_drafts: bool) -> float:
         """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
@@ -224,9 +224,7 @@ class Deployment:
         if profile.kv_bytes_per_token is None:
             alone = model.kv_bytes_per_token_and_gpu(1)
         else:
-            layers, stages = model.num_hidden_layers, len(profile.stage_shares)
-            of_fullest = -(-layers // stages) / layers
-            alone = profile.kv_bytes_per_token * size / of_fullest
+            alone = profile.kv_bytes_per_token * size / profile.fullest_share(model)
         drafts = size * self.memory.draft_block_bytes / self.engine.block_size
         return alone + (drafts if with_drafts else 0.0)
 
@@ -455,7 +453,8 @@ def _memory(
             )
     if layers is None:
         return plan
-    alone, added = layers.block_bytes(engine.block_size)
+    share = profile.fullest_share(model)
+    alone, added = layers.block_bytes(engine.block_size, share)
     return replace(plan, block_bytes=alone, draft_block_bytes=added)
 
 
