@@ -1,5 +1,6 @@
 """Drafters on GPUs of their own: what is kept of a draft, what is counted, what is refused."""
 
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.console import Console
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.profile import load_profile
+from specsim.profile.model_error import TERMS, known_spreads
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -19,6 +21,8 @@ from specsim.show.render.run_tables import comparison_table
 from specsim.study.compare import compare
 
 OWN = {"profile": "h100/llama-3.2-1b"}
+DRAFTER = {"method": "draft_model", "num_speculative_tokens": 3}
+CONSTANT = {"kind": "linear", "alpha_ns": 0, "gamma_us": 0}
 
 
 def experiment(k: int = 4, engine: Any = (), **changes: Any) -> Experiment:
@@ -86,6 +90,48 @@ def test_what_a_drafter_does_and_how_many_gpus_it_has_are_told() -> None:
     assert 0 < own["busy_share"] < 1
     assert own["gpus"] == load_profile(OWN["profile"]).tensor_parallel_size
     assert "drafter" not in Summary(simulate(experiment(policy="off"))).data["specsim"]
+
+
+@pytest.mark.parametrize("hidden_ms", [0, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_drafter_is_busy_while_it_drafts(
+    constant_step: Callable[..., str], replicas: int, hidden_ms: float
+) -> None:
+    """Passes of 1 ms, three to a step; requests that come far apart leave servers idle."""
+    drafts = {"draft_model": {"latency": {**CONSTANT, "delta_ms": 1}}}
+    overhead = {"step_ms": hidden_ms}
+    workload = {"arrivals": {"kind": "constant", "rate": 1.0}, "num_requests": 20,
+                "lengths": {"kind": "constant", "prompt": 10, "output": 40}}  # fmt: skip
+    found = Summary(
+        simulate(
+            experiment(
+                k=3,
+                engine={"speculative_config": {**DRAFTER, "own_gpus": {}}},
+                profile=constant_step(delta_ms=8, drafts=drafts, overhead=overhead),
+                workload=workload,
+                replicas=replicas,
+            )
+        )
+    )
+    busy, steps = found.data["specsim"]["drafter"]["busy_share"], found.tables.steps
+    seconds = 1e-3 * 3 * len(steps)
+    assert busy == pytest.approx(seconds / replicas / found.data["duration"], rel=1e-3)
+    assert 0.01 < busy < 0.1
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_times_are_off_by_the_drafter_that_there_is(overlaps: bool) -> None:
+    """Not by that of the target's profile, which has another, or none."""
+    name = "h200/llama-3.1-8b"
+    whole = load_profile(name)
+    bare = whole.model_copy(update={"drafts": {}})
+    spec = {**DRAFTER, "own_gpus": {"profile": "h200/llama-3.2-1b", "overlaps": overlaps}}
+    given = experiment(profile=name, engine={"speculative_config": spec})
+    found = [Summary(simulate(given, profile=each)).time_error for each in (whole, bare)]
+    assert found[0] == found[1]
+    assert found[0] is not None
+    drafting = found[0].terms[TERMS.index("drafting")]
+    assert drafting == 0 if overlaps else drafting > 0.1 * known_spreads().terms["drafting"]
 
 
 @pytest.mark.parametrize("others", [[], ["static:k=2", "static:k=3", "goodput"]])
