@@ -342,7 +342,7 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
     if own is profile:
         (given,) = _profiled_costs(profile, proposer)
     else:
-        given = DraftCost(latency=own.target)
+        given = DraftCost(latency=own.target.as_drafter())
     link = {"step_ms": given.step_ms + apart.step_ms, "token_us": given.token_us + apart.token_us}
     return (given.model_copy(update=link),)
 

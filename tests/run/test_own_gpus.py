@@ -12,8 +12,11 @@ from rich.console import Console
 
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
+from specsim.core.step import StepLoad
+from specsim.latency.composed import Composed
 from specsim.profile import load_profile
 from specsim.profile.model_error import TERMS, known_spreads
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -132,6 +135,22 @@ def test_times_are_off_by_the_drafter_that_there_is(overlaps: bool) -> None:
     assert found[0] is not None
     drafting = found[0].terms[TERMS.index("drafting")]
     assert drafting == 0 if overlaps else drafting > 0.1 * known_spreads().terms["drafting"]
+
+
+def test_a_composed_drafter_samples_after_the_last_token_of_each_sequence() -> None:
+    """Its head does not run on the drafts that it reads again, which a target verifies."""
+    name = "h200/llama-3.1-8b"
+    spec = {**DRAFTER, "own_gpus": {"profile": name}}
+    found = Deployment.of(experiment(profile=name, engine={"speculative_config": spec}))
+    drafter = found.costs.drafts[0].latency
+    assert drafter is not None
+    load = StepLoad(64 * 600, 64 * 4, 64)
+    target = found.profile.target
+    saved = target.forward_time(load) - drafter.forward_time(load)
+    assert isinstance(target, Composed)
+    of_all, of_last = target.head.times_at([64 * 4, 64])
+    assert saved == pytest.approx(1e-6 * (of_all - of_last), rel=1e-3)
+    assert saved > 0
 
 
 @pytest.mark.parametrize("others", [[], ["static:k=2", "static:k=3", "goodput"]])
