@@ -329,10 +329,22 @@ def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_le
 
 
 def drafter_profile(proposer: Proposer | None, target: Profile) -> Profile | None:
-    """Return the profile of a drafter with GPUs of its own; a ProfileError if there is none."""
+    """Return the profile of a drafter with GPUs of its own.
+
+    A ProfileError if there is none, or its steps are those of a server that drafted itself.
+    """
     if proposer is None or proposer.apart is None:
         return None
-    return target if proposer.apart.profile is None else load_profile(proposer.apart.profile)
+    name = proposer.apart.profile
+    if name is None:
+        return target
+    own = load_profile(name)
+    if own.only_draft_lens is not None and 0 not in own.only_draft_lens:
+        raise ProfileError(
+            f"engine.speculative_config.own_gpus.profile = '{name}': was fitted to steps that "
+            "include drafting of its own (only_draft_lens); name one of the model by itself"
+        )
+    return own
 
 
 def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:

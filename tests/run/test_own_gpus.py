@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.request import Request
 from specsim.core.step import StepLoad
 from specsim.latency.composed import Composed
@@ -135,6 +135,18 @@ def test_times_are_off_by_the_drafter_that_there_is(overlaps: bool) -> None:
     assert found[0] is not None
     drafting = found[0].terms[TERMS.index("drafting")]
     assert drafting == 0 if overlaps else drafting > 0.1 * known_spreads().terms["drafting"]
+
+
+def test_a_drafter_does_not_draft_for_itself(constant_step: Callable[..., str]) -> None:
+    """Steps that were fitted to runs of k = 3 include what it took to draft."""
+    for lens, is_known in (([3], False), ([0, 3], True), (None, True)):
+        own = {"profile": constant_step(delta_ms=1, only_draft_lens=lens)}
+        given = experiment(engine={"speculative_config": {**DRAFTER, "own_gpus": own}})
+        if is_known:
+            assert Deployment.of(given).drafter is not None
+        else:
+            with pytest.raises(ProfileError, match="include drafting of its own"):
+                Deployment.of(given)
 
 
 def test_a_composed_drafter_samples_after_the_last_token_of_each_sequence() -> None:
