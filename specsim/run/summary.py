@@ -377,7 +377,7 @@ class Summary:
             **self._header(),
             **throughput_metrics(self.tables, slo),
             **self._latency_fields(),
-            **speculation_metrics(self.tables),
+            **speculation_metrics(self.tables, self.run.experiment.num_speculative_tokens),
             "specsim": self._own_block(),
         }
 

@@ -137,7 +137,9 @@ def test_records_are_as_long_as_the_paths_of_a_tree(recorded: dict[str, Any]) ->
     acceptance = {"kind": "recorded", "proposer": "eagle"}
     config = tiny_config(workload=recorded, engine=engine, acceptance=acceptance)
     run = simulate(Experiment.parse({**config, "policy": "static_tree:widths=[3,3]"}, "records"))
-    assert not any("recorded to survive" in line for line in Summary(run).warnings)
+    summary = Summary(run)
+    assert not any("recorded to survive" in line for line in summary.warnings)
+    assert len(summary.data["spec_decode_per_position_acceptance_rates"]) == 3
 
 
 def test_what_is_no_tree_is_refused() -> None:
