@@ -278,15 +278,14 @@ def speculation_metrics(tables: RunTables, most_positions: int) -> dict[str, Any
     draft_tokens = int(outcomes.sum(axis=1) @ lens)
     accepted_tokens = int(outcomes.sum(axis=0) @ lens)
     reached = outcomes.sum(axis=0)[::-1].cumsum()[::-1]  # drafts that accepted at least j
+    rates = reached[1 : most_positions + 1] / drafts
     return {
         "spec_decode_acceptance_rate": 100.0 * accepted_tokens / draft_tokens,
         "spec_decode_acceptance_length": 1.0 + accepted_tokens / drafts,
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": draft_tokens,
         "spec_decode_accepted_tokens": accepted_tokens,
-        "spec_decode_per_position_acceptance_rates": (
-            reached[1 : most_positions + 1] / drafts
-        ).tolist(),
+        "spec_decode_per_position_acceptance_rates": rates.tolist(),
     }
 
 
