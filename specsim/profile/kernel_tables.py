@@ -322,7 +322,6 @@ class GpuTables:
 
     def _read(self, family: str, name: str, known: str | None) -> MeasuredTable:
         key, files = _KEYS.get(name, family), self._files(family, name)
-        self.keys.add(key)
         if key not in self.versions:
             files = [each for each in files if known == _version_of(each)] or files
         if not files:
@@ -338,6 +337,7 @@ class GpuTables:
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
                 "use `specsim profile roofline`"
             )
+        self.keys.add(key)
         return self._table_in(files[-1])
 
     def _table_in(self, path: Path) -> MeasuredTable:
