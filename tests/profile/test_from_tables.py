@@ -100,6 +100,27 @@ def test_the_newest_version_counts_and_matrices_between_sizes_are_exact(tables: 
     assert large * 1e3 == pytest.approx(compute + attention + 32 * per_layer, rel=0.02)
 
 
+@pytest.mark.parametrize("what", ["formats", "sizes"])
+def test_what_a_newer_version_has_no_rows_of_comes_from_the_one_before(
+    tables: Path, what: str
+) -> None:
+    """A new version may have been measured for other formats only, or for few sizes."""
+    base = TableProfile.of(options(tables)).profile
+    gemm = tables / "data/h200_sxm/gemm/vllm"
+    rows = pq.read_table(gemm / "0.24.0" / "gemm_perf.parquet").to_pylist()
+    newer = {
+        "formats": [{**row, "gemm_dtype": "fp8", "latency": 99.0} for row in rows],
+        "sizes": [row for row in rows if 65536 in (row["n"], row["k"])],
+    }
+    write(gemm / "0.99.0", "gemm_perf", newer[what])
+    profile = TableProfile.of(options(tables)).profile
+    assert profile.provenance.source == base.provenance.source
+    load = StepLoad(64_000, 64, 64)
+    assert profile.target.forward_time(load) == pytest.approx(base.target.forward_time(load))
+    with pytest.raises(ProfileError, match=r"no matrices (with gemm_dtype|near)"):
+        TableProfile.of(options(tables, versions={"gemm": "vllm/0.99.0"}))
+
+
 def test_a_chunk_of_a_prompt_costs_its_pairs(tables: Path) -> None:
     target = TableProfile.of(options(tables)).profile.target
 
@@ -527,7 +548,10 @@ def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:
     row = {"op_name": "all_gather", "num_gpus": 8, "nccl_dtype": "half", "kernel_source": "NCCL"}
     gathers = [{**row, "message_size": size, "latency": 1e-7 * size} for size in (1, 1 << 30)]
     write(tables / "data/h200_sxm/comm/nccl/2.0.0", "nccl_perf", gathers)
+    newer = [{**each, "op_name": "all_reduce"} for each in gathers]
+    write(tables / "data/h200_sxm/comm/nccl/2.9.0", "nccl_perf", newer)  # which gathers nothing
     gathering = TableProfile.of(options(tables, **DEEPSEEK)).profile
+    assert "h200_sxm nccl 2.0.0 nccl_perf" in gathering.provenance.source
     assert "not measured" not in gathering.provenance.source
     with pytest.raises(ProfileError, match=r"--table nccl=nccl/1\.0\.0: nothing of this profile"):
         TableProfile.of(options(tables, **DEEPSEEK, versions={"nccl": "nccl/1.0.0"}))
