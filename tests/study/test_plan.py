@@ -1364,6 +1364,12 @@ def test_what_acceptance_decides_is_said() -> None:
     assert "With acceptance 0.1 lower: 4 H100, no speculation, 8.00 USD per hour." in said
 
 
+def test_more_accepted_drafts_need_no_more_servers_whatever_short_runs_say() -> None:
+    plan = moved_plan({-0.1: 1.4, 0.1: 0.7})
+    low, high = (each for each in plan.advice.what_ifs if each.kind == "acceptance")
+    assert (low.gpus, high.gpus) == (3, 3)  # as with acceptance as it is
+
+
 def test_how_fast_speculation_is_with_other_acceptance_is_said() -> None:
     plan = moved_plan({-0.1: 0.99, 0.1: 1.01}, latency=1425.0)
     low = next(each for each in plan.advice.what_ifs if each.kind == "acceptance")
