@@ -396,6 +396,7 @@ def test_schema_is_json_schema(cli: Run) -> None:
         {"policy": "static"},
         {"policy": "static:k=2", "routing": "least_outstanding"},
         {"policy": {"kind": "my_parts:Mine", "own": 3}},
+        {"policy": {"kind": "ema_tiers", "tiers": [0, 2, 4]}},
         {"workload": {"arrivals": "burst", "lengths": "dataset:name=sharegpt", "num_requests": 3}},
         {"workload": {"arrivals": "burst", "num_requests": 3, "lengths": {
             "kind": "sessions", "turns": 2, "first_prompt": 90, "new_input": "1e2", "output": 5}}},
