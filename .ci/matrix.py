@@ -92,7 +92,7 @@ class Environment(NamedTuple):
         packages = ("--requirements", ROOT / "pyproject.toml", *EXTRAS, "--only-binary", ":all:")
         self.run(*install, *packages, "--resolution", self.resolution)
         self.run(*install, "--no-deps", wheel)
-        self.run(*install, "pytest", "hypothesis")
+        self.run(*install, "pytest", "hypothesis", "jsonschema")
         self.run(self.uv, "pip", "check", "--quiet", "--python", self.bin / "python")
 
     def use(self) -> str:

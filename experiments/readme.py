@@ -10,6 +10,7 @@ the README of all the name is EXPERIMENT/NAME.
 import csv
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -55,12 +56,16 @@ def short(value: float | str) -> str:
 
 
 def script(name: str) -> ModuleType:
-    """Return a module of an experiment: ``load-ramp/run``."""
-    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", name), HERE / f"{name}.py")
+    """Return a module of an experiment, which may import those beside it: ``load-ramp/run``."""
+    path = HERE / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(re.sub(r"\W", "_", name), path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # as dataclasses look themselves up
+    sys.path.insert(0, str(path.parent))
     spec.loader.exec_module(module)
+    sys.path.pop(0)
     return module
 
 

@@ -6,7 +6,6 @@ Writes specsim/profile/model_errors.yaml, and servers.csv and alternatives.csv b
 """
 
 import csv
-import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from math import ceil
@@ -24,6 +23,9 @@ from specsim.profile.profile import Profile
 from specsim.reality.validation import MeasuredRun, Replayer
 from specsim.reality.validation.prediction_errors import OF_TOKENS, value_of
 from specsim.reality.validation.table_replay import compose_row, simulated
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from readme import script
 
 Values = NDArray[np.float64]
 
@@ -140,19 +142,6 @@ class Stated(NamedTuple):
         return cls(best, spreads_of(servers, best).scaled(factors[best]), scores)
 
 
-def module(name: str, path: Path) -> Any:
-    """Return a script of another experiment."""
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[name] = found
-    spec.loader.exec_module(found)
-    sys.path.pop(0)
-    return found
-
-
 def rows_of(name: str, group: str, profile: Profile, runs: list[MeasuredRun]) -> Rows:
     """Simulate the loads of a server."""
     with Replayer(runs) as replayer:
@@ -245,8 +234,8 @@ def write(name: str, lines: list[dict[str, object]]) -> None:
 
 
 def main() -> None:
-    silicon = module("silicon_run", HERE.parent / "silicon" / "run.py")
-    gpu_runs = of_gpu_runs(module("measured_loads", HERE.parent / "gpu-runs" / "measured_loads.py"))
+    silicon = script("silicon/run")
+    gpu_runs = of_gpu_runs(script("gpu-runs/measured_loads"))
     report([*gpu_runs, *of_silicon(silicon, "vllm")], list(of_silicon(silicon, "sglang")))
 
 

@@ -61,7 +61,8 @@ class Autoscaler(Member):
     tolerance: float = Field(default=0.1, ge=0, lt=1)
     """Share of the replicas by which the number wanted must differ to count."""
     price_per_gpu_hour: float | None = Field(default=None, ge=0)
-    """In whatever currency; `specsim capacity` has examples of list prices."""
+    """In whatever currency, of any GPU, a drafter's own among them; `specsim capacity` has examples
+    of list prices."""
     looks_at_ends: ClassVar[bool] = False
     """Whether it asks for `PoolView.limit_use`, for which the experiment must have an `slo`."""
 

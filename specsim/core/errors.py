@@ -17,6 +17,10 @@ class TraceError(SpecsimError, ValueError):
     """A workload file cannot be read as what it claims to be."""
 
 
+class UnknownFormatError(TraceError):
+    """A workload file holds rows, of a form that no reader knows."""
+
+
 class ProfileError(SpecsimError, ValueError):
     """A profile is missing, malformed, or made for another model."""
 

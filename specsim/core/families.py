@@ -216,7 +216,9 @@ class Family(Generic[M]):
         if fields == {} and is_path:
             fields = {self.tag: value}  # which `find` explains
         if fields == {} and isinstance(value, str):
-            raise ConfigError(f"'{value}' is not of the form name:field=value,field=value")
+            hint = nearest(value.partition(":")[0], list(self.members))
+            hint = f"; {hint}" if hint.startswith("did") else ""
+            raise ConfigError(f"'{value}' is not of the form name:field=value,field=value{hint}")
         if not isinstance(fields, Mapping):
             raise ConfigError(f"{value!r} is not a mapping with a '{self.tag}'")
         name = _unquoted(fields.get(self.tag))

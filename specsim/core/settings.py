@@ -87,10 +87,20 @@ def nearest(name: str, known: list[str]) -> str:
     """Return a clause for the end of an error message: the closest known word, or what there is."""
     close = get_close_matches(name[:100], known, n=1)
     begun = [each for each in known if len(name) > 1 and each.startswith(name)]
-    if close := close or begun[: len(begun) == 1]:
+    if close := close or begun[: len(begun) == 1] or _alike(name[:100], known):
         return f"did you mean '{close[0]}'?"
     more = f" and {len(known) - _MOST_CHOICES} more" if len(known) > _MOST_CHOICES else ""
     return f"choose from {', '.join(sorted(known)[:_MOST_CHOICES])}{more}"
+
+
+def _alike(name: str, known: list[str]) -> list[str]:
+    """Return the word that is written otherwise, as papers do (AdaEDL), or in another order."""
+    plain = {re.sub("[^a-z0-9]", "", each.lower()): each for each in known}
+    if close := get_close_matches(re.sub("[^a-z0-9]", "", name.lower()), plain, n=1):
+        return [plain[close[0]]]
+    parts = {*re.findall("[a-z0-9]+", name.lower())}
+    same = [each for each in known if len(parts) > 1 and parts <= {*each.lower().split("_")}]
+    return same[: len(same) == 1]
 
 
 def load_mapping(

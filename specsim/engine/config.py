@@ -309,22 +309,26 @@ class EngineConfig(Settings):
             return as_full_attention(layers)
         return tuple(layers)
 
-    def kv_layout(self, proposer: Proposer | None) -> KVLayout:
-        """Return the KV cache groups; a single one where `kv_groups` is None."""
+    def kv_layout(self, proposer: Proposer | None, max_draft_len: int = 0) -> KVLayout:
+        """Return the KV cache groups; a single one where `kv_groups` is None.
+
+        A state is kept after each draft that a step may verify, of a tree after each node.
+        """
         if self.kv_groups is None:
             return one_group(self.block_size)
         whole_len = None if self.enable_prefix_caching else self.max_model_len
-        num_spare = proposer.num_speculative_tokens if proposer else 0
+        num_spare = proposer.verified_len(max_draft_len) if proposer else 0
         states = StateBlocks(whole_len or self.block_size, num_spare)
         return kv_layout(self.kv_layers(self.kv_groups, proposer), self.block_size, states)
 
     def resolved(
-        self, proposer: Proposer | None, *, is_async: bool, **defaults: Any
+        self, proposer: Proposer | None, max_draft_len: int, *, is_async: bool, **defaults: Any
     ) -> "EngineConfig":
         """Return a copy in which fields that are None have their values for the hardware.
 
         Args:
             proposer: None if nothing is ever drafted.
+            max_draft_len: Longest draft of the policy, of trees the nodes, tokens.
             is_async: Whether steps are scheduled while others run.
             defaults: By the names of the fields.
 
@@ -338,7 +342,7 @@ class EngineConfig(Settings):
         config._check_pipeline(
             proposer, is_async=is_async, has_blocks=self.num_gpu_blocks is not None
         )
-        layout = config.kv_layout(proposer)
+        layout = config.kv_layout(proposer, max_draft_len)
         config._check_groups(layout)
         config._check_blocks(layout, is_async=is_async)
         return config
@@ -530,7 +534,8 @@ class EngineConfig(Settings):
             "pads_admissions": max_draft_len > 0 and not is_dynamic and not is_v0 and not overlaps,
             "expands_batch": proposer is not None and proposer.disable_mqa_scorer,
         }
-        whole, kv = {name: int(value) for name, value in limits.items()}, self.kv_layout(proposer)
+        whole = {name: int(value) for name, value in limits.items()}
+        kv = self.kv_layout(proposer, max_draft_len)
         check_slots(whole)
         self._check_pieces(whole, kv)
         if self.enable_prefix_caching:

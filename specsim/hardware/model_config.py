@@ -99,7 +99,7 @@ _OF_FAMILIES = {
 }
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
-_OTHER_ATTENTION = {"beam", "deepseek_v41"}  # whose configs do not tell
+_OTHER_ATTENTION = ("beam", "deepseek_v41")  # begin types of models whose configs do not tell
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
 
@@ -221,6 +221,11 @@ class HuggingFaceConfig(LayerLists):
         return " (weights of parts for images and sound are not counted)" if has_others else ""
 
     def _check_modelled(self) -> None:
+        if self._type.startswith(_OTHER_ATTENTION):
+            raise ProfileError(
+                f"{self._source}: model_type '{self._type}' says that the model's attention is of "
+                "another kind, which is not modelled; fit a profile to measured steps instead"
+            )
         if {"markov_rank", "dspark_block_size", "speculators_model_type"} & self._data.keys():
             raise ProfileError(
                 f"{self._source}: describes a drafter whose vocabulary or Markov head it does not "
@@ -240,11 +245,6 @@ class HuggingFaceConfig(LayerLists):
         for name, what in (*_NOT_MODELLED.items(), *strange, *self._strange_experts()):
             if self._data.get(name):
                 raise self._strange(name, what)
-        if self._type in _OTHER_ATTENTION:
-            raise ProfileError(
-                f"{self._source}: model_type '{self._type}' says that the model's attention is of "
-                "another kind, which is not modelled; fit a profile to measured steps instead"
-            )
 
     def _strange_experts(self) -> Iterator[tuple[str, str]]:
         """Yield fields of experts whose names are not known, and what they say."""

@@ -177,12 +177,14 @@ def load_model(name: str) -> ModelShape:
     A ProfileError if there is none, or it lacks a field, or has a part that is not modelled.
 
     Args:
-        name: As in ``profiles/<name>.json`` or ``models.yaml``, or the path of such a file or of a
-            model's HuggingFace ``config.json``.
+        name: As in ``profiles/<name>.json`` or ``models.yaml``, or the path of such a file, of a
+            model's HuggingFace ``config.json``, or of a folder with one.
     """
     path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
     if path is None:
-        return _named_model(name)
+        path = Path(name) / "config.json"
+        if name in _of_package(_NAMED) or not path.is_file():
+            return _named_model(name)
     fields = load_mapping(path, ProfileError)
     if "source" not in fields:  # which every shape names
         beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))

@@ -67,6 +67,10 @@ class LatencyModel(Member):
             )
         return self
 
+    def as_drafter(self) -> "LatencyModel":
+        """Return it as that of a model which drafts, and verifies nothing."""
+        return self
+
     def lock_step_time(self, loads: Sequence[StepLoad]) -> float:
         """Return how long ranks take that pass through every layer together, seconds.
 

@@ -252,6 +252,10 @@ class Composed(LatencyModel):
             return super().in_graphs(sizes, default)
         return self.model_copy(update={"capture_sizes": sizes})
 
+    def as_drafter(self) -> LatencyModel:
+        """Return it with its head run on the last token of each sequence alone."""
+        return self.model_copy(update={"samples_drafts": False})
+
     def forward_time(self, load: StepLoad) -> float:
         """Return the sum of the kernels.
 

@@ -5,7 +5,7 @@ all-reduces, LM head.
 """
 
 from contextlib import suppress
-from functools import cached_property
+from functools import partial
 from math import ceil, prod
 from typing import Any
 
@@ -25,6 +25,7 @@ from specsim.profile.kernel_tables import (
     Scales,
     TableOptions,
     Values,
+    rows_with,
 )
 from specsim.profile.kernel_times import (
     LAUNCH_US,
@@ -53,6 +54,9 @@ _QUANTIZED = {("attention", "fp8"): 1, ("attention", "nvfp4"): 2, ("mlp", "nvfp4
 """Inputs of a layer's matrices that a kernel of its own quantizes, by data type: of 8 bits the
 compiler fuses it into norms and activation, and only behind attention not; of 4 bits nowhere."""
 
+Gemm = tuple[MatrixTimes, MatrixTimes | None]
+"""Times of matrices, and what bounds them, if anything does."""
+
 
 class Composer:
     """Looks up every kernel of one model."""
@@ -76,7 +80,7 @@ class Composer:
         self._scales = Scales.of(options)
         self._precision = Precision.of(options.dtype)
         self._dtype = self._precision.stored("experts")
-        self._gemms: dict[str, tuple[MatrixTimes, MatrixTimes | None]] = {}
+        self._gemms: dict[str, Gemm] = {}
         self._multiprocessors = load_gpu(options.tables_of or options.gpu).multiprocessors
         if self._dtype.matrices == "bfloat16" != self._dtype.experts and not shape.num_experts:
             raise ProfileError(
@@ -223,13 +227,10 @@ class Composer:
             found.append(Matrix(shape.num_experts, shape.hidden_size, shape.num_expert_layers))
         return found + [Matrix(*each[1:], "mlp") for each in shape.mlp_matrices(size)]
 
-    @cached_property
-    def _plain_matrices(self) -> MatrixTimes:
-        """Of 16 bits."""
-        table = self._tables.table("gemm", "gemm_perf")
-        return MatrixTimes(table, "bfloat16", None, self._multiprocessors)
+    def _matrices(self, dtype: str, kernel: str | None, table: MeasuredTable) -> MatrixTimes:
+        return MatrixTimes(table, dtype, kernel, self._multiprocessors)
 
-    def _gemm(self, part: str) -> tuple[MatrixTimes, MatrixTimes | None]:
+    def _gemm(self, part: str) -> Gemm:
         """Return the times of a part's matrices, and what bounds them.
 
         That is of block-scaled ones, whose table has launches by the host: none of it is below 55
@@ -239,31 +240,47 @@ class Composer:
         """
         dtype = self._precision.stored(part).matrices or "bfloat16"
         if dtype not in self._gemms:
-            table, kernel = self._tables.table("gemm", "gemm_perf"), self._options.kernels
-            own = MatrixTimes(table, dtype, kernel.get("gemm"), self._multiprocessors)
-            self._note(own.source)
-            plain = None
-            if dtype == "fp8_block":
-                plain = MatrixTimes(table, "fp8", None, self._multiprocessors)
-                self._note(f"{plain.source} where that is shorter")
-            self._gemms[dtype] = own, plain
+            use = partial(self._gemm_of, dtype)
+            self._gemms[dtype] = self._tables.newest("gemm", "gemm_perf", use)
         return self._gemms[dtype]
+
+    def _gemm_of(self, dtype: str, table: MeasuredTable) -> Gemm:
+        own = self._matrices(dtype, self._options.kernels.get("gemm"), table)
+        return own, self._matrices("fp8", None, table) if dtype == "fp8_block" else None
+
+    def _matrix(self, matrix: Matrix) -> tuple[Values, Values]:
+        """Return batched tokens, and what a matrix takes with each, microseconds."""
+        try:
+            return self._product(matrix, self._gemm(matrix.part))
+        except ProfileError:  # the table has other sizes
+            dtype = self._precision.stored(matrix.part).matrices or "bfloat16"
+            return self._tables.newest(
+                "gemm",
+                "gemm_perf",
+                lambda table: self._product(matrix, self._gemm_of(dtype, table)),
+            )
+
+    def _product(self, matrix: Matrix, gemm: Gemm) -> tuple[Values, Values]:
+        own, plain = gemm
+        times = own.times(matrix.outputs, matrix.inputs)
+        self._note(own.source)
+        if plain is not None:
+            others = plain.times(matrix.outputs, matrix.inputs)
+            self._note(f"{plain.source} where that is shorter")
+            times = np.minimum(times, along(own.tokens, plain.tokens, others))
+        return own.tokens, times
 
     def _sum(self, matrices: list[Matrix]) -> tuple[Values, Values]:
         """Return the batched tokens that were measured, and all matrices together, microseconds."""
         tokens = self._gemm(matrices[0].part)[0].tokens
         total = np.zeros(len(tokens))
         for matrix in matrices:
-            gemm, plain = self._gemm(matrix.part)
+            measured, times = self._matrix(matrix)
             dtype = self._precision.stored(matrix.part)
-            times = gemm.times(matrix.outputs, matrix.inputs)
-            if plain is not None:
-                others = plain.times(matrix.outputs, matrix.inputs)
-                times = np.minimum(times, along(gemm.tokens, plain.tokens, others))
             if dtype.matrices is None:
-                times = small_weights(gemm.tokens, times, dtype.bytes_per_weight / 2)
-            if gemm.tokens is not tokens:
-                times = along(tokens, gemm.tokens, times)
+                times = small_weights(measured, times, dtype.bytes_per_weight / 2)
+            if measured is not tokens:
+                times = along(tokens, measured, times)
             total += matrix.runs * times
         return tokens, total
 
@@ -321,12 +338,12 @@ class Composer:
         """Return what mixing the residual streams takes, before and after both parts of layers."""
         shape, total = self._shape, np.zeros(len(tokens))
         if shape.hc_mult:
-            table = self._tables.table("mhc", "mhc_module_perf")
             sizes = {"hc_mult": shape.hc_mult, "hidden_size": shape.hidden_size}
             for name in ("pre", "post"):
-                rows = table.where("hyper-connections", op_name=name, **sizes)
+                use = rows_with("hyper-connections", op_name=name, **sizes)
+                rows = self._tables.newest("mhc", "mhc_module_perf", use)
                 total += along(tokens, *line_of(rows, "num_tokens"))
-            self._note(table.source)
+            self._note(rows.source)
         return np.asarray(self._scales.read * shape.num_hidden_layers * total)
 
     @property
@@ -335,15 +352,20 @@ class Composer:
         return float(self._tables.system["gpu"]["mem_bw"]) * _MEMORY_SHARE / self._scales.read
 
     def _head(self) -> dict[str, Any]:
-        shape, table = self._shape, self._plain_matrices
-        times = table.times(-(-shape.vocab_size // self._size), shape.hidden_size)
+        shape = self._shape
+
+        def measured(table: MeasuredTable) -> tuple[Values, Values]:
+            plain = self._matrices("bfloat16", None, table)
+            return plain.tokens, plain.times(-(-shape.vocab_size // self._size), shape.hidden_size)
+
+        tokens, times = self._tables.newest("gemm", "gemm_perf", measured)
         # Sampling reads the logits a few times.
-        logits = 3 * 4 * shape.vocab_size * table.tokens / self._bandwidth * 1e6
+        logits = 3 * 4 * shape.vocab_size * tokens / self._bandwidth * 1e6
         times = self._scales.compute * times + times[0] * (self._scales.read - self._scales.compute)
-        logits = logits + self._truncating(table.tokens) + self._gathering(table.tokens)
+        logits = logits + self._truncating(tokens) + self._gathering(tokens)
         times = np.maximum.accumulate(times + 5 * LAUNCH_US + logits)
-        sampled = table.tokens <= _MOST_SAMPLED
-        tokens, times = table.tokens[sampled], times[sampled]
+        sampled = tokens <= _MOST_SAMPLED
+        tokens, times = tokens[sampled], times[sampled]
         kept = needed(tokens, times[None])
         return {"at": tokens[kept].astype(int).tolist(), "times_us": rounded(times[kept])}
 
@@ -363,9 +385,10 @@ class Composer:
 
     def _nccl(self, operation: str, gpus: int, sent: Values) -> Values:
         """Return what NCCL takes for so many numbers of 16 bits, microseconds."""
-        table = self._tables.of_engine("nccl").table("comm", "nccl_perf")
-        wanted = {"op_name": operation, "num_gpus": gpus, "nccl_dtype": "half"}
-        sizes, times = line_of(table.where("exchange", **wanted), "message_size")
+        tables = self._tables.of_engine("nccl")
+        use = rows_with("exchange", op_name=operation, num_gpus=gpus, nccl_dtype="half")
+        table = tables.newest("comm", "nccl_perf", use)
+        sizes, times = line_of(table, "message_size")
         self._note(table.source)
         return along(sent, sizes, times)
 
@@ -400,7 +423,6 @@ class Composer:
         kernel = self._options.kernels.get("moe")
         is_engine = kernel == "sglang"  # TensorRT-LLM's names are also those of kernels
         tables = self._tables.of_engine(kernel if is_engine else None)
-        table = tables.table("moe", "moe_perf")
         experts = ExpertTimes(
             shape.moe_latent_size or shape.hidden_size,
             shape.moe_intermediate_size,
@@ -411,28 +433,23 @@ class Composer:
         split = {"moe_tp_size": 1 if is_whole else gpus, "moe_ep_size": gpus if is_whole else 1}
         tokens = tokens * self._ranks
 
-        def measured(table: MeasuredTable, dtype: str) -> tuple[Values, str]:
+        def measured(dtype: str, table: MeasuredTable) -> tuple[Values, str, MeasuredTable]:
             part = table.where("experts", moe_dtype=dtype, **split)
             rows, name = experts.rows_of(part, table, None if is_engine else kernel)
-            return experts.times(skewed(rows), tokens), name
+            return experts.times(skewed(rows), tokens), name, table
 
+        own = self._dtype.experts
         try:
-            times, used = measured(table, self._dtype.experts)
+            times, used, table = tables.newest("moe", "moe_perf", partial(measured, own))
         except ProfileError as error:
-            for older in tables.older("moe", "moe_perf"):
-                with suppress(ProfileError):
-                    times, used = measured(older, self._dtype.experts)
-                    table = older
-                    break
-            else:
-                others = _other_experts(experts, table, self._dtype.experts)
-                raise ProfileError(f"{error}{others}") from error
-        if kernel is None and self._dtype.experts == "fp8":
+            others = _other_experts(experts, tables.table("moe", "moe_perf"), own)
+            raise ProfileError(f"{error}{others}") from error
+        if kernel is None and own == "fp8":
             # On Hopper one scale was measured with a kernel alone that takes longer than 16 bits,
             # which vLLM does not choose there; block-scaled experts read and compute as much.
             with suppress(ProfileError):
-                block = measured(table, "fp8_block")
-                times, used = min((times, used), block, key=lambda x: x[0].sum())
+                block = measured("fp8_block", table)
+                times, used, _ = min((times, used, table), block, key=lambda x: x[0].sum())
         self._note(f"{table.source} ({used})")
         if "flashinfer" in used:
             self._expert_kernels = _FUSED_EXPERT_KERNELS
@@ -453,7 +470,8 @@ class Composer:
         width = shape.moe_latent_size or shape.hidden_size
         numbers = (3 if shape.has_gated_mlp else 2) * width * shape.moe_intermediate_size
         moved = (shape.num_experts_per_tok or 0) * numbers * self._dtype.bytes_per_weight
-        return moved * self._plain_matrices.us_per_byte
+        plain = partial(self._matrices, "bfloat16", None)
+        return moved * self._tables.newest("gemm", "gemm_perf", plain).us_per_byte
 
     def _all_reduces(self, tokens: Values) -> Values:
         """Return two per layer, one after the embedding; after experts of all ranks, none.
@@ -471,11 +489,10 @@ class Composer:
         versions = (each.version for each in load_gpu(options.gpu).collectives
                     if (each.operation, each.gpus) == ("all_reduce", self._size))  # fmt: skip
         tables = self._tables.of_engine(options.kernels.get("allreduce"))
-        table = tables.table("comm", "custom_allreduce_perf", next(versions, None))
         mode = "eager" if options.kernels.get("graphs") == "none" else "graph"
-        backend = f"{table.source.split()[1]}_{mode}"
-        rows = table.where("all-reduce", num_gpus=self._size, backend=backend)
-        self._note(table.source)
+        use = rows_with("all-reduce", num_gpus=self._size, backend=f"{tables.engine}_{mode}")
+        rows = tables.newest("comm", "custom_allreduce_perf", use, next(versions, None))
+        self._note(rows.source)
         sizes, times = line_of(rows, "message_size")
 
         def each(width: int) -> Values:  # message_size counts numbers of 16 bits, as NCCL's does

@@ -14,7 +14,13 @@ from specsim.hardware.config_parts import OTHER
 from specsim.hardware.model_fields import DTYPE_BYTES
 from specsim.hardware.specs import reserved_gib
 from specsim.profile.composer import Composer
-from specsim.profile.from_roofline import BLOCK_METHODS, MadeProfile, lasting, load_drafter
+from specsim.profile.from_roofline import (
+    BLOCK_METHODS,
+    MadeProfile,
+    is_own_mtp,
+    lasting,
+    load_drafter,
+)
 from specsim.profile.kernel_tables import (
     DTYPES,
     TABLE_KEYS,
@@ -153,7 +159,7 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
         alone: dict[str, Any] = {"pipeline_parallel_size": 1}
         if not shape.num_experts:  # else it is a layer whose experts the same ranks share
             alone |= {"data_parallel_size": 1, "enable_expert_parallel": False}
-        dtype = options.dtype if shape.num_experts else "bfloat16"
+        dtype = _drafter_dtype(method, name, shape, options)
         kernels = {key: kernel for key, kernel in options.kernels.items() if key != "sampling"}
         own = {"model": name, "dtype": dtype, "kernels": kernels}  # a draft is not sampled
         plain = TableOptions(**{**vars(options), **own, **alone})
@@ -177,6 +183,24 @@ def _drafts(options: TableOptions, target: ModelShape, tables: GpuTables) -> dic
             "kv_bytes_per_token": drafter.kv_bytes_per_token,
         }
     return found
+
+
+def _drafter_dtype(method: str, name: str, shape: ModelShape, options: TableOptions) -> str:
+    """Return how a drafter's weights are stored; a ProfileError if that is not known.
+
+    As its own config.json says, else in 16 bits, or with experts as the target. Layers that come
+    with the target are as its experts, and in 16 bits if they have none.
+    """
+    as_target = options.dtype if shape.num_experts else "bfloat16"
+    if shape.is_head and shape.num_experts:
+        return as_target
+    own = None if is_own_mtp(method, load_model(name)) else shape.quantization
+    if own == OTHER:
+        raise ProfileError(
+            f"--draft {method}={name}: says that its weights are quantized, in none of the known "
+            f"ways: {', '.join(DTYPES)}; name a config.json that says one of them"
+        )
+    return own or as_target
 
 
 def _launches(engine: str, method: str, num_layers: int) -> dict[str, float]:

@@ -6,12 +6,13 @@ folder lies; its latencies are milliseconds.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -142,9 +143,13 @@ def tables_folder() -> Path:
 
 
 def _package() -> Path | None:
-    found = find_spec("aiconfigurator_core")
-    places = found.submodule_search_locations if found is not None else None
-    return Path(places[0]) if places else None
+    """Return where aiconfigurator-core is installed, or else AISimulate, which came after it."""
+    for name in ("aiconfigurator_core", "aisimulate_core"):
+        found = find_spec(name)
+        places = found.submodule_search_locations if found is not None else None
+        if places:
+            return Path(places[0])
+    return None
 
 
 @cache
@@ -161,6 +166,8 @@ def published_configs() -> dict[str, Path]:
         if "_hf_quant" not in path.name
     }
 
+
+Found = TypeVar("Found")
 
 BEYOND_CACHE = 2**28  # bytes; the largest cache of these GPUs has 2**27
 
@@ -247,6 +254,11 @@ class MeasuredTable(NamedTuple):
         return self.where("kernel", kernel_source=name), name
 
 
+def rows_with(what: str, **wanted: object) -> Callable[[MeasuredTable], MeasuredTable]:
+    """Return what takes such rows of a table (`MeasuredTable.where`), for `GpuTables.newest`."""
+    return lambda table: table.where(what, **wanted)
+
+
 # What tables are called in ``--table``, if not by their family, which several share.
 _KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
 TABLE_KEYS = ["attention", "gemm", "kda", "linear_attention", "mla", "moe", "msa", "quantize"]
@@ -303,6 +315,27 @@ class GpuTables:
         if _KEYS.get(name, family) not in self.versions:
             yield from map(self._table_in, reversed(self._files(family, name)[:-1]))
 
+    def newest(
+        self,
+        family: str,
+        name: str,
+        use: Callable[[MeasuredTable], Found],
+        known: str | None = None,
+    ) -> Found:
+        """Return what comes of the newest table that has what is used of it.
+
+        A new version may have been measured for some operations, sizes or formats only. The
+        ProfileError of the newest if none has it.
+        """
+        newest = self.table(family, name, known)
+        try:
+            return use(newest)
+        except ProfileError:
+            for table in self.older(family, name):
+                with suppress(ProfileError):
+                    return use(table)
+            raise
+
     def of_engine(self, engine: str | None) -> "GpuTables":
         """Return the tables of another engine, or these."""
         if engine is None:
@@ -322,7 +355,6 @@ class GpuTables:
 
     def _read(self, family: str, name: str, known: str | None) -> MeasuredTable:
         key, files = _KEYS.get(name, family), self._files(family, name)
-        self.keys.add(key)
         if key not in self.versions:
             files = [each for each in files if known == _version_of(each)] or files
         if not files:
@@ -338,6 +370,7 @@ class GpuTables:
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
                 "use `specsim profile roofline`"
             )
+        self.keys.add(key)
         return self._table_in(files[-1])
 
     def _table_in(self, path: Path) -> MeasuredTable:

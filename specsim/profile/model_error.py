@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.core.step import StepLoad
-from specsim.profile.costs import StepCosts
+from specsim.profile.costs import DraftCost, StepCosts
 from specsim.profile.profile import NOT_MEASURED, Profile
 from specsim.profile.step_time import NO_BLOCK, BlockPass
 
@@ -103,6 +103,15 @@ class UsualStep(NamedTuple):
     draft_len: int
     is_open: bool  # whether requests arrive whatever the server does: slower steps are larger, too
     block: BlockPass = NO_BLOCK
+    own_cost: DraftCost | None = None  # of a drafter on GPUs of its own, which no profile has
+    overlaps: bool = False  # whether that one drafts while the target verifies
+
+    def priced(self, profile: Profile) -> Profile:
+        """Return a profile with the cost of a drafter on GPUs of its own."""
+        if self.own_cost is None:
+            return profile
+        own = dict.fromkeys(self.drafters, self.own_cost)
+        return profile.model_copy(update={"drafts": {**profile.drafts, **own}})
 
     def time(self, profile: Profile, size: float = 1.0) -> float:
         """Return what it takes by a profile, so many times as large; seconds.
@@ -116,7 +125,9 @@ class UsualStep(NamedTuple):
         target = profile.target
         if _is_composed(target) and target.prompts_at_least_us:
             target = target.model_copy(update={"prompts_at_least_us": 0.0})
-        costs = StepCosts(target, drafts, profile.overhead, block=self.block)
+        costs = StepCosts(
+            target, drafts, profile.overhead, overlaps=self.overlaps, block=self.block
+        )
         return costs.step_time(load, self.draft_len)
 
     def growth(self, profile: Profile) -> float:
@@ -166,6 +177,7 @@ def time_error(profile: Profile, step: UsualStep) -> TimeError | None:
     is_known = profile.valid_range.is_known(step.context_len)
     if not (_is_composed(profile.target) and is_known):
         return None
+    profile = step.priced(profile)
     spreads, growth = known_spreads(), step.growth(profile)
     if NOT_MEASURED not in profile.provenance.notes:
         return TimeError((0.0,) * len(TERMS), growth * spreads.rest)

@@ -111,10 +111,11 @@ class Profile(Settings):
     reserved_gib: float = Field(default=0.0, ge=0)
     """Memory per GPU that is neither weights nor KV cache: activations, CUDA graphs, context."""
     weights_gib: float | None = Field(default=None, gt=0)
-    """Memory of the model's weights per GPU, GiB; by default that of its shape in 16 bits."""
+    """Memory of the model's weights per GPU, GiB, in a pipeline of the fullest stage; by default
+    that of its shape in 16 bits."""
     kv_bytes_per_token: float | None = Field(default=None, gt=0)
-    """Memory of a token's keys and values per GPU, bytes, on average where GPUs share them out; by
-    default that of its shape."""
+    """Memory of a token's keys and values per GPU, bytes, in a pipeline of the fullest stage, on
+    average where GPUs share them out; by default that of its shape."""
     only_draft_lens: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None, min_length=1
     )
@@ -139,6 +140,17 @@ class Profile(Settings):
     def num_gpus(self) -> int:
         """Of a replica."""
         return self.tensor_parallel_size * len(self.stage_shares)
+
+    def fullest_share(self, model: ModelShape) -> float:
+        """Return the share of the model's layers that the stage with most of them has."""
+        return ceil(model.num_hidden_layers / len(self.stage_shares)) / model.num_hidden_layers
+
+    @property
+    def suffix(self) -> str:
+        """What the name of a profile ends with, by how many GPUs have which part of the model."""
+        stages, shares = len(self.stage_shares), self.decode_context_parallel_size
+        sizes = (("tp", self.tensor_parallel_size), ("pp", stages), ("dcp", shares))
+        return "".join(f"-{short}{size}" for short, size in sizes if size > 1)
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:
@@ -232,10 +244,15 @@ class LayersOf(NamedTuple):
     target: tuple[KVLayers, ...]
     drafts: tuple[KVLayers, ...]
 
-    def block_bytes(self, block_size: int) -> tuple[float, float]:
-        """Return the memory of one KV block, and how much of it the drafters have added."""
+    def block_bytes(self, block_size: int, share: float) -> tuple[float, float]:
+        """Return the memory of one KV block, and how much the drafters add to it.
+
+        Args:
+            share: Of the target's layers, of the stage that is looked at; it has the drafters.
+        """
         alone = kv_layout(self.target, block_size).block_bytes
-        return alone, kv_layout(self.target + self.drafts, block_size).block_bytes - alone
+        added = kv_layout(self.target + self.drafts, block_size).block_bytes - alone
+        return alone * share, added
 
 
 def memory_plan(
@@ -252,24 +269,16 @@ def memory_plan(
 
     Data-parallel ranks share the experts, and nothing else.
     """
-    size, block_size = profile.tensor_parallel_size, block_size or block_len(profile, model)
+    block_size = block_size or block_len(profile, model)
     block_bytes = block_size * _token_bytes(profile, model)
     draft_block_bytes = block_size * sum(draft.kv_bytes_per_token for draft in drafts)
     if layers := kv_layers(profile, model, drafts):
-        block_bytes, draft_block_bytes = layers.block_bytes(block_size)
-    of_experts = model.expert_bytes
-    weight_bytes = (model.weight_bytes - of_experts + of_experts / data_parallel_size) / size
-    if profile.weights_gib is not None:
-        weight_bytes = profile.weights_gib * GIB
-    elif model.quantization:
-        raise ProfileError(
-            f"weights_gib is missing in the profile: {profile.model} says that its weights are "
-            "quantized; add what a GPU's share of them takes, GiB"
-        )
+        share = profile.fullest_share(model)
+        block_bytes, draft_block_bytes = layers.block_bytes(block_size, share)
     return MemoryPlan(
         total_bytes=gpu.memory_gib * GIB,
         usable_bytes=gpu.memory_gib * GIB * gpu_memory_utilization,
-        weight_bytes=weight_bytes,
+        weight_bytes=_weight_bytes(profile, model, data_parallel_size),
         draft_weight_bytes=sum(draft.weights_gib for draft in drafts) * GIB,
         reserved_bytes=profile.reserved_gib * GIB,
         block_bytes=block_bytes,
@@ -278,16 +287,39 @@ def memory_plan(
     )
 
 
+def _weight_bytes(profile: Profile, model: ModelShape, data_parallel_size: int) -> float:
+    """Return the weights on each GPU, of a pipeline on those of the fullest stage."""
+    if profile.weights_gib is not None:
+        return profile.weights_gib * GIB
+    if model.quantization:
+        raise ProfileError(
+            f"weights_gib is missing in the profile: {profile.model} says that its weights are "
+            "quantized; add what a GPU's share of them takes, GiB"
+        )
+    of_experts = model.expert_bytes
+    whole = model.weight_bytes - of_experts + of_experts / data_parallel_size
+    if len(profile.stage_shares) > 1:  # the first stage has the embedding, the last the head
+        embedding = model.vocab_size * model.hidden_size * model.bytes_per_weight
+        both = embedding * (1 if model.tie_word_embeddings else 2)
+        whole = embedding + (whole - both) * profile.fullest_share(model)
+    return whole / profile.tensor_parallel_size
+
+
 def _token_bytes(profile: Profile, model: ModelShape) -> float:
     if profile.kv_bytes_per_token is not None:
         return profile.kv_bytes_per_token
     alone = model.kv_bytes_per_token_and_gpu(profile.tensor_parallel_size)
-    return alone / profile.decode_context_parallel_size
+    return alone * profile.fullest_share(model) / profile.decode_context_parallel_size
+
+
+def _all_token_bytes(profile: Profile, model: ModelShape) -> float:
+    """Return key and value of one token in the layers of all stages, on one GPU of each, bytes."""
+    return _token_bytes(profile, model) / profile.fullest_share(model)
 
 
 def layer_bytes(profile: Profile, model: ModelShape) -> float:
     """Return key and value of one token in one layer, on one GPU, bytes."""
-    return _token_bytes(profile, model) / sum(model.layer_counts.values())
+    return _all_token_bytes(profile, model) / sum(model.layer_counts.values())
 
 
 def block_len(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE) -> int:
@@ -314,7 +346,7 @@ def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) 
     makes a whole number of layers, else to be one.
     """
     width = layer_bytes(profile, model)
-    target = model.kv_layers(_token_bytes(profile, model), profile.tensor_parallel_size)
+    target = model.kv_layers(_all_token_bytes(profile, model), profile.tensor_parallel_size)
     if all(each.kind == FULL for each in target):
         return None
     added = []

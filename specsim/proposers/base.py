@@ -182,6 +182,14 @@ class Proposer(Member):
         """Whether it drafts while the target verifies."""
         return self.apart is not None and self.apart.overlaps
 
+    def verified_len(self, max_draft_len: int) -> int:
+        """Return the drafts of a sequence that a server is set up to verify in a step, tokens.
+
+        Of trees these are all nodes (in vLLM ``num_speculative_tokens`` of a tree is their number);
+        of chains its own limit, however few of them a policy asks for.
+        """
+        return max(self.num_speculative_tokens, max_draft_len)
+
     def lookahead_len(self, max_draft_len: int) -> int:
         """Return the extra KV slots that every sequence holds, tokens."""
         return max_draft_len if self.has_prefill else 0

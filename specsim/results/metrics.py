@@ -260,12 +260,15 @@ def most_at_once(starts: Seconds, ends: Seconds) -> int:
     return int((np.arange(1, len(starts) + 1) - ended).max())
 
 
-def speculation_metrics(tables: RunTables) -> dict[str, Any]:
+def speculation_metrics(tables: RunTables, most_positions: int) -> dict[str, Any]:
     """Return what speculation achieved, under vLLM's names; nothing if there was none.
 
     vLLM's counters leave out steps without a draft, so ``spec_decode_acceptance_length``, 1 +
     accepted / drafts, is not the number of tokens per step. The acceptance rate is in percent,
     those by position are unconditional and in [0, 1].
+
+    Args:
+        most_positions: Along a path, of which a tree has fewer than nodes.
     """
     outcomes = tables.outcomes  # (drafted, accepted)
     drafts = int(outcomes.sum())
@@ -275,13 +278,14 @@ def speculation_metrics(tables: RunTables) -> dict[str, Any]:
     draft_tokens = int(outcomes.sum(axis=1) @ lens)
     accepted_tokens = int(outcomes.sum(axis=0) @ lens)
     reached = outcomes.sum(axis=0)[::-1].cumsum()[::-1]  # drafts that accepted at least j
+    rates = reached[1 : most_positions + 1] / drafts
     return {
         "spec_decode_acceptance_rate": 100.0 * accepted_tokens / draft_tokens,
         "spec_decode_acceptance_length": 1.0 + accepted_tokens / drafts,
         "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": draft_tokens,
         "spec_decode_accepted_tokens": accepted_tokens,
-        "spec_decode_per_position_acceptance_rates": (reached[1:] / drafts).tolist(),
+        "spec_decode_per_position_acceptance_rates": rates.tolist(),
     }
 
 

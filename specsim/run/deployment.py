@@ -108,10 +108,9 @@ class Deployment:
         memory = _memory(engine, profile, model, gpu, on_target, layers)
         if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
-        engine = engine.resolved(
-            proposer, is_async=experiment.is_async, **_limits(engine, profile, model, gpu, memory)
-        )
-        profile = _with_graphs(engine, profile, gpu, proposer)
+        limits = _limits(engine, profile, model, gpu, memory)
+        engine = engine.resolved(proposer, max_draft_len, is_async=experiment.is_async, **limits)
+        profile = _with_graphs(engine, profile, gpu, _decode_len(proposer, max_draft_len))
         costs = StepCosts(
             profile.target,
             _draft_costs(profile, proposer) if proposer else (),
@@ -152,6 +151,11 @@ class Deployment:
         """Whether data-parallel ranks make every forward pass together, as they share experts."""
         ranks = self.engine.data_parallel_size or 1
         return ranks > 1 and load_model(self.profile.model).num_experts > 0
+
+    @property
+    def decode_len(self) -> int:
+        """Tokens of a decode all of whose drafts are verified."""
+        return _decode_len(self.proposer, self.max_draft_len)
 
     @cached_property
     def setup(self) -> Setup:
@@ -210,8 +214,8 @@ class Deployment:
         """Memory of one KV block of any group in a tier, over all GPUs of a replica."""
         if self.layers is None:
             return self.engine.block_size * self.token_bytes(with_drafts=True)
-        block_bytes = self.memory.block_bytes + self.memory.draft_block_bytes
-        return self.profile.tensor_parallel_size * block_bytes
+        alone = self.memory.block_bytes / self.profile.fullest_share(load_model(self.profile.model))
+        return self.profile.tensor_parallel_size * (alone + self.memory.draft_block_bytes)
 
     def token_bytes(self, *, with_drafts: bool) -> float:
         """Return the KV entries of one token in all layers, over all GPUs of a replica, bytes."""
@@ -220,9 +224,7 @@ class Deployment:
         if profile.kv_bytes_per_token is None:
             alone = model.kv_bytes_per_token_and_gpu(1)
         else:
-            layers, stages = model.num_hidden_layers, len(profile.stage_shares)
-            of_fullest = -(-layers // stages) / layers
-            alone = profile.kv_bytes_per_token * size / of_fullest
+            alone = profile.kv_bytes_per_token * size / profile.fullest_share(model)
         drafts = size * self.memory.draft_block_bytes / self.engine.block_size
         return alone + (drafts if with_drafts else 0.0)
 
@@ -291,16 +293,19 @@ def _in_lock_step(engine: EngineConfig, profile: Profile, model: ModelShape) -> 
     return profile.model_copy(update={"target": target})
 
 
-def _with_graphs(
-    engine: EngineConfig, profile: Profile, gpu: GpuSpec, proposer: Proposer | None
-) -> Profile:
+def _decode_len(proposer: Proposer | None, max_draft_len: int) -> int:
+    return 1 + (proposer.verified_len(max_draft_len) if proposer else 0)
+
+
+def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_len: int) -> Profile:
     """Return the profile with the CUDA graphs that the engine captures, whose limits are known.
 
     Of vLLM V0, which captured graphs of decodes, it stays as it is unless settings name others.
+
+    Args:
+        decode_len: Tokens of a decode, its drafts among them, for which graphs are captured.
     """
-    named, decode_len = engine.max_cudagraph_capture_size, 1
-    if proposer is not None:
-        decode_len += proposer.num_speculative_tokens
+    named = engine.max_cudagraph_capture_size
     most = BLACKWELL_LARGEST if _BLACKWELL.search(gpu.name) else USUAL_LARGEST
     largest = default_largest(engine.max_num_seqs or 1, decode_len, most)
     if engine.scheduler == "prefill_first":
@@ -324,10 +329,22 @@ def _with_graphs(
 
 
 def drafter_profile(proposer: Proposer | None, target: Profile) -> Profile | None:
-    """Return the profile of a drafter with GPUs of its own; a ProfileError if there is none."""
+    """Return the profile of a drafter with GPUs of its own.
+
+    A ProfileError if there is none, or its steps are those of a server that drafted itself.
+    """
     if proposer is None or proposer.apart is None:
         return None
-    return target if proposer.apart.profile is None else load_profile(proposer.apart.profile)
+    name = proposer.apart.profile
+    if name is None:
+        return target
+    own = load_profile(name)
+    if own.only_draft_lens is not None and 0 not in own.only_draft_lens:
+        raise ProfileError(
+            f"engine.speculative_config.own_gpus.profile = '{name}': was fitted to steps that "
+            "include drafting of its own (only_draft_lens); name one of the model by itself"
+        )
+    return own
 
 
 def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
@@ -337,7 +354,7 @@ def _draft_costs(profile: Profile, proposer: Proposer) -> tuple[DraftCost, ...]:
     if own is profile:
         (given,) = _profiled_costs(profile, proposer)
     else:
-        given = DraftCost(latency=own.target)
+        given = DraftCost(latency=own.target.as_drafter())
     link = {"step_ms": given.step_ms + apart.step_ms, "token_us": given.token_us + apart.token_us}
     return (given.model_copy(update=link),)
 
@@ -448,7 +465,8 @@ def _memory(
             )
     if layers is None:
         return plan
-    alone, added = layers.block_bytes(engine.block_size)
+    share = profile.fullest_share(model)
+    alone, added = layers.block_bytes(engine.block_size, share)
     return replace(plan, block_bytes=alone, draft_block_bytes=added)
 
 

@@ -15,6 +15,7 @@ from specsim.core.figures import figures
 from specsim.core.request import Columns
 from specsim.core.step import StepLoad
 from specsim.engine.fleet import Count, Scaling
+from specsim.policies import DraftsTrees
 from specsim.profile import Profile
 from specsim.profile.model_error import TimeError, UsualStep, time_error
 from specsim.profile.profile import NOT_MEASURED
@@ -127,7 +128,7 @@ def _usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -
     decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
     context = _context_len(requests)
     prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
-    drafts, drafted = (float(requests[name].sum()) for name in ("drafts", "draft_tokens"))
+    drafted = float(requests["draft_tokens"].sum())
     load = StepLoad(
         context_tokens=round(decodes * context),
         batched_tokens=round(decodes + drafted / steps + prompts),
@@ -137,11 +138,30 @@ def _usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -
     return UsualStep(
         load,
         context_len=context,
-        drafters=tuple(proposer.cost_keys) if proposer is not None and drafts else (),
-        draft_len=round(drafted / drafts) if drafts else 0,
+        drafters=tuple(proposer.cost_keys) if proposer is not None and drafted else (),
+        draft_len=_usual_draft_len(tables, deployment),
         is_open=isinstance(arrivals, OpenArrivals),
         block=deployment.costs.block,
+        own_cost=deployment.costs.drafts[0] if deployment.drafter else None,
+        overlaps=deployment.costs.overlaps,
     )
+
+
+def _usual_draft_len(tables: RunTables, deployment: Deployment) -> int:
+    """Return how many tokens a drafter makes one after the other, on average.
+
+    Of trees as many as the longest path that was accepted has. A drafter that overlaps makes all
+    that it is asked for, though some steps verify nothing of it.
+    """
+    requests, totals = tables.requests, tables.totals
+    drafts = float(requests["drafts"].sum())
+    if not drafts:
+        return 0
+    if isinstance(deployment.policy, DraftsTrees):
+        return int(np.flatnonzero(tables.outcomes.any(axis=0)).max())
+    if deployment.costs.overlaps:
+        return round(float(totals["asked_tokens"]) / float(totals["num_requests"]))
+    return round(float(requests["draft_tokens"].sum()) / drafts)
 
 
 _ANOTHER_RATE = 0.05  # of the rate that was asked for
@@ -268,6 +288,7 @@ class Summary:
         found += self._host_lookups()
         if experiment.acceptance is not None:
             longest = int(np.flatnonzero(self.tables.outcomes.any(axis=1)).max(initial=0))
+            longest = min(longest, experiment.num_speculative_tokens)  # of a tree, along a path
             found += experiment.acceptance.doubts(self.run.requests, longest)
         return [*found, *self.beyond.warnings(profiles), *self._late_incidents()]
 
@@ -356,7 +377,7 @@ class Summary:
             **self._header(),
             **throughput_metrics(self.tables, slo),
             **self._latency_fields(),
-            **speculation_metrics(self.tables),
+            **speculation_metrics(self.tables, self.run.experiment.num_speculative_tokens),
             "specsim": self._own_block(),
         }
 
@@ -507,13 +528,18 @@ class Summary:
         }
 
     def _drafter(self, profile: Profile) -> dict[str, float]:
-        """Return what a drafter comes to that has GPUs of its own, a replica's."""
-        totals = self.tables.totals
-        times = [float(totals[f"{name}_time"]) for name in ("target", "draft", "overhead")]
+        """Return what a drafter comes to that has GPUs of its own, a replica's.
+
+        Its share of the time is that of all replicas while they are there, idle or not.
+        """
+        totals, requests = self.tables.totals, self.tables.requests
+        span = float(requests["ended_at"].max() - requests["arrived_at"].min())
+        fixed = {"replica_seconds": self.run.experiment.num_engines * span}
+        seconds = self.scalings.get(None, fixed)["replica_seconds"]
         return {
             "gpus": profile.num_gpus,
             "target_gpus": self.run.deployment.profile.num_gpus,
-            "busy_share": float(totals["drafter_time"]) / sum(times),
+            "busy_share": float(totals["drafter_time"]) / seconds,
             "drafted_tokens": int(totals["asked_tokens"]),
         }
 

@@ -172,11 +172,11 @@ def prefill_requests(requests: list[Request]) -> list[Request]:
     ]
 
 
-def lock_step(experiment: Experiment, deployment: Deployment) -> LockStep | None:
+def lock_step(deployment: Deployment) -> LockStep | None:
     """Return what data-parallel ranks wait for each other in; None if they do not."""
     if not deployment.is_lock_step:
         return None
-    return LockStep(deployment.costs, 1 + experiment.num_speculative_tokens)
+    return LockStep(deployment.costs, deployment.decode_len)
 
 
 def _offload(server: Deployment, clock: EventClock, num_requests: int) -> Offload | None:
@@ -344,7 +344,7 @@ class Whole:
         is_closed = isinstance(self._arrivals, ClosedLoop)
         self._clients_wait = is_closed or self._clients.has_sessions
         self._think_times = self._drawn_think_times()
-        self._group = lock_step(experiment, deployment)
+        self._group = lock_step(deployment)
         self.offload = _offload(deployment, self._clock, len(requests))
         self._keeps_up = self._clients_wait or self.offload is not None
         self.pools: PoolSystem | None = None

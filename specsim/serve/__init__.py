@@ -214,6 +214,6 @@ async def _serve(made: list[Service], options: ServeOptions, say: Callable[[str]
     gc.collect()
     gc.freeze()  # what is there now stays, and need not be looked through again
     for port in ports:
-        say(f"serve: http://{options.host}:{port} (Ctrl-C ends it)")
+        say(f"serve: http://{options.host}:{port} (model {made[0].model}; Ctrl-C ends it)")
     await ended.wait()
     return await server.stop()

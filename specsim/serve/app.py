@@ -163,7 +163,7 @@ class Service:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         at = self.live.now
         body = await self._asked(ChatBody, request)
-        prompt = await self._rendered(body.messages)
+        prompt = await self._rendered(body.messages, body.tools)
         limit = body.max_completion_tokens or body.max_tokens
         return await self._answer(request, body, at, [prompt], limit, [])
 
@@ -213,12 +213,15 @@ class Service:
         except ValueError as error:
             raise Refusal(400, f"{field}: {error}", field) from error
 
-    async def _rendered(self, messages: list[Message]) -> Ids:
+    async def _rendered(
+        self, messages: list[Message], tools: list[dict[str, object]] | None = None
+    ) -> Ids:
         """Return a conversation's tokens: of each message its role, its text, and an end.
 
         Piece by piece, so that an answer that comes back in the next turn has the same tokens.
+        Tools are described before all messages, where templates of models have them.
         """
-        pieces = []
+        pieces = [await self._encoded(f"<|tools|>\n{json.dumps(tools)}<|end|>\n")] if tools else []
         async for each in self._turns.each(messages):
             for text in (f"<|{each.role}|>\n", each.text, "<|end|>\n"):
                 pieces.append(await self._encoded(text))

@@ -237,7 +237,7 @@ class Live:
         self._is_sending = self._is_broken = False
         self._origin = self._sent_at = 0.0
         self._clock = _WallClock()
-        self._group = lock_step(experiment, deployment)
+        self._group = lock_step(deployment)
         self._cluster = _UpToNow(
             self._clock,
             self.drafting.requests,

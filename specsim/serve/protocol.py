@@ -167,7 +167,8 @@ class ChatBody(_Asked):
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     top_logprobs: Any = None
-    tools: Any = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tool_choice: Any = None
     functions: Any = None
 
 
@@ -181,9 +182,13 @@ _UNSUPPORTED: dict[str, Callable[[Any], Any]] = {
     "response_format": lambda body: _kind_of(body.response_format) not in (None, "text"),
     **{name: attrgetter(name) for name in ("structured_outputs", "use_beam_search", "suffix")},
     "best_of": lambda body: body.best_of is not None and body.best_of != (body.n or 1),
-    **{name: attrgetter(name) for name in ("top_logprobs", "tools", "functions")},
+    **{name: attrgetter(name) for name in ("top_logprobs", "functions")},
+    "tool_choice": lambda body: body.tool_choice not in (None, "auto", "none"),
 }
 """Fields that ask for what a simulated server has not got, and whether a body that has one does."""
+
+
+_WHY = {"tool_choice": "a simulated server answers with text, and calls no tool; ask for 'auto'"}
 
 
 class TokenizeBody(Body):
@@ -247,7 +252,8 @@ def parsed(kind: type[_Kind], data: bytes) -> _Kind:
         raise Refusal(400, message[:500], where or None) from error
     for name, is_asked in _UNSUPPORTED.items():
         if name in kind.model_fields and is_asked(body):
-            raise Refusal(400, f"{name}: a simulated server has none; leave the field out", name)
+            why = _WHY.get(name, "a simulated server has none; leave the field out")
+            raise Refusal(400, f"{name}: {why}", name)
     return body
 
 

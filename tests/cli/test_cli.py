@@ -396,6 +396,7 @@ def test_schema_is_json_schema(cli: Run) -> None:
         {"policy": "static"},
         {"policy": "static:k=2", "routing": "least_outstanding"},
         {"policy": {"kind": "my_parts:Mine", "own": 3}},
+        {"policy": {"kind": "ema_tiers", "tiers": [0, 2, 4]}},
         {"workload": {"arrivals": "burst", "lengths": "dataset:name=sharegpt", "num_requests": 3}},
         {"workload": {"arrivals": "burst", "num_requests": 3, "lengths": {
             "kind": "sessions", "turns": 2, "first_prompt": 90, "new_input": "1e2", "output": 5}}},
@@ -442,7 +443,7 @@ def requests_file(path: Path, **columns: Any) -> None:
 TRACE = {"arrivals": {"kind": "trace", "path": "bad.jsonl"}}
 BAD: dict[str, tuple[dict[str, Any], str | None, str]] = {
     "empty trace": ({"workload": TRACE}, "", "bad.jsonl: is empty"),
-    "missing column": ({"workload": TRACE}, '{"arrived_at": 0, "prompt_len": 5}\n', "no known"),
+    "missing column": ({"workload": TRACE}, '{"arrived_at": 0, "prompt_len": 5}\n', "no column is"),
     "negative length": (
         {"workload": TRACE},
         '{"arrived_at": 0, "prompt_len": -5, "output_len": 3}\n',

@@ -99,3 +99,7 @@ def test_the_beginning_of_one_known_word_is_taken_for_it() -> None:
     assert nearest("a", ["at_request", "after"]) == "choose from after, at_request"
     assert nearest("k", ["kind", "fading"]) == "choose from fading, kind"
     assert nearest("", ["one"]) == "choose from one"
+    # As papers write it, and in another order.
+    assert nearest("AdaEDL", ["adaedl", "disco"]) == "did you mean 'adaedl'?"
+    assert nearest("SpecDec++", ["specdec_pp", "disco"]) == "did you mean 'specdec_pp'?"
+    assert nearest("tpot_p99", ["p99_tpot_ms", "p99_ttft_ms"]) == "did you mean 'p99_tpot_ms'?"

@@ -32,7 +32,11 @@ def run(constant_step: Callable[..., str]) -> Callable[..., Run]:
     """Run requests (arrival, prompt, output), in turn on ranks; 10 ms a step and 1 ms a token."""
 
     def start(
-        rows: list[tuple[float, int, int]], *, of: dict[str, Any] = MOE, **engine: Any
+        rows: list[tuple[float, int, int]],
+        *,
+        of: dict[str, Any] = MOE,
+        policy: Any = None,
+        **engine: Any,
     ) -> Run:
         experiment = tiny_config(
             engine={
@@ -41,7 +45,7 @@ def run(constant_step: Callable[..., str]) -> Callable[..., Run]:
                 "data_parallel_size": 2, **engine,
             },
             profile=constant_step(delta_ms=10, gamma_us=1000, **of),
-            routing={"kind": "round_robin"},
+            routing={"kind": "round_robin"}, policy=policy,
         )  # fmt: skip
         requests = [
             Request(index=index, arrived_at=at, prompt_len=prompt, output_len=output)
@@ -76,6 +80,15 @@ def test_who_comes_to_an_idle_rank_waits_for_its_dummy_pass(run: Callable[..., R
 def test_all_ranks_wait_together_when_there_is_nothing_to_do(run: Callable[..., Run]) -> None:
     """By hand: the second request meets a server at rest, on the other rank."""
     assert ends(run([(0.0, 10, 1), (1.0, 10, 1)])) == pytest.approx([0.020, 1.020])
+
+
+def test_a_server_that_never_drafts_makes_dummy_passes_of_one_token(
+    run: Callable[..., Run],
+) -> None:
+    """Whatever it is told of a drafter that nobody starts: policy off."""
+    rows = [(0.0, 4, 8)]
+    drafter = {"method": "eagle3", "num_speculative_tokens": 5}
+    assert ends(run(rows, speculative_config=drafter, policy="off")) == ends(run(rows))
 
 
 def test_two_steps_in_flight_begin_and_end_together(run: Callable[..., Run]) -> None:

@@ -1,5 +1,6 @@
 """Pipeline parallelism: stages that work on different steps, and sequences that wait for them."""
 
+import math
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,10 @@ from conftest import tiny_config
 from specsim.api import BatchView, Policy, StepOutcome
 from specsim.core.errors import SpecsimError
 from specsim.core.request import Request
+from specsim.hardware import load_model
 from specsim.policies import ServerView
+from specsim.profile import DraftCost, kv_layers, load_profile
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary
@@ -168,6 +172,54 @@ def test_stages_have_tiers(constant_step: Callable[..., str]) -> None:
 
     assert loaded([1.0]) == [0, 0, 0, 192, 192, 192]
     assert loaded([0.5, 0.5]) == loaded([0.3, 0.3, 0.4]) == loaded([1.0])
+
+
+def deployed(profile: str, **engine: Any) -> Deployment:
+    config = tiny_config(profile=profile, engine={"max_num_seqs": 8, **engine}, policy="off")
+    return Deployment.of(Experiment.parse(config, "pipeline"))
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_stage_holds_its_layers_alone(constant_step: Callable[..., str], stages: int) -> None:
+    """Of 32, the fullest stage has 16 or 11, beside an embedding or a head of 2 x 0.98 GiB."""
+    whole, own = (
+        deployed(constant_step(delta_ms=12, stage_shares=[1 / count] * count)).memory
+        for count in (1, stages)
+    )
+    layers, embedding = math.ceil(32 / stages), 2 * 128256 * 4096
+    assert own.block_bytes == pytest.approx(whole.block_bytes * layers / 32)
+    assert own.weight_bytes == pytest.approx(
+        embedding + (whole.weight_bytes - 2 * embedding) * layers / 32
+    )
+
+
+@pytest.mark.parametrize("kv_bytes", [None, 131072])
+@pytest.mark.parametrize("groups", [None, [{"kind": "full_attention", "layers": 32}]])
+def test_a_tier_keeps_the_entries_of_all_stages(
+    constant_step: Callable[..., str], kv_bytes: int | None, groups: Any
+) -> None:
+    """A block of 16 tokens takes 2 MiB, on however many GPUs its layers are."""
+    engine = {"num_gpu_blocks": 1000, "max_model_len": 1024, "kv_groups": groups}
+    engine["kv_offload"] = {"gib": 1, "bandwidth_gb_s": 10}
+    for stages in (1, 2, 3):
+        profile = {"stage_shares": [1 / stages] * stages}
+        if kv_bytes is not None:
+            profile["kv_bytes_per_token"] = kv_bytes * math.ceil(32 / stages) / 32
+        found = deployed(constant_step(delta_ms=12, **profile), **engine)
+        assert found.offloaded_block_bytes == pytest.approx(2**21)
+        assert found.setup.limits["host_blocks"] == pytest.approx(512, abs=1)
+
+
+def test_a_head_is_one_layer_beside_those_of_all_stages(constant_step: Callable[..., str]) -> None:
+    """As wide as a layer of the target: 2,048 bytes a token in gpt-oss."""
+    for stages in (1, 2):
+        shares = {"stage_shares": [1 / stages] * stages, "kv_bytes_per_token": 24 * 2048 / stages}
+        path = constant_step(delta_ms=12, **{"model": "gpt-oss-20b", **shares})
+        profile, model = load_profile(path), load_model("gpt-oss-20b")
+        layers = kv_layers(profile, model, [DraftCost(kv_bytes_per_token=2048)])
+        assert layers is not None
+        assert sum(each.layers for each in layers.drafts) == 1
+        assert {each.bytes_per_token for each in layers.target + layers.drafts} == {2048}
 
 
 @pytest.mark.parametrize(

@@ -628,6 +628,18 @@ def test_what_modelopt_says_beside_a_config_counts(written: Written) -> None:
     assert load_model(str(path)).quantization == "fp8"
 
 
+def test_a_folder_stands_for_its_config(written: Written) -> None:
+    path = Path(written(LLAMA)).rename(Path(written(LLAMA)).with_name("config.json"))
+    assert load_model(str(path.parent)) == load_model(str(path))
+
+
+def test_attention_of_an_unknown_kind_is_refused_before_its_drafter(written: Written) -> None:
+    """DeepSeek-V4.1 has a drafter of its own in its config.json, and layers that share keys."""
+    text = {**LLAMA, "model_type": "deepseek_v41_text", "dspark_block_size": 5}
+    with pytest.raises(ProfileError, match=r"model_type 'deepseek_v41_text' says .* another kind"):
+        load_model(written({"model_type": "deepseek_v41", "text_config": text}))
+
+
 def test_of_several_models_the_one_for_text_is_taken(written: Written) -> None:
     """Types of numbers, and how they are stored, are those of all parts unless it has its own."""
     text = {key: value for key, value in LLAMA.items() if key != "torch_dtype"}

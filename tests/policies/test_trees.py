@@ -26,6 +26,7 @@ from specsim.profile import load_profile
 from specsim.profile.costs import DraftCost, Overhead, StepCosts
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
+from specsim.run.summary import Summary
 
 Serve = Callable[..., Run]
 Steps = Callable[..., list[Any]]
@@ -115,6 +116,30 @@ def test_shapes_said_in_two_ways_are_equal() -> None:
     assert Tree.of_paths([(2,), (1,), (1, 1)]).parents == (-1, -1, 0)
     assert Tree.chain(3) == Tree.of_widths((1, 1, 1))
     assert Tree.of_paths([(1, 1), (2, 2)]).paths == ((1,), (2,), (1, 1), (2, 1), (2, 2))
+
+
+@pytest.mark.parametrize(("widths", "nodes"), [("[1,1,1]", 3), ("[4,4]", 20)])
+def test_a_state_is_kept_after_each_node(widths: str, nodes: int) -> None:
+    """One of the whole sequence, which is all without prefix caching, and one per draft token."""
+    layers = [{"kind": "full_attention", "layers": 4}, {"kind": "state", "layers": 4}]
+    engine = {**tiny_config()["engine"], "async_scheduling": False, "kv_groups": layers}
+    engine["enable_prefix_caching"] = False
+    config = tiny_config(engine=engine, policy=f"static_tree:widths={widths}")
+    run = simulate(Experiment.parse(config, "states"), check=True)
+    states = next(each for each in run.deployment.setup.kv.groups if each.kind == "state")
+    assert states.most_blocks(1024, 256) == 1 + nodes
+    assert run.replicas[0].requests["draft_tokens"].sum()
+
+
+def test_records_are_as_long_as_the_paths_of_a_tree(recorded: dict[str, Any]) -> None:
+    """Drafts of 12 nodes bring 2 tokens at most, and records of up to 5 say all of them."""
+    engine = {**tiny_config()["engine"], "async_scheduling": False}
+    acceptance = {"kind": "recorded", "proposer": "eagle"}
+    config = tiny_config(workload=recorded, engine=engine, acceptance=acceptance)
+    run = simulate(Experiment.parse({**config, "policy": "static_tree:widths=[3,3]"}, "records"))
+    summary = Summary(run)
+    assert not any("recorded to survive" in line for line in summary.warnings)
+    assert len(summary.data["spec_decode_per_position_acceptance_rates"]) == 3
 
 
 def test_what_is_no_tree_is_refused() -> None:

@@ -100,6 +100,27 @@ def test_the_newest_version_counts_and_matrices_between_sizes_are_exact(tables: 
     assert large * 1e3 == pytest.approx(compute + attention + 32 * per_layer, rel=0.02)
 
 
+@pytest.mark.parametrize("what", ["formats", "sizes"])
+def test_what_a_newer_version_has_no_rows_of_comes_from_the_one_before(
+    tables: Path, what: str
+) -> None:
+    """A new version may have been measured for other formats only, or for few sizes."""
+    base = TableProfile.of(options(tables)).profile
+    gemm = tables / "data/h200_sxm/gemm/vllm"
+    rows = pq.read_table(gemm / "0.24.0" / "gemm_perf.parquet").to_pylist()
+    newer = {
+        "formats": [{**row, "gemm_dtype": "fp8", "latency": 99.0} for row in rows],
+        "sizes": [row for row in rows if 65536 in (row["n"], row["k"])],
+    }
+    write(gemm / "0.99.0", "gemm_perf", newer[what])
+    profile = TableProfile.of(options(tables)).profile
+    assert profile.provenance.source == base.provenance.source
+    load = StepLoad(64_000, 64, 64)
+    assert profile.target.forward_time(load) == pytest.approx(base.target.forward_time(load))
+    with pytest.raises(ProfileError, match=r"no matrices (with gemm_dtype|near)"):
+        TableProfile.of(options(tables, versions={"gemm": "vllm/0.99.0"}))
+
+
 def test_a_chunk_of_a_prompt_costs_its_pairs(tables: Path) -> None:
     target = TableProfile.of(options(tables)).profile.target
 
@@ -527,8 +548,13 @@ def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:
     row = {"op_name": "all_gather", "num_gpus": 8, "nccl_dtype": "half", "kernel_source": "NCCL"}
     gathers = [{**row, "message_size": size, "latency": 1e-7 * size} for size in (1, 1 << 30)]
     write(tables / "data/h200_sxm/comm/nccl/2.0.0", "nccl_perf", gathers)
+    newer = [{**each, "op_name": "all_reduce"} for each in gathers]
+    write(tables / "data/h200_sxm/comm/nccl/2.9.0", "nccl_perf", newer)  # which gathers nothing
     gathering = TableProfile.of(options(tables, **DEEPSEEK)).profile
+    assert "h200_sxm nccl 2.0.0 nccl_perf" in gathering.provenance.source
     assert "not measured" not in gathering.provenance.source
+    with pytest.raises(ProfileError, match=r"--table nccl=nccl/1\.0\.0: nothing of this profile"):
+        TableProfile.of(options(tables, **DEEPSEEK, versions={"nccl": "nccl/1.0.0"}))
     load = StepLoad(64_000, 64, 64)
     more = gathering.target.forward_time(load) - without.target.forward_time(load)
     assert more == pytest.approx(1e-10 * 64 * 129_280, rel=0.01)
@@ -924,6 +950,38 @@ def test_the_host_launches_a_draft_model_of_vllm_layer_by_layer(tables: Path) ->
     assert times["draft_model"][:2] == pytest.approx([32 * 280e-6] * 2)
     assert max(times["eagle3"][:2]) < 32 * 280e-6
     assert times["draft_model"][2] > 32 * 280e-6  # then the kernels take longer
+
+
+def test_a_draft_model_is_stored_as_its_own_config_says(tables: Path, tmp_path: Path) -> None:
+    """In 8 bits beside a target in 16, and it reads half of what its matrices then take."""
+    gemm = tables / "data/h200_sxm/gemm/vllm/0.24.0"
+    rows = pq.read_table(gemm / "gemm_perf.parquet").to_pylist()
+    fast = [{**row, "gemm_dtype": "fp8", "latency": row["latency"] / 2} for row in rows]
+    write(gemm, "gemm_perf", rows + fast)
+    config = {
+        **{"model_type": "llama", "num_hidden_layers": 32, "hidden_size": 4096},
+        **{"intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8},
+        **{"vocab_size": 128256, "max_position_embeddings": 8192, "torch_dtype": "bfloat16"},
+    }
+    found = {}
+    for said in (None, {"quant_method": "fp8"}, {"quant_method": "unheard of"}):
+        path = tmp_path / "config.json"
+        path.write_text(json.dumps(config | ({"quantization_config": said} if said else {})))
+        wanted = options(tables, drafts={"draft_model": str(path)})
+        if said and said["quant_method"] != "fp8":
+            with pytest.raises(ProfileError, match="weights are quantized, in none of the known"):
+                TableProfile.of(wanted)
+        else:
+            found[said is None] = TableProfile.of(wanted).profile.drafts["draft_model"]
+    plain, small = found[True], found[False]
+    matrices = 32 * numbers_of_weights()  # bytes that one in 8 bits lacks
+    assert plain.weights_gib - small.weights_gib == pytest.approx(matrices / 2**30, abs=0.01)
+    for each in (plain.latency, small.latency):
+        assert isinstance(each, Composed)
+    load = StepLoad(0, 16384, 1, prefill_tokens=16384)
+    assert plain.latency is not None
+    assert small.latency is not None
+    assert small.latency.forward_time(load) < 0.9 * plain.latency.forward_time(load)
 
 
 @pytest.mark.parametrize("tokens", [16, 256])

@@ -14,7 +14,7 @@ from scipy.stats import ks_2samp
 from specsim.acceptance import ACCEPTANCE
 from specsim.acceptance.bernoulli import Bernoulli
 from specsim.acceptance.nested import load_preset, preset_names
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, TraceError
 from specsim.core.request import Request
 from specsim.core.rng import Luck
 from specsim.reality.acceptance_fit import (
@@ -255,3 +255,12 @@ def test_shipped_presets_fit_the_half_that_they_were_not_fitted_to(
     assert np.mean([each.per_request for each in found]) <= targets.per_request
     assert np.mean([each.per_window for each in found]) <= targets.per_window
     assert max(abs(each.steps_error) for each in found) <= targets.steps_error
+
+
+def test_counts_per_position_are_told_where_they_belong(tmp_path: Path) -> None:
+    """Whoever has counts has no lengths, and is not to make up any."""
+    path = tmp_path / "counts.csv"
+    path.write_text("position,drafted,accepted\n1,100,80\n2,80,50\n")
+    with pytest.raises(TraceError, match=r"accepted_lens_mine.*kind: per_position") as error:
+        load_records(path, "mine", 1500)
+    assert "no known format has these columns: position, drafted, accepted" in str(error.value)

@@ -15,7 +15,9 @@ from specsim.profile import load_profile
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
 
-def write_run(folder: Path, config: dict[str, Any] | None = None, count: int = 400) -> Path:
+def write_run(
+    folder: Path, config: dict[str, Any] | None = None, count: int = 400, **options: Any
+) -> Path:
     """Write a run folder whose steps have known costs."""
     points = made_up(count)
     folder.mkdir()
@@ -26,12 +28,12 @@ def write_run(folder: Path, config: dict[str, Any] | None = None, count: int = 4
     for line in lines:
         line["prefill_tokens"] = int(line["prefill_tokens"])
     (folder / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    meta = {"engine_kwargs": {"speculative_config": config}}
+    meta = {"engine_kwargs": {"speculative_config": config, **options}}
     (folder / "meta.json").write_text(json.dumps(meta))
     return folder
 
 
-def fit(cli: Run, *folders: Path) -> tuple[int, str, str]:
+def fit(cli: Run, *folders: Path | str) -> tuple[int, str, str]:
     names = ("--model", "llama-3.1-8b", "--gpu", "h100", "--out", "p.yaml")
     return cli("profile", "fit", *folders, *names)
 
@@ -74,6 +76,19 @@ def test_steps_that_include_drafting_are_said_to_where_a_profile_has_none(
     ):  # fmt: skip
         code, _, errors = cli("profile", "show", profile, "--steps", steps)
         assert (code, "include drafting (ngram, k = 3)" in errors) == (0, is_said)
+
+
+def test_a_run_is_fitted_as_its_server_held_the_model(tmp_path: Path, cli: Run) -> None:
+    two = write_run(tmp_path / "two", tensor_parallel_size=2, pipeline_parallel_size=1)
+    code, _, errors = fit(cli, two)
+    assert code == 2
+    assert "tensor_parallel_size = 2, but --tp is 1; give --tp 2" in errors
+    assert fit(cli, two, "--tp", "2")[0] == 0
+    assert load_profile("p.yaml").num_gpus == 2
+    staged = write_run(tmp_path / "staged", pipeline_parallel_size=2)
+    code, _, errors = fit(cli, staged)
+    assert code == 2
+    assert "pipeline_parallel_size = 2: steps of a pipeline overlap" in errors
 
 
 def test_without_speculation_there_is_no_drafter(tmp_path: Path, cli: Run) -> None:

@@ -644,6 +644,25 @@ def test_bits_of_weights_follow_from_their_memory(
         check_same([one(tmp_path, **own, quantisation=other)], known)
 
 
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_rows_of_a_pipeline_say_on_how_many_gpus_it_was(tmp_path: Path, stages: int) -> None:
+    """Weights of a stage are an embedding, or a head, and the layers of the fullest."""
+    known = load_profile("h200/llama-3.1-8b")
+    assert known.weights_gib is not None
+    embedding = 2 * 128256 * 4096 / 2**30
+    layers = (known.weights_gib - 2 * embedding) * -(-32 // stages) / 32
+    update = {"stage_shares": (1 / stages,) * stages, "weights_gib": embedding + layers}
+    staged = known.model_copy(update=update)
+    own = {"model": known.model, "gpu": known.gpu, "quantisation": "fp16"}
+    check_same([one(tmp_path, **own, num_gpus=str(stages))], staged)
+    for cell in ("", "1"):
+        with pytest.raises(ProfileError, match=f"of {stages}, in {stages} stages; say on how many"):
+            check_same([one(tmp_path, **own, num_gpus=cell)], staged)
+    fp8 = {**own, "quantisation": "fp8", "num_gpus": str(stages)}
+    with pytest.raises(ProfileError, match="weights have 16 bits"):
+        check_same([one(tmp_path, **fp8)], staged)
+
+
 def test_rows_with_graphs_are_refused_under_a_profile_without(tmp_path: Path) -> None:
     known = load_profile("h200/llama-3.1-8b")
     target = known.target.model_copy(update={"decodes_at_least_us": 25_600.0})

@@ -58,6 +58,17 @@ def test_graphs_are_those_that_vllm_captures(
     assert target.forward_time(StepLoad(1, largest + 1, 1)) >= launching
 
 
+def test_graphs_are_captured_for_all_nodes_of_a_tree() -> None:
+    """A path of 2 tokens in a tree of 20 nodes: a decode has 21 tokens, not 3."""
+    engine = {"max_num_seqs": 4, "async_scheduling": False}
+    largest = {}
+    for policy in ("static:k=2", "static_tree:widths=[1,1]", "static_tree:widths=[4,4]"):
+        found = Deployment.of(experiment(COMPOSED, engine, 2).replace(policy=policy))
+        target: Any = found.profile.target
+        largest[policy] = target.capture_sizes[-1]
+    assert [*largest.values()] == [2 * 4 * 3, 2 * 4 * 3, 2 * 4 * 21]
+
+
 def test_an_eager_engine_launches_the_kernels_of_each_pass() -> None:
     deployed = Deployment.of(experiment(COMPOSED, {"enforce_eager": True}))
     target, drafter = deployed.profile.target, deployed.costs.drafts[0].latency

@@ -1,5 +1,6 @@
 """Drafters on GPUs of their own: what is kept of a draft, what is counted, what is refused."""
 
+from collections.abc import Callable
 from io import StringIO
 from typing import Any
 
@@ -9,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from specsim.core.errors import ConfigError
+from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.request import Request
+from specsim.core.step import StepLoad
+from specsim.latency.composed import Composed
 from specsim.profile import load_profile
+from specsim.profile.model_error import TERMS, known_spreads
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
@@ -19,6 +24,8 @@ from specsim.show.render.run_tables import comparison_table
 from specsim.study.compare import compare
 
 OWN = {"profile": "h100/llama-3.2-1b"}
+DRAFTER = {"method": "draft_model", "num_speculative_tokens": 3}
+CONSTANT = {"kind": "linear", "alpha_ns": 0, "gamma_us": 0}
 
 
 def experiment(k: int = 4, engine: Any = (), **changes: Any) -> Experiment:
@@ -86,6 +93,76 @@ def test_what_a_drafter_does_and_how_many_gpus_it_has_are_told() -> None:
     assert 0 < own["busy_share"] < 1
     assert own["gpus"] == load_profile(OWN["profile"]).tensor_parallel_size
     assert "drafter" not in Summary(simulate(experiment(policy="off"))).data["specsim"]
+
+
+@pytest.mark.parametrize("hidden_ms", [0, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_drafter_is_busy_while_it_drafts(
+    constant_step: Callable[..., str], replicas: int, hidden_ms: float
+) -> None:
+    """Passes of 1 ms, three to a step; requests that come far apart leave servers idle."""
+    drafts = {"draft_model": {"latency": {**CONSTANT, "delta_ms": 1}}}
+    overhead = {"step_ms": hidden_ms}
+    workload = {"arrivals": {"kind": "constant", "rate": 1.0}, "num_requests": 20,
+                "lengths": {"kind": "constant", "prompt": 10, "output": 40}}  # fmt: skip
+    found = Summary(
+        simulate(
+            experiment(
+                k=3,
+                engine={"speculative_config": {**DRAFTER, "own_gpus": {}}},
+                profile=constant_step(delta_ms=8, drafts=drafts, overhead=overhead),
+                workload=workload,
+                replicas=replicas,
+            )
+        )
+    )
+    busy, steps = found.data["specsim"]["drafter"]["busy_share"], found.tables.steps
+    seconds = 1e-3 * 3 * len(steps)
+    assert busy == pytest.approx(seconds / replicas / found.data["duration"], rel=1e-3)
+    assert 0.01 < busy < 0.1
+
+
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_times_are_off_by_the_drafter_that_there_is(overlaps: bool) -> None:
+    """Not by that of the target's profile, which has another, or none."""
+    name = "h200/llama-3.1-8b"
+    whole = load_profile(name)
+    bare = whole.model_copy(update={"drafts": {}})
+    spec = {**DRAFTER, "own_gpus": {"profile": "h200/llama-3.2-1b", "overlaps": overlaps}}
+    given = experiment(profile=name, engine={"speculative_config": spec})
+    found = [Summary(simulate(given, profile=each)).time_error for each in (whole, bare)]
+    assert found[0] == found[1]
+    assert found[0] is not None
+    drafting = found[0].terms[TERMS.index("drafting")]
+    assert drafting == 0 if overlaps else drafting > 0.1 * known_spreads().terms["drafting"]
+
+
+def test_a_drafter_does_not_draft_for_itself(constant_step: Callable[..., str]) -> None:
+    """Steps that were fitted to runs of k = 3 include what it took to draft."""
+    for lens, is_known in (([3], False), ([0, 3], True), (None, True)):
+        own = {"profile": constant_step(delta_ms=1, only_draft_lens=lens)}
+        given = experiment(engine={"speculative_config": {**DRAFTER, "own_gpus": own}})
+        if is_known:
+            assert Deployment.of(given).drafter is not None
+        else:
+            with pytest.raises(ProfileError, match="include drafting of its own"):
+                Deployment.of(given)
+
+
+def test_a_composed_drafter_samples_after_the_last_token_of_each_sequence() -> None:
+    """Its head does not run on the drafts that it reads again, which a target verifies."""
+    name = "h200/llama-3.1-8b"
+    spec = {**DRAFTER, "own_gpus": {"profile": name}}
+    found = Deployment.of(experiment(profile=name, engine={"speculative_config": spec}))
+    drafter = found.costs.drafts[0].latency
+    assert drafter is not None
+    load = StepLoad(64 * 600, 64 * 4, 64)
+    target = found.profile.target
+    saved = target.forward_time(load) - drafter.forward_time(load)
+    assert isinstance(target, Composed)
+    of_all, of_last = target.head.times_at([64 * 4, 64])
+    assert saved == pytest.approx(1e-6 * (of_all - of_last), rel=1e-3)
+    assert saved > 0
 
 
 @pytest.mark.parametrize("others", [[], ["static:k=2", "static:k=3", "goodput"]])

@@ -150,7 +150,8 @@ def test_what_was_said_before_is_found_in_the_cache(served: Served) -> None:
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
          "messages.0.content.0.type: Input should be 'text'"),
         (CHAT, {**HELLO, "logprobs": True}, 400, "logprobs"),
-        (CHAT, {**HELLO, "tools": [{"type": "function"}]}, 400, "tools"),
+        (CHAT, {**HELLO, "tools": "search"}, 400, "tools"),
+        (CHAT, {**HELLO, "tools": [{}], "tool_choice": "required"}, 400, "ask for 'auto'"),
         (CHAT, {**HELLO, "response_format": {"type": "json_object"}}, 400, "response_format"),
         ("/tokenize", {}, 400, "prompt"),
         ("/detokenize", {"tokens": [1 << 40]}, 400, "tokens"),
@@ -167,6 +168,19 @@ def test_a_bad_request_is_told_why(
     assert error["code"] == status
     assert says in error["message"]
     assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_tools_lengthen_the_prompt_and_none_is_called(served: Served) -> None:
+    """What a gateway passes on comes back as the answer of a model that chose to call none."""
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    used = {"role": "tool", "tool_call_id": "1", "content": "found"}
+    plain, asked = (
+        served.ask(CHAT, {"messages": [*HELLO["messages"], used], "max_tokens": 3, **more})[1]
+        for more in ({}, {"tools": tools, "tool_choice": "auto"})
+    )
+    assert asked["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    (choice,) = asked["choices"]
+    assert (choice["message"].get("tool_calls"), choice["finish_reason"]) == (None, "length")
 
 
 def test_unknown_fields_are_ignored(served: Served) -> None:

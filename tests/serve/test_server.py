@@ -365,7 +365,9 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
     )
     assert process.stdout is not None
-    port = int(re.search(r":(\d+) ", process.stdout.readline())[1])
+    said = process.stdout.readline()
+    port = int(re.search(r":(\d+) ", said)[1])
+    assert "(model llama-3.1-8b; Ctrl-C ends it)" in said
     data = json.dumps({**ASKED, "stream": True, "max_tokens": 60}).encode()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(benchmark().framed("/v1/completions", data))

@@ -360,3 +360,11 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     output, error = process.communicate(timeout=20)
     assert (process.returncode, output, error) == (0, "ui: ended\n", "")
+
+
+def test_a_pipeline_is_not_offered_gpus_of_one_stage(
+    tiny: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    """Profiles on as many GPUs: none is shipped of two stages."""
+    staged = constant_step(delta_ms=12, stage_shares=[0.5, 0.5])
+    assert Playground(tiny(profile=staged, policy="off")).start()["profiles"] == [staged]

@@ -748,6 +748,27 @@ def test_slots_are_those_of_all_ranks() -> None:
     assert (run.most_running, run.resource) == (17, "step_time")
 
 
+@pytest.mark.parametrize(("blocks", "resource"), [(200, "kv_memory"), (6000, "step_time")])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_requests_of_all_stages_fill_the_cache(
+    stages: int, blocks: int, resource: str, constant_step: Callable[..., str]
+) -> None:
+    """Ten of 300 tokens fill 200 blocks of 16, though a step holds a part of the ten."""
+    shares = {"stage_shares": [1 / stages] * stages}
+    config = tiny_config(
+        profile=constant_step(gamma_us=20, delta_ms=8, **shares),
+        policy="off",
+        engine={"num_gpu_blocks": blocks, "max_num_seqs": 256, "max_model_len": 1024,
+                "max_num_batched_tokens": 512, "enable_prefix_caching": False},
+        workload={"arrivals": {"kind": "poisson", "rate": 80.0}, "num_requests": 200,
+                  "lengths": {"kind": "constant", "prompt": 300, "output": 8}},
+    )  # fmt: skip
+    staged = Experiment.parse(config, "stages")
+    goal = Goal(Slo(ttft_ms=60), 0.95, 0.2, False, None, 1, 200, None)
+    run = measure(Task(80.0, Trial(staged), load_profile(staged.profile), goal))
+    assert run.resource == resource
+
+
 def test_a_profile_of_ranks_that_share_experts_is_of_no_other_gpu(tmp_path: Path) -> None:
     target = START.target.model_copy(update={"data_parallel_size": 2})
     path = tmp_path / "ranks.yaml"

@@ -17,6 +17,7 @@ from scipy.stats import ttest_ind
 
 from specsim.api import gate
 from specsim.core.errors import ConfigError
+from specsim.show.render.study_tables import gate_verdict
 from specsim.study.gate import DEFAULT_TOLERANCES, GateResults, ScenarioResults, Suite, run_suite
 from specsim.study.gate.verdict import GateVerdict, github_annotations, judge
 
@@ -284,6 +285,22 @@ def test_verdicts(after: list[float], verdict: str) -> None:
     mirrored = {"worse": "better", "better": "worse"}
     found = verdict_of(before, after, metric="output_throughput")[0]
     assert found == mirrored.get(verdict, verdict)
+
+
+def test_an_interval_wider_than_the_tolerance_does_not_pass_unsaid() -> None:
+    """A gate that could not have seen a regression is not to look like one that saw none."""
+    before = [100.0, 110.0, 120.0, 130.0]
+    lines = gate_verdict(verdict_of(before, [90.0, 125.0, 105.0, 145.0])[1])
+    assert lines[0].startswith("not shown: 1 of 1 may be worse than tolerated all the same; s: ")
+    assert "more requests or replications" in lines[0]
+    assert lines[-1].startswith("passed: ")
+    for narrow in ([101.0, 111.0, 121.0, 131.0], before):
+        assert len(gate_verdict(verdict_of(before, narrow)[1])) == 1
+
+
+def test_a_tolerance_may_be_written_in_percent(suite: Callable[..., Path]) -> None:
+    found = Suite.load(suite(tolerances={"p99_tpot_ms": "3 %", "mean_tpot_ms": 0.02}))
+    assert found.tolerances == {"p99_tpot_ms": 0.03, "mean_tpot_ms": 0.02}
 
 
 def test_the_paired_interval_is_students() -> None:

@@ -62,6 +62,16 @@ def test_the_error_of_a_run_is_what_simulations_of_slower_servers_show(
         assert found == pytest.approx(really, abs=0.4 * usual.time_error.spread)
 
 
+def test_a_tree_is_drafted_in_as_many_passes_as_its_paths_have_tokens() -> None:
+    """The 20 nodes of a tree of 2 tokens take about what a chain of 2 does."""
+    given, lens = experiment(COMPOSED, CLOSED), []
+    for policy in ("static:k=2", "static_tree:widths=[4,4]"):
+        engine = given.engine.model_copy(update={"async_scheduling": False})
+        own = Summary(simulate(given.replace(policy=policy, engine=engine)))
+        lens.append(own.usual_step.draft_len)
+    assert lens == [2, 2]
+
+
 def test_what_two_runs_share_cancels() -> None:
     one, other = TimeError((0.1, 0.0), 0.03), TimeError((0.1, 0.04), 0.0)
     assert one.spread_against(other) == pytest.approx(np.hypot(0.04, 0.03))

@@ -4,6 +4,7 @@ import json
 import random
 import re
 import shlex
+import shutil
 import subprocess
 from dataclasses import replace
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.hardware.specs import known_model
 from specsim.latency.composed import Composed
 from specsim.policies.off import Off
-from specsim.profile import BLOCK_SIZE, memory_plan
+from specsim.profile import BLOCK_SIZE, load_profile, memory_plan
 from specsim.profile.kernel_tables import published_configs
 from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
@@ -462,6 +463,16 @@ def test_where_eight_bits_cannot_be_composed_the_cache_is_counted_in_sixteen() -
 
 
 @needs_tables
+def test_why_nothing_can_be_composed_is_said_once_and_with_what_to_ask() -> None:
+    """A GB200 has four GPUs in a machine; in 8 bits and in 16 it is for one reason."""
+    command = "deepseek-ai/DeepSeek-V3.2 -tp 8 -ep --kv-cache-dtype fp8"
+    with pytest.raises(ConfigError, match="num_gpus = 8") as error:
+        offered(asked(command, gpus="gb200"), ("off",))
+    assert str(error.value).count("no profile of") == 1
+    assert "; plan smaller servers, such as --tensor-parallel-size 4, or name" in str(error.value)
+
+
+@needs_tables
 def test_a_pipeline_is_planned_with_the_drafters_that_its_last_stage_can_have(
     tmp_path: Path,
 ) -> None:
@@ -509,7 +520,7 @@ def test_where_nothing_drafts_no_other_draft_length_is_asked_for(
 
 @needs_tables
 def test_more_ranks_than_were_measured_are_refused_in_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"^h100: no profile of .* 16 data-par.*num_gpus"):
+    with pytest.raises(ConfigError, match=r"^h100: .* 16 data-par.*--data-parallel-size 8, or"):
         offered(asked("Qwen/Qwen3-30B-A3B -dp 16 -ep"), ("off",))
 
 
@@ -1024,6 +1035,16 @@ def test_speculation_is_compared_with_none_on_the_same_hardware() -> None:
     assert "about 1.50 times as fast" in headline(advice)
 
 
+def test_speculation_on_more_servers_than_none_has_is_named() -> None:
+    """Of the speed of twice the servers, the drafts are a part that nobody can tell."""
+    plan = plan_of((51.0, 50.5, 52.0, 900.0), (49.0, 48.5, 49.5, 600.0))
+    text = "H100, EAGLE-3, fixed draft length 3, has 3 where no speculation has 2."
+    (said,) = [each for each in notes(plan.advice) if each.startswith("Times as fast is with")]
+    assert said.endswith(text)
+    fewer = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
+    assert not any(each.startswith("Times as fast") for each in notes(fewer))
+
+
 def test_above_which_load_speculation_is_slower_is_said() -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (27.0, 26.0, 28.0, 600.0))
     none, found = (plan.found[f"h100 {label}"] for label in ("off", "static:k=3"))
@@ -1106,6 +1127,24 @@ def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
     options[name] = replace(options[name], speculation=known)
     save_plan(replace(plan, options=options), tmp_path)
     assert "exit 2" not in (tmp_path / "serve.sh").read_text()
+
+
+@pytest.mark.usefixtures("no_tables")
+def test_the_folder_of_a_plan_can_be_moved(tmp_path: Path) -> None:
+    """A profile that is composed for a model's folder needs neither that folder nor this one."""
+    model, first, second = (tmp_path / name for name in ("model", "first", "second"))
+    model.mkdir()
+    first.mkdir()
+    (model / "config.json").write_text(json.dumps(MIMO | {"num_hidden_layers": 30}))
+    question = asked(str(model), gpus="h100", qps=10.0)
+    option = offered(question, ("off",)).options[0]
+    found = found_of(option, question, 12.0, (11.0, 13.0), 900.0)
+    save_plan(Plan(question, [], {option.name: option}, searched={option.name: found}), first)
+    shutil.rmtree(model)
+    first.rename(second)
+    profile = load_profile(second / "profile.yaml")
+    assert load_model(profile.model).name == str(model)
+    assert profile.target.model == profile.model == str(second / "model-config.json")
 
 
 @pytest.mark.slow
@@ -1323,6 +1362,12 @@ def test_what_acceptance_decides_is_said() -> None:
     assert (high.policy, high.gpus, high.is_other) == ("static:k=3", 2, False)
     said = notes(plan.advice)
     assert "With acceptance 0.1 lower: 4 H100, no speculation, 8.00 USD per hour." in said
+
+
+def test_more_accepted_drafts_need_no_more_servers_whatever_short_runs_say() -> None:
+    plan = moved_plan({-0.1: 1.4, 0.1: 0.7})
+    low, high = (each for each in plan.advice.what_ifs if each.kind == "acceptance")
+    assert (low.gpus, high.gpus) == (3, 3)  # as with acceptance as it is
 
 
 def test_how_fast_speculation_is_with_other_acceptance_is_said() -> None:

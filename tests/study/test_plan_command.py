@@ -233,6 +233,20 @@ def test_what_is_an_object_in_a_container_s_words_is_json() -> None:
     assert read_command(text, "sglang").tensor_parallel_size == 2
 
 
+def test_values_of_vllms_helm_chart_are_a_command(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text(
+        "servingEngineSpec:\n  modelSpec:\n  - name: glm\n    repository: vllm/vllm-openai\n"
+        "    modelURL: zai-org/GLM-5-FP8\n    requestGPU: 8\n    vllmConfig:\n"
+        "      enablePrefixCaching: false\n      maxModelLen: 32768\n      tensorParallelSize: 8\n"
+        f"      v1: 1\n      extraArgs: [--speculative-config, '{EAGLE}']\n"
+    )
+    command = read_command(str(values), "vllm")
+    assert (command.model, command.tensor_parallel_size) == ("zai-org/GLM-5-FP8", 8)
+    assert command.engine == {"enable_prefix_caching": False, "max_model_len": 32768}
+    assert (command.speculation, command.notes) == (json.loads(EAGLE), [])
+
+
 def test_a_manifest_may_be_a_file_of_several_documents(tmp_path: Path) -> None:
     path = tmp_path / "kubernetes.yaml"
     path.write_text(
@@ -362,8 +376,8 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("args: [--model, m", "line 1: not YAML: did not find expected"),
         ("args: [--model, ]\nargs: []", "line 2: not YAML"),
         ("args:\n- --model\n-\n", "a list of words has an empty one; quote it"),
-        ("apiVersion: v1\nkind: Service", "is YAML, in which nothing has args or a command"),
-        ("[]", "is YAML, in which nothing has args or a command"),
+        ("apiVersion: v1\nkind: Service", "is YAML, in which nothing has args, a command, or"),
+        ("[]", "is YAML, in which nothing has args, a command, or"),
         ("vllm serve $MODEL", r"\$MODEL: nothing there says what this variable is; write it out"),
         ("vllm serve m\n\u2013tp 2", "a dash of print; type two hyphens"),
         ("no.yaml", "no.yaml: cannot be read: No such file"),

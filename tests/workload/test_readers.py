@@ -153,6 +153,13 @@ SAMPLES: dict[str, tuple[str, Any, list[int], list[int], int]] = {
         '{"created": 1763971202, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n',
         [0.0, 2.0], [5, 7], [2, 3], 0,
     ),
+    "columns-logged": (  # by a gateway, with its own fields around the answer
+        '{"ts": "2026-01-01T00:00:00Z", "request": {"model": "m"}, "response": {"body": {"usage": '
+        '{"prompt_tokens": 5, "completion_tokens": 2}}}, "latency_ms": 90}\n'
+        '{"ts": "2026-01-01T00:00:02Z", "request": {"model": "m"}, "response": {"body": {"usage": '
+        '{"prompt_tokens": 7, "completion_tokens": 3}}}, "latency_ms": 80}\n',
+        [0.0, 2.0], [5, 7], [2, 3], 0,
+    ),
     "native": (
         '{"id": "a", "arrived_at": 1.0, "prompt_len": 3, "output_len": 2, "priority": -1}\n'
         '{"id": "b", "arrived_at": 1.5, "prompt_len": 4, "output_len": 1, "priority": 5}\n',
@@ -297,7 +304,7 @@ BAD = {
     "empty": (b"", "is empty"),
     "no request": (VIDUR, "has no row|no request"),
     "header alone": (b"arrival_time,prompt_len,output_len\n", "has no row"),
-    "missing column": (b"arrived_at,num_prefill_tokens\n1,2\n", "no known format has these"),
+    "missing column": (b"arrived_at,num_prefill_tokens\n1,2\n", "no column is the output length"),
     "negative length": (
         VIDUR + b"0,5,5\n1,-3,2\n",
         r"line 3: num_prefill_tokens = '-3' must be a whole number from 0 to 2",
@@ -503,6 +510,29 @@ def test_rows_without_tokens_are_failed_requests_and_that_is_said(
     trace = read_trace(path)
     assert (len(trace), trace.num_dropped) == (2, 3)
     assert "; rows without prompt or output, left out as failed: 3" in trace.note
+
+
+def test_a_log_without_the_lengths_of_answers_is_told_what_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("time,prompt_tokens\n1,5\n2,7\n")
+    said = r"no column is the output length \(found: time, prompt_tokens\); add output_len"
+    with pytest.raises(TraceError, match=said):
+        read_trace(path)
+    path.write_text("prompt,completion_tokens\nhello,5\n")
+    with pytest.raises(TraceError, match="holds text"):
+        read_trace(path)
+
+
+def test_a_column_is_taken_before_the_usage_of_an_answer_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    usage = '"response": {"usage": {"prompt_tokens": 9, "completion_tokens": 9}}'
+    path.write_text(f'{{"n_in": 5, "n_out": 2, {usage}}}\n')
+    trace = read_trace(path)
+    assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([5], [2])
+    assert "; ignored: response" in trace.note
+    path.write_text(f"{{{usage}}}\n")
+    said = "response.usage.prompt_tokens is the prompt length"
+    assert (said in read_trace(path).note, "ignored" in read_trace(path).note) == (True, False)
 
 
 def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Path) -> None:

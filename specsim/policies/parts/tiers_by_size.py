@@ -17,10 +17,10 @@ def _for_all_sizes(tiers: Any) -> Any:
     return {1: tiers} if isinstance(tiers, list | tuple) else tiers
 
 
+_Lens = Annotated[tuple[int, ...], Field(min_length=1)]
+_BySize = Annotated[dict[Annotated[int, Field(ge=1)], _Lens], Field(min_length=1)]
 TiersBySize = Annotated[
-    dict[Annotated[int, Field(ge=1)], Annotated[tuple[int, ...], Field(min_length=1)]],
-    Field(min_length=1),
-    BeforeValidator(_for_all_sizes),
+    _BySize, BeforeValidator(_for_all_sizes, json_schema_input_type=_BySize | _Lens)
 ]
 """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from specsim.acceptance.base import Acceptance
 from specsim.acceptance.nested import AcceptanceFile, FitProvenance, FitValidation
-from specsim.core.errors import ConfigError, TraceError
+from specsim.core.errors import ConfigError, TraceError, UnknownFormatError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
 from specsim.reality.acceptance_fit.fits import FITS, WINDOW, Decoded, Distances, Twin, decode
@@ -44,7 +44,14 @@ def load_records(path: Path, proposer: str, max_output_len: int) -> Records:
     predicts, and the few of them would outweigh all others, in tokens. A TraceError if the file
     cannot be read, has no such column, or no request is left.
     """
-    trace = read_trace(path)
+    try:
+        trace = read_trace(path)
+    except UnknownFormatError as error:
+        raise TraceError(
+            f"{error}; beside them accepted_lens_{proposer}, the tokens accepted of a draft after "
+            "each output token. Counts per position need no fit: acceptance: {kind: per_position, "
+            "conditional_rates: [accepted / drafted, ...]}"
+        ) from error
     if proposer not in trace.recorded_lens:
         known = ", ".join(sorted(trace.recorded_lens))
         others = f"name one that was recorded (--proposer: {known}), or " if known else ""

@@ -126,6 +126,8 @@ def measured_steps(
     """
     tables = [source / _STEPS if (source / _STEPS).exists() else source for source in sources]
     if not any(table.is_dir() for table in tables):
+        for table in tables:
+            _check_split(table, tensor_parallel_size)
         parts, drafting = _points_at_usual_speed(tables), None
         method, lens = _speculation(tables)
         if method:
@@ -239,11 +241,34 @@ def _speculation(tables: Sequence[Path]) -> tuple[str, list[int]]:
     return next(iter(methods), ""), [k for _, k in found]
 
 
-def _speculation_of(table: Path) -> tuple[str, int]:
+def _check_split(table: Path, tensor_parallel_size: int) -> None:
+    """Raise a ProfileError if a run's server held the model otherwise than the fit takes it."""
+    path, options = _options_of(table)
+    if (stages := options.get("pipeline_parallel_size") or 1) != 1:
+        raise ProfileError(
+            f"{path}: pipeline_parallel_size = {stages!r}: steps of a pipeline overlap, and what "
+            "each stage takes is not in them; build a profile (specsim profile build --pp) and fit "
+            "it to runs of a load generator (--start)"
+        )
+    size = options.get("tensor_parallel_size") or tensor_parallel_size
+    if size != tensor_parallel_size:
+        raise ProfileError(
+            f"{path}: tensor_parallel_size = {size!r}, but --tp is {tensor_parallel_size}; give "
+            f"--tp {size}"
+        )
+
+
+def _options_of(table: Path) -> tuple[Path, dict[str, Any]]:
+    """Return what is said beside the steps of a measured run of its engine, and where."""
     path = table.with_name("meta.json")
     meta = load_mapping(path, ProfileError) if table.name == _STEPS and path.exists() else {}
-    kwargs = meta.get("engine_kwargs")
-    config = kwargs.get("speculative_config") if isinstance(kwargs, dict) else None
+    options = meta.get("engine_kwargs")
+    return path, options if isinstance(options, dict) else {}
+
+
+def _speculation_of(table: Path) -> tuple[str, int]:
+    path, options = _options_of(table)
+    config = options.get("speculative_config")
     given = config if isinstance(config, dict) else {}
     if given.get("num_speculative_tokens_per_batch_size"):
         raise ProfileError(

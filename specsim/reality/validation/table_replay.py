@@ -377,6 +377,13 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{run.place}: tp = {run.tensor_parallel_size}, but the profile was made with "
                 f"{size}; keep its rows only (--rows tp={size}), or name another profile"
             )
+        gpus, stages = run.cells.get("num_gpus", ""), len(profile.stage_shares)
+        if stages > 1 and gpus != str(profile.num_gpus):
+            raise ProfileError(
+                f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}, in "
+                f"{stages} stages; say on how many the run was (--set num_gpus="
+                f"{profile.num_gpus}), or name another profile"
+            )
     _check_numbers(runs, profile)
 
 
@@ -410,9 +417,12 @@ def _weight_bits(profile: Profile) -> int | None:
         return None
     if profile.weights_gib is None:  # then memory is planned for as many as its numbers have
         return None if shape.quantization else 8 * shape.bytes_per_weight
-    vocabulary = shape.vocab_size * shape.hidden_size * (1 if shape.tie_word_embeddings else 2)
+    embedding, is_tied = shape.vocab_size * shape.hidden_size, shape.tie_word_embeddings
     total = profile.weights_gib * GIB * profile.tensor_parallel_size
-    each = (total - 2 * vocabulary) / (shape.num_parameters - vocabulary)
+    rest = shape.num_parameters - embedding * (1 if is_tied else 2)
+    # Of a pipeline the first stage has the embedding, the last the head.
+    beside = embedding * (1 if is_tied or len(profile.stage_shares) > 1 else 2)
+    each = (total - 2 * beside) / (rest * profile.fullest_share(shape))
     return min(_GROUPS, key=lambda bits: abs(math.log2(max(each, 0.1) * 8 / bits)))
 
 

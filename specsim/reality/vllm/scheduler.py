@@ -34,6 +34,7 @@ _OF_SCHEDULER = (
     *("enable_chunked_prefill", "async_scheduling", "long_prefill_token_threshold"),
     *("long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl", "watermark"),
 )
+_OF_PARALLELISM = ("tensor_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size")
 _OF_LOOKUP = ("prompt_lookup_min", "prompt_lookup_max")
 _OF_SPECULATION = (
     *("method", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "model"),
@@ -150,7 +151,7 @@ def _run_meta(config: Any) -> dict[str, Any]:
         "enforce_eager": model.enforce_eager,
         "scheduling_policy": str(config.scheduler_config.policy),
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
-        "tensor_parallel_size": parallel.tensor_parallel_size,
+        **{name: getattr(parallel, name, 1) for name in _OF_PARALLELISM},
     }
     if config.speculative_config is not None:
         engine["speculative_config"] = _speculation(config.speculative_config)

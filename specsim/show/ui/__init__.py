@@ -104,8 +104,7 @@ class Playground:
     def _names(self) -> list[str]:
         """Profiles of the same model on as many GPUs, the experiment's own first."""
         own = self._profile(self.experiment.profile)
-        suffix = "" if own.tensor_parallel_size == 1 else f"-tp{own.tensor_parallel_size}"
-        others = resource_names("profiles", f"*/{own.model}{suffix}.yaml")
+        others = resource_names("profiles", f"*/{own.model}{own.suffix}.yaml")
         return list(dict.fromkeys([self.experiment.profile, *others]))
 
     def start(self) -> dict[str, Any]:

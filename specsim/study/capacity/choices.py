@@ -350,14 +350,12 @@ def _found(name: str, base: Profile, experiment: Experiment) -> Hardware:
 
 def _profile_on(name: str, base: Profile, experiment: Experiment) -> Profile:
     """Return the shipped profile of a model on another GPU, or its roofline."""
-    stages, ranks = len(base.stage_shares), getattr(base.target, "data_parallel_size", 1)
-    shares = base.decode_context_parallel_size
+    stages, shares = len(base.stage_shares), base.decode_context_parallel_size
+    ranks = getattr(base.target, "data_parallel_size", 1)
     if ranks > 1:  # which share its experts
         raise _unbuilt(name, f"{base.model} on {ranks} data-parallel ranks", f"--dp {ranks}")
-    sizes = (("tp", base.tensor_parallel_size), ("pp", stages), ("dcp", shares))
-    suffix = "".join(f"-{short}{size}" for short, size in sizes if size > 1)
     of_same_name = str(experiment.serving.profile).partition("/")[2]  # with the data type
-    for own in (of_same_name, f"{base.model}{suffix}"):
+    for own in (of_same_name, f"{base.model}{base.suffix}"):
         if (shipped := shipped_to_the_limits(f"{name}/{own}")) is not None:
             return load_profile(shipped)
     if stages > 1:

@@ -240,7 +240,11 @@ def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
     if most >= slots:
         return most, "max_num_seqs"
     length = int((requests["prompt_len"] + requests["output_len"]).mean())
-    share = int(tables.totals["context_tokens"]) / deployment.kv_capacity(max(length, 1))
+    held, stages = int(tables.totals["context_tokens"]), len(deployment.profile.stage_shares)
+    if stages > 1:  # a sequence is in every so-manieth step
+        own_lens = requests["prompt_len"] + requests["output_len"] / 2
+        held = min(stages * held, int(most * own_lens.mean()))
+    share = held / deployment.kv_capacity(max(length, 1))
     is_full = share > _FULL or requests["preemptions"].any()
     return most, "kv_memory" if is_full else "step_time"
 

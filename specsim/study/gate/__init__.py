@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from specsim.core.atomic import new_file
 from specsim.core.blame import fault
@@ -49,8 +49,14 @@ def _named(text: str) -> str:
 Name = Annotated[str, AfterValidator(_named)]
 """Of a scenario: fit for XML, for annotations and for a table."""
 
-Tolerances = dict[str, Annotated[float, Field(ge=0, lt=10)]]
-"""By how much each metric may get worse, as a share of the baseline: 0.02 is 2 %."""
+
+def _as_share(value: object) -> object:
+    number = number_in(value, is_share=True) if isinstance(value, str) else None
+    return value if number is None else number
+
+
+Tolerances = dict[str, Annotated[float, BeforeValidator(_as_share), Field(ge=0, lt=10)]]
+"""By how much each metric may get worse, as a share of the baseline: 0.02, or 2 %."""
 
 METRICS: dict[str, bool] = {
     **{

@@ -64,6 +64,12 @@ class MetricChange:
         return self.worsening - self.half_width, self.worsening + self.half_width
 
     @property
+    def may_be_worse(self) -> bool:
+        """Whether it is within its tolerance as measured, but not beyond doubt."""
+        is_shown = self.interval is None or self.interval[1] <= self.tolerance
+        return self.verdict == "within" and not is_shown
+
+    @property
     def text(self) -> str:
         change = "0 before"
         if isfinite(self.worsening):

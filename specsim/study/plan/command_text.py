@@ -29,6 +29,8 @@ _MANIFEST = re.compile(
 _DOCUMENTS = re.compile(r"^---.*$", re.MULTILINE)
 _STARTS = ("entrypoint", "command", "args")  # in the order in which they follow one another
 _SECRETS = {"api-key": sys.maxsize, "admin-api-key": 1, "hf-token": 1}  # flags: values, at most
+_CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")  # in maxModelLen
+_ENGINES = ("v0", "v1")  # of a chart: variables, and no flags
 _ASIDE = ("initContainers", "exec")  # what has a command, too, and is no server
 
 
@@ -120,8 +122,8 @@ def _of_manifest(text: str, source: str, program: str) -> list[str]:
     found = [*containers.values()]
     if not found:
         raise ConfigError(
-            f"{source}: is YAML, in which nothing has args or a command; paste those of the "
-            "container that serves"
+            f"{source}: is YAML, in which nothing has args, a command, or a modelURL; paste those "
+            f"of the container that serves, or its command line: {program} serve MODEL ..."
         )
     starts = re.compile(rf"\b{program}(?:\s+serve\b|\.\w)")  # as a command, or as a module
     own = [each for each in found if starts.search(" ".join(each.words))]
@@ -141,6 +143,7 @@ def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
     elif isinstance(value, dict):
         name = str(value.get("name", name))
         parts = [word for key in _STARTS for word in _words(value.get(key), source)]
+        parts = parts or _of_chart(value, source)
         if len(parts) == 1:  # `args` of a shell that was not pasted with them
             parts = shell_words(parts[0], source)
         if parts:
@@ -150,6 +153,28 @@ def _containers(value: Any, name: str, source: str) -> Iterator[_Container]:
         for key, each in value.items():
             if key not in _ASIDE:
                 yield from _containers(each, str(key), source)
+
+
+def _of_chart(value: dict[str, Any], source: str) -> list[str]:
+    """Return the command of a model among the values of vLLM's Helm chart, if it is one.
+
+    References:
+        vllm-project/production-stack, helm/templates/deployment-vllm-multi.yaml.
+    """
+    if not isinstance(value.get("modelURL"), str):
+        return []
+    words = ["vllm", "serve", value["modelURL"]]
+    given = value.get("vllmConfig")
+    fields = dict(given) if isinstance(given, dict) else {}
+    fields = {name: setting for name, setting in fields.items() if name not in _ENGINES}
+    more = _words(fields.pop("extraArgs", None), source)
+    for name, setting in fields.items():
+        flag = _CAPITAL.sub("-", name).lower()
+        if isinstance(setting, bool):
+            words.append(f"--{flag}" if setting else f"--no-{flag}")
+        elif isinstance(setting, str | int | float):
+            words += [f"--{flag}", str(setting)]
+    return [*words, *more]
 
 
 def _environment(container: dict[str, Any]) -> list[str]:

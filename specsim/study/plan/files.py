@@ -1,6 +1,7 @@
 """Files that a plan is written to: the answer, servers that can be started, and experiments."""
 
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, load_mapping
 from specsim.core.version import __version__
+from specsim.profile import Profile
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
 from specsim.study.plan.advice import DayAdvice, gpu_name
@@ -18,9 +20,11 @@ from specsim.study.plan.command import ServerCommand
 from specsim.study.plan.day import Day
 from specsim.study.plan.hardware import PROFILE_FILE
 
+_CONFIG, _QUANTIZATION = "config.json", "hf_quant_config.json"  # of a model, as published
+_MODEL = "model-"  # before them, in the folder of a plan
 FILES = (
     "plan.json", "capacity.json", "capacity.parquet", "experiment.yaml", "day.yaml", PROFILE_FILE,
-    "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
+    _MODEL + _CONFIG, _MODEL + _QUANTIZATION, "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
 )  # fmt: skip
 
 # Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version.
@@ -51,10 +55,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
         about = f"the whole day, {plan.advice.day.requests:,.0f} requests: specsim run day.yaml"
         (folder / "day.yaml").write_text(commented(day, about), encoding="utf-8")
     if experiment.profile == PROFILE_FILE:
-        fields = option.hardware.profile.model_dump(
-            mode="json", exclude_none=True, exclude_defaults=True
-        )
-        _write_yaml(folder / PROFILE_FILE, [fields])
+        _save_profile(option.hardware.profile, plan.question.command.model, folder)
     size = option.hardware.profile.tensor_parallel_size
     line = plan.question.command.with_options(size, option.speculation, ranks)
     if option.needs_a_policy:
@@ -65,6 +66,28 @@ def save_plan(plan: Plan, folder: Path) -> None:
     if option.hardware.pools:
         return  # which proxy stands before them, nobody has said
     _save_servers(shlex.split(line), plan.question.command, option, replicas, folder)
+
+
+def _save_profile(profile: Profile, model: str, folder: Path) -> None:
+    """Write a profile, and beside it the model's config.json: the folder may be moved."""
+    fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+    config = Path(profile.model)
+    if config.suffix == ".json":
+        quantization = config.with_name(config.name.replace(_CONFIG, _QUANTIZATION))
+        named = {**load_mapping(config, ConfigError), "_name_or_path": model}
+        write_json(named, folder / f"{_MODEL}{_CONFIG}")
+        if quantization.is_file():
+            shutil.copyfile(quantization, folder / f"{_MODEL}{_QUANTIZATION}")
+        fields = _renamed(fields, profile.model, _MODEL + _CONFIG)
+    _write_yaml(folder / PROFILE_FILE, [fields])
+
+
+def _renamed(settings: Any, old: str, new: str) -> Any:
+    if isinstance(settings, dict):
+        return {name: _renamed(value, old, new) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [_renamed(value, old, new) for value in settings]
+    return new if settings == old else settings
 
 
 def _save_servers(

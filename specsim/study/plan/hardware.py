@@ -70,7 +70,11 @@ def hardware_of(
             yield first
             yield from found
             return
-        left_out += [f"{each}; its KV cache is counted in 16 bits" for each in why_not]
+        whole = [*_of_cache(question, gpu, "bfloat16", left_out)]
+        if whole:  # else what is said of it holds for both
+            left_out += [f"{each}; its KV cache is counted in 16 bits" for each in why_not]
+        yield from whole
+        return
     yield from _of_cache(question, gpu, "bfloat16", left_out)
 
 
@@ -119,7 +123,19 @@ def _of_cache(
         no_other = "no roofline" if split.is_plain and not dtype else "none can be composed"
         said += split.words + (" with a KV cache in 8 bits" if kv_dtype == "fp8" else "")
         name = question.command.model if model.endswith(".json") else model
-        left_out.append(f"{label}: no profile of {name}{said}, and {no_other}: {why}")
+        remedy = _fewer_gpus(split) if "num_gpus" in why else ""
+        left_out.append(f"{label}: no profile of {name}{said}, and {no_other}: {why}{remedy}")
+
+
+def _fewer_gpus(split: _Split) -> str:
+    """Return, as the end of a message, what to ask where no kernels of so many GPUs are known."""
+    flags = {
+        "--data-parallel-size": split.ranks,
+        "--tensor-parallel-size": split.size,
+        "--pipeline-parallel-size": split.stages,
+    }
+    flag, most = next((name, count) for name, count in flags.items() if count > 1)
+    return f"; plan smaller servers, such as {flag} {most // 2}, or name another GPU"
 
 
 def _spreads_heads(model: str, size: int) -> bool:

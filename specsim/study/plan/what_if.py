@@ -143,13 +143,17 @@ def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
 def _moved(
     plan: "Plan", change: float, name: str, found: Found
 ) -> tuple[float | None, Callable[[float], float]]:
-    """Return capacity and latency of an option, with acceptance moved as short runs show it."""
+    """Return capacity and latency of an option, with acceptance moved as short runs show it.
+
+    Drafts that are accepted more often lower no capacity: where two runs say so, it is chance.
+    """
     other, short = plan.moved.get(change, {}).get(name), plan.screened.get(name)
     if other is None or short is None or short.rate is None or found.rate is None:
         return found.rate, lambda load: latency_at(found, load)
     if other.rate is None:
         return None, lambda load: latency_at(found, load)
-    rate, both = found.rate * other.rate / short.rate, (other, short)
+    bound = max if change > 0 else min
+    rate, both = found.rate * bound(1.0, other.rate / short.rate), (other, short)
 
     def latency_of(load: float) -> float:
         # What changes is known between loads that both tried, and beyond is as at the nearest.

@@ -197,6 +197,7 @@ def notes(advice: Advice) -> list[str]:
         found.append(
             f"One {_unit(best)} carries all, and none is in reserve (--redundancy n+1 adds one)."
         )
+    found += _on_more_servers(advice)
     found += _none_elsewhere(advice)
     found += _faster_for_little(advice)
     if advice.not_shown_cheaper_than:
@@ -208,6 +209,20 @@ def notes(advice: Advice) -> list[str]:
         found.append("Estimated: by short runs of each load, which may be 15 % off.")
     found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
+
+
+def _on_more_servers(advice: Advice) -> list[str]:
+    """Return which speculation has more servers than none has, which alone makes answers faster."""
+    more = [
+        f"{place_words(each.gpu, each.pools, each.ranks)}, {each.speculation}, has "
+        f"{each.servers:,} where no speculation has "
+        f"{each.servers / each.against_none.times_the_cost:,.0f}"
+        for each in advice.choices
+        if each.servers is not None and each.against_none is not None
+        if each.against_none.times_the_cost > 1
+    ]
+    said = "Times as fast is with the servers of the row, and more of them alone make it faster"
+    return [f"{said}: {'; '.join(more)}."] if more else []
 
 
 def _none_elsewhere(advice: Advice) -> list[str]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specsim.core.blame import blamed, held_to
 from specsim.core.columns import opened_parquet, parquet_table
-from specsim.core.errors import TraceError
+from specsim.core.errors import TraceError, UnknownFormatError
 from specsim.core.families import Family, Member
 from specsim.core.reading import (
     MAX_DATA_BYTES,
@@ -315,21 +315,26 @@ def _values(column: Any) -> list[Any]:
     return [n if n is None else n * seconds for n in column.cast("int64").to_pylist()]
 
 
-OF_BATCH = "response.body."
-"""Where a line that OpenAI's Batch API wrote has the answer."""
-
-
 def _object(place: str, values: Any) -> Row:
     if not isinstance(values, dict):
         raise TraceError(f"{place}: holds a {type(values).__name__}, not an object")
-    body = values.get("response")
-    body = body.get("body") if isinstance(body, dict) else None
-    for prefix, answer in (("", values), (OF_BATCH, body)):  # as OpenAI's API answers
-        if isinstance(answer, dict) and isinstance(usage := answer.get("usage"), dict):
-            own = {name: count for name, count in usage.items() if name not in values}
-            # `usage` itself stays, for readers that know it.
-            values = values | {f"{prefix}usage.{name}": count for name, count in own.items()}
-    return Row(place, values)
+    named = {name: own for name, own in _usage(values).items() if name not in values}
+    return Row(place, values | named if named else values)  # `usage` itself stays, for its readers
+
+
+_DEEPEST = 3  # response.body.usage, of OpenAI's batches
+
+
+def _usage(values: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``usage`` says, as OpenAI's API answers, in an object or below it, by path."""
+    objects = [("", values)]
+    for _ in range(_DEEPEST):
+        for path, each in objects:
+            if isinstance(usage := each.get("usage"), dict):
+                return {f"{path}usage.{name}": own for name, own in usage.items()}
+        inner = [(f"{path}{name}.", own) for path, each in objects for name, own in each.items()]
+        objects = [(path, own) for path, own in inner if isinstance(own, dict)]
+    return {}
 
 
 def _is_json(text: str) -> bool:
@@ -342,7 +347,7 @@ def _is_json(text: str) -> bool:
     return True
 
 
-_TEXT = frozenset({"prompt", "messages", "conversations"})
+TEXT = frozenset({"prompt", "messages", "conversations"})
 """Fields of logs that `specsim.tokens` turns into token traces."""
 
 
@@ -403,21 +408,22 @@ def read_trace(path: Path | str, reader: str | None = None) -> Trace:
     columns = ", ".join(file.columns)
     if reader is not None:
         raise TraceError(f"{path}: no file of reader '{reader}'; it has these columns: {columns}")
-    if _TEXT.intersection(file.columns) and not _holds_numbers(file):
+    if TEXT.intersection(file.columns) and not _holds_numbers(file):
         raise TraceError(
             f"{path}: holds text (columns: {columns}), no lengths and no token ids; `specsim "
             "tokens from-text` makes a token trace of it"
         )
-    raise TraceError(
-        f"{path}: no known format has these columns: {columns}; name the columns of a table "
-        "prompt_len, output_len and, if known, arrival_time (`specsim list` shows all readers)"
+    raise UnknownFormatError(
+        f"{path}: no known format has these columns: {columns}; name the columns of a table, "
+        "of which a row is a request, prompt_len, output_len and, if known, arrival_time "
+        "(`specsim list` shows all readers)"
     )
 
 
 def _holds_numbers(file: TraceFile) -> bool:
     """Whether what is called as text is, such as ``prompt``, is a number in the first row."""
     first = {} if file.container == "json" else next(file.rows()).values
-    return all(str(first.get(name, 0)).strip().isdecimal() for name in _TEXT)
+    return all(str(first.get(name, 0)).strip().isdecimal() for name in TEXT)
 
 
 def read_named(path: Path, field: str) -> Trace:

@@ -18,7 +18,7 @@ from specsim.core.errors import ConfigError, TraceError
 from specsim.core.reading import short
 from specsim.core.request import UNRECORDED, PrefixIds
 from specsim.core.version import __version__
-from specsim.workload.readers import OF_BATCH, Reader, Row, TraceFile
+from specsim.workload.readers import TEXT, Reader, Row, TraceFile
 from specsim.workload.trace import Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
@@ -231,11 +231,19 @@ class NamedColumns(Reader):
         if file.container == "json" and not isinstance(file.document, list):
             return False
         found = _recognised(file)
-        return all(found[what] or _bytes_of(file, what) for what in _SIDES)
+        sides = [bool(found[what] or _bytes_of(file, what)) for what in _SIDES]
+        # With one of them it is meant to be such a table, unless text may have the other.
+        return all(sides) or (any(sides) and not TEXT.intersection(file.columns))
 
     def read(self, file: TraceFile) -> Trace:
         found = _recognised(file)
         for what in _SIDES:
+            if not found[what] and not _bytes_of(file, what):
+                raise TraceError(
+                    f"{file.path}: no column is the {_SAID[what]} (found: "
+                    f"{', '.join(file.columns)}); add {what}, in tokens, were it an estimate; a "
+                    "row is a request"
+                )
             if not found[what]:
                 raise _not_tokens(next(_rows(file)), _bytes_of(file, what)[0], what)
         for what, several in found.items():
@@ -298,12 +306,18 @@ def is_arrival(name: str) -> bool:
 def _recognised(file: TraceFile) -> dict[str, list[str]]:
     names = file.all_columns
     found = {
-        what: [name for name in names if _is_len(_words(name), side)]
+        what: _outermost([name for name in names if _is_len(_words(name), side)], names)
         for what, side in _SIDES.items()
     }
     arrivals = [name for name in names if is_arrival(name)]
     others = [name for name in arrivals if _words(name) != _TAKEN]
     return found | {"arrival": others or arrivals}
+
+
+def _outermost(found: list[str], names: list[str]) -> list[str]:
+    """Return the columns among these that are not inside another, if there are any."""
+    inside = [name for name in found if ".usage." in name and name.partition(".")[0] in names]
+    return [name for name in found if name not in inside] or found
 
 
 def _bytes_of(file: TraceFile, what: str) -> list[str]:
@@ -337,8 +351,8 @@ def _is_len(words: list[str], side: set[str]) -> bool:
 
 def _words(name: str) -> list[str]:
     """Return "prompt", "tokens" of ``Prompt tokens`` and ``promptTokens``."""
-    own = name.removeprefix(OF_BATCH)
-    return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", own).lower())
+    said = name[max(0, name.rfind("usage.")) :]  # whose path, response.usage, says nothing
+    return re.findall("[a-z0-9]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", said).lower())
 
 
 class _Clock:
