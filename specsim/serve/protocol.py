@@ -161,13 +161,16 @@ class Message(Body):
         return self.content or ""
 
 
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None
+
+
 class ChatBody(_Asked):
     """``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     top_logprobs: Any = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Tools = None
     tool_choice: Any = None
     functions: Any = None
 
@@ -187,16 +190,16 @@ _UNSUPPORTED: dict[str, Callable[[Any], Any]] = {
 }
 """Fields that ask for what a simulated server has not got, and whether a body that has one does."""
 
-
 _WHY = {"tool_choice": "a simulated server answers with text, and calls no tool; ask for 'auto'"}
 
 
 class TokenizeBody(Body):
-    """``/tokenize``: a text, or a conversation."""
+    """``/tokenize``: a text, or a conversation, which may have tools."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    tools: Tools = None
 
 
 class DetokenizeBody(Body):
