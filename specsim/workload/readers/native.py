@@ -241,8 +241,8 @@ class NamedColumns(Reader):
             if not found[what] and not _bytes_of(file, what):
                 raise TraceError(
                     f"{file.path}: no column is the {_SAID[what]} (found: "
-                    f"{', '.join(file.columns)}); add {what}, in tokens, were it an estimate; a "
-                    "row is a request"
+                    f"{', '.join(file.columns)}); add {what}, in tokens, if only an "
+                    "estimate; a row is a request"
                 )
             if not found[what]:
                 raise _not_tokens(next(_rows(file)), _bytes_of(file, what)[0], what)
