@@ -544,6 +544,17 @@ def test_of_several_usages_as_deep_as_each_other_all_are_read(tmp_path: Path) ->
     assert trace.note.endswith("; ignored: host, host.usage.cpu")
 
 
+def test_lines_that_are_named_by_their_request_are_refused_in_a_line(tmp_path: Path) -> None:
+    """Each line has a field of its own, so that there are as many columns as tokens counted."""
+    path, usage = tmp_path / "log.jsonl", {"prompt_tokens": 5, "completion_tokens": 2}
+    rows = ({f"r{number}": {"usage": usage}} for number in range(20_000))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    said = "r0.usage.prompt_tokens and r1.usage.prompt_tokens may both be the prompt length;"
+    with pytest.raises(TraceError, match=said) as error:
+        read_trace(path)
+    assert len(str(error.value)) < 300
+
+
 def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Path) -> None:
     path = tmp_path / "nginx.csv"
     path.write_text("msec,request_time,prompt_tokens,output_tokens\n10.5,7,5,2\n13.5,1,5,2\n")
