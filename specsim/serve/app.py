@@ -27,6 +27,7 @@ from specsim.serve.protocol import (
     TokenizeBody,
     Tools,
     check_size,
+    described,
     error_body,
     parsed,
 )
@@ -224,8 +225,7 @@ class Service:
         """
         pieces = []
         if tools:
-            described = json.dumps(tools, ensure_ascii=False)  # as templates do (tojson)
-            pieces = [await self._encoded(f"<|tools|>\n{described}<|end|>\n")]
+            pieces = [await self._encoded(f"<|tools|>\n{described(tools)}<|end|>\n")]
         async for each in self._turns.each(messages):
             for text in (f"<|{each.role}|>\n", each.text, "<|end|>\n"):
                 pieces.append(await self._encoded(text))

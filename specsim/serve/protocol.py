@@ -148,20 +148,27 @@ class MessagePart(Body):
     text: str
 
 
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None
+
+
+def described(tools: Tools) -> str:
+    """Return tools, or calls of them, as templates of models write them (``tojson``)."""
+    return json.dumps(tools, ensure_ascii=False) if tools else ""
+
+
 class Message(Body):
     """One message of a conversation."""
 
     role: Annotated[str, Field(max_length=64)]
     content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
+    tool_calls: Tools = None
 
     @property
     def text(self) -> str:
+        calls = described(self.tool_calls)
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
-
-
-Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None
+            return "".join(part.text for part in self.content) + calls
+        return (self.content or "") + calls
 
 
 class ChatBody(_Asked):

@@ -189,6 +189,16 @@ def test_tools_lengthen_the_prompt_and_none_is_called(served: Served) -> None:
     assert (choice["message"].get("tool_calls"), choice["finish_reason"]) == (None, "length")
 
 
+def test_calls_of_tools_in_earlier_turns_are_part_of_the_prompt(served: Served) -> None:
+    """An agent sends back what it called, in a message that has no text."""
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said, called = (
+        served.ask("/tokenize", {"messages": [*HELLO["messages"], {"role": "assistant", **own}]})[1]
+        for own in ({"content": json.dumps(calls)}, {"content": None, "tool_calls": calls})
+    )
+    assert called["tokens"] == said["tokens"]
+
+
 def test_unknown_fields_are_ignored(served: Served) -> None:
     assert served.ask(COMPLETIONS, {**ASKED, "user": "me", "whatever": [1]})[0] == 200
 
