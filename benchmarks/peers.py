@@ -3,7 +3,7 @@
     python benchmarks/peers.py OTHER/bin/aisimulate      # four minutes; writes peers.csv
 
 OTHER is an environment with it (experiments/aisimulate says which). Three runs of each; medians.
-With drafts it draws accepted lengths by their mean, which is that of W1 to W3.
+It has as many KV blocks as a replica here. With drafts it draws accepted lengths by their mean.
 """
 
 import csv
@@ -16,12 +16,13 @@ from pathlib import Path
 import yaml
 from speed import HERE, POLICIES, SPECSIM, measured
 
+from specsim.acceptance.bernoulli import Bernoulli
 from specsim.hardware.specs import load_model
+from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
 RUNS = 3
 BLOCK = 512  # of the trace
-BLOCKS = 29_012  # KV blocks, as many as a replica has here
 HEAD = "eagle3-llama-3.1-8b"
 
 
@@ -42,7 +43,7 @@ def write_trace(experiment: Experiment, path: Path) -> None:
 
 
 def prediction(experiment: Experiment, trace: Path, k: int) -> dict[str, object]:
-    engine = experiment.engine
+    engine, acceptance = Deployment.of(experiment).engine, experiment.acceptance
     asked: dict[str, object] = {
         "mode": "aggregated",
         "model": "meta-llama/Meta-Llama-3.1-8B",
@@ -55,20 +56,26 @@ def prediction(experiment: Experiment, trace: Path, k: int) -> dict[str, object]
                     "max_batched_tokens": engine.max_num_batched_tokens,
                     "max_sequences": engine.max_num_seqs,
                 },
-                "kv_cache": {"capacity": {"type": "fixed", "blocks": BLOCKS}, "block_size": 16},
+                "kv_cache": {
+                    "capacity": {"type": "fixed", "blocks": engine.num_gpu_blocks},
+                    "block_size": 16,
+                },
                 "timing": {"gemm_quant_mode": "bfloat16", "kvcache_quant_mode": "bfloat16"},
             }
         },
     }
     if k:
-        names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
+        assert isinstance(acceptance, Bernoulli)
         shape = load_model(HEAD)
-        own = ("num_key_value_heads", "head_dim", "vocab_size")
+        names = (
+            *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads"),
+            *("num_key_value_heads", "head_dim", "vocab_size"),
+        )
         asked["speculation"] = {
             "kind": "eagle3",
             "params": {"num_speculative_tokens": k},
-            "draft_config": {name: getattr(shape, name) for name in (*names, *own)},
-            "expected_accepted_tokens": sum(0.7**place for place in range(1, k + 1)),
+            "draft_config": {name: getattr(shape, name) for name in names},
+            "expected_accepted_tokens": sum(acceptance.alpha**place for place in range(1, k + 1)),
         }
     source = {"type": "trace", "paths": [str(trace)], "format": "mooncake", "block_size": BLOCK}
     return {"traffic": {"source": source, "load": {"type": "trace_timestamps"}}, "engine": asked}
@@ -81,9 +88,9 @@ def main() -> None:
         folder = Path(name)
         for workload in ("w1", "w2", "w3"):
             path = HERE / f"{workload}.yaml"
-            experiment = Experiment.load(path)
-            write_trace(experiment, folder / "trace.jsonl")
+            write_trace(Experiment.load(path), folder / "trace.jsonl")
             for policy, k in (("k = 0", 0), ("k = 3", 3)):
+                experiment = Experiment.load(path, [POLICIES[policy]])
                 asked = folder / "prediction.yaml"
                 asked.write_text(yaml.safe_dump(prediction(experiment, folder / "trace.jsonl", k)))
                 ours = [*SPECSIM, "run", str(path), "--set", POLICIES[policy], "--out"]

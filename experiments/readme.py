@@ -64,8 +64,10 @@ def script(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # as dataclasses look themselves up
     sys.path.insert(0, str(path.parent))
-    spec.loader.exec_module(module)
-    sys.path.pop(0)
+    try:
+        spec.loader.exec_module(module)
+    finally:  # by its name: the module may have put others before it
+        sys.path.remove(str(path.parent))
     return module
 
 

@@ -32,6 +32,15 @@ def rows(path: Path) -> list[dict[str, str]]:
     return found
 
 
+def test_a_script_s_own_folder_is_no_place_to_import_from_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where the script puts other folders before it."""
+    monkeypatch.setattr(sys, "path", sys.path.copy())
+    load_script(ROOT / "experiments" / "readme.py").script("model-error/run")
+    assert str(ROOT / "experiments" / "model-error") not in sys.path
+
+
 def test_capacity_statistics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = ROOT / "experiments" / "capacity-statistics"
     monkeypatch.syspath_prepend(folder)

@@ -128,13 +128,9 @@ def write_json(file: Path | None, data: Any) -> None:
 
 
 def write_profile(file: Path | None, profile: "Profile") -> None:
-    """Write a profile as YAML, without fields that have their defaults, if there is a file."""
-    from specsim.core.settings import as_yaml
-
+    """Write a profile as YAML, if there is a file for it."""
     if file is not None:
-        fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        text = as_yaml(fields, width=100, default_flow_style=None)
-        file.write_text(text, encoding="utf-8")
+        file.write_text(profile.to_yaml(), encoding="utf-8")
 
 
 def need(library: str, source: str, extra: str = "plots") -> None:

@@ -25,9 +25,10 @@ from specsim.core.errors import ConfigError, ProfileError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from specsim.profile.from_roofline import MadeProfile as Profile
+    from specsim.profile import Profile, from_roofline
+    from specsim.reality.profile_fit import ProfileErrors
 
-Made = TypeVar("Made", bound="Profile")
+Made = TypeVar("Made", bound="from_roofline.MadeProfile")
 _SLOW_STEP = 1.0  # seconds; a slower one is likelier of another unit than of a slower machine
 
 profile_app = typer.Typer(help="Make and inspect profiles of models on GPUs.", no_args_is_help=True)
@@ -205,7 +206,7 @@ def show_profile(
     show(*tables)
 
 
-def _compared(profile: Any, steps: Path, **limits: int) -> Any:
+def _compared(profile: "Profile", steps: Path, **limits: int) -> "ProfileErrors":
     """Return how far a profile is from measured steps, and warn where these hold more."""
     from specsim.reality.profile_fit import ProfileErrors, measured_steps
 

@@ -346,7 +346,7 @@ class Family(Generic[M]):
         self, schema: core_schema.CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
         """Describe the field: a shipped member, one in short (``static:k=3``), a user's class."""
-        theirs = {"type": "object", "properties": {self.tag: {"pattern": "[:.]"}}}
+        theirs = {"type": "object", "properties": {self.tag: {"type": "string", "pattern": "[:.]"}}}
         shipped = [handler(member.__pydantic_core_schema__) for member in self.members.values()]
         return {"anyOf": [*shipped, {"type": "string"}, {**theirs, "required": [self.tag]}]}
 

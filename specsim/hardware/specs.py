@@ -171,6 +171,15 @@ def model_names() -> list[str]:
     return sorted({*resource_names("profiles", "*.json"), *named})
 
 
+def model_file(name: str) -> Path | None:
+    """Return the file that a model is named by, of a folder its config.json; None if by name."""
+    if name.endswith(".json"):
+        return Path(name)
+    is_known = name in _of_package(_NAMED) or find_resource("profiles", f"{name}.json") is not None
+    path = Path(name) / "config.json"
+    return path if not is_known and path.is_file() else None
+
+
 def load_model(name: str) -> ModelShape:
     """Return the shape of a model.
 
@@ -180,11 +189,9 @@ def load_model(name: str) -> ModelShape:
         name: As in ``profiles/<name>.json`` or ``models.yaml``, or the path of such a file, of a
             model's HuggingFace ``config.json``, or of a folder with one.
     """
-    path = Path(name) if name.endswith(".json") else find_resource("profiles", f"{name}.json")
+    path = model_file(name) or find_resource("profiles", f"{name}.json")
     if path is None:
-        path = Path(name) / "config.json"
-        if name in _of_package(_NAMED) or not path.is_file():
-            return _named_model(name)
+        return _named_model(name)
     fields = load_mapping(path, ProfileError)
     if "source" not in fields:  # which every shape names
         beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))

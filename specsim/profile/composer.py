@@ -80,7 +80,7 @@ class Composer:
         self._scales = Scales.of(options)
         self._precision = Precision.of(options.dtype)
         self._dtype = self._precision.stored("experts")
-        self._gemms: dict[str, Gemm] = {}
+        self._gemms: dict[tuple[str, str], Gemm] = {}  # by format and source
         self._multiprocessors = load_gpu(options.tables_of or options.gpu).multiprocessors
         if self._dtype.matrices == "bfloat16" != self._dtype.experts and not shape.num_experts:
             raise ProfileError(
@@ -230,7 +230,7 @@ class Composer:
     def _matrices(self, dtype: str, kernel: str | None, table: MeasuredTable) -> MatrixTimes:
         return MatrixTimes(table, dtype, kernel, self._multiprocessors)
 
-    def _gemm(self, part: str) -> Gemm:
+    def _gemm(self, part: str, table: MeasuredTable) -> Gemm:
         """Return the times of a part's matrices, and what bounds them.
 
         That is of block-scaled ones, whose table has launches by the host: none of it is below 55
@@ -239,44 +239,35 @@ class Composer:
         four such matrices took 89 in all.
         """
         dtype = self._precision.stored(part).matrices or "bfloat16"
-        if dtype not in self._gemms:
-            use = partial(self._gemm_of, dtype)
-            self._gemms[dtype] = self._tables.newest("gemm", "gemm_perf", use)
-        return self._gemms[dtype]
+        key = dtype, table.source
+        if key not in self._gemms:
+            own = self._matrices(dtype, self._options.kernels.get("gemm"), table)
+            plain = self._matrices("fp8", None, table) if dtype == "fp8_block" else None
+            self._gemms[key] = own, plain
+        return self._gemms[key]
 
-    def _gemm_of(self, dtype: str, table: MeasuredTable) -> Gemm:
-        own = self._matrices(dtype, self._options.kernels.get("gemm"), table)
-        return own, self._matrices("fp8", None, table) if dtype == "fp8_block" else None
-
-    def _matrix(self, matrix: Matrix) -> tuple[Values, Values]:
+    def _product(self, matrix: Matrix, table: MeasuredTable) -> tuple[Values, Values]:
         """Return batched tokens, and what a matrix takes with each, microseconds."""
-        try:
-            return self._product(matrix, self._gemm(matrix.part))
-        except ProfileError:  # the table has other sizes
-            dtype = self._precision.stored(matrix.part).matrices or "bfloat16"
-            return self._tables.newest(
-                "gemm",
-                "gemm_perf",
-                lambda table: self._product(matrix, self._gemm_of(dtype, table)),
-            )
-
-    def _product(self, matrix: Matrix, gemm: Gemm) -> tuple[Values, Values]:
-        own, plain = gemm
-        times = own.times(matrix.outputs, matrix.inputs)
-        self._note(own.source)
+        own, plain = self._gemm(matrix.part, table)
+        times, sources = own.times(matrix.outputs, matrix.inputs), [own.source]
         if plain is not None:
             others = plain.times(matrix.outputs, matrix.inputs)
-            self._note(f"{plain.source} where that is shorter")
             times = np.minimum(times, along(own.tokens, plain.tokens, others))
+            sources.append(f"{plain.source} where that is shorter")
+        for source in sources:
+            self._note(source)
         return own.tokens, times
 
     def _sum(self, matrices: list[Matrix]) -> tuple[Values, Values]:
         """Return the batched tokens that were measured, and all matrices together, microseconds."""
-        tokens = self._gemm(matrices[0].part)[0].tokens
+        found = [
+            self._tables.newest("gemm", "gemm_perf", partial(self._product, matrix))
+            for matrix in matrices
+        ]
+        tokens = found[0][0]
         total = np.zeros(len(tokens))
-        for matrix in matrices:
-            measured, times = self._matrix(matrix)
-            dtype = self._precision.stored(matrix.part)
+        for matrix, (measured, product) in zip(matrices, found, strict=True):
+            dtype, times = self._precision.stored(matrix.part), product
             if dtype.matrices is None:
                 times = small_weights(measured, times, dtype.bytes_per_weight / 2)
             if measured is not tokens:

@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Any, Self
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.settings import validated
 from specsim.hardware import GIB, GpuSpec, MemoryPlan, ModelShape, load_gpu, load_model
-from specsim.hardware.specs import models_in, reserved_gib
+from specsim.hardware.specs import model_file, models_in, reserved_gib
 from specsim.latency.roofline import Roofline
 from specsim.profile.profile import GPU_MEMORY_UTILIZATION, Profile, default_layout, memory_plan
 
@@ -192,4 +191,5 @@ def _draft(method: str, name: str, target: ModelShape, tensor_parallel_size: int
 
 def lasting(model: str) -> str:
     """Return a name that means the same in whatever folder the profile is used."""
-    return str(Path(model).resolve()) if model.endswith(".json") else model
+    path = model_file(model)
+    return model if path is None else str(path.resolve())

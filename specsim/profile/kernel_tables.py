@@ -6,7 +6,7 @@ folder lies; its latencies are milliseconds.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -296,7 +296,7 @@ class GpuTables:
             )
         known = sorted(each.name for each in data.iterdir() if each.is_dir())
         self.gpu = _gpu_folder(gpu, known, folder)
-        self._tables: dict[str, MeasuredTable] = {}
+        self._tables: dict[Path, MeasuredTable] = {}
 
     def table(self, family: str, name: str, known: str | None = None) -> MeasuredTable:
         """Return a table, such as ``gemm``, ``gemm_perf``: the one named, or the family's newest.
@@ -306,14 +306,7 @@ class GpuTables:
         Args:
             known: ENGINE/VERSION to take in place of the newest, if it is there.
         """
-        if name not in self._tables:
-            self._tables[name] = self._read(family, name, known)
-        return self._tables[name]
-
-    def older(self, family: str, name: str) -> Iterator[MeasuredTable]:
-        """Yield a family's tables of earlier versions, the newest first; none if one is named."""
-        if _KEYS.get(name, family) not in self.versions:
-            yield from map(self._table_in, reversed(self._files(family, name)[:-1]))
+        return self._table_in(self._file(family, name, known))
 
     def newest(
         self,
@@ -324,16 +317,18 @@ class GpuTables:
     ) -> Found:
         """Return what comes of the newest table that has what is used of it.
 
-        A new version may have been measured for some operations, sizes or formats only. The
-        ProfileError of the newest if none has it.
+        A new version may have been measured for some operations, sizes or formats only. If `table`
+        has it, that one counts; if none has it, its ProfileError is raised.
         """
-        newest = self.table(family, name, known)
+        first = self._file(family, name, known)
+        table = self._table_in(first)
         try:
-            return use(newest)
+            return use(table)
         except ProfileError:
-            for table in self.older(family, name):
-                with suppress(ProfileError):
-                    return use(table)
+            for file in reversed(self._files(family, name)):
+                if file != first:
+                    with suppress(ProfileError):
+                        return use(self._table_in(file))
             raise
 
     def of_engine(self, engine: str | None) -> "GpuTables":
@@ -353,7 +348,7 @@ class GpuTables:
         files = folder.glob(f"{version}/{name}.parquet")
         return sorted(files, key=lambda file: _version(file.parent.name))
 
-    def _read(self, family: str, name: str, known: str | None) -> MeasuredTable:
+    def _file(self, family: str, name: str, known: str | None) -> Path:
         key, files = _KEYS.get(name, family), self._files(family, name)
         if key not in self.versions:
             files = [each for each in files if known == _version_of(each)] or files
@@ -371,9 +366,11 @@ class GpuTables:
                 "use `specsim profile roofline`"
             )
         self.keys.add(key)
-        return self._table_in(files[-1])
+        return files[-1]
 
     def _table_in(self, path: Path) -> MeasuredTable:
+        if path in self._tables:
+            return self._tables[path]
         rows = parquet_table(path, ProfileError)
         if "latency" not in rows.column_names:
             raise ProfileError(
@@ -381,7 +378,8 @@ class GpuTables:
                 "no kernel table of this layout"
             )
         engine, version = path.parts[-3:-1]
-        return MeasuredTable(rows, f"{self.gpu} {engine} {version} {path.stem}")
+        source = f"{self.gpu} {engine} {version} {path.stem}"
+        return self._tables.setdefault(path, MeasuredTable(rows, source))
 
     @property
     def system(self) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from pydantic import Field, PositiveInt, model_validator
 
 from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import find_resource, following, resource_names
-from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.settings import Settings, as_yaml, load_mapping, nearest, validated
 from specsim.hardware import GIB, GpuSpec, KVLayers, MemoryPlan, ModelShape, kv_layout
 from specsim.hardware.kv_groups import FULL, KVLayout, one_group
 from specsim.hardware.specs import gpu_file, known_model
@@ -151,6 +151,14 @@ class Profile(Settings):
         stages, shares = len(self.stage_shares), self.decode_context_parallel_size
         sizes = (("tp", self.tensor_parallel_size), ("pp", stages), ("dcp", shares))
         return "".join(f"-{short}{size}" for short, size in sizes if size > 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain values; those that have their defaults stay out."""
+        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
+    def to_yaml(self) -> str:
+        """Return the text of its file, as `load_profile` reads it."""
+        return as_yaml(self.to_dict(), width=100, default_flow_style=None)
 
     @model_validator(mode="after")
     def _check_stages(self) -> Self:

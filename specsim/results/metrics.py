@@ -268,7 +268,7 @@ def speculation_metrics(tables: RunTables, most_positions: int) -> dict[str, Any
     those by position are unconditional and in [0, 1].
 
     Args:
-        most_positions: Along a path, of which a tree has fewer than nodes.
+        most_positions: Most tokens that a draft may have, of a tree those of its longest path.
     """
     outcomes = tables.outcomes  # (drafted, accepted)
     drafts = int(outcomes.sum())

@@ -41,7 +41,7 @@ from specsim.routing.simple import RoundRobin
 from specsim.run.checks import check_fields, check_model, check_rejection, check_tokens
 from specsim.workload import WorkloadConfig
 
-_TABLES = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})  # endings, before .gz, too
+_TABLES = (".csv", ".tsv", ".jsonl", ".parquet")  # endings, before .gz, too
 
 POOLS: tuple[Literal["prefill"], Literal["decode"]] = ("prefill", "decode")
 
@@ -371,7 +371,7 @@ class Experiment(Settings):
         the working directory. What cannot be read or is wrong is a ConfigError.
         """
         path = Path(path)
-        if _TABLES.intersection(path.suffixes[-2:]) and path.is_file():
+        if path.name.lower().removesuffix(".gz").endswith(_TABLES) and path.is_file():
             raise ConfigError(
                 f"{path}: holds requests, and is no experiment; name it in one, as "
                 f"workload.arrivals or workload.lengths: {{kind: trace, path: {path}}}, or size a "

@@ -25,7 +25,9 @@ from specsim.serve.protocol import (
     Reply,
     Stream,
     TokenizeBody,
+    Tools,
     check_size,
+    described,
     error_body,
     parsed,
 )
@@ -134,7 +136,9 @@ class Service:
         text = body.prompt
         if (text is None) == (body.messages is None):
             raise Refusal(400, "prompt or messages: give one of them", "prompt")
-        ids = await (self._rendered(body.messages or []) if text is None else self._encoded(text))
+        ids = await (
+            self._rendered(body.messages or [], body.tools) if text is None else self._encoded(text)
+        )
         found = {"count": len(ids), "max_model_len": self._max_model_len, "token_strs": None}
         pieces = [f'{json.dumps(found)[:-1]}, "tokens": [']
         async for first in self._turns.each(range(0, len(ids), _AT_ONCE)):
@@ -213,15 +217,15 @@ class Service:
         except ValueError as error:
             raise Refusal(400, f"{field}: {error}", field) from error
 
-    async def _rendered(
-        self, messages: list[Message], tools: list[dict[str, object]] | None = None
-    ) -> Ids:
+    async def _rendered(self, messages: list[Message], tools: Tools) -> Ids:
         """Return a conversation's tokens: of each message its role, its text, and an end.
 
         Piece by piece, so that an answer that comes back in the next turn has the same tokens.
         Tools are described before all messages, where templates of models have them.
         """
-        pieces = [await self._encoded(f"<|tools|>\n{json.dumps(tools)}<|end|>\n")] if tools else []
+        pieces = []
+        if tools:
+            pieces = [await self._encoded(f"<|tools|>\n{described(tools)}<|end|>\n")]
         async for each in self._turns.each(messages):
             for text in (f"<|{each.role}|>\n", each.text, "<|end|>\n"):
                 pieces.append(await self._encoded(text))

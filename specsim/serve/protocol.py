@@ -148,17 +148,27 @@ class MessagePart(Body):
     text: str
 
 
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None
+
+
+def described(tools: Tools) -> str:
+    """Return tools, or calls of them, as templates of models write them (``tojson``)."""
+    return json.dumps(tools, ensure_ascii=False) if tools else ""
+
+
 class Message(Body):
     """One message of a conversation."""
 
     role: Annotated[str, Field(max_length=64)]
     content: str | Annotated[list[MessagePart], Field(fail_fast=True)] | None = None
+    tool_calls: Tools = None
 
     @property
     def text(self) -> str:
+        calls = described(self.tool_calls)
         if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+            return "".join(part.text for part in self.content) + calls
+        return (self.content or "") + calls
 
 
 class ChatBody(_Asked):
@@ -167,7 +177,7 @@ class ChatBody(_Asked):
     messages: list[Message] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(default=None, ge=1)
     top_logprobs: Any = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Tools = None
     tool_choice: Any = None
     functions: Any = None
 
@@ -187,16 +197,16 @@ _UNSUPPORTED: dict[str, Callable[[Any], Any]] = {
 }
 """Fields that ask for what a simulated server has not got, and whether a body that has one does."""
 
-
 _WHY = {"tool_choice": "a simulated server answers with text, and calls no tool; ask for 'auto'"}
 
 
 class TokenizeBody(Body):
-    """``/tokenize``: a text, or a conversation."""
+    """``/tokenize``: a text, or a conversation, which may have tools."""
 
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(fail_fast=True)] | None = None
+    tools: Tools = None
 
 
 class DetokenizeBody(Body):

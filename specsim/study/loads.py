@@ -253,7 +253,7 @@ class Loads:
 
     @cached_property
     def num_stages(self) -> int:
-        """Stages of a pipeline, 1 without one: a sequence is in every so-manieth step."""
+        """Stages of a pipeline, 1 without one: a sequence is in one step of so many."""
         return len(load_profile(self.experiment.serving.profile).stage_shares)
 
     @property

@@ -411,7 +411,12 @@ class TraceBuilder:
             columns[name] = np.array(columns[name], dtype=np.float64 if is_time else np.int64)
         times = np.array(self._arrivals, dtype=np.float64)
         times -= times.min(initial=np.inf)
-        said = (self.note, self._left_out(), self._apart(), _bunched(times))
+        said = (
+            self.note,
+            self._left_out(),
+            self._apart(),
+            _bunched(times, columns.get("sessions")),
+        )
         trace = Trace(
             prompt_lens=lens[:, 0],
             output_lens=lens[:, 1],
@@ -439,8 +444,15 @@ class TraceBuilder:
         return "no shared_len: prompts of a session have nothing in common"
 
 
-def _bunched(times: NDArray[np.float64]) -> str:
-    """Return what a coarse clock made of arrivals: of whole seconds, or of few instants at all."""
+def _bunched(times: NDArray[np.float64], sessions: NDArray[np.int64] | None) -> str:
+    """Return what a coarse clock made of arrivals: of whole seconds, or of few instants at all.
+
+    Of sessions the first turns count: later ones wait for those before them, whatever the clock.
+    """
+    if sessions is not None and len(times):
+        begun = np.full(int(sessions.max()) + 1, np.inf)
+        np.minimum.at(begun, sessions, times)
+        times = begun
     instants = len(np.unique(times))
     if instants in (1, len(times)):
         return ""

@@ -409,9 +409,14 @@ def test_schema_is_json_schema(cli: Run) -> None:
 def test_schema_has_what_an_experiment_may_say_in_short(cli: Run, changes: dict[str, Any]) -> None:
     schema = json.loads(cli("schema")[1])
     jsonschema.validate({**tiny_config(), **changes}, schema)
-    wrong = {**tiny_config(), "policy": {"kind": "statik"}}
+
+
+@pytest.mark.parametrize("kind", ["statik", 3])
+def test_schema_refuses_what_is_no_kind(cli: Run, kind: object) -> None:
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(wrong, schema)
+        jsonschema.validate(
+            {**tiny_config(), "policy": {"kind": kind}}, json.loads(cli("schema")[1])
+        )
 
 
 def test_help_teaches(cli: Run) -> None:

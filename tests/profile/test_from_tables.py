@@ -539,6 +539,11 @@ def test_all_reduces_are_of_the_version_that_the_gpus_file_has(tables: Path) -> 
     base, *others = (each.target.forward_time(load) for each in (own, newest, eager))
     more = [other - base for other in others]
     assert more == pytest.approx([3e-10 * sent, 1e-10 * sent], rel=1e-3)
+    write(tables / "data/h200_sxm/comm/vllm/0.24.0", "custom_allreduce_perf", [
+        {**row, "num_gpus": 4, "backend": "vllm_graph", "message_size": 1, "latency": 1.0}
+    ])  # fmt: skip
+    left = TableProfile.of(options(tables, **DEEPSEEK)).profile  # which the other version has
+    assert "h200_sxm vllm 0.99.0 custom_allreduce_perf" in left.provenance.source
 
 
 def test_gpus_send_each_other_their_parts_of_the_logits(tables: Path) -> None:

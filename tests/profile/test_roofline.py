@@ -1,5 +1,6 @@
 """The roofline: SSSD's table 1, its free budget, and a sum over operators done by hand."""
 
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -220,6 +221,22 @@ def test_a_head_belongs_to_the_model_of_its_name_alone(head: str) -> None:
 )
 def test_folders_tell_too(head: str, target: str, is_doubted: bool) -> None:
     assert (doubt_of_head("eagle3", head, target) is not None) == is_doubted
+
+
+@pytest.mark.parametrize("name", ["mine", "mine/config.json"])
+def test_a_profile_for_a_folder_is_read_from_wherever_it_lies(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    shape = load_model("qwen3-8b")
+    (tmp_path / "mine" / "config.json").write_text(shape.model_dump_json())
+    args = ("--model", name, "--gpu", "h100", "--draft", f"draft_model={name}", "--out", "p.yaml")
+    assert cli("profile", "roofline", *args)[0] == 0
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    profile = load_profile(tmp_path / "p.yaml")
+    drafter: Any = profile.drafts["draft_model"].latency
+    assert load_model(profile.model) == load_model(drafter.model) == shape
 
 
 def test_building_with_a_head_of_another_model_warns(cli: Run) -> None:

@@ -160,6 +160,16 @@ def test_files_that_are_no_experiment(tmp_path: Path, text: str, message: str) -
         Experiment.load(path)
 
 
+@pytest.mark.parametrize("name", ["requests.csv", "requests.JSONL.gz"])
+def test_a_log_of_requests_is_told_apart_by_how_its_name_ends(tmp_path: Path, name: str) -> None:
+    experiment = Experiment.parse(tiny_config(), "e")
+    (tmp_path / f"{name}.yaml").write_text(experiment.to_yaml())
+    assert Experiment.load(tmp_path / f"{name}.yaml") == experiment
+    (tmp_path / name).write_text("")
+    with pytest.raises(ConfigError, match="holds requests, and is no experiment"):
+        Experiment.load(tmp_path / name)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
         Experiment.load(tmp_path / "nowhere.yaml")

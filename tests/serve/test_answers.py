@@ -172,15 +172,31 @@ def test_a_bad_request_is_told_why(
 
 def test_tools_lengthen_the_prompt_and_none_is_called(served: Served) -> None:
     """What a gateway passes on comes back as the answer of a model that chose to call none."""
-    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    function = {"name": "search", "description": "\u641c\u7d22" * 8, "parameters": {}}
+    tools = [{"type": "function", "function": function}]
     used = {"role": "tool", "tool_call_id": "1", "content": "found"}
+    messages = [*HELLO["messages"], used]
     plain, asked = (
-        served.ask(CHAT, {"messages": [*HELLO["messages"], used], "max_tokens": 3, **more})[1]
+        served.ask(CHAT, {"messages": messages, "max_tokens": 3, **more})[1]
         for more in ({}, {"tools": tools, "tool_choice": "auto"})
     )
-    assert asked["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    added = asked["usage"]["prompt_tokens"] - plain["usage"]["prompt_tokens"]
+    text = f"<|tools|>\n{json.dumps(tools, ensure_ascii=False)}<|end|>\n"
+    assert added == -(-len(text.encode()) // 4)  # bytes of a token
+    counted = served.ask("/tokenize", {"messages": messages, "tools": tools})[1]["count"]
+    assert counted == asked["usage"]["prompt_tokens"]
     (choice,) = asked["choices"]
     assert (choice["message"].get("tool_calls"), choice["finish_reason"]) == (None, "length")
+
+
+def test_calls_of_tools_in_earlier_turns_are_part_of_the_prompt(served: Served) -> None:
+    """An agent sends back what it called, in a message that has no text."""
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    said, called = (
+        served.ask("/tokenize", {"messages": [*HELLO["messages"], {"role": "assistant", **own}]})[1]
+        for own in ({"content": json.dumps(calls)}, {"content": None, "tool_calls": calls})
+    )
+    assert called["tokens"] == said["tokens"]
 
 
 def test_unknown_fields_are_ignored(served: Served) -> None:

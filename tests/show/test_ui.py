@@ -362,6 +362,20 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
     assert (process.returncode, output, error) == (0, "ui: ended\n", "")
 
 
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(50, []), (1000, []), (1001, ["the first 1,000 requests alone; `specsim run` simulates all"])],
+)
+def test_what_is_left_out_of_a_trace_is_said(tmp_path: Path, count: int, said: list[str]) -> None:
+    path = tmp_path / "t.csv"
+    rows = "".join(f"{0.2 * n},9,3\n" for n in range(count))
+    path.write_text(f"arrived_at,num_prefill_tokens,num_decode_tokens\n{rows}")
+    config = tiny_config(policy={"kind": "off"})
+    config["workload"] = {"arrivals": {"kind": "trace", "path": str(path)}}
+    found = Playground(Experiment.parse(config, "t")).answer(Moved())
+    assert (found["num_requests"], found["warnings"]) == (min(count, 1000), said)
+
+
 def test_a_pipeline_is_not_offered_gpus_of_one_stage(
     tiny: Callable[..., Experiment], constant_step: Callable[..., str]
 ) -> None:

@@ -19,7 +19,7 @@ from specsim.api import gate
 from specsim.core.errors import ConfigError
 from specsim.show.render.study_tables import gate_verdict
 from specsim.study.gate import DEFAULT_TOLERANCES, GateResults, ScenarioResults, Suite, run_suite
-from specsim.study.gate.verdict import GateVerdict, github_annotations, judge
+from specsim.study.gate.verdict import GateVerdict, MetricChange, github_annotations, judge
 
 OWN_POLICIES = '''
 from typing import Any, Literal
@@ -296,6 +296,16 @@ def test_an_interval_wider_than_the_tolerance_does_not_pass_unsaid() -> None:
     assert lines[-1].startswith("passed: ")
     for narrow in ([101.0, 111.0, 121.0, 131.0], before):
         assert len(gate_verdict(verdict_of(before, narrow)[1])) == 1
+
+
+def test_of_what_could_not_be_seen_the_worst_that_may_be_is_named() -> None:
+    """Not what is known least of: that one is faster, as far as it is known."""
+    faster, slower = (
+        MetricChange(name, "mean_tpot_ms", 100.0, 100.0, worsening, half_width, 0.03, "within")
+        for name, worsening, half_width in (("faster", -0.05, 0.09), ("slower", 0.02, 0.08))
+    )
+    (line, _) = gate_verdict(GateVerdict([faster, slower], True, []))
+    assert "not shown: 2 of 2 may be worse than tolerated all the same; slower: " in line
 
 
 def test_a_tolerance_may_be_written_in_percent(suite: Callable[..., Path]) -> None:

@@ -1130,12 +1130,16 @@ def test_files_of_servers_start_or_say_what_to_fill_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tables")
-def test_the_folder_of_a_plan_can_be_moved(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shape", [False, True])
+def test_the_folder_of_a_plan_can_be_moved(tmp_path: Path, is_shape: bool) -> None:
     """A profile that is composed for a model's folder needs neither that folder nor this one."""
     model, first, second = (tmp_path / name for name in ("model", "first", "second"))
     model.mkdir()
     first.mkdir()
-    (model / "config.json").write_text(json.dumps(MIMO | {"num_hidden_layers": 30}))
+    config = model / "config.json"
+    config.write_text(json.dumps(MIMO | {"num_hidden_layers": 30, "_name_or_path": str(model)}))
+    if is_shape:
+        config.write_text(load_model(str(config)).model_dump_json())
     question = asked(str(model), gpus="h100", qps=10.0)
     option = offered(question, ("off",)).options[0]
     found = found_of(option, question, 12.0, (11.0, 13.0), 900.0)

@@ -247,6 +247,13 @@ def test_values_of_vllms_helm_chart_are_a_command(tmp_path: Path) -> None:
     assert (command.speculation, command.notes) == (json.loads(EAGLE), [])
 
 
+def test_what_is_an_object_in_a_chart_is_json_and_a_number_may_be_a_name() -> None:
+    chart = "modelSpec:\n- modelURL: m\n  vllmConfig: {%s}\n"
+    command = read_command(chart % f"speculativeConfig: {EAGLE}, maxNumSeqs: null", "vllm")
+    assert (command.speculation, command.engine) == (json.loads(EAGLE), {})
+    assert "--7" in str(read_command(chart % "7: 3", "vllm").notes)
+
+
 def test_a_manifest_may_be_a_file_of_several_documents(tmp_path: Path) -> None:
     path = tmp_path / "kubernetes.yaml"
     path.write_text(

@@ -535,6 +535,26 @@ def test_a_column_is_taken_before_the_usage_of_an_answer_beside_it(tmp_path: Pat
     assert (said in read_trace(path).note, "ignored" in read_trace(path).note) == (True, False)
 
 
+def test_of_several_usages_as_deep_as_each_other_all_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    tokens = {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    path.write_text(json.dumps({"host": {"usage": {"cpu": 0.5}}, "response": tokens}) + "\n")
+    trace = read_trace(path)
+    assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([5], [2])
+    assert trace.note.endswith("; ignored: host, host.usage.cpu")
+
+
+def test_lines_that_are_named_by_their_request_are_refused_in_a_line(tmp_path: Path) -> None:
+    """Each line has a field of its own, so that there are as many columns as tokens counted."""
+    path, usage = tmp_path / "log.jsonl", {"prompt_tokens": 5, "completion_tokens": 2}
+    rows = ({f"r{number}": {"usage": usage}} for number in range(20_000))
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    said = "r0.usage.prompt_tokens and r1.usage.prompt_tokens may both be the prompt length;"
+    with pytest.raises(TraceError, match=said) as error:
+        read_trace(path)
+    assert len(str(error.value)) < 300
+
+
 def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Path) -> None:
     path = tmp_path / "nginx.csv"
     path.write_text("msec,request_time,prompt_tokens,output_tokens\n10.5,7,5,2\n13.5,1,5,2\n")
@@ -567,6 +587,20 @@ def test_arrivals_of_a_coarse_clock_are_said_to_come_at_once(
     note = read_trace(path).note
     assert ("come at once" in note) == bool(said)
     assert note.endswith(said)
+
+
+@pytest.mark.parametrize(
+    ("begun", "is_said"), [((0.5, 1.7, 4.1), False), ((0.5, 0.5, 4.1, 4.1), True)]
+)
+def test_turns_of_a_session_do_not_come_at_once(
+    tmp_path: Path, begun: tuple[float, ...], is_said: bool
+) -> None:
+    """Whatever time the file says of the later ones: they wait for those before them."""
+    path = tmp_path / "t.jsonl"
+    lens = {"prompt_len": 5, "output_len": 2, "shared_len": 0}
+    turns = [{"session": n, "arrived_at": at, **lens} for n, at in enumerate(begun)] * 4
+    path.write_text("".join(f"{json.dumps(turn)}\n" for turn in turns))
+    assert ("come at once" in read_trace(path).note) == is_said
 
 
 def test_lines_of_openais_batch_api_have_their_usage_inside(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
-from specsim.core.settings import as_yaml
 from specsim.core.version import __version__
 from specsim.profile import Profile
 from specsim.reality.validation import Statistic, compare_runs, mean_error, spread
@@ -363,6 +362,5 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 def write_profile(profile: Profile, path: Path) -> None:
     """Write a profile as YAML, as `load_profile` reads it."""
-    written = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     with new_file(path) as temporary:
-        temporary.write_text(as_yaml(written, width=100), encoding="utf-8")
+        temporary.write_text(profile.to_yaml(), encoding="utf-8")

@@ -194,7 +194,7 @@ def gate_verdict(judgement: "GateVerdict") -> list[str]:
     lines += [f"uncertain: {each.scenario}: {each.text}" for each in doubtful if each.worsening > 0]
     count, same = len(judgement.comparisons), len(judgement.of_verdict("same"))
     if unseen := [each for each in judgement.comparisons if each.may_be_worse]:
-        worst = max(unseen, key=lambda each: (each.half_width or 0.0) / max(each.tolerance, 1e-9))
+        worst = max(unseen, key=lambda each: each.at_worst / max(each.tolerance, 1e-9))
         lines.append(
             f"not shown: {len(unseen)} of {count} may be worse than tolerated all the same; "
             f"{worst.scenario}: {worst.text}: more requests or replications narrow the interval"

@@ -90,9 +90,9 @@ class Playground:
 
     def __post_init__(self) -> None:
         own = self.experiment.workload
-        self._is_cut = own.num_requests is None or own.num_requests > NUM_REQUESTS
-        count = min(own.num_requests or NUM_REQUESTS, NUM_REQUESTS)
-        short = own.model_copy(update={"num_requests": count})
+        count = own.num_requests or len(own.build(self.experiment.seed))
+        self._is_cut = count > NUM_REQUESTS
+        short = own.model_copy(update={"num_requests": min(count, NUM_REQUESTS)})
         self.experiment = self.experiment.replace(workload=short)
 
     @cached_property

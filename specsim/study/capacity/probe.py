@@ -241,7 +241,7 @@ def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
         return most, "max_num_seqs"
     length = int((requests["prompt_len"] + requests["output_len"]).mean())
     held, stages = int(tables.totals["context_tokens"]), len(deployment.profile.stage_shares)
-    if stages > 1:  # a sequence is in every so-manieth step
+    if stages > 1:  # each stage is at another step, and a sequence in one of them
         own_lens = requests["prompt_len"] + requests["output_len"] / 2
         held = min(stages * held, int(most * own_lens.mean()))
     share = held / deployment.kv_capacity(max(length, 1))

@@ -66,8 +66,12 @@ class MetricChange:
     @property
     def may_be_worse(self) -> bool:
         """Whether it is within its tolerance as measured, but not beyond doubt."""
-        is_shown = self.interval is None or self.interval[1] <= self.tolerance
-        return self.verdict == "within" and not is_shown
+        return self.verdict == "within" and self.at_worst > self.tolerance
+
+    @property
+    def at_worst(self) -> float:
+        """The upper end of the interval; with a single seed the worsening itself."""
+        return self.worsening if self.interval is None else self.interval[1]
 
     @property
     def text(self) -> str:

@@ -169,11 +169,11 @@ def _of_chart(value: dict[str, Any], source: str) -> list[str]:
     fields = {name: setting for name, setting in fields.items() if name not in _ENGINES}
     more = _words(fields.pop("extraArgs", None), source)
     for name, setting in fields.items():
-        flag = _CAPITAL.sub("-", name).lower()
+        flag = _CAPITAL.sub("-", str(name)).lower()
         if isinstance(setting, bool):
             words.append(f"--{flag}" if setting else f"--no-{flag}")
-        elif isinstance(setting, str | int | float):
-            words += [f"--{flag}", str(setting)]
+        elif setting is not None:
+            words += [f"--{flag}", *_words([setting], source)]
     return [*words, *more]
 
 

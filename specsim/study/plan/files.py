@@ -70,12 +70,12 @@ def save_plan(plan: Plan, folder: Path) -> None:
 
 def _save_profile(profile: Profile, model: str, folder: Path) -> None:
     """Write a profile, and beside it the model's config.json: the folder may be moved."""
-    fields = profile.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    config = Path(profile.model)
+    fields, config = profile.to_dict(), Path(profile.model)
     if config.suffix == ".json":
         quantization = config.with_name(config.name.replace(_CONFIG, _QUANTIZATION))
-        named = {**load_mapping(config, ConfigError), "_name_or_path": model}
-        write_json(named, folder / f"{_MODEL}{_CONFIG}")
+        given = load_mapping(config, ConfigError)
+        named = given if "source" in given else {**given, "_name_or_path": model}
+        write_json(named, folder / f"{_MODEL}{_CONFIG}")  # a shape, with its source, has a name
         if quantization.is_file():
             shutil.copyfile(quantization, folder / f"{_MODEL}{_QUANTIZATION}")
         fields = _renamed(fields, profile.model, _MODEL + _CONFIG)

@@ -134,8 +134,10 @@ def _fewer_gpus(split: _Split) -> str:
         "--tensor-parallel-size": split.size,
         "--pipeline-parallel-size": split.stages,
     }
-    flag, most = next((name, count) for name, count in flags.items() if count > 1)
-    return f"; plan smaller servers, such as {flag} {most // 2}, or name another GPU"
+    for flag, most in flags.items():
+        if most > 1:
+            return f"; plan smaller servers, such as {flag} {most // 2}, or name another GPU"
+    return "; name another GPU"
 
 
 def _spreads_heads(model: str, size: int) -> bool:

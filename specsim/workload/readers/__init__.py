@@ -326,14 +326,22 @@ _DEEPEST = 3  # response.body.usage, of OpenAI's batches
 
 
 def _usage(values: dict[str, Any]) -> dict[str, Any]:
-    """Return what ``usage`` says, as OpenAI's API answers, in an object or below it, by path."""
+    """Return what ``usage`` says, as OpenAI's API answers, in an object or below it, by path.
+
+    Of several the outermost count: all that are as deep as each other.
+    """
     objects = [("", values)]
     for _ in range(_DEEPEST):
-        for path, each in objects:
-            if isinstance(usage := each.get("usage"), dict):
-                return {f"{path}usage.{name}": own for name, own in usage.items()}
-        inner = [(f"{path}{name}.", own) for path, each in objects for name, own in each.items()]
-        objects = [(path, own) for path, own in inner if isinstance(own, dict)]
+        said = [(path, each["usage"]) for path, each in objects if "usage" in each]
+        said = [(path, usage) for path, usage in said if isinstance(usage, dict)]
+        if said:
+            return {f"{path}usage.{name}": own for path, each in said for name, own in each.items()}
+        objects = [
+            (f"{path}{name}.", own)
+            for path, each in objects
+            for name, own in each.items()
+            if isinstance(own, dict)
+        ]
     return {}
 
 

@@ -241,16 +241,17 @@ class NamedColumns(Reader):
             if not found[what] and not _bytes_of(file, what):
                 raise TraceError(
                     f"{file.path}: no column is the {_SAID[what]} (found: "
-                    f"{', '.join(file.columns)}); add {what}, in tokens, were it an estimate; a "
-                    "row is a request"
+                    f"{', '.join(file.columns)}); add {what}, in tokens, if only an "
+                    "estimate; a row is a request"
                 )
             if not found[what]:
                 raise _not_tokens(next(_rows(file)), _bytes_of(file, what)[0], what)
         for what, several in found.items():
             if len(several) > 1:
+                both = " and ".join(several[:2])
                 raise TraceError(
-                    f"{file.path}: {' and '.join(several)} may both be the {_SAID[what]}; leave "
-                    "one out, or rename it"
+                    f"{file.path}: {both} may both be the {_SAID[what]}; leave one out, or rename "
+                    "it"
                 )
         taken = {what: several[0] for what, several in found.items() if several}
         names = file.all_columns
@@ -316,8 +317,9 @@ def _recognised(file: TraceFile) -> dict[str, list[str]]:
 
 def _outermost(found: list[str], names: list[str]) -> list[str]:
     """Return the columns among these that are not inside another, if there are any."""
-    inside = [name for name in found if ".usage." in name and name.partition(".")[0] in names]
-    return [name for name in found if name not in inside] or found
+    known = {*names}
+    is_inside = (".usage." in name and name.partition(".")[0] in known for name in found)
+    return [name for name, inside in zip(found, is_inside, strict=True) if not inside] or found
 
 
 def _bytes_of(file: TraceFile, what: str) -> list[str]:
