@@ -212,7 +212,7 @@ def test_made_up_data_stand_in_for_all_that_is_read(
     assert len(files) > 8
     assert all((folder / file).read_bytes() == (again / file).read_bytes() for file in files)
     for name, each in load("run").declared().items():
-        if name not in ("gpu-runs", "large-models", "aisimulate"):  # which need kernel tables as well
+        if name not in ("gpu-runs", "large-models", "aisimulate"):  # which need kernel tables, too
             assert all((folder / file).exists() for file in each.data), name
 
 

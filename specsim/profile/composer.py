@@ -40,6 +40,8 @@ from specsim.profile.parallel import check_shares, exchange_layers, stage_layers
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
+_SGLANG_SMALL_KERNELS = 6  # which writes keys and values by one each, and compiles nothing
+_SGLANG_LAUNCH_US = 3.0  # of each; experiments/silicon/PROTOCOL.md, claim 4
 _BESIDE_KERNELS = 2  # of a state beside attention: its norm, adding both up
 _NORM_KERNELS = 2  # per layer, before and behind an all-reduce: norms over all heads
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
@@ -277,14 +279,17 @@ class Composer:
 
     def _small_kernels(self, tokens: Values) -> Values:
         shape, size = self._shape, self._size
+        usual, launch_us = _SMALL_KERNELS, LAUNCH_US
+        if self._options.engine == "sglang":
+            usual, launch_us = _SGLANG_SMALL_KERNELS, _SGLANG_LAUNCH_US
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
         parts = []  # layers, kernels and numbers per token
         for each, count in shape.attention_widths.items():
             queries = each.num_attention_heads // size * each.head_dim
             keys = shape.num_projected(each, size) * each.head_dim
-            numbers, kernels = 8 * shape.hidden_size + 3 * width, _SMALL_KERNELS
+            numbers, kernels = 8 * shape.hidden_size + 3 * width, usual
             if each.latent_dim:  # rotary embedding and writing the cache were measured with it
-                kernels -= 2
+                kernels -= usual - 3
             else:
                 numbers += 2 * (queries + keys) + 4 * keys
             if shape.qk_norm_type:
@@ -293,7 +298,7 @@ class Composer:
         if shape.state_layers:  # a norm more, behind the state
             own, beside = 4 * shape.convolved // size, shape.num_hybrid
             numbers = 8 * shape.hidden_size + 3 * width + own
-            parts.append((shape.state_layers - beside, _SMALL_KERNELS, numbers))
+            parts.append((shape.state_layers - beside, usual, numbers))
             parts.append((beside, _BESIDE_KERNELS, own))
         if length := shape.attn_res_block_size:
             sums = sum(ceil(each / length) + 1 for each in range(shape.num_hidden_layers))
@@ -301,7 +306,7 @@ class Composer:
         total = np.zeros(len(tokens))
         for count, kernels, numbers in parts:
             per_token = numbers * _MATRIX_BYTES / self._bandwidth * 1e6
-            total += count * (kernels * LAUNCH_US + per_token * tokens)
+            total += count * (kernels * launch_us + per_token * tokens)
         return total
 
     def _quantizing(self, tokens: Values) -> Values:

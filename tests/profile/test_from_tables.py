@@ -121,6 +121,18 @@ def test_what_a_newer_version_has_no_rows_of_comes_from_the_one_before(
         TableProfile.of(options(tables, versions={"gemm": "vllm/0.99.0"}))
 
 
+def test_sglang_launches_the_small_kernels_of_a_layer_one_by_one(tables: Path) -> None:
+    for family in ("gemm", "attention"):
+        folder = tables / "data/h200_sxm" / family
+        copytree(folder / "vllm", folder / "sglang")
+    own, other = (
+        TableProfile.of(options(tables, engine=name)).profile.target for name in ("vllm", "sglang")
+    )
+    load = StepLoad(64_000, 64, 64)
+    more = other.forward_time(load) - own.forward_time(load)
+    assert more == pytest.approx(32 * (6 * 3.0 - 5 * 1.5) * 1e-6, rel=0.01)
+
+
 def test_a_chunk_of_a_prompt_costs_its_pairs(tables: Path) -> None:
     target = TableProfile.of(options(tables)).profile.target
 
