@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import ceil
 
 from specsim.results.stability import KEEPS_UP
-from specsim.run.summary import Beyond
+from specsim.run.validity import Beyond
 from specsim.study.capacity import Found, Prices
 from specsim.study.capacity.probe import ALL, Interval, LoadProbe, LoadRun, Promise
 from specsim.study.capacity.search import Answer, Bracket

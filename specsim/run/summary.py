@@ -1,6 +1,6 @@
 """Summary: a run's numbers under vLLM's names, how far to trust them, and its results folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -13,12 +13,9 @@ from numpy.typing import NDArray
 from specsim.core.atomic import new_folder
 from specsim.core.figures import figures
 from specsim.core.request import Columns
-from specsim.core.step import StepLoad
 from specsim.engine.fleet import Count, Scaling
-from specsim.policies import DraftsTrees
 from specsim.profile import Profile
 from specsim.profile.model_error import TimeError, UsualStep, time_error
-from specsim.profile.profile import NOT_MEASURED
 from specsim.results.folder import (
     RESULT_FILES,
     ROWS_PER_GROUP,
@@ -40,129 +37,13 @@ from specsim.results.metrics import (
 from specsim.results.records import PoolTables
 from specsim.results.stability import KEEPS_UP, Balance, Demand, Stability, balance
 from specsim.results.tables import RunTables, assemble
-from specsim.run.deployment import Deployment, gpus_of
+from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
-from specsim.workload.arrivals import Arrivals, OpenArrivals
+from specsim.run.validity import ROOFLINE, Beyond, step_times, usual_step
+from specsim.workload.arrivals import OpenArrivals
 from specsim.workload.arrivals.patterns import Burst, ClosedLoop, Piecewise, TraceReplay
 from specsim.workload.trace import TraceRequests, mean_rate
-
-
-@dataclass(frozen=True)
-class Beyond:
-    """Steps beyond what a profile was fitted on, of one run or several."""
-
-    steps: int  # all steps
-    beyond_context: int  # steps with more context tokens than the valid range
-    beyond_batched: int  # steps with more batched tokens than the valid range
-    context_tokens: int  # of the largest step
-    batched_tokens: int  # of the largest step
-    context_len: float  # of a sequence, mean over the requests
-
-    @classmethod
-    def of(cls, tables: RunTables) -> "Beyond":
-        of_steps = [name for name in cls.__dataclass_fields__ if name != "context_len"]
-        counts = {name: int(tables.totals[name]) for name in of_steps}
-        return cls(**counts, context_len=_context_len(tables.requests))
-
-    @classmethod
-    def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
-        columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
-        kinds: dict[str, Any] = {"tokens": max, "len": np.mean}
-        return cls(**{n: kinds.get(n.split("_")[-1], sum)(each) for n, each in columns.items()})
-
-    @property
-    def share(self) -> float:
-        """Share of the steps beyond the valid range, by whichever count is larger."""
-        return max(self.beyond_context, self.beyond_batched) / max(self.steps, 1)
-
-    def warnings(self, profiles: Sequence[Profile]) -> list[str]:
-        """Return a line for each way in which steps lie beyond the valid range of a profile."""
-        found = []
-        for kind in ("context", "batched"):
-            count, largest = getattr(self, f"beyond_{kind}"), getattr(self, f"{kind}_tokens")
-            if count:
-                limit = min(getattr(each.valid_range, f"{kind}_tokens") for each in profiles)
-                share = figures(100 * count / self.steps, 3)
-                found.append(
-                    f"{share} % of the steps lie outside the profile's valid range: up to "
-                    f"{largest:,} {kind} tokens, fitted up to {limit:,}"
-                )
-        return found + [
-            f"{each.model} on {each.gpu}: fitted to runs whose sequences have {lens[0]:,} to "
-            f"{lens[1]:,} tokens; here they have {figures(self.context_len)} on average, of which "
-            "the fit says nothing"
-            for each in profiles
-            if (lens := each.valid_range.context_lens)
-            and not each.valid_range.is_known(self.context_len)
-        ]
-
-
-def _context_len(requests: NDArray[np.void]) -> float:
-    """Return the mean context of a sequence while it decodes, tokens."""
-    return float((requests["prompt_len"] + requests["output_len"] / 2).mean())
-
-
-ROOFLINE = (
-    "steps as the roofline says, not as measured; it flatters speculation at medium batch sizes "
-    "(profiles/README.md)"
-)
-
-
-BASES = ("fitted", "kernels", "roofline")  # what step times rest on, the least trusted last
-
-
-def step_times(profile: Profile) -> str:
-    """Return what step times rest on: ``fitted``, ``kernels`` or ``roofline``.
-
-    Measured steps; kernels that were measured one by one; a data sheet.
-    """
-    if profile.target.kind == "roofline":
-        return "roofline"
-    return "kernels" if NOT_MEASURED in profile.provenance.notes else "fitted"
-
-
-def _usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -> UsualStep:
-    requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
-    proposer = deployment.proposer
-    decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
-    context = _context_len(requests)
-    prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
-    drafted = float(requests["draft_tokens"].sum())
-    load = StepLoad(
-        context_tokens=round(decodes * context),
-        batched_tokens=round(decodes + drafted / steps + prompts),
-        num_requests=round(decodes),
-        prefill_tokens=round(prompts),
-    )
-    return UsualStep(
-        load,
-        context_len=context,
-        drafters=tuple(proposer.cost_keys) if proposer is not None and drafted else (),
-        draft_len=_usual_draft_len(tables, deployment),
-        is_open=isinstance(arrivals, OpenArrivals),
-        block=deployment.costs.block,
-        own_cost=deployment.costs.drafts[0] if deployment.drafter else None,
-        overlaps=deployment.costs.overlaps,
-    )
-
-
-def _usual_draft_len(tables: RunTables, deployment: Deployment) -> int:
-    """Return how many tokens a drafter makes one after the other, on average.
-
-    Of trees as many as the longest path that was accepted has. A drafter that overlaps makes all
-    that it is asked for, though some steps verify nothing of it.
-    """
-    requests, totals = tables.requests, tables.totals
-    drafts = float(requests["drafts"].sum())
-    if not drafts:
-        return 0
-    if isinstance(deployment.policy, DraftsTrees):
-        return int(np.flatnonzero(tables.outcomes.any(axis=0)).max())
-    if deployment.costs.overlaps:
-        return round(float(totals["asked_tokens"]) / float(totals["num_requests"]))
-    return round(float(requests["draft_tokens"].sum()) / drafts)
-
 
 _ANOTHER_RATE = 0.05  # of the rate that was asked for
 
@@ -235,7 +116,7 @@ class Summary:
     def usual_step(self) -> UsualStep:
         """A step on average."""
         run = self.run
-        return _usual_step(self.tables, run.deployment, run.experiment.workload.arrivals)
+        return usual_step(self.tables, run.deployment, run.experiment.workload.arrivals)
 
     @cached_property
     def time_error(self) -> TimeError | None:

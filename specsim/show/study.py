@@ -15,7 +15,7 @@ from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import Stability, stability_in, together
 from specsim.run.deployment import gpus_of
-from specsim.run.summary import step_times
+from specsim.run.validity import step_times
 from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.plan.advice import gpu_name
@@ -89,7 +89,7 @@ class Study:
     gpus: dict[str, int] = field(default_factory=dict)
     """GPUs of one replica, by label of the hardware, where known."""
     step_times: dict[str, str] = field(default_factory=dict)
-    """What step times rest on, likewise; see `specsim.run.summary.step_times`."""
+    """What step times rest on, likewise; see `specsim.run.validity.step_times`."""
     capacity: dict[str, Any] | None = None
     """What each hardware sustains under each policy, where that was asked for."""
     plan: dict[str, Any] | None = None

@@ -390,6 +390,10 @@ def test_schema_is_json_schema(cli: Run) -> None:
     assert '"const": "schedule"' in policies
 
 
+def fits_schema(cli: Run, config: dict[str, Any]) -> bool:
+    return jsonschema.Draft202012Validator(json.loads(cli("schema")[1])).is_valid(config)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -407,16 +411,12 @@ def test_schema_is_json_schema(cli: Run) -> None:
     ],
 )  # fmt: skip
 def test_schema_has_what_an_experiment_may_say_in_short(cli: Run, changes: dict[str, Any]) -> None:
-    schema = json.loads(cli("schema")[1])
-    jsonschema.validate({**tiny_config(), **changes}, schema)
+    assert fits_schema(cli, {**tiny_config(), **changes})
 
 
 @pytest.mark.parametrize("kind", ["statik", 3])
 def test_schema_refuses_what_is_no_kind(cli: Run, kind: object) -> None:
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(
-            {**tiny_config(), "policy": {"kind": kind}}, json.loads(cli("schema")[1])
-        )
+    assert not fits_schema(cli, {**tiny_config(), "policy": {"kind": kind}})
 
 
 def test_help_teaches(cli: Run) -> None:

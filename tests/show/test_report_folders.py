@@ -16,7 +16,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
-from specsim.run.summary import step_times
+from specsim.run.validity import step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, title_of
 from specsim.show.study import Study, gpu_first, measured, restricted, with_prices

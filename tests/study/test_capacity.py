@@ -25,7 +25,8 @@ from specsim.results.metrics import Slo
 from specsim.results.stability import Balance
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Beyond, Summary
+from specsim.run.summary import Summary
+from specsim.run.validity import Beyond
 from specsim.study.capacity import Goal, Prices, capacity, find_capacity, find_hardware, parse_slo
 from specsim.study.capacity.choices import binding_words
 from specsim.study.capacity.document import TriedLoad

@@ -66,10 +66,17 @@ def test_a_tree_is_drafted_in_as_many_passes_as_its_paths_have_tokens() -> None:
     """The 20 nodes of a tree of 2 tokens take about what a chain of 2 does."""
     given, lens = experiment(COMPOSED, CLOSED), []
     for policy in ("static:k=2", "static_tree:widths=[4,4]"):
-        engine = given.engine.model_copy(update={"async_scheduling": False})
-        own = Summary(simulate(given.replace(policy=policy, engine=engine)))
-        lens.append(own.usual_step.draft_len)
+        own = given.replace(policy=policy).with_engine(async_scheduling=False)
+        lens.append(Summary(simulate(own)).usual_step.draft_len)
     assert lens == [2, 2]
+
+
+def test_a_tree_of_which_nothing_is_accepted_is_drafted_all_the_same() -> None:
+    given = experiment(COMPOSED, CLOSED).replace(
+        policy="static_tree:widths=[4,4]", acceptance="bernoulli:alpha=0"
+    )
+    run = Summary(simulate(given.with_engine(async_scheduling=False)))
+    assert run.usual_step.draft_len == 1
 
 
 def test_what_two_runs_share_cancels() -> None:

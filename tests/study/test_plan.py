@@ -33,7 +33,7 @@ from specsim.profile.kernel_tables import published_configs
 from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
 from specsim.run.experiment import Experiment
-from specsim.run.summary import Beyond
+from specsim.run.validity import Beyond
 from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched

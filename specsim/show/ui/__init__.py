@@ -39,7 +39,8 @@ from specsim.results.metrics import (
 )
 from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
-from specsim.run.summary import Summary, step_times, summarized
+from specsim.run.summary import Summary, summarized
+from specsim.run.validity import step_times
 from specsim.show import filled, read_web
 from specsim.show.report.axes import fleet_of, title_of
 from specsim.show.study import gpu_first

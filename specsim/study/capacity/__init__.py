@@ -16,7 +16,7 @@ from specsim.policies import Policy, is_bound
 from specsim.results.metrics import Slo
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
-from specsim.run.summary import ROOFLINE
+from specsim.run.validity import ROOFLINE
 from specsim.run.whole import PoolServers
 from specsim.study.capacity.choices import (
     Goal,

@@ -12,7 +12,7 @@ import numpy as np
 from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
-from specsim.run.summary import BASES, step_times
+from specsim.run.validity import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, percentile
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.probe import Interval, LoadProbe

@@ -16,7 +16,8 @@ from specsim.results.records import PoolTables
 from specsim.results.stability import Balance, together, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
-from specsim.run.summary import Beyond, summarized
+from specsim.run.summary import summarized
+from specsim.run.validity import Beyond
 from specsim.study.capacity.choices import Goal
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width

@@ -11,7 +11,7 @@ from specsim.core.figures import figures
 from specsim.core.version import __version__
 from specsim.hardware import GIB
 from specsim.run.deployment import Deployment
-from specsim.run.summary import ROOFLINE
+from specsim.run.validity import ROOFLINE
 from specsim.study.capacity import Capacity, Found, hardware_notes
 from specsim.study.loads import few_rows
 from specsim.study.plan.advice import (

@@ -17,7 +17,7 @@ from specsim.profile import load_profile
 from specsim.proposers import Proposer
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
-from specsim.run.summary import Beyond
+from specsim.run.validity import Beyond
 from specsim.study.loads import Loads
 from specsim.study.tune.batch import BatchPoint, BatchTuning, Measurement, Trials, tune_batches
 from specsim.study.tune.crossover import (

@@ -23,7 +23,8 @@ from specsim.results.metrics import latency
 from specsim.results.stability import Stability
 from specsim.run.deployment import Deployment
 from specsim.run.simulate import simulate
-from specsim.run.summary import Beyond, Summary
+from specsim.run.summary import Summary
+from specsim.run.validity import Beyond
 from specsim.study.loads import Loads, Trial, steady_window
 from specsim.study.paired import SpeedUp, mean_and_half_width, speed_up
 

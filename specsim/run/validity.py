@@ -1,0 +1,135 @@
+"""What a run's step times rest on: the profile's kind and valid range, and the usual step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specsim.core.figures import figures
+from specsim.core.step import StepLoad
+from specsim.policies import DraftsTrees
+from specsim.profile import Profile
+from specsim.profile.model_error import UsualStep
+from specsim.profile.profile import NOT_MEASURED
+from specsim.results.tables import RunTables
+from specsim.run.deployment import Deployment
+from specsim.workload.arrivals import Arrivals, OpenArrivals
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """Steps beyond what a profile was fitted on, of one run or several."""
+
+    steps: int  # all steps
+    beyond_context: int  # steps with more context tokens than the valid range
+    beyond_batched: int  # steps with more batched tokens than the valid range
+    context_tokens: int  # of the largest step
+    batched_tokens: int  # of the largest step
+    context_len: float  # of a sequence, mean over the requests
+
+    @classmethod
+    def of(cls, tables: RunTables) -> "Beyond":
+        of_steps = [name for name in cls.__dataclass_fields__ if name != "context_len"]
+        counts = {name: int(tables.totals[name]) for name in of_steps}
+        return cls(**counts, context_len=context_len(tables.requests))
+
+    @classmethod
+    def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
+        columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
+        kinds: dict[str, Any] = {"tokens": max, "len": np.mean}
+        return cls(**{n: kinds.get(n.split("_")[-1], sum)(each) for n, each in columns.items()})
+
+    @property
+    def share(self) -> float:
+        """Share of the steps beyond the valid range, by whichever count is larger."""
+        return max(self.beyond_context, self.beyond_batched) / max(self.steps, 1)
+
+    def warnings(self, profiles: Sequence[Profile]) -> list[str]:
+        """Return a line for each way in which steps lie beyond the valid range of a profile."""
+        found = []
+        for kind in ("context", "batched"):
+            count, largest = getattr(self, f"beyond_{kind}"), getattr(self, f"{kind}_tokens")
+            if count:
+                limit = min(getattr(each.valid_range, f"{kind}_tokens") for each in profiles)
+                share = figures(100 * count / self.steps, 3)
+                found.append(
+                    f"{share} % of the steps lie outside the profile's valid range: up to "
+                    f"{largest:,} {kind} tokens, fitted up to {limit:,}"
+                )
+        return found + [
+            f"{each.model} on {each.gpu}: fitted to runs whose sequences have {lens[0]:,} to "
+            f"{lens[1]:,} tokens; here they have {figures(self.context_len)} on average, of which "
+            "the fit says nothing"
+            for each in profiles
+            if (lens := each.valid_range.context_lens)
+            and not each.valid_range.is_known(self.context_len)
+        ]
+
+
+def context_len(requests: NDArray[np.void]) -> float:
+    """Return the mean context of a sequence while it decodes, tokens."""
+    return float((requests["prompt_len"] + requests["output_len"] / 2).mean())
+
+
+ROOFLINE = (
+    "steps as the roofline says, not as measured; it flatters speculation at medium batch sizes "
+    "(profiles/README.md)"
+)
+
+
+BASES = ("fitted", "kernels", "roofline")  # what step times rest on, the least trusted last
+
+
+def step_times(profile: Profile) -> str:
+    """Return what step times rest on: ``fitted``, ``kernels`` or ``roofline``.
+
+    Measured steps; kernels that were measured one by one; a data sheet.
+    """
+    if profile.target.kind == "roofline":
+        return "roofline"
+    return "kernels" if NOT_MEASURED in profile.provenance.notes else "fitted"
+
+
+def usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) -> UsualStep:
+    """Return a step on average, as model errors are told of."""
+    requests, steps = tables.requests, max(int(tables.totals["steps"]), 1)
+    proposer = deployment.proposer
+    decodes = max(float(requests["deliveries"].sum()) / steps, 1.0)
+    context = context_len(requests)
+    prompts = float((requests["prompt_len"] - requests["cached_len"]).sum()) / steps
+    drafted = float(requests["draft_tokens"].sum())
+    load = StepLoad(
+        context_tokens=round(decodes * context),
+        batched_tokens=round(decodes + drafted / steps + prompts),
+        num_requests=round(decodes),
+        prefill_tokens=round(prompts),
+    )
+    return UsualStep(
+        load,
+        context_len=context,
+        drafters=tuple(proposer.cost_keys) if proposer is not None and drafted else (),
+        draft_len=_usual_draft_len(tables, deployment),
+        is_open=isinstance(arrivals, OpenArrivals),
+        block=deployment.costs.block,
+        own_cost=deployment.costs.drafts[0] if deployment.drafter else None,
+        overlaps=deployment.costs.overlaps,
+    )
+
+
+def _usual_draft_len(tables: RunTables, deployment: Deployment) -> int:
+    """Return how many tokens a drafter makes one after the other, on average.
+
+    Of trees as many as the longest path that was accepted has, one at least. A drafter that
+    overlaps makes all that it is asked for, though some steps verify nothing of it.
+    """
+    requests, totals = tables.requests, tables.totals
+    drafts = float(requests["drafts"].sum())
+    if not drafts:
+        return 0
+    if isinstance(deployment.policy, DraftsTrees):
+        return max(1, int(np.flatnonzero(tables.outcomes.any(axis=0)).max()))
+    if deployment.costs.overlaps:
+        return round(float(totals["asked_tokens"]) / float(totals["num_requests"]))
+    return round(float(requests["draft_tokens"].sum()) / drafts)
