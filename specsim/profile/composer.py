@@ -40,8 +40,9 @@ from specsim.profile.parallel import check_shares, exchange_layers, stage_layers
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head
 _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and values, activation
-_SGLANG_SMALL_KERNELS = 6  # which writes keys and values by one each, and compiles nothing
-_SGLANG_LAUNCH_US = 3.0  # of each; experiments/silicon/PROTOCOL.md, claim 4
+_LATENT_SMALL_KERNELS = 3  # two norms and the activation
+_SGLANG_SMALL_KERNELS = 6  # keys and values are written by one each
+_SGLANG_LAUNCH_US = 3.0  # of each, as none is compiled; experiments/silicon/PROTOCOL.md, claim 4
 _BESIDE_KERNELS = 2  # of a state beside attention: its norm, adding both up
 _NORM_KERNELS = 2  # per layer, before and behind an all-reduce: norms over all heads
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
@@ -289,7 +290,7 @@ class Composer:
             keys = shape.num_projected(each, size) * each.head_dim
             numbers, kernels = 8 * shape.hidden_size + 3 * width, usual
             if each.latent_dim:  # rotary embedding and writing the cache were measured with it
-                kernels -= usual - 3
+                kernels = _LATENT_SMALL_KERNELS
             else:
                 numbers += 2 * (queries + keys) + 4 * keys
             if shape.qk_norm_type:
