@@ -60,7 +60,7 @@ def stop(view: View, memory: EdlMemory) -> None:
 
 
 def observe(view: View, memory: EdlMemory) -> None:
-    """Move the threshold of each request that drafted, unless it drafted to the end."""
+    """Move the threshold of each request that drafted: up while too few are accepted, or down."""
     step, known = view.step[0], memory.known[0]
     for row in range(step.num_rows):
         drafted, request = view.draft_lens[row], view.requests[row]
@@ -68,8 +68,8 @@ def observe(view: View, memory: EdlMemory) -> None:
             continue
         fresh = (1.0 - known.rate_memory) * view.accepted_lens[row] / drafted
         rate = memory.rates[request] = known.rate_memory * memory.rates[request] + fresh
-        if drafted < step.max_draft_len:
-            change = known.change if rate <= known.target else -known.change
+        change = known.change if rate < known.target else -known.change
+        if change > 0.0 or view.accepted_lens[row] < step.max_draft_len:
             memory.thresholds[request] += (1.0 - known.threshold_memory) * change
 
 
@@ -81,8 +81,12 @@ class AdaEdl(LoopPolicy):
     Language Models via an Entropy-based Lower Bound on Token Acceptance Probability", arXiv
     2410.18351. H is the entropy of the drafter's distribution, of which only the confidence is
     modelled: H is taken to be the least that is possible with it, so that the bound is never below
-    the paper's. The threshold moves as in Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168,
-    with the numbers of their released code (``AdaptiveDraftExitAduster``).
+    the paper's. The threshold moves as in algorithm 1, as others who had the paper have written it
+    down: up while too few are accepted, else down, unless all of the longest draft were accepted.
+    It is that of Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168, but that there no longest
+    draft moves it down (dilab-zju/self-speculative-decoding ``decoding.py`` at f69f2a7, whose
+    numbers both papers have); the first threshold is theirs, which AdaEDL leaves open. As there the
+    token that falls short is drafted, and is the last one.
     """
 
     kind: Literal["adaedl"] = "adaedl"

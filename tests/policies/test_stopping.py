@@ -101,25 +101,61 @@ def test_adaedl_ends_as_its_bound_says_whatever_the_numbers(
     assert stopped(policy, memory, rows) == expected
 
 
-def test_the_threshold_of_adaedl_moves_as_in_draft_and_verify() -> None:
+def test_the_threshold_of_adaedl_moves_as_in_its_algorithm_1() -> None:
     policy, memory = started("adaedl:threshold=0.49", 6)
-    low, high = 0.4, 0.5  # bounds 1 - sqrt(0.2 H): 0.541 and 0.628
+    low, high = 0.4, 0.5  # bounds 1 - sqrt(0.2 H): 0.5407 and 0.628
     drafts = [[low] * 6]
-    assert stopped(policy, memory, drafts) == [6]
-    # A draft of full length moves nothing, one that is rejected moves it up by (1 - 0.9) 0.01.
-    for draft_len, times in ((6, 200), (3, 49)):
+
+    def observe(draft_len: int, accepted_len: int, times: int) -> None:
         for _ in range(times):
-            policy.observe(outcome([draft_len], [0]), memory)
-    assert stopped(policy, memory, drafts) == [6]  # 0.539
-    for _ in range(3):
-        policy.observe(outcome([3], [0]), memory)
-    assert stopped(policy, memory, drafts) == [1]  # 0.542
+            policy.observe(outcome([draft_len], [accepted_len]), memory)
+
+    # One that is rejected moves it up by (1 - 0.9) 0.01, however long the draft was.
+    observe(6, 0, 25)
+    observe(3, 0, 25)
+    assert stopped(policy, memory, drafts) == [6]  # 0.540
+    observe(6, 0, 1)
+    assert stopped(policy, memory, drafts) == [1]  # 0.541
     assert stopped(policy, memory, [[high] * 6]) == [6]
     # The share accepted, 1 - 0.5^n after n drafts that were, first exceeds 0.9 at n = 4: it rises
-    # three times more before it falls, to 0.540 after 5 falls.
-    for _ in range(8):
-        policy.observe(outcome([3], [3]), memory)
-    assert stopped(policy, memory, drafts) == [6]
+    # three times more, to 0.544, before it falls.
+    observe(3, 3, 6)
+    assert stopped(policy, memory, drafts) == [1]  # 0.541
+    observe(3, 3, 1)
+    assert stopped(policy, memory, drafts) == [6]  # 0.540
+    observe(6, 6, 50)  # all of the longest draft: nothing moves
+    observe(6, 0, 1)
+    assert stopped(policy, memory, drafts) == [1]  # 0.541
+    observe(6, 6, 50)  # shares of 0.75 and 0.875 are too small: 0.543, where it stays
+    for _ in range(2):
+        observe(6, 5, 1)  # the longest draft, but not all of it, and a share of 0.91: it falls
+        observe(6, 6, 2)
+    assert stopped(policy, memory, drafts) == [1]  # 0.541
+    observe(6, 5, 1)
+    assert stopped(policy, memory, drafts) == [6]  # 0.540
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_adaedl_stops_by_a_threshold_that_follows_acceptance(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    policy, memory = started("adaedl", 6)
+    thresholds, rates = [0.5] * 3, [0.0] * 3
+    for _ in range(60):
+        rows = np.float32(rng.uniform(0.1, 1.0, (3, 6)) ** rng.uniform(0.2, 1.0)).tolist()
+        bounds = [[1.0 - sqrt(0.2 * least_entropy(sure)) for sure in row] for row in rows]
+        expected = []
+        for row, threshold in zip(bounds, thresholds, strict=True):
+            assume(all(abs(bound - threshold) > 1e-9 for bound in row))
+            expected.append(next((at + 1 for at in range(5) if row[at] < threshold), 6))
+        assert stopped(policy, memory, rows) == expected
+        drawn = rng.geometric(1.0 - rng.uniform(0.3, 0.999), 3) - 1
+        accepted = [min(a, k) for a, k in zip(drawn.tolist(), expected, strict=True)]
+        policy.observe(outcome(expected, accepted), memory)
+        for row, (k, a) in enumerate(zip(expected, accepted, strict=True)):
+            rates[row] = 0.5 * rates[row] + 0.5 * a / k
+            change = 0.01 if rates[row] < 0.9 else -0.01 if a != 6 else 0.0
+            thresholds[row] = 0.9 * thresholds[row] + 0.1 * (thresholds[row] + change)
 
 
 def test_other_requests_have_thresholds_of_their_own() -> None:
