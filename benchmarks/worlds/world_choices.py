@@ -106,6 +106,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "draft_selection": {"num_probes": (3, 5), "alpha_max": (0.5,), **_PAST},
     "ema_tiers": {
         "tiers": ([1, 2], {"1": [0, 1], "4": [0]}),
+        "k_start": (0, 1, 3),
         "smoothing": (0.6, 1.0),
         "down_hysteresis": (0.2,),
         "up_hysteresis": (0.3,),

@@ -48,7 +48,7 @@ class EmaTiers(Policy[_Memory]):
     `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from 0 to
     the next tier, to try again. A change takes effect with the next drafts. Cost is known only
     through the tiers that a size is given. SGLang rounds the size up to one of its CUDA graphs
-    first; here it is not.
+    first; here it is not. Nor is there its ``ceiling_coeff``, which it leaves off.
     """
 
     kind: Literal["ema_tiers"] = "ema_tiers"
@@ -57,6 +57,9 @@ class EmaTiers(Policy[_Memory]):
         default={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
     )
     """Draft lengths by the least size of batch that they are for; a list is for all sizes."""
+    k_start: int | None = Field(default=None, ge=0)
+    """Tier to start at, SGLang's ``speculative_num_steps``; by default, and where a size does not
+    have it, the middle one."""
     smoothing: float = Field(default=0.2, gt=0, le=1)
     """Weight of the newest step."""
     interval: int = Field(default=5, ge=1)
@@ -68,11 +71,11 @@ class EmaTiers(Policy[_Memory]):
     up_hysteresis: float = 0.0
 
     def start(self, server: ServerView) -> _Memory:
-        """Return the middle tiers; tiers beyond the longest draft are cut to it."""
+        """Return the first tiers; those beyond the longest draft are cut to it."""
         ranges = []
         sizes, tiers_of = cut_tiers(self.tiers, server.max_draft_len)
         for number, tiers in enumerate(tiers_of):
-            tier = middle(tiers)
+            tier = tiers.index(self.k_start) if self.k_start in tiers else middle(tiers)
             usual = 0.0 if number else -0.25
             down = usual if self.down_hysteresis is None else self.down_hysteresis
             ranges.append(_Range(tiers, tier, tiers[tier] - 1.0, down))

@@ -187,11 +187,23 @@ def test_sglangs_tiers_by_smoothed_accepted_length(name: str) -> None:
     assert tiers[len(lead) :] == [tier for _, tier in stated]
 
 
-def test_sglangs_tiers_begin_in_the_middle_of_those_of_the_size() -> None:
-    policy, memory = started("ema_tiers", 7)  # test_default_config_loads, TestBatchSizeRouting
-    taken = {1: (1, 3, 5, 7), 7: (1, 3, 5, 7), 8: (0, 1, 3), 31: (0, 1, 3), 32: (0, 1), 1000: (0,)}
-    for size, tiers in taken.items():
-        assert policy.draft_lens(batch(*range(size)), memory) == tiers[len(tiers) // 2]
+@pytest.mark.parametrize(
+    ("tiers", "start", "k_of"),
+    [
+        pytest.param([1, 3, 7], 2, {1: 3}, id="initial_steps_snaps_to_middle_when_missing"),
+        pytest.param({1: [1, 5], 32: [1, 2]}, 5, {1: 5, 31: 5, 32: 2}, id="config_file"),
+        pytest.param(
+            {1: [1, 5], 8: [1, 3, 7]}, 7, {1: 5, 8: 7}, id="launch_flag_not_injected_into_slots"
+        ),
+        pytest.param(None, 3, {1: 3, 7: 3, 8: 3, 31: 3, 32: 1, 1000: 0}, id="floor_slot"),
+    ],
+)
+def test_sglangs_tiers_begin_where_they_are_told_or_in_the_middle(
+    tiers: Any, start: int, k_of: dict[int, int]
+) -> None:
+    config = {"kind": "ema_tiers", "k_start": start, **({"tiers": tiers} if tiers else {})}
+    policy, memory = started(config, 7)
+    assert {size: policy.draft_lens(batch(*range(size)), memory) for size in k_of} == k_of
 
 
 # SGLang: throughput_tiers. The same repository, test_throughput_aware_controller.py at 1688f2a.

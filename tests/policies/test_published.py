@@ -118,6 +118,109 @@ def test_adaptive_k_lets_go_of_the_drafter_once_no_draft_pays() -> None:
     assert all(policy.drops(batch(0, 1), memory))
 
 
+# vLLM: adaptive_verification
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS, verified=st.sampled_from([0.01, 0.05, 0.2]), longest=st.integers(1, 7))
+def test_adaptive_verification_sizes_and_allots_as_vllms_does(
+    seed: int, verified: float, longest: int
+) -> None:
+    step_time = priced_by(1.0, verified, 0.05)
+    policy, memory = started("adaptive_verification", longest, step_time)
+    rng = np.random.default_rng(seed)
+    stale = np.ones((12, longest))
+    for _ in range(20):
+        requests = np.flatnonzero(rng.random(12) < 0.5).tolist()
+        chunks = tuple(each for each in requests if rng.random() < 0.15)
+        lens = [0 if each in chunks else int(rng.integers(longest + 1)) for each in requests]
+        if not any(lens):
+            continue
+        seen = [np.cumprod(stale[each])[:k] for each, k in zip(requests, lens, strict=True)]
+        surest = np.sort(np.concatenate(seen))[::-1]
+        emitted = len(requests) - len(chunks) + np.concatenate([[0.0], np.cumsum(surest)])
+        times = [step_time(StepLoad(0, len(requests) + more, len(requests)), longest)
+                 for more in range(len(emitted))]  # fmt: skip
+        rates = emitted / times
+        budget = int(np.argmax(rates))
+        if np.sum(np.isclose(rates, rates[budget], rtol=1e-12, atol=0.0)) > 1:
+            return  # equal but for rounding
+        rows = [np.float32(rng.uniform(0.05, 1.0, k)) for k in lens]
+        cells = [(-chance, row, at) for row, each in enumerate(rows)
+                 for at, chance in enumerate(np.cumprod(each).tolist())]  # fmt: skip
+        kept = [row for _, row, _ in sorted(cells)[:budget]]
+        view = batch(*requests, drafts=sum(lens), chunks=chunks)
+        drafts = sure_drafts(*(row.tolist() for row in rows))
+        assert policy.verify_lens(view, drafts, memory) == [
+            kept.count(row) for row in range(len(requests))
+        ]
+        for each, row in zip(requests, rows, strict=True):
+            stale[each, : len(row)] = row
+
+
+# SGLang: ema_tiers
+
+
+class Slot:
+    """One size's tiers, as in ``adaptive_spec_params.py AdaptiveStepSlot`` at 015c872."""
+
+    def __init__(self, tiers: tuple[int, ...], start: int, warm_up: int, interval: int) -> None:
+        self.tiers, self.warm_up, self.interval = tiers, warm_up, interval
+        self.k = start if start in tiers else tiers[len(tiers) // 2]
+        self.mean, self.num = self.k - 1.0, 0
+
+    def update(self, accepted: list[int], down: float, up: float) -> None:
+        if self.k:
+            self.mean = 0.8 * self.mean + 0.2 * sum(accepted) / len(accepted)
+        self.num += 1
+        if self.num <= self.warm_up or (self.num - self.warm_up) % self.interval:
+            return
+        at = self.tiers.index(self.k)
+        if self.k == 0:
+            at = min(1, len(self.tiers) - 1)
+            self.mean = self.tiers[at] - 1.0 if self.mean < 0 < self.tiers[at] else self.mean
+        else:
+            lower = [t for t in range(at) if self.mean > max(self.tiers[t], 1) - 0.5 + down]
+            falls = (max(lower) + 1 if lower else 0) if at else 0
+            rises = next(
+                (t for t in range(at, len(self.tiers)) if self.mean <= self.tiers[t] - 0.5 + up),
+                len(self.tiers) - 1,
+            )
+            at = falls if falls < at else rises
+        self.k = self.tiers[at]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=SEEDS,
+    start=st.integers(0, 8),
+    warm_up=st.integers(0, 10),
+    interval=st.integers(1, 6),
+    down=st.sampled_from([-0.25, 0.0, 0.3]),
+    up=st.sampled_from([-0.1, 0.0, 0.4]),
+)
+def test_ema_tiers_move_as_sglangs_do(
+    seed: int, start: int, warm_up: int, interval: int, down: float, up: float
+) -> None:
+    tiers = {1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}
+    config = {"kind": "ema_tiers", "k_start": start, "warm_up": warm_up, "interval": interval,
+              "down_hysteresis": down, "up_hysteresis": up, "tiers": tiers}  # fmt: skip
+    policy, memory = started(config, 7)
+    slots = {size: Slot(lens, start, warm_up, interval) for size, lens in tiers.items()}
+    rng = np.random.default_rng(seed)
+    alphas = rng.uniform(0.05, 0.98, 4)
+    for step in range(160):
+        size = int(rng.choice([1, 7, 8, 20, 31, 32, 64, 90]))
+        slot = slots[max(least for least in tiers if least <= size)]
+        assert policy.draft_lens(batch(*range(size)), memory) == slot.k
+        lens = [slot.k] * size
+        accepted = accepted_of(rng, lens, alphas[step // 40])
+        policy.observe(outcome(lens, accepted), memory)
+        slot.update(accepted, down, up)
+        if any(abs(slot.mean - (at + 0.5) - by) < 1e-9 for at in range(7) for by in (down, up)):
+            return  # rounded either way
+
+
 # SGLang: throughput_tiers
 
 
