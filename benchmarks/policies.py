@@ -69,6 +69,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "oracle": ("oracle", "eagle3"),
     "random": ("random", "eagle3"),
     "acceptance_gate": ("acceptance_gate:acceptance_window=5", "eagle3"),
+    "acceptance_rate_gate": ("acceptance_rate_gate:acceptance_rate_window_size=5", "eagle3"),
     "adaptive_k": ("adaptive_k", "eagle3"),
     "throughput_tiers": ("throughput_tiers", "eagle3"),
     "ucbspec": ("ucbspec", "eagle3"),

@@ -21,6 +21,11 @@ POLICIES: tuple[Any, ...] = (
     *("slo_aware", "adaptive_k", "throughput_tiers", "ucbspec", "spec_serve"),
     *("nightjar", {"kind": "dsde", "calibration_steps": 3}, "tapout"),
     {"kind": "acceptance_gate", "acceptance_window": 3, "acceptance_length_threshold": 1.5},
+    {
+        "kind": "acceptance_rate_gate",
+        "acceptance_rate_window_size": 9,
+        "acceptance_rate_threshold": 0.5,
+    },
     {"kind": "static_tree", "widths": [3, 1]},
     {"kind": "eagle2_tree", "total_tokens": 12, "top_k": 3},
     {"kind": "sequoia_tree", "max_nodes": 14, "max_width": 4},
@@ -85,6 +90,11 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
         "draft_len_schedule": ({"2": 2, "6": 1}, {"100": 0}),
         "acceptance_window": (0, 1),
         "acceptance_length_threshold": (1.1, 4.0),
+    },
+    "acceptance_rate_gate": {
+        "draft_len_schedule": ({"2": 2, "6": 1}, {"100": 0}),
+        "acceptance_rate_window_size": (0, 1),
+        "acceptance_rate_threshold": (0.3, 1.0),
     },
     "acceptance_target": {"target": (0.2, 0.9), "window": (1, 4)},
     "adaedl": {

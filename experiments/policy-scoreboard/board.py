@@ -41,6 +41,7 @@ PUBLISHED = [
     *("adaptive_verification", "adaptive_k", "ema_tiers", "throughput_tiers"),
     "acceptance_gate:draft_len_schedule={4: 4, 8: 2, 32: 1}",
     "acceptance_gate:acceptance_window=5,acceptance_length_threshold=0.6",
+    "acceptance_rate_gate:acceptance_rate_window_size=8,acceptance_rate_threshold=0.5",
     *("goodput", "confidence", "turbospec", "slo_aware", "disco", "specdec_pp", "adaedl"),
     *("bandit", "bandit:algorithm=thompson", "ucbspec", "nightjar", "tapout"),
     *("dsde", "spec_serve"),

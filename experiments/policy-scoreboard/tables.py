@@ -25,7 +25,8 @@ SOURCES = {
     "bandit": "BanditSpec", "ucbspec": "BanditSpec, as released", "step_controller": "on-the-fly",
     "window_opt": "on-the-fly", "q_learning": "on-the-fly", "schedule": "vLLM",
     "adaptive_verification": "vLLM", "adaptive_k": "vLLM", "ema_tiers": "SGLang",
-    "throughput_tiers": "SGLang", "acceptance_gate": "TensorRT-LLM", "off": "–", "static": "–",
+    "throughput_tiers": "SGLang", "acceptance_gate": "TensorRT-LLM",
+    "acceptance_rate_gate": "TensorRT-LLM", "off": "–", "static": "–",
     "nightjar": "Nightjar", "tapout": "TapOut", "dsde": "DSDE", "spec_serve": "SpecServe",
 }  # fmt: skip
 

@@ -1,27 +1,18 @@
 """TensorRT-LLM: k by batch size, and an end to speculation where little is accepted."""
 
-from typing import Literal, NamedTuple, Protocol, Self, final
+from typing import Literal, NamedTuple, final
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.everybody import ask_all, let_go_of
+from specsim.policies.parts.gates import Gate, count
 from specsim.policies.parts.leavers import PresentPart, find_leavers, nobody_present
 from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
-
-
-class Gate(Protocol):
-    """What is known of the requests that have ended."""
-
-    window: int  # requests; 0: the gate stays open
-    threshold: float  # tokens
-    num_ended: int
-    total: float
-    is_shut: int
 
 
 class Gated(NamedTuple):
@@ -37,18 +28,10 @@ class Gated(NamedTuple):
 
 @inner
 def count_ended(memory: Gated, request: int) -> None:
-    """Take in a request that has ended; shut the gate where the mean is too low."""
-    gate = memory.gate[0]
-    if memory.steps[request] <= 0.0 or gate.is_shut:
-        return
-    mean = memory.accepted[request] / memory.steps[request]
-    memory.steps[request] = -1.0
-    place = gate.num_ended % gate.window
-    gate.total = gate.total + mean - memory.means[place]
-    memory.means[place] = mean
-    gate.num_ended += 1
-    if gate.num_ended >= gate.window:
-        gate.is_shut = gate.total / gate.window < gate.threshold
+    """Take in a request that has ended."""
+    if memory.steps[request] > 0.0:
+        count(memory.gate[0], memory.means, memory.accepted[request] / memory.steps[request])
+        memory.steps[request] = -1.0
 
 
 def decide(view: View, memory: Gated) -> None:
@@ -84,8 +67,7 @@ class AcceptanceGate(LoopPolicy):
     none beyond the last) and its gate of ``acceptance_window`` and ``acceptance_length_threshold``
     (``_torch/speculative/speculation_gate.py SpeculationGate`` at 41080dc), neither of which it
     sets by default. Who is not in a step any more has ended; a request that is preempted counts as
-    such, once. Later ones have a gate of the share of drafts accepted in place of their number
-    (``acceptance_rate_threshold``, in its tests at 205f8c2), which is not this one.
+    such, once. Since pull request 12905 (April 2026) its gate is that of `acceptance_rate_gate`.
     """
 
     kind: Literal["acceptance_gate"] = "acceptance_gate"
@@ -101,12 +83,6 @@ class AcceptanceGate(LoopPolicy):
     """Accepted tokens per step and request, below which it does."""
 
     loops = Loops(Gated, decide=decide, observe=observe, drop=drop)
-
-    @model_validator(mode="after")
-    def _check_schedule(self) -> Self:
-        if self.draft_len_schedule == {}:
-            raise ValueError("draft_len_schedule is empty; leave it out, or name a batch size")
-        return self
 
     def start(self, server: ServerView) -> LoopMemory:
         window, threshold = self.acceptance_window, self.acceptance_length_threshold

@@ -376,7 +376,8 @@ def test_drafters_of_one_pass_do_the_same_in_python(
     "policy",
     ["disco", "specdec_pp", "adaedl", "throughput_tiers:interval=2,window=4", "ucbspec",
      "adaptive_k:least_size=2", "nightjar", "tapout", "dsde:calibration_steps=3",
-     "acceptance_gate:acceptance_window=2,acceptance_length_threshold=3"],
+     "acceptance_gate:acceptance_window=2,acceptance_length_threshold=3",
+     "acceptance_rate_gate:acceptance_rate_window_size=6,acceptance_rate_threshold=0.6"],
 )  # fmt: skip
 def test_published_policies_are_the_same_however_they_are_asked(
     policy: str, profiles: dict[str, str], monkeypatch: pytest.MonkeyPatch

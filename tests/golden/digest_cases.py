@@ -810,6 +810,8 @@ def pool_cases() -> Iterator[Case]:
 LATER_POLICIES: list[Any] = [
     "spec_serve", {"kind": "dsde", "calibration_steps": 5}, "tapout",
     {"kind": "nightjar", "switch_ms": 2.0},
+    {"kind": "acceptance_rate_gate", "acceptance_rate_window_size": 40,
+     "acceptance_rate_threshold": 0.55},
 ]  # fmt: skip
 
 

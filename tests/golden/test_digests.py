@@ -135,6 +135,7 @@ NAMES = """
     later/dsde-5/draft_model:5/sync
     later/tapout/suffix:4/few
     later/nightjar-2.0/draft_model:5/v1
+    later/acceptance_rate_gate-40-0.55/draft_model:5/sync
     at_once/dflash/0.32/static
     at_once/dflash/0.33/goodput
     at_once/dspark/0.32/goodput

@@ -270,3 +270,32 @@ def test_tensorrt_llms_gate(threshold: float, decoded: list[float], shuts: list[
             policy.observe(outcome(lens, [min(own, lens[0])], requests=[request]), memory)
         after = policy.draft_lens(batch(request + 1), memory)  # it is missed in the next step
         assert (after == [0]) == is_shut
+
+
+# TensorRT-LLM: acceptance_rate_gate. The same test file since pull request 12905, and
+# tensorrt_llm/_torch/pyexecutor/py_executor.py _update_batch_acceptance_rate.
+
+
+@pytest.mark.parametrize(
+    ("threshold", "accepted", "shuts"),
+    [
+        pytest.param(0.5, [8, 8, 8], [False] * 3, id="enabled_when_above_threshold"),
+        pytest.param(0.3, [1, 2, 3, 10, 10], [False, False, True, True, True],
+                     id="disables_and_stays_disabled"),
+        pytest.param(0.7, [9, 9, 9, 2], [False] * 3 + [True],
+                     id="rolling_window_and_disable_on_drop"),
+        pytest.param(0.6, [2, 2, 2], [False, False, True], id="e2e"),
+    ],
+)  # fmt: skip
+def test_tensorrt_llms_gate_by_share(
+    threshold: float, accepted: list[int], shuts: list[bool]
+) -> None:
+    config = {"kind": "acceptance_rate_gate", "acceptance_rate_window_size": 3,
+              "acceptance_rate_threshold": threshold}  # fmt: skip
+    policy, memory = started(config, 5)
+    for tenths, is_shut in zip(accepted, shuts, strict=True):
+        # Ten drafts in two sequences; one that has just come, without drafts, is no part of it.
+        policy.observe(outcome([5, 5, 0], [max(tenths - 5, 0), min(tenths, 5), 0]), memory)
+        assert policy.draft_lens(batch(0, 1, 2), memory) == [0 if is_shut else 5] * 3
+        policy.observe(outcome([0, 0, 0], [0, 0, 0]), memory)  # says nothing
+        assert (policy.drops(batch(0), memory) is not None) == is_shut

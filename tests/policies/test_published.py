@@ -64,6 +64,42 @@ def test_the_gate_of_tensorrt_llm_shuts_for_good(seed: int, window: int, thresho
             is_shut = is_shut or (len(ended) == window and total / window < threshold)
 
 
+def first_key_reached(schedule: dict[int, int], size: int) -> int:
+    """Return what TensorRT-LLM's ``get_draft_len_for_batch_size`` says."""
+    return next((k for key, k in sorted(schedule.items()) if key >= size), 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=SEEDS,
+    window=st.integers(1, 6),
+    threshold=st.sampled_from([0.0, 0.3, 0.5, 0.6]),
+    schedule=st.dictionaries(st.integers(1, 40), st.integers(0, 6), min_size=1, max_size=4),
+)
+def test_the_gate_of_tensorrt_llm_shuts_for_good_by_the_share_of_steps(
+    seed: int, window: int, threshold: float, schedule: dict[int, int]
+) -> None:
+    config = {"kind": "acceptance_rate_gate", "acceptance_rate_window_size": window,
+              "acceptance_rate_threshold": threshold, "draft_len_schedule": schedule}  # fmt: skip
+    policy, memory = started(config, 5)
+    rng = np.random.default_rng(seed)
+    shares: list[float] = []
+    is_shut = False
+    for _ in range(60):
+        size = int(rng.integers(1, 45))
+        k = 0 if is_shut else min(first_key_reached(schedule, size), 5)
+        assert policy.draft_lens(batch(*range(size)), memory) == [k] * size
+        lens = [k if rng.random() < 0.9 else 0 for _ in range(size)]
+        accepted = accepted_of(rng, lens, 0.5)
+        policy.observe(outcome(lens, accepted), memory)
+        if sum(lens):
+            shares.append(sum(accepted) / sum(lens))
+            mean = float(np.mean(shares[-window:]))
+            if abs(mean - threshold) < 1e-12:
+                return  # rounded either way
+            is_shut = is_shut or (len(shares) >= window and mean < threshold)
+
+
 # vLLM: adaptive_k
 
 

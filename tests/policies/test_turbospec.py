@@ -229,8 +229,8 @@ def test_who_gives_the_drafter_up_disables_prefills() -> None:
         if POLICIES.parse({"kind": name, **fields}).overrides(Policy.drops)
     }
     assert disabling == {
-        "acceptance_gate", "adaptive_k", "goodput", "goodput_exact", "joint", "slo_aware",
-        "turbospec",
+        "acceptance_gate", "acceptance_rate_gate", "adaptive_k", "goodput", "goodput_exact",
+        "joint", "slo_aware", "turbospec",
     }  # fmt: skip
 
 

@@ -49,7 +49,9 @@ def middle(lens: list[int]) -> int:
     return len(lens) // 2
 
 
-LensUpTo = dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]]
+LensUpTo = Annotated[
+    dict[Annotated[int, Field(ge=1, le=MOST)], Annotated[int, Field(ge=0)]], Field(min_length=1)
+]
 """A draft length by the largest batch that it is for."""
 
 
