@@ -99,11 +99,12 @@ class SloAware(LoopPolicy):
     Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs
     (t + T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
     request the shortest draft whose expected length gets it there, as their released code does
-    (``request_manager.cc RequestManager::add_tokens_toward_slo``); phase 2 spends the rest of the
-    verification by marginal goodput. With all requests on time this is `goodput_exact`. There phase
-    2 takes the likeliest tokens until a number set ahead is used up, whatever a step costs, drafts
-    are trees, and where that number is too small for phase 1 the latest come first; here phase 1 is
-    left out where it does not fit.
+    (flexflow/flexflow-serve ``src/runtime/request_manager.cc add_tokens_toward_slo`` at bc67e97);
+    phase 2 spends the rest of the verification by marginal goodput. With all requests on time this
+    is `goodput_exact`. There T is a number set ahead, times 1.05; phase 2 takes the likeliest
+    tokens until a number set ahead is used up, whatever a step costs; drafts are trees; and in
+    phase 1 nobody gets more than 1.2 times an even share of that number, and who needs least comes
+    first. Here phase 1 is left out where it does not fit.
     """
 
     kind: Literal["slo_aware"] = "slo_aware"
