@@ -22,9 +22,8 @@ class _Memory:
 class AcceptanceTarget(Policy[_Memory]):
     """One k for all: up while more of the drafts is accepted than wanted, down while less.
 
-    The rule that users ask engines for (TensorRT-LLM ``acceptance_rate_threshold``; the
-    discussion of vLLM's pull request 26504). It looks at acceptance alone, so under load it keeps
-    speculating where speculation no longer pays.
+    The rule that users ask engines for (the discussion of vLLM's pull request 26504). It looks at
+    acceptance alone, so under load it keeps speculating where speculation no longer pays.
     """
 
     kind: Literal["acceptance_target"] = "acceptance_target"
