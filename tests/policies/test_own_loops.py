@@ -136,11 +136,11 @@ class Again(FollowInLoop):
 def test_lengths_are_looked_at_before_confidences_that_there_is_no_room_for(
     written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path
 ) -> None:
-    written("stopping", "view.lens[row], step.may_stop = 1_000_000, 1")
-    with (tmp_path / "stopping.py").open("a") as file:
+    written("stops_beyond", "view.lens[row], step.may_stop = 1_000_000, 1")
+    with (tmp_path / "stops_beyond.py").open("a") as file:
         file.write(STOPS)
     with pytest.raises(PluginError, match=r"Stops.*draft_lens returned .*1000000"):
-        simulate(tiny(policy="stopping:Stops"))
+        simulate(tiny(policy="stops_beyond:Stops"))
 
 
 @pytest.mark.parametrize("start", ["return server", "self.remember(server)", "return None"])
