@@ -51,8 +51,12 @@ class VisibleReplica:
     @property
     def kv_use(self) -> float:
         """Share of the KV blocks that sequences hold."""
-        most = len(self._ledger.table.blocks) - 1
-        return 1.0 - self._ledger["num_free"] / most if most else 0.0
+        return 1.0 - self._ledger["num_free"] / self.most_blocks if self.most_blocks else 0.0
+
+    @property
+    def most_blocks(self) -> int:
+        """KV blocks that sequences may hold."""
+        return len(self._ledger.table.blocks) - 1
 
     def published_keys(self) -> Ints:
         """Return the keys of what its prefix cache holds that others may share."""
@@ -128,6 +132,16 @@ class Roster(Sequence[VisibleReplica]):
         unseen: Ints = self._column("num_arrivals") - self._column("first_arrival")
         waiting: Ints = self._column("num_waiting") + self._column("num_loading")
         return waiting + unseen
+
+    @property
+    def kv_use(self) -> NDArray[np.float64]:
+        """Share of the KV blocks that sequences hold."""
+        most = self._most_blocks
+        return np.where(most, 1.0 - self._column("num_free") / np.maximum(most, 1), 0.0)
+
+    @cached_property
+    def _most_blocks(self) -> Ints:
+        return np.array([replica.most_blocks for replica in self._seen])
 
     @property
     def outstanding_tokens(self) -> Ints:

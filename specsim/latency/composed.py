@@ -41,9 +41,13 @@ class Curve(Settings):
     def times_at(self, places: Sequence[float]) -> list[float]:
         (start, end), (first, last) = self.at[-2:], self.times_us[-2:]
         beyond = np.maximum(np.array(places) - end, 0.0)
-        times = np.interp(places, self.at, self.times_us) + beyond * (last - first) / (end - start)
+        times = np.interp(places, *self._points) + beyond * (last - first) / (end - start)
         found: list[float] = times.tolist()
         return found
+
+    @cached_property
+    def _points(self) -> tuple[Times, Times]:
+        return np.array(self.at, dtype=np.float64), np.array(self.times_us)
 
 
 class AttentionLayers(Settings):

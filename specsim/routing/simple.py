@@ -81,11 +81,12 @@ class RankBalancer(Router):
     ) -> int:
         waiting = loads(replicas, "num_waiting")
         scores = waiting + loads(replicas, "num_running")
-        if waiting.any():
+        if np.count_nonzero(waiting):
             scores = scores + waiting * 6.0 * np.maximum(0.0, loads(replicas, "kv_use") - 0.5)
         first = next(memory) % len(replicas)
-        in_turn = np.concatenate((scores[first:], scores[:first]))
-        return (int(in_turn.argmin()) + first) % len(replicas)
+        of_each: list[float] = scores.tolist()
+        in_turn = of_each[first:] + of_each[:first]
+        return (in_turn.index(min(in_turn)) + first) % len(replicas)
 
 
 @final

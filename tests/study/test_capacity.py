@@ -738,6 +738,25 @@ def test_the_gpus_of_all_ranks_are_paid_for() -> None:
     assert hardware.under(Off(), experiment).gpus == {"h200": 4}
 
 
+@pytest.mark.parametrize("policy", ["off", "static:k=3"])
+def test_all_requests_at_once_show_what_a_full_server_answers(policy: str) -> None:
+    """Also one with slots for all of them, which is emptier with each that ends."""
+    experiment = small(policy)
+    lengths = {"kind": "dataset", "name": "sharegpt"}
+    goal = Goal(Slo(tpot_ms=40), 0.99, 0.02, False, None, 1, 600, None)
+
+    def answered(num_requests: int) -> float:
+        closed = {"kind": "closed_loop", "concurrency": 600}
+        workload = {"arrivals": closed, "lengths": lengths, "num_requests": num_requests}
+        drafts = {"method": "eagle3", "num_speculative_tokens": 3}
+        engine = {"max_num_seqs": 1024, "num_gpu_blocks": 60_000, "speculative_config": drafts}
+        full = experiment.replace("a test", workload=workload, engine=engine)
+        task = Task(600.0, Trial(full), load_profile(full.profile), goal)
+        return measure(task).requests_per_second
+
+    assert answered(600) == pytest.approx(answered(6000), rel=0.1)
+
+
 def test_slots_are_those_of_all_ranks() -> None:
     closed = {"kind": "closed_loop", "concurrency": 17}
     workload = {**tiny_config()["workload"], "arrivals": closed, "num_requests": 100}

@@ -43,6 +43,7 @@ __all__ = [
 ]  # fmt: skip
 
 _START_CLIENTS = 16
+_BELOW = 1.1  # so many times below saturation a search begins: limits mostly bind before that
 _ROUNDS = 6  # requests per client of a closed loop
 _REQUESTS, _MOST_REQUESTS = 2000, 64_000
 
@@ -84,7 +85,7 @@ class Contender:
         if self.goal.max_requests is not None and not self.goal.is_rough:
             # A server that holds many requests at once takes long to be steady.
             count = max(count, FILLS * saturated.held)
-        return explore(saturated.requests_per_second, self.goal, count)
+        return explore(saturated.requests_per_second / _BELOW, self.goal, count)
 
 
 def capacity(

@@ -21,12 +21,15 @@ from specsim.run.validity import Beyond
 from specsim.study.capacity.choices import Goal
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
+from specsim.workload.arrivals import Arrivals
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 _LONGEST = 0.25  # mean latency, as a share of the time in which requests arrive
 _DRAINING = 10  # the last tenth of the requests, which meet a server that empties
 _LEAST = 1e-9  # share of the requests that may miss a limit that all must keep
 _FULL = 0.9  # of the KV cache, at the largest step
+_EMPTYING = 0.75  # share of the requests, all given at once, after whose end a server empties
+_INSTANT = 1e-9  # seconds
 
 BACKLOG = "backlog"
 
@@ -73,7 +76,9 @@ class LoadRun:
     is_too_short: bool
     """Whether requests took more than a quarter of the time in which they arrived: then the server
     may hold a backlog that has had no time to show."""
-    requests_per_second: float  # answered, while requests arrived and the server was full
+    requests_per_second: float
+    """Answered while requests arrived and the server was full; where all came at once, see
+    `_full_rate`."""
     mean_output_len: float  # tokens per request
     latencies_ms: dict[str, float]  # ``mean_e2el_ms``, ``p99_ttft_ms`` and so on
     most_running: int  # most requests at once that had begun and not ended
@@ -157,8 +162,6 @@ def measure(task: Task) -> LoadRun:
     requests, arrivals = tables.requests, trial.experiment.workload.arrivals
     clients = arrivals.concurrency if isinstance(arrivals, ClosedLoop) else None
     steady = _steady(requests, clients)
-    start, end = steady_window(requests, arrivals)
-    ended_at = requests["ended_at"]
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
     reached = limited(steady, task.goal.slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}
@@ -178,7 +181,7 @@ def measure(task: Task) -> LoadRun:
         },
         balance=summary.balance,
         is_too_short=lasts_long and clients is None,  # a closed loop is never overloaded
-        requests_per_second=float(((ended_at > start) & (ended_at <= end)).sum() / (end - start)),
+        requests_per_second=_answered_per_second(requests, arrivals),
         mean_output_len=float(requests["output_len"].mean()),
         latencies_ms=_statistics(steady),
         most_running=most_running,
@@ -197,6 +200,29 @@ def _steady(requests: NDArray[np.void], clients: int | None) -> NDArray[np.void]
     first = warm_up_of(requests) if clients is None else min(2 * clients, count // 2)
     in_order = np.argsort(requests["arrived_at"], kind="stable")
     return requests[in_order[first : count - count // _DRAINING]]
+
+
+def _answered_per_second(requests: NDArray[np.void], arrivals: Arrivals) -> float:
+    if isinstance(arrivals, ClosedLoop) and arrivals.concurrency == len(requests):
+        return _full_rate(requests)
+    start, end = steady_window(requests, arrivals)
+    ended_at = requests["ended_at"]
+    return float(((ended_at > start) & (ended_at <= end)).sum() / (end - start))
+
+
+def _full_rate(requests: NDArray[np.void]) -> float:
+    """Return how many requests/s a server answers that was given all of them at once.
+
+    By the tokens that it had answered when three of four requests had ended, for then it empties.
+    """
+    began_at, first_at, ended_at, output_len = (
+        requests[name] for name in ("arrived_at", "first_token_at", "ended_at", "output_len")
+    )
+    until = np.quantile(ended_at, _EMPTYING)
+    took = np.maximum(ended_at - first_at, _INSTANT)
+    answered = np.clip((until - first_at) / took, 0.0, 1.0) * (output_len - 1) + (first_at <= until)
+    mean_len, seconds = output_len.mean(), until - began_at.min()
+    return float(answered.sum() / mean_len / seconds)
 
 
 def _statistics(requests: NDArray[np.void]) -> dict[str, float]:
