@@ -223,11 +223,19 @@ class Block(Protocol):
     holders: int  # sequences that hold it; kept for published blocks only
     following: int  # in the free queue; of the null block the first, and the last as
     preceding: int
+    next_alike: int
+    """The next one, by time of publication, whose key has the same place in the index."""
+
+
+class BlockNote(Protocol):
+    """What else there is to know of a KV block; apart, for few servers need it.
+
+    Blocks are taken in turn, so that those of a large cache are seldom in the processor's.
+    """
+
     is_undrafted: int
     """Whether the drafter has no entries of what it holds; kept only where it may leave out prompts
     and prefixes are cached."""
-    next_alike: int
-    """The next one, by time of publication, whose key has the same place in the index."""
     published_in: int
     """Number of the step in which a state with its key was last published."""
     shown_in: int
@@ -418,6 +426,7 @@ class Table(NamedTuple):
     groups: Rows[Group]
     buckets: Rows[Bucket]
     blocks: Rows[Block]
+    notes: Rows[BlockNote]  # of each block
     chains: NDArray[np.int32]
     """First block of each chain of published blocks, by a hash of their keys."""
     stored: Rows[Stored]
@@ -473,10 +482,8 @@ class Table(NamedTuple):
 
 _SHORT: dict[type, tuple[str, ...]] = {
     Fact: ("prompt_len", "output_len", "max_tokens", "priority", "adapter", "rank", "num_keys"),
-    Block: (
-        *("holders", "is_undrafted", "following", "preceding", "next_alike", "published_in"),
-        "shown_in",
-    ),
+    Block: ("holders", "following", "preceding", "next_alike"),
+    BlockNote: ("is_undrafted", "published_in", "shown_in"),
     Place: ("block", "shown_in", "is_used"),
 }
 """Fields of four bytes, not eight, of what there is much of."""
