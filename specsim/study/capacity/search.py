@@ -19,7 +19,7 @@ FILLS = 8
 """Times as many requests as the server holds at once are in runs of which it is full for most."""
 
 _DOWN = 2.0
-_UP = 1.2  # the start is near saturation, so that one step up is mostly enough
+_UP = 1.25  # the start is near saturation, so that one step up is mostly enough
 _LOWEST = 1 / 64
 _HIGHEST = 64.0
 _COARSE = 0.05  # tolerance of the first search, whose runs are short
