@@ -250,9 +250,20 @@ def measured(study: Study, point: Point) -> dict[str, float]:
             found[f"hits.{tier}_share"] = tokens / found["total_input_tokens"]
     tokens_per_s = found.get("output_throughput")
     if point.cost is not None and tokens_per_s:
-        found[COST] = point.cost / 3600 / tokens_per_s * 1e6
+        found[COST] = point.cost / 3600 / tokens_per_s * 1e6 * paid_share(found)
     known = _KNOWN if study.capacity is None else _KNOWN | _OF_LIMITS
     return {name: value for name, value in found.items() if name in known}
+
+
+def paid_share(metrics: Mapping[str, float]) -> float:
+    """Return the time that engines are paid for, over that from the first arrival to the last end.
+
+    Those that are scaled are paid for from the beginning of a run.
+    """
+    for scaled in ("autoscaling", "pools.autoscaling.prefill", "pools.autoscaling.decode"):
+        if seconds := metrics.get(f"{scaled}.replica_seconds"):
+            return seconds / metrics[f"{scaled}.mean_replicas"] / metrics["duration"]
+    return 1.0
 
 
 class Style(NamedTuple):

@@ -43,7 +43,7 @@ from specsim.run.summary import Summary, summarized
 from specsim.run.validity import step_times
 from specsim.show import filled, read_web
 from specsim.show.report.axes import fleet_of, title_of
-from specsim.show.study import gpu_first
+from specsim.show.study import gpu_first, paid_share
 from specsim.study.capacity import Prices
 from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
@@ -186,12 +186,13 @@ class Playground:
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
         profile = self._profile(moved.profile)
-        fleet = fleet_of(moved.to_dict(), flat_metrics(runs[0].data)).engines
+        metrics = flat_metrics(runs[0].data)
+        fleet = fleet_of(moved.to_dict(), metrics).engines
         gpus = gpus_of((self._profile(name), number) for name, number in fleet.items())
         cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
-        tokens_per_hour = 3600 * outcomes[0]["output_throughput"]
+        tokens_per_hour = 3600 * outcomes[0]["output_throughput"] / paid_share(metrics)
         return {
             "promise": promise_words(slo, ATTAINMENT, shares),
             "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),

@@ -293,6 +293,7 @@ def labels(values: list[Any]) -> list[str]:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         kind = value.get("kind", value.get("method"))
+        kind = "off" if kind is False else kind  # unquoted, in YAML 1.1
         fields = [f"{k}={_written(v)}" for k, v in value.items() if k not in ("kind", "method")]
         return f"{kind}:{','.join(fields)}" if kind and fields else str(kind or ",".join(fields))
     return _written(value)
