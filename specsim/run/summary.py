@@ -470,13 +470,18 @@ class Summary:
             own |= scaled
         else:
             own["pools"] = {**self.run.pools.sizes, **self.pools.totals, **scaled}
-        if len(shares := self.run.deployment.profile.stage_shares) > 1:
-            own["stage_shares"] = list(shares)
+            own["pools"] |= _stages(self.run.pools.prefill_profile)
+        own |= _stages(self.run.deployment.profile)
         if self.run.deployment.drafter is not None:
             own["drafter"] = self._drafter(self.run.deployment.drafter)
         if self.run.offload is not None:
             own["hits"] = self._hits(self.run.offload.loads)
         return own
+
+
+def _stages(profile: Profile) -> dict[str, list[float]]:
+    shares = profile.stage_shares
+    return {"stage_shares": list(shares)} if len(shares) > 1 else {}
 
 
 def summarized(experiment: Experiment, **options: Any) -> Summary:
