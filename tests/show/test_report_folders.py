@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import pytest
@@ -420,6 +420,18 @@ def test_an_off_that_yaml_reads_as_false_has_no_drafter_to_pay_for(tmp_path: Pat
     config = {"policy": False, "engine": {"speculative_config": drafts}}
     assert single_axes(config)["policy"].labels == ["off"]
     assert drafter_of(config) is None
+
+
+def test_of_replications_that_are_scaled_the_mean_is_shown(tmp_path: Path) -> None:
+    scaler = {"kind": "target_concurrency", "target": 1, "max_replicas": 8, "interval_s": 0.1}
+    scaler |= {"start_up_s": 0.1, "window_s": 0.1}
+    path = sweep_folder(tmp_path / "scaled", [{"policy": ["off"], "autoscaling": [scaler]}], 3)
+    study = with_prices(load_study(path), priced({"h100": 3.0}))
+    means = [point.metrics["autoscaling.mean_replicas"] for point in study.points]
+    assert len({*means}) == 3
+    [shown] = [each for each in page_data(study)["cells"] if each["luck"] is None]
+    assert shown["gpus"] == pytest.approx(fmean(means), rel=1e-3)
+    assert shown["hour"] == pytest.approx(3.0 * fmean(means))
 
 
 def test_all_replicas_are_counted_and_paid_for(cli: Run, tmp_path: Path) -> None:
