@@ -40,7 +40,7 @@ from specsim.results.metrics import (
 from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, summarized
-from specsim.run.validity import step_times
+from specsim.run.validity import BASES, step_times
 from specsim.show import filled, read_web
 from specsim.show.report.axes import fleet_of, title_of
 from specsim.show.study import gpu_first, paid_share
@@ -185,7 +185,6 @@ class Playground:
         runs = [self._run(experiment.replace(policy=each), on_progress) for each in policies]
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
-        profile = self._profile(moved.profile)
         metrics = flat_metrics(runs[0].data)
         fleet = fleet_of(moved.to_dict(), metrics).engines
         gpus = gpus_of((self._profile(name), number) for name, number in fleet.items())
@@ -202,7 +201,7 @@ class Playground:
             "cost_per_hour": cost,
             "cost_per_million": None if cost is None else 1e6 * cost / tokens_per_hour,
             "currency": self.prices.currency,
-            "step_times": step_times(profile),
+            "step_times": max((step_times(self._profile(name)) for name in fleet), key=BASES.index),
             "num_requests": len(runs[0].run.requests),
             "simulated": self._simulated - before,
             "arriving": _arriving(moved),
@@ -230,7 +229,7 @@ class Playground:
     def _run(self, experiment: Experiment, on_progress: Callable[[int], None] | None) -> Summary:
         key = experiment.replace(slo=None).hash
         if key not in self._runs:
-            profile = self._profile(experiment.profile)
+            profile = self._profile(experiment.serving.profile)
             self._runs[key] = summarized(experiment, profile=profile, on_progress=on_progress)
             self._simulated += 1
             if len(self._runs) > _MOST_KEPT:
