@@ -19,6 +19,7 @@ from conftest import ROOT, Run, tiny_config
 from specsim.core.errors import ConfigError
 from specsim.policies import POLICIES
 from specsim.study.sweep import Sweep, SweepFolder, labels
+from specsim.study.sweep.plan import problems_of
 
 
 def sweep_file(folder: Path, axes: Any, base: Any = None, **rest: Any) -> Path:
@@ -221,6 +222,17 @@ def test_all_problems_are_told_before_the_first_point_is_run(cli: Run, tmp_path:
     assert not (tmp_path / "done").exists()
     assert cli("sweep", path, "--workers", 1, "--out", "done")[0] == 2
     assert not (tmp_path / "done").exists()
+
+
+def test_of_pools_the_profile_is_looked_at_that_decodes(
+    tmp_path: Path, constant_step: Callable[..., str]
+) -> None:
+    """The experiment's own has no cost of the drafter, and no pool uses it."""
+    plain, knows = constant_step(delta_ms=5), "h100/llama-3.1-8b"
+    pools = {"prefill": {"profile": knows}, "decode": {"profile": knows}}
+    base = tiny_config(profile=plain, pools=pools)
+    sweep = Sweep.load(sweep_file(tmp_path, [{"policy": ["off", "static:k=2"]}], base))
+    assert problems_of(sweep) == []
 
 
 def test_ctrl_c_says_how_to_go_on(cli: Run, tmp_path: Path) -> None:

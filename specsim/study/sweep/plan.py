@@ -361,7 +361,7 @@ def _problems(point: SweepPoint) -> Iterator[str]:
         return
     try:
         check_size(experiment)
-        Deployment.of(experiment, _profile(experiment.profile))
+        Deployment.of(experiment, _profile(experiment.serving.profile))
     except SpecsimError as error:
         yield str(error)
     for path in experiment.workload.traces.values():
