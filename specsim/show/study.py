@@ -15,7 +15,7 @@ from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import Stability, stability_in, together
 from specsim.run.deployment import gpus_of
-from specsim.run.validity import step_times
+from specsim.run.validity import BASES, step_times
 from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.plan.advice import gpu_name
@@ -134,9 +134,14 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
             prices[label] = price
     points = [_with_fleet_priced(point, profiles, per_gpu) for point in study.points]
     for point in points:
-        if point.cost is not None and point.fleet_kind == "pools":  # a replica, in the mean
-            label = study.axes[0].labels[point.places[0]]
+        if point.fleet_kind != "pools":
+            continue
+        label = study.axes[0].labels[point.places[0]]
+        if point.cost is not None:  # a replica, in the mean
             prices[label] = point.cost / sum(point.fleet.values())
+        if point.fleet.keys() <= profiles.keys():
+            own = (step_times(profiles[name]) for name in point.fleet)
+            basis[label] = max(own, key=BASES.index)
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=per_gpu.currency, price_date=per_gpu.date)
 

@@ -16,7 +16,7 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
-from specsim.run.validity import step_times
+from specsim.run.validity import BASES, step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, drafter_of, single_axes, title_of
 from specsim.show.study import Study, gpu_first, measured, restricted, with_prices
@@ -386,6 +386,9 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     a_million = 1e6 / point.metrics["output_throughput"] / 3600
     assert measured(study, point)["cost_per_mtok"] == pytest.approx(13.0 * a_million)
     assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
+    least = max((step_times(load_profile(name)) for name in point.fleet), key=BASES.index)
+    assert study.step_times == {"h100/llama-3.1-8b": least}
+    assert least != step_times(load_profile("h100/llama-3.1-8b"))
     [shown] = page_data(study)["cells"]
     assert (shown["gpus"], shown["hour"]) == (5, 13.0)
     unpriced = with_prices(load_study(Path("run")), priced({"h100": 3.0}))
