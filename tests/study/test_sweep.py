@@ -385,6 +385,24 @@ def test_a_trace_that_has_changed_is_refused(cli: Run, tmp_path: Path) -> None:
     assert cli(*arguments)[0] == 0
 
 
+def test_a_drafter_on_gpus_of_its_own_that_has_changed_is_refused(
+    cli: Run, tmp_path: Path, constant_step: Callable[..., str]
+) -> None:
+    drafter = Path(constant_step(delta_ms=2.0))
+    spec = {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "own_gpus": {"profile": str(drafter)},
+    }
+    base = tiny_config(engine={"speculative_config": spec}, policy="static")
+    path = sweep_file(tmp_path, AXES[:1], base)
+    arguments = ("sweep", path, "--workers", 1, "--out", "done", "--resume")
+    assert [cli(*arguments)[0], cli(*arguments)[0]] == [0, 0]
+    drafter.write_text(drafter.read_text().replace("2.0", "9.0"))
+    code, _, err = cli(*arguments)
+    assert (code, f"{drafter} has changed since the sweep began" in err) == (2, True)
+
+
 def started(*arguments: object, cwd: Path) -> "subprocess.Popen[bytes]":
     """Start specsim in a session of its own, so that everything that it starts can be found."""
     command = [sys.executable, "-m", "specsim", *map(str, arguments)]
