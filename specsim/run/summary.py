@@ -411,12 +411,13 @@ class Summary:
     def _drafter(self, profile: Profile) -> dict[str, float]:
         """Return what a drafter comes to that has GPUs of its own, a replica's.
 
-        Its share of the time is that of all replicas while they are there, idle or not.
+        Its share of the time is that of all replicas while they are there, idle or not, from the
+        first arrival on; its link is at work with it.
         """
         totals, requests = self.tables.totals, self.tables.requests
-        span = float(requests["ended_at"].max() - requests["arrived_at"].min())
-        fixed = {"replica_seconds": self.run.experiment.num_engines * span}
-        seconds = self.scalings.get(None, fixed)["replica_seconds"]
+        start, end = float(requests["arrived_at"].min()), float(requests["ended_at"].max())
+        replicas = self.run.scalings.get(None, Scaling.fixed(self.run.experiment.num_engines))
+        seconds = replicas.replica_seconds(end) - replicas.replica_seconds(start)
         return {
             "gpus": profile.num_gpus,
             "target_gpus": self.run.deployment.profile.num_gpus,

@@ -65,6 +65,20 @@ def replayed(lens: list[int], k: int) -> list[tuple[int, int, int]]:
     return steps
 
 
+def test_its_share_of_the_time_begins_with_the_first_request() -> None:
+    """Replicas that neither come nor go are fixed ones, however long nobody asks."""
+    workload = {
+        "arrivals": {"kind": "piecewise", "segments": [[20, 0], [1, 20.0]]},
+        "lengths": {"kind": "uniform", "prompt": [1, 50], "output": [5, 60]},
+    }
+    scaler = {"kind": "target_queue", "target": 1, "min_replicas": 2, "max_replicas": 2}
+    fixed, scaled = (
+        Summary(simulate(experiment(workload=workload, **fields))).data["specsim"]["drafter"]
+        for fields in ({"replicas": 2}, {"autoscaling": scaler})
+    )
+    assert scaled["busy_share"] == pytest.approx(fixed["busy_share"])
+
+
 FATES = st.lists(st.integers(0, 9), min_size=1, max_size=60)
 
 
