@@ -306,7 +306,9 @@ def test_a_sketch_of_a_policy_in_python_comes_while_one_looks() -> None:
 def test_the_gpus_of_pools_are_counted_pool_by_pool(tiny: Callable[..., Experiment]) -> None:
     decode = {"replicas": 2, "profile": "h100/llama-3.1-8b-tp2"}
     pools = {"prefill": {"profile": "l40s/llama-3.1-8b"}, "decode": decode}
-    answer = Playground(tiny(pools=pools, policy="off")).answer(Moved())
+    playground = Playground(tiny(pools=pools, policy="off"))
+    assert playground.start()["profiles"] == ["h100/llama-3.1-8b"]  # which neither uses
+    answer = playground.answer(Moved())
     assert answer["gpus"] == "1 × L40S + 4 × H100"
     prices = Prices.load(None).per_gpu_hour
     assert answer["cost_per_hour"] == pytest.approx(prices["l40s"] + 4 * prices["h100"])

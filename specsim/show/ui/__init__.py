@@ -103,8 +103,13 @@ class Playground:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Profiles of the same model on as many GPUs, the experiment's own first."""
-        own = self._profile(self.experiment.profile)
+        """Profiles of the same model on as many GPUs, the experiment's own first.
+
+        That alone where each pool has its own, which another would not replace.
+        """
+        own, pools = self._profile(self.experiment.profile), self.experiment.pools
+        if pools and pools.prefill.profile and pools.decode.profile:
+            return [self.experiment.profile]
         others = resource_names("profiles", f"*/{own.model}{own.suffix}.yaml")
         return list(dict.fromkeys([self.experiment.profile, *others]))
 
