@@ -209,13 +209,16 @@ class Summary:
     def _idle_priorities(self) -> list[str]:
         """Return that priorities, or a scheduler that goes by them, have nothing to do."""
         differ = np.ptp(Columns.of(self.run.requests).priorities) > 0
-        policy = self.run.deployment.engine.scheduling_policy
-        if differ == (policy == "priority"):
+        engines, experiment = [self.run.deployment.engine], self.run.experiment
+        if experiment.pools is not None:
+            engines.append(experiment.of_pool("prefill").engine)
+        policies = {engine.scheduling_policy for engine in engines}
+        if differ == ("priority" in policies):
             return []
         if differ:
             return [
-                f"the priorities of the requests count for nothing: engine.scheduling_policy is "
-                f"{policy}; set it to priority"
+                "the priorities of the requests count for nothing: engine.scheduling_policy is "
+                "fcfs; set it to priority"
             ]
         return ["engine.scheduling_policy is priority, and all requests have the same"]
 
