@@ -148,11 +148,13 @@ class Summary:
         # By name: what profiles have cached since they were read cannot be compared.
         if pools and experiment.of_pool("prefill").profile != experiment.serving.profile:
             profiles.append(pools.prefill_profile)
-        found += [
+        drafter = self.run.deployment.drafter
+        rooflines = [
             f"{profile.model} on {profile.gpu}: {ROOFLINE}"
-            for profile in profiles
+            for profile in (*profiles, *([drafter] if drafter else []))
             if step_times(profile) == "roofline"
         ]
+        found += dict.fromkeys(rooflines)
         requests = self.run.requests
         if isinstance(requests, TraceRequests):  # no program's
             found += experiment.workload.notes
