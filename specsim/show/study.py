@@ -1,6 +1,7 @@
 """Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -133,15 +134,13 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
         if price is not None:
             prices[label] = price
     points = [_with_fleet_priced(point, profiles, per_gpu) for point in study.points]
+    rests = defaultdict[str, set[str]](set)
     for point in points:
-        if point.fleet_kind != "pools":
-            continue
         label = study.axes[0].labels[point.places[0]]
-        if point.cost is not None:  # a replica, in the mean
+        if point.cost is not None and point.fleet_kind == "pools":  # a replica, in the mean
             prices[label] = point.cost / sum(point.fleet.values())
-        if point.fleet.keys() <= profiles.keys():
-            own = (step_times(profiles[name]) for name in point.fleet)
-            basis[label] = max(own, key=BASES.index)
+        rests[label] |= {step_times(profiles[name]) for name in point.fleet if name in profiles}
+    basis |= {label: max(kinds, key=BASES.index) for label, kinds in rests.items() if kinds}
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=per_gpu.currency, price_date=per_gpu.date)
 

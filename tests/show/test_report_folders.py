@@ -410,6 +410,8 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts(cli: Run, tmp_
         a_million = 1e6 / point.metrics["output_throughput"] / 3600
         assert measured(study, point)["cost_per_mtok"] == pytest.approx(cost * a_million)
         assert study.prices == {"h100/llama-3.1-8b": 3.0}
+        basis = "kernels" if policy == "static" else "fitted"  # the drafter's own
+        assert study.step_times == {"h100/llama-3.1-8b": basis}
 
 
 def test_an_off_that_yaml_reads_as_false_has_no_drafter_to_pay_for(tmp_path: Path) -> None:
