@@ -246,7 +246,7 @@ def over_time(steps: StepsTable, own: dict[str, Any], requests: Requests) -> dic
     if end <= start:  # a profile whose steps cost nothing
         return {"timeline": {}, "breakdown": {}}
     found = timeline(steps, num_bins=_DRAWN_BINS, window=_DRAWN_WINDOW)
-    engines = engines_of(own, steps.span)
+    engines = engines_of(own, start)
     num_stages, first_shares = stages_of(engines)
     use = time_use(steps, num_stages, first_shares).overall
     total = num_stages * (end - start)
@@ -293,7 +293,7 @@ class EnginesOfKind(NamedTuple):
 
     numbers: range  # in steps.parquet; slots, where replicas are scaled
     num_usable: int  # KV blocks of each that requests can hold
-    mean: float  # how many there were, from the first step to the last
+    mean: float  # how many there were, from the first step on
     stage_shares: Sequence[float]
 
 
@@ -303,18 +303,18 @@ def stages_of(engines: Sequence[EnginesOfKind]) -> tuple[float, dict[int, float]
     return sum(each.mean * len(each.stage_shares) for each in engines), first_shares
 
 
-def engines_of(own: dict[str, Any], span: tuple[float, float]) -> list[EnginesOfKind]:
+def engines_of(own: dict[str, Any], start: float) -> list[EnginesOfKind]:
     """Return the replicas of a run, or those of the decode pool and then of the prefill pool.
 
     Args:
         own: The block ``specsim`` of its summary.
-        span: When its first step was scheduled and its last one ended, seconds.
+        start: When its first step was scheduled, seconds.
     """
     count, scaled = int(own["replicas"]), scalings(own)
     usable = int(own["num_gpu_blocks"]) - 1  # vLLM's null block holds nothing
     pools = own.get("pools", {})
     if "decode_replicas" not in pools:
-        mean = sum(_mean_within(span, each) for each in scaled.values()) if scaled else count
+        mean = sum(_mean_since(start, each) for each in scaled.values()) if scaled else count
         return [EnginesOfKind(range(count), usable, mean, own.get("stage_shares", [1.0]))]
     first = int(pools["decode_replicas"])
     found = []
@@ -322,17 +322,17 @@ def engines_of(own: dict[str, Any], span: tuple[float, float]) -> list[EnginesOf
         ("decode", range(first), usable, own),
         ("prefill", range(first, count), int(pools["prefill_num_gpu_blocks"]) - 1, pools),
     ):
-        mean = _mean_within(span, scaled[name]) if scaled else len(numbers)
+        mean = _mean_since(start, scaled[name]) if scaled else len(numbers)
         found.append(EnginesOfKind(numbers, blocks, mean, told.get("stage_shares", [1.0])))
     return found
 
 
-def _mean_within(span: tuple[float, float], scaling: dict[str, Any]) -> float:
-    """Return how many replicas were paid for in the mean, of all those of the run."""
-    (start, end), counts = span, scaling["timeline"]
+def _mean_since(start: float, scaling: dict[str, Any]) -> float:
+    """Return how many replicas were paid for in the mean from an instant to the end of the run."""
+    counts, seconds = scaling["timeline"], float(scaling["replica_seconds"])
     paid_for = np.sum([counts[state] for state in ("up", "starting", "draining")], axis=0)
     before = float(np.diff(np.minimum([*counts["at"], start], start)) @ paid_for)
-    return (float(scaling["replica_seconds"]) - before) / (end - start)
+    return (seconds - before) / (seconds / float(scaling["mean_replicas"]) - start)
 
 
 def _kv_usage(steps: StepsTable, engines: list[EnginesOfKind]) -> NDArray[np.float64]:

@@ -113,7 +113,7 @@ def break_down(folder: Path) -> Breakdown:
     """
     results, experiment = load_folder(folder)
     deployment, steps, prefill = Deployment.of(experiment), results.steps, None
-    own, *others = engines_of(results.own, steps.span)
+    own, *others = engines_of(results.own, steps.span[0])
     called = "rank" if (experiment.engine.data_parallel_size or 1) > 1 else "server"
     if others:
         first = Deployment.of(experiment.of_pool("prefill"))

@@ -147,7 +147,7 @@ def write_chrome_trace(
 
 def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
     engines = [
-        (number, each) for each in engines_of(run.own, run.steps.span) for number in each.numbers
+        (number, each) for each in engines_of(run.own, run.steps.span[0]) for number in each.numbers
     ]
     for replica, (_, usable, _, shares) in engines:
         pid = replica + 1
