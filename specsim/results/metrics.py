@@ -225,11 +225,12 @@ def session_metrics(requests: Requests) -> dict[str, Any]:
     """Return what sessions met, as wholes and turn by turn.
 
     ``duration_ms`` is from the first arrival of a session to the end of its last answer;
-    ``served_share`` the part of it that answers took, the rest users and tools. ``hit_share`` is
-    that of the prompt tokens.
+    ``served_share`` the part of it in which an answer was waited for, the rest is of users and
+    tools. ``hit_share`` is that of the prompt tokens.
     """
     starts, ends = session_spans(requests)
     turns, total = requests["turn"], float((ends - starts).sum())
+    served = float(latency(requests).sum()) - _waited_for_again(requests)
     of_turns = [
         {name: requests[name][mine] for name in _TURN_COLUMNS}
         for first, beyond in pairwise((*_FIRST_TURNS, sys.maxsize))
@@ -239,9 +240,25 @@ def session_metrics(requests: Requests) -> dict[str, Any]:
         "count": len(starts),
         "mean_turns": len(turns) / len(starts),
         "duration_ms": latency_statistics(ends - starts),
-        "served_share": float(latency(requests).sum()) / total if total else 1.0,
+        "served_share": served / total if total else 1.0,
         "by_turn": list(map(_turn_row, of_turns)),
     }
+
+
+def _waited_for_again(requests: Requests) -> float:
+    """Return the part of all latencies in which an earlier turn of the session was open, seconds.
+
+    Agents wait for several turns at once.
+    """
+    again, until = 0.0, dict[int, float]()
+    names = ("session", "arrived_at", "ended_at")
+    order = np.argsort(requests["arrived_at"], kind="stable")
+    columns = (requests[name][order].tolist() for name in names)
+    for session, start, end in zip(*columns, strict=True):
+        before = until.get(session, start)
+        again += max(0.0, min(before, end) - start)
+        until[session] = max(before, end)
+    return again
 
 
 def _turn_row(requests: dict[str, Any]) -> dict[str, float]:

@@ -8,9 +8,10 @@ of the wall clock of all replicas and add up to 1, unlike those of
 it behind the GPU. Liu et al. (2024), "TurboSpec", fig. 15 and 16.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -127,6 +128,7 @@ def write_timelines(timelines: dict[str, Timeline], path: Path) -> None:
 
 
 PARTS = ("target", "draft", "overhead", "idle")
+NO_PIPELINES: Mapping[int, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -155,17 +157,22 @@ class TimeUse:
 
 
 def time_use(
-    steps: StepsTable, num_replicas: float, stage_shares: Sequence[float] = (1.0,)
+    steps: StepsTable, num_stages: float, first_shares: Mapping[int, float] = NO_PIPELINES
 ) -> TimeUse:
     """Return how the time from first to last step divides; replicas without one were idle.
 
     Of a pipeline it is the time of all stages, each of which has its share of every pass.
+
+    Args:
+        num_stages: Of all replicas together, one each without a pipeline.
+        first_shares: Share of the first stage, by the number of a replica that is a pipeline.
     """
-    first = stage_shares[0]
-    overhead = np.concatenate([_waited_for(steps.of_replica(r), first) for r in steps.replicas])
+    overhead = np.concatenate(
+        [_waited_for(steps.of_replica(r), first_shares.get(r, 1.0)) for r in steps.replicas]
+    )
     seconds = {"target": steps["target_time"], "draft": steps["draft_time"], "overhead": overhead}
     start, end = steps.span
-    total = num_replicas * len(stage_shares) * (end - start)
+    total = num_stages * (end - start)
     idle = _unless_rounding(total - sum(float(v.sum()) for v in seconds.values()), total)
     powers = np.frexp(steps["num_requests"])[1] - 1
     largest = int(steps["num_requests"].max())
@@ -239,10 +246,10 @@ def over_time(steps: StepsTable, own: dict[str, Any], requests: Requests) -> dic
     if end <= start:  # a profile whose steps cost nothing
         return {"timeline": {}, "breakdown": {}}
     found = timeline(steps, num_bins=_DRAWN_BINS, window=_DRAWN_WINDOW)
-    engines, stages = engines_of(own), own.get("stage_shares", [1.0])
-    num_replicas = sum(each.mean for each in engines)
-    use = time_use(steps, num_replicas, stages).overall
-    total = num_replicas * len(stages) * (end - start)
+    engines = engines_of(own, start)
+    num_stages, first_shares = stages_of(engines)
+    use = time_use(steps, num_stages, first_shares).overall
+    total = num_stages * (end - start)
     times = (found["start"] + found["end"]) / 2
     return {
         "timeline": {
@@ -286,30 +293,46 @@ class EnginesOfKind(NamedTuple):
 
     numbers: range  # in steps.parquet; slots, where replicas are scaled
     num_usable: int  # KV blocks of each that requests can hold
-    mean: float  # how many there were
+    mean: float  # how many there were, from the first step on
+    stage_shares: Sequence[float]
 
 
-def engines_of(own: dict[str, Any]) -> list[EnginesOfKind]:
+def stages_of(engines: Sequence[EnginesOfKind]) -> tuple[float, dict[int, float]]:
+    """Return what `time_use` asks for."""
+    first_shares = {number: each.stage_shares[0] for each in engines for number in each.numbers}
+    return sum(each.mean * len(each.stage_shares) for each in engines), first_shares
+
+
+def engines_of(own: dict[str, Any], start: float) -> list[EnginesOfKind]:
     """Return the replicas of a run, or those of the decode pool and then of the prefill pool.
 
     Args:
         own: The block ``specsim`` of its summary.
+        start: When its first step was scheduled, seconds.
     """
     count, scaled = int(own["replicas"]), scalings(own)
     usable = int(own["num_gpu_blocks"]) - 1  # vLLM's null block holds nothing
     pools = own.get("pools", {})
     if "decode_replicas" not in pools:
-        mean = sum(each["mean_replicas"] for each in scaled.values()) if scaled else count
-        return [EnginesOfKind(range(count), usable, mean)]
+        mean = sum(_mean_since(start, each) for each in scaled.values()) if scaled else count
+        return [EnginesOfKind(range(count), usable, mean, own.get("stage_shares", [1.0]))]
     first = int(pools["decode_replicas"])
     found = []
-    for name, numbers, blocks in (
-        ("decode", range(first), usable),
-        ("prefill", range(first, count), int(pools["prefill_num_gpu_blocks"]) - 1),
+    for name, numbers, blocks, told in (
+        ("decode", range(first), usable, own),
+        ("prefill", range(first, count), int(pools["prefill_num_gpu_blocks"]) - 1, pools),
     ):
-        mean = scaled[name]["mean_replicas"] if scaled else len(numbers)
-        found.append(EnginesOfKind(numbers, blocks, mean))
+        mean = _mean_since(start, scaled[name]) if scaled else len(numbers)
+        found.append(EnginesOfKind(numbers, blocks, mean, told.get("stage_shares", [1.0])))
     return found
+
+
+def _mean_since(start: float, scaling: dict[str, Any]) -> float:
+    """Return how many replicas were paid for in the mean from an instant to the end of the run."""
+    counts, seconds = scaling["timeline"], float(scaling["replica_seconds"])
+    paid_for = np.sum([counts[state] for state in ("up", "starting", "draining")], axis=0)
+    before = float(np.diff(np.minimum([*counts["at"], start], start)) @ paid_for)
+    return (seconds - before) / (seconds / float(scaling["mean_replicas"]) - start)
 
 
 def _kv_usage(steps: StepsTable, engines: list[EnginesOfKind]) -> NDArray[np.float64]:

@@ -305,6 +305,14 @@ class Experiment(Settings):
                     f"{place}engine.kv_offload with pools: blocks are offloaded by the prefill "
                     "pool alone; use pools.prefill.engine.kv_offload"
                 )
+        for name in POOLS:
+            own = getattr(self.pools, name).engine
+            if own is not None and "speculative_config" in own.model_fields_set:
+                raise ValueError(
+                    f"pools.{name}.engine.speculative_config: both pools have one drafter, whose "
+                    "KV entries the one makes for the other; give engine.speculative_config, and "
+                    "pools.transfer.draft_kv where the prefill pool is to have none"
+                )
         engines = (self.engine, self.pools.prefill.engine, self.pools.decode.engine)
         for engine in filter(None, engines):
             if (engine.data_parallel_size or 1) > 1 or engine.scheduler != "v1":

@@ -148,11 +148,13 @@ class Summary:
         # By name: what profiles have cached since they were read cannot be compared.
         if pools and experiment.of_pool("prefill").profile != experiment.serving.profile:
             profiles.append(pools.prefill_profile)
-        found += [
+        drafter = self.run.deployment.drafter
+        rooflines = [
             f"{profile.model} on {profile.gpu}: {ROOFLINE}"
-            for profile in profiles
+            for profile in (*profiles, *([drafter] if drafter else []))
             if step_times(profile) == "roofline"
         ]
+        found += dict.fromkeys(rooflines)
         requests = self.run.requests
         if isinstance(requests, TraceRequests):  # no program's
             found += experiment.workload.notes
@@ -209,13 +211,16 @@ class Summary:
     def _idle_priorities(self) -> list[str]:
         """Return that priorities, or a scheduler that goes by them, have nothing to do."""
         differ = np.ptp(Columns.of(self.run.requests).priorities) > 0
-        policy = self.run.deployment.engine.scheduling_policy
-        if differ == (policy == "priority"):
+        engines, experiment = [self.run.deployment.engine], self.run.experiment
+        if experiment.pools is not None:
+            engines.append(experiment.of_pool("prefill").engine)
+        policies = {engine.scheduling_policy for engine in engines}
+        if differ == ("priority" in policies):
             return []
         if differ:
             return [
-                f"the priorities of the requests count for nothing: engine.scheduling_policy is "
-                f"{policy}; set it to priority"
+                "the priorities of the requests count for nothing: engine.scheduling_policy is "
+                "fcfs; set it to priority"
             ]
         return ["engine.scheduling_policy is priority, and all requests have the same"]
 
@@ -411,12 +416,13 @@ class Summary:
     def _drafter(self, profile: Profile) -> dict[str, float]:
         """Return what a drafter comes to that has GPUs of its own, a replica's.
 
-        Its share of the time is that of all replicas while they are there, idle or not.
+        Its share of the time is that of all replicas while they are there, idle or not, from the
+        first arrival on; its link is at work with it.
         """
         totals, requests = self.tables.totals, self.tables.requests
-        span = float(requests["ended_at"].max() - requests["arrived_at"].min())
-        fixed = {"replica_seconds": self.run.experiment.num_engines * span}
-        seconds = self.scalings.get(None, fixed)["replica_seconds"]
+        start, end = float(requests["arrived_at"].min()), float(requests["ended_at"].max())
+        replicas = self.run.scalings.get(None, Scaling.fixed(self.run.experiment.num_engines))
+        seconds = replicas.replica_seconds(end) - replicas.replica_seconds(start)
         return {
             "gpus": profile.num_gpus,
             "target_gpus": self.run.deployment.profile.num_gpus,
@@ -470,13 +476,18 @@ class Summary:
             own |= scaled
         else:
             own["pools"] = {**self.run.pools.sizes, **self.pools.totals, **scaled}
-        if len(shares := self.run.deployment.profile.stage_shares) > 1:
-            own["stage_shares"] = list(shares)
+            own["pools"] |= _stages(self.run.pools.prefill_profile)
+        own |= _stages(self.run.deployment.profile)
         if self.run.deployment.drafter is not None:
             own["drafter"] = self._drafter(self.run.deployment.drafter)
         if self.run.offload is not None:
             own["hits"] = self._hits(self.run.offload.loads)
         return own
+
+
+def _stages(profile: Profile) -> dict[str, list[float]]:
+    shares = profile.stage_shares
+    return {"stage_shares": list(shares)} if len(shares) > 1 else {}
 
 
 def summarized(experiment: Experiment, **options: Any) -> Summary:

@@ -9,7 +9,14 @@ import numpy as np
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB, MemoryPlan
 from specsim.results.folder import StepsTable
-from specsim.results.timeline import EnginesOfKind, TimeUse, engines_of, integrals, time_use
+from specsim.results.timeline import (
+    EnginesOfKind,
+    TimeUse,
+    engines_of,
+    integrals,
+    stages_of,
+    time_use,
+)
 from specsim.run.deployment import Deployment
 from specsim.show.export import load_folder
 
@@ -106,17 +113,16 @@ def break_down(folder: Path) -> Breakdown:
     """
     results, experiment = load_folder(folder)
     deployment, steps, prefill = Deployment.of(experiment), results.steps, None
-    own, *others = engines_of(results.own)
+    own, *others = engines_of(results.own, steps.span[0])
     called = "rank" if (experiment.engine.data_parallel_size or 1) > 1 else "server"
     if others:
         first = Deployment.of(experiment.of_pool("prefill"))
         prefill = EngineMemory(first.memory, _kv_use(steps, first, *others), called)
-    num_replicas = sum(each.mean for each in (own, *others))
     return Breakdown(
         memory=deployment.memory,
         kv=_kv_use(steps, deployment, own),
         called=called,
-        time=time_use(steps, num_replicas, deployment.profile.stage_shares),
+        time=time_use(steps, *stages_of([own, *others])),
         provenance=steps.provenance,
         prefill=prefill,
     )

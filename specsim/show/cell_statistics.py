@@ -95,12 +95,17 @@ def told_cells(study: Study, measures: Sequence[Measure], stride: int | None = 1
             **_statistics(cells, place, measures, study.baseline),
             **_ranking(cells, place, measures, ranks),
             **({} if stride is None else _details(cell, stride)),
-            "gpus": _short(cell[0].gpus, 4),
-            "hour": cell[0].cost,
+            "gpus": _short(_mean([point.gpus for point in cell]), 4),
+            "hour": _mean([point.cost for point in cell]),
             "fleet": cell[0].fleet_kind,
         }
         for place, cell in sorted(cells.items())
     ]
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _statistics(

@@ -4,7 +4,7 @@ The result file of ``vllm bench serve``, vLLM's metrics for Prometheus, and a tr
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import IO, Any
@@ -146,9 +146,10 @@ def write_chrome_trace(
 
 
 def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
-    engines = [(number, each) for each in engines_of(run.own) for number in each.numbers]
-    shares = run.own.get("stage_shares", [1.0])
-    for replica, (_, usable, _) in engines:
+    engines = [
+        (number, each) for each in engines_of(run.own, run.steps.span[0]) for number in each.numbers
+    ]
+    for replica, (_, usable, _, shares) in engines:
         pid = replica + 1
         yield from _name(pid, 0, "process", f"replica {replica}")
         yield from _name(pid, _STEPS_TRACK, "thread", "steps")
@@ -182,7 +183,7 @@ def _span(track: tuple[int, int], name: str, start: int, end: int, **args: Any) 
     return {**event, "dur": (end - start) / 1e3, **({"args": args} if args else {})}
 
 
-def _stage_spans(steps: StepsTable, shares: list[float]) -> NDArray[np.int64]:
+def _stage_spans(steps: StepsTable, shares: Sequence[float]) -> NDArray[np.int64]:
     """Return when each step of a replica enters each stage and leaves it, nanoseconds.
 
     One after the other: a step waits for the one before it where that takes longer in a stage. The

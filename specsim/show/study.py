@@ -1,6 +1,7 @@
 """Study: what a report is made from, whatever folder it was read from, and what it can show."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,7 @@ from specsim.profile import Profile, load_profile
 from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import Stability, stability_in, together
 from specsim.run.deployment import gpus_of
-from specsim.run.validity import step_times
+from specsim.run.validity import BASES, step_times
 from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
 from specsim.study.plan.advice import gpu_name
@@ -133,10 +134,13 @@ def with_prices(study: Study, per_gpu: Prices) -> Study:
         if price is not None:
             prices[label] = price
     points = [_with_fleet_priced(point, profiles, per_gpu) for point in study.points]
+    rests = defaultdict[str, set[str]](set)
     for point in points:
+        label = study.axes[0].labels[point.places[0]]
         if point.cost is not None and point.fleet_kind == "pools":  # a replica, in the mean
-            label = study.axes[0].labels[point.places[0]]
             prices[label] = point.cost / sum(point.fleet.values())
+        rests[label] |= {step_times(profiles[name]) for name in point.fleet if name in profiles}
+    basis |= {label: max(kinds, key=BASES.index) for label, kinds in rests.items() if kinds}
     known: dict[str, Any] = {"prices": prices, "gpus": gpus, "step_times": basis, "points": points}
     return replace(study, **known, currency=per_gpu.currency, price_date=per_gpu.date)
 
@@ -250,9 +254,20 @@ def measured(study: Study, point: Point) -> dict[str, float]:
             found[f"hits.{tier}_share"] = tokens / found["total_input_tokens"]
     tokens_per_s = found.get("output_throughput")
     if point.cost is not None and tokens_per_s:
-        found[COST] = point.cost / 3600 / tokens_per_s * 1e6
+        found[COST] = point.cost / 3600 / tokens_per_s * 1e6 * paid_share(found)
     known = _KNOWN if study.capacity is None else _KNOWN | _OF_LIMITS
     return {name: value for name, value in found.items() if name in known}
+
+
+def paid_share(metrics: Mapping[str, float]) -> float:
+    """Return the time that engines are paid for, over that from the first arrival to the last end.
+
+    Those that are scaled are paid for from the beginning of a run.
+    """
+    for scaled in ("autoscaling", "pools.autoscaling.prefill", "pools.autoscaling.decode"):
+        if seconds := metrics.get(f"{scaled}.replica_seconds"):
+            return seconds / metrics[f"{scaled}.mean_replicas"] / metrics["duration"]
+    return 1.0
 
 
 class Style(NamedTuple):

@@ -257,7 +257,7 @@ def on_one_engine(
         notes.append(
             f"vLLM's schedule of k is left out; as a policy it is schedule:ranges={ranges}"
         )
-    has_stages = len(load_profile(experiment.profile).stage_shares) > 1
+    has_stages = len(load_profile(experiment.serving.profile).stage_shares) > 1
     if has_stages and experiment.engine.async_scheduling is None:
         experiment = experiment.with_engine(async_scheduling=True)
     is_async = experiment.engine.async_scheduling

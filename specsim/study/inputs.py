@@ -28,7 +28,8 @@ class Input(Settings):
 def inputs_of(experiment: Experiment) -> dict[str, Input]:
     """Return everything that a run of an experiment reads, by the field that names it.
 
-    That is its profile with its model, GPU and tables, presets of acceptance, traces and corpora.
+    That is its profile with its model, GPU and tables, that of a drafter with GPUs of its own,
+    presets of acceptance, traces and corpora.
     """
     found: dict[str, Input] = {}
     for pool in POOLS if experiment.pools else ():
@@ -36,16 +37,20 @@ def inputs_of(experiment: Experiment) -> dict[str, Input]:
             found[f"{pool}.{field}"] = each
     if found:
         return found
-    name, parts = experiment.profile, list(parts_of(experiment))
-    found["profile"] = Input(name=f"profile {name}", digest=None)
-    with suppress(SpecsimError):
-        found["profile"] = _input(f"profile {name}", find_profile(name))
-        profile = load_profile(name)
-        own = profile.model.endswith(".json")
-        model = Path(profile.model) if own else find_resource("profiles", f"{profile.model}.json")
-        found["profile.model"] = _input(f"model {profile.model}", model)
-        found["profile.gpu"] = _input(f"GPU {profile.gpu}", gpu_file(profile.gpu))
-        parts.extend(parts_of(profile, "profile."))
+    parts, proposer = list(parts_of(experiment)), experiment.engine.speculative_config
+    profiles = {"profile": experiment.profile}
+    if proposer and proposer.apart and proposer.apart.profile:
+        profiles["engine.speculative_config.own_gpus.profile"] = proposer.apart.profile
+    for place, name in profiles.items():
+        found[place] = Input(name=f"profile {name}", digest=None)
+        with suppress(SpecsimError):
+            found[place] = _input(f"profile {name}", find_profile(name))
+            profile = load_profile(name)
+            own, shape = profile.model.endswith(".json"), f"{profile.model}.json"
+            model = Path(profile.model) if own else find_resource("profiles", shape)
+            found[f"{place}.model"] = _input(f"model {profile.model}", model)
+            found[f"{place}.gpu"] = _input(f"GPU {profile.gpu}", gpu_file(profile.gpu))
+            parts.extend(parts_of(profile, f"{place}."))
     for field, part in parts:
         if isinstance(part, Preset):
             file = find_resource("profiles", f"acceptance/{part.name}.yaml")

@@ -257,6 +257,14 @@ class Loads:
         return len(load_profile(self.experiment.serving.profile).stage_shares)
 
     @property
+    def has_stages(self) -> bool:
+        """Whether any server is a pipeline, which has no synchronous form."""
+        pools = self.experiment.pools
+        others = [] if pools is None else [self.experiment.of_pool("prefill").profile]
+        names = [self.experiment.serving.profile, *others]
+        return any(len(load_profile(name).stage_shares) > 1 for name in names)
+
+    @property
     def num_batches(self) -> int:
         """Batches that the decodes of one server are shared out among.
 

@@ -273,18 +273,45 @@ def test_each_stage_of_a_pipeline_has_its_share_of_the_time(
     assert point.breakdown["target_s"] == pytest.approx(steps["target_time"].sum())
 
 
-def test_shares_of_scaled_replicas_are_of_those_that_were_up(saved: Callable[..., Path]) -> None:
+@pytest.mark.parametrize("stages", [(4, 1), (1, 4)])
+def test_the_stages_of_each_pool_are_its_own(
+    constant_step: Callable[..., str], saved: Callable[..., Path], stages: tuple[int, int]
+) -> None:
+    made = (constant_step(delta_ms=9.0, stage_shares=[1 / count] * count) for count in stages)
+    pools = {name: {"profile": each} for name, each in zip(POOLS, made, strict=True)}
+    folder = saved(policy="off", acceptance=None, pools=pools, profile=pools["decode"]["profile"])
+    found, steps = break_down(folder).time, load_steps(folder)
+    start, end = steps.span
+    target = steps["target_time"].sum() / (5 * (end - start))
+    assert found.overall.parts["target"] == pytest.approx(target)
+    assert sum(row.share for row in found.rows) == pytest.approx(1)
+    [point] = load_study(folder).points
+    assert point.breakdown["idle_s"] == pytest.approx(5 * (end - start) * (1 - target), rel=0.01)
+
+
+@pytest.mark.parametrize("idle_s", [0.0, 20.0])
+def test_shares_of_scaled_replicas_are_of_those_that_were_up(
+    saved: Callable[..., Path], idle_s: float
+) -> None:
+    """Before the first request there is one, whose time does not count."""
     scaled = {"kind": "target_concurrency", "target": 1, "max_replicas": 8, "interval_s": 0.1}
     scaled |= {"start_up_s": 0.1, "window_s": 0.1}
-    folder = saved(autoscaling=scaled)
-    up = ResultsFolder(folder).own["autoscaling"]["mean_replicas"]
-    assert up < 8
+    arrivals = {"kind": "piecewise", "segments": [[idle_s + 1e-9, 0], [2, 20.0]]}
+    workload = {**tiny_config()["workload"], "arrivals": arrivals, "num_requests": None}
+    folder = saved(autoscaling=scaled, workload=workload)
+    start, end = load_steps(folder).span
+    told = ResultsFolder(folder).own["autoscaling"]
+    last_end = told["replica_seconds"] / told["mean_replicas"]
+    # A step may come after the last token.
+    paid = (told["replica_seconds"] - start) * (end - start) / (last_end - start)
+    assert paid < 8 * (end - start)
     found, [point] = break_down(folder), load_study(folder).points
     known = [share for share in point.timeline["kv_usage"] if share is not None]
     assert found.kv.mean_used / found.kv.num_usable == pytest.approx(mean(known), 1e-4)
-    start, end = load_steps(folder).span
-    idle = found.time.overall.parts["idle"] * up * (end - start)
+    assert sum(row.share for row in found.time.rows) == pytest.approx(1)
+    idle = found.time.overall.parts["idle"] * paid
     assert point.breakdown["idle_s"] == pytest.approx(idle)
+    assert idle == pytest.approx(paid - sum(point.breakdown.values()) + point.breakdown["idle_s"])
 
 
 def test_lookahead_is_that_of_the_longest_draft(saved: Callable[..., Path]) -> None:

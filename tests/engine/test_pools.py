@@ -415,6 +415,15 @@ TIER = {"blocks": 100}
         {"pools": {"decode": {"engine": {"kv_offload": TIER}}}},
         "pools.decode.engine.kv_offload with pools",
     ),
+    *(
+        (
+            {"pools": {name: {"engine": {"speculative_config": spec}}}},
+            f"pools.{name}.engine.speculative_config: both pools have one drafter",
+        )
+        for name, spec in (
+            ("prefill", None), ("decode", {"method": "eagle3", "num_speculative_tokens": 5}),
+        )
+    ),
     ({"pools": {"prefill": {"replica": 2}}}, "unknown field 'replica'"),
     ({"pools": {"prefill": {"profile": "h100/llama-3.1-70b-tp4"}}}, "models of prefill"),
     ({"pools": {"prefill": {"engine": {"block_size": 32}}}}, "block_size of prefill"),

@@ -393,10 +393,12 @@ def test_priorities_that_count_for_nothing_are_said(
     rows = [{"prompt_len": 5, "output_len": 2, "arrived_at": 0, "priority": n} for n in priorities]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     workload = {"arrivals": {"kind": "trace", "path": str(path)}}
-    engine = {"scheduling_policy": policy}
-    experiment = tiny(workload=workload, engine=engine, acceptance=None)
-    said = [line for line in Summary(simulate(experiment)).warnings if "scheduling_policy" in line]
-    assert len(said) == ((policy == "priority") != (max(priorities) > 0))
+    own = {"engine": {"scheduling_policy": policy}}
+    for fields in (own, {"pools": {"prefill": own}}, {"pools": {"decode": own}}):
+        experiment = tiny(workload=workload, acceptance=None, **{"engine": {}, **fields})
+        warnings = Summary(simulate(experiment)).warnings
+        said = [line for line in warnings if "scheduling_policy" in line]
+        assert len(said) == ((policy == "priority") != (max(priorities) > 0))
 
 
 def test_a_trace_of_too_few_requests_is_said(

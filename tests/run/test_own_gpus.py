@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from deliveries import of_request
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,12 +17,14 @@ from specsim.core.request import Request
 from specsim.core.step import StepLoad
 from specsim.latency.composed import Composed
 from specsim.profile import load_profile
+from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.profile.model_error import TERMS, known_spreads
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render.run_tables import comparison_table
+from specsim.study.capacity import capacity
 from specsim.study.compare import compare
 
 OWN = {"profile": "h100/llama-3.2-1b"}
@@ -63,6 +67,20 @@ def replayed(lens: list[int], k: int) -> list[tuple[int, int, int]]:
         at += emitted_len
         draft_len = k - 1 if at < len(lens) and is_right and lens[began] else 0
     return steps
+
+
+def test_its_share_of_the_time_begins_with_the_first_request() -> None:
+    """Replicas that neither come nor go are fixed ones, however long nobody asks."""
+    workload = {
+        "arrivals": {"kind": "piecewise", "segments": [[20, 0], [1, 20.0]]},
+        "lengths": {"kind": "uniform", "prompt": [1, 50], "output": [5, 60]},
+    }
+    scaler = {"kind": "target_queue", "target": 1, "min_replicas": 2, "max_replicas": 2}
+    fixed, scaled = (
+        Summary(simulate(experiment(workload=workload, **fields))).data["specsim"]["drafter"]
+        for fields in ({"replicas": 2}, {"autoscaling": scaler})
+    )
+    assert scaled["busy_share"] == pytest.approx(fixed["busy_share"])
 
 
 FATES = st.lists(st.integers(0, 9), min_size=1, max_size=60)
@@ -211,3 +229,22 @@ def test_the_target_has_the_memory_that_the_drafter_would_take() -> None:
 def test_what_is_not_simulated_is_refused(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         experiment(**changes)
+
+
+def test_a_drafter_whose_times_are_a_roofline_is_said_to_be(
+    constant_step: Callable[..., str], tmp_path: Path
+) -> None:
+    path = tmp_path / "drafter.yaml"
+    guessed = RooflineProfile.of(RooflineOptions("llama-3.2-1b", "h100", {}, 1))
+    path.write_text(yaml.safe_dump(guessed.fields))
+    spec = {**DRAFTER, "own_gpus": {"profile": str(path)}}
+    made = experiment(engine={"speculative_config": spec}, profile=constant_step(delta_ms=8))
+    said = "llama-3.2-1b on h100: steps as the roofline says"
+    assert any(text.startswith(said) for text in Summary(simulate(made)).warnings)
+    poisson = {**made.to_dict()["workload"], "arrivals": {"kind": "poisson", "rate": 5.0}}
+    found = capacity(
+        made.replace(workload=poisson),
+        slo="tpot:100", policies=["static", "off"], num_requests=50, replications=1, tolerance=0.5,
+    )  # fmt: skip
+    assert [each["step_times"] for each in found.to_dict()["results"]] == ["roofline", "fitted"]
+    assert any(text.startswith("h100: steps as the roofline says") for text in found.notes)

@@ -157,6 +157,18 @@ def test_a_pipeline_has_a_track_for_each_stage(
     assert any(two["ts"] > one["ts"] + one["dur"] + 1 for one, two in zip(*passes, strict=True))
 
 
+def test_each_pool_has_tracks_for_its_own_stages(
+    cli: Run, saved: Save, constant_step: Callable[..., str]
+) -> None:
+    plain, staged = (
+        constant_step(delta_ms=4.0, stage_shares=[1 / count] * count) for count in (1, 2)
+    )
+    pools = {"prefill": {"profile": staged}, "decode": {}}
+    folder = saved(policy="off", acceptance=None, pools=pools, profile=plain)
+    gpus = [name for name in named(trace(cli, folder), "thread").items() if "GPU" in name[1]]
+    assert gpus == [((1, 2), "GPU"), ((2, 2), "GPU, stage 1"), ((2, 3), "GPU, stage 2")]
+
+
 def test_blocks_in_use_are_those_of_the_own_pool(cli: Run, saved: Save) -> None:
     pools = {"prefill": {"engine": {"num_gpu_blocks": 200}}, "decode": {}}
     events = trace(cli, saved(policy="off", pools=pools))

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import fmean, geometric_mean
 from typing import Any
 
 import pytest
@@ -16,9 +16,9 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
-from specsim.run.validity import step_times
+from specsim.run.validity import BASES, step_times
 from specsim.show.report import load_study, page_data
-from specsim.show.report.axes import draft_len, title_of
+from specsim.show.report.axes import draft_len, drafter_of, single_axes, title_of
 from specsim.show.study import Study, gpu_first, measured, restricted, with_prices
 from specsim.study.capacity import Prices
 from specsim.study.tune import tune
@@ -386,6 +386,9 @@ def test_of_pools_each_replica_has_the_gpus_and_the_price_of_its_own_pool(
     a_million = 1e6 / point.metrics["output_throughput"] / 3600
     assert measured(study, point)["cost_per_mtok"] == pytest.approx(13.0 * a_million)
     assert study.prices == {"h100/llama-3.1-8b": pytest.approx(13.0 / 3)}
+    least = max((step_times(load_profile(name)) for name in point.fleet), key=BASES.index)
+    assert study.step_times == {"h100/llama-3.1-8b": least}
+    assert least != step_times(load_profile("h100/llama-3.1-8b"))
     [shown] = page_data(study)["cells"]
     assert (shown["gpus"], shown["hour"]) == (5, 13.0)
     unpriced = with_prices(load_study(Path("run")), priced({"h100": 3.0}))
@@ -407,6 +410,33 @@ def test_a_drafter_on_gpus_of_its_own_is_paid_for_where_it_drafts(cli: Run, tmp_
         a_million = 1e6 / point.metrics["output_throughput"] / 3600
         assert measured(study, point)["cost_per_mtok"] == pytest.approx(cost * a_million)
         assert study.prices == {"h100/llama-3.1-8b": 3.0}
+        basis = "kernels" if policy == "static" else "fitted"  # the drafter's own
+        assert study.step_times == {"h100/llama-3.1-8b": basis}
+
+
+def test_an_off_that_yaml_reads_as_false_has_no_drafter_to_pay_for(tmp_path: Path) -> None:
+    drafts: dict[str, Any] = {"method": "draft_model", "num_speculative_tokens": 3}
+    drafts["own_gpus"] = {"profile": "l40s/llama-3.1-8b"}
+    axes = [{"policy": [{"kind": False}], "engine.speculative_config": [drafts]}]
+    study = load_study(sweep_folder(tmp_path / "off", axes, 1))
+    assert (study.axes[1].labels, study.draft_lens) == (["off"], [0])
+    [point] = with_prices(study, priced({"h100": 3.0, "l40s": 1.0})).points
+    assert (point.gpus, point.cost, point.fleet_kind) == (1, 3.0, "replicas")
+    config = {"policy": False, "engine": {"speculative_config": drafts}}
+    assert single_axes(config)["policy"].labels == ["off"]
+    assert drafter_of(config) is None
+
+
+def test_of_replications_that_are_scaled_the_mean_is_shown(tmp_path: Path) -> None:
+    scaler = {"kind": "target_concurrency", "target": 1, "max_replicas": 8, "interval_s": 0.1}
+    scaler |= {"start_up_s": 0.1, "window_s": 0.1}
+    path = sweep_folder(tmp_path / "scaled", [{"policy": ["off"], "autoscaling": [scaler]}], 3)
+    study = with_prices(load_study(path), priced({"h100": 3.0}))
+    means = [point.metrics["autoscaling.mean_replicas"] for point in study.points]
+    assert len({*means}) == 3
+    [shown] = [each for each in page_data(study)["cells"] if each["luck"] is None]
+    assert shown["gpus"] == pytest.approx(fmean(means), rel=1e-3)
+    assert shown["hour"] == pytest.approx(3.0 * fmean(means))
 
 
 def test_all_replicas_are_counted_and_paid_for(cli: Run, tmp_path: Path) -> None:
@@ -421,6 +451,8 @@ def test_replicas_that_are_scaled_cost_what_was_paid_for_them(cli: Run, tmp_path
     scaler = {"kind": "target_concurrency", "target": 1, "max_replicas": 8, "interval_s": 0.1}
     scaler |= {"start_up_s": 0.1, "window_s": 0.1, "price_per_gpu_hour": 3.0}
     config = tiny_config(autoscaling=scaler, policy="off")
+    nobody_first = {"kind": "piecewise", "segments": [[20, 0], [2, 20.0]]}
+    config["workload"] |= {"arrivals": nobody_first, "num_requests": None}
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(config))
     assert cli("run", tmp_path / "e.yaml", "--out", "run")[0] == 0
     study = with_prices(load_study(Path("run")), priced({"h100": 3.0}))
@@ -430,7 +462,8 @@ def test_replicas_that_are_scaled_cost_what_was_paid_for_them(cli: Run, tmp_path
     a_million = 1e6 / summary["total_output_tokens"]
     assert measured(study, point)["cost_per_mtok"] == pytest.approx(paid["cost"] * a_million)
     [shown] = page_data(study)["cells"]
-    assert shown["gpus"] == pytest.approx(paid["replica_seconds"] / summary["duration"], rel=1e-3)
+    assert shown["gpus"] == pytest.approx(paid["mean_replicas"], rel=1e-3)
+    assert shown["hour"] == pytest.approx(3.0 * paid["mean_replicas"])
     assert shown["fleet"] == "scaled"
 
 
@@ -467,6 +500,20 @@ def test_a_tuning_has_every_k_at_the_loads_where_all_were_run(tuned: Path) -> No
     assert {(0, place) for place in range(len(load.numbers))} <= gains.keys()
     assert study.title == "llama-3.1-8b on H100, with eagle3: use k = 1"
     assert [point.number for point in study.points] == [*range(study.num_expected)]
+
+
+def test_of_a_tuning_all_ranks_are_counted_and_a_drafter_where_it_drafts(
+    tuned: Path, tmp_path: Path
+) -> None:
+    document = json.loads((tuned / "tune.json").read_text())
+    document["config"]["engine"]["data_parallel_size"] = 2
+    document["config"]["engine"]["speculative_config"]["own_gpus"] = {
+        "profile": "l40s/llama-3.1-8b"
+    }
+    (tmp_path / "tune.json").write_text(json.dumps(document))
+    study = with_prices(load_study(tmp_path), priced({"h100": 3.0, "l40s": 1.0}))
+    counted = {study.axes[1].labels[each.places[1]]: each.gpus for each in study.points}
+    assert counted == {"off": 2, "static:k=1": 4, "schedule": 4}
 
 
 @pytest.mark.parametrize(

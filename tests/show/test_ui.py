@@ -20,6 +20,8 @@ import yaml
 from conftest import Run, tiny_config
 
 from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 from specsim.show import ui
 from specsim.show.ui import Moved, Playground, UiServer
 from specsim.study.capacity import Prices
@@ -304,10 +306,24 @@ def test_a_sketch_of_a_policy_in_python_comes_while_one_looks() -> None:
 def test_the_gpus_of_pools_are_counted_pool_by_pool(tiny: Callable[..., Experiment]) -> None:
     decode = {"replicas": 2, "profile": "h100/llama-3.1-8b-tp2"}
     pools = {"prefill": {"profile": "l40s/llama-3.1-8b"}, "decode": decode}
-    answer = Playground(tiny(pools=pools, policy="off")).answer(Moved())
+    playground = Playground(tiny(pools=pools, policy="off"))
+    assert playground.start()["profiles"] == ["h100/llama-3.1-8b"]  # which neither uses
+    answer = playground.answer(Moved())
     assert answer["gpus"] == "1 × L40S + 4 × H100"
     prices = Prices.load(None).per_gpu_hour
     assert answer["cost_per_hour"] == pytest.approx(prices["l40s"] + 4 * prices["h100"])
+
+
+def test_each_pool_runs_on_its_own_profile(
+    tiny: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    fast, slow = constant_step(delta_ms=5), constant_step(delta_ms=30)
+    pools = {"prefill": {}, "decode": {"profile": slow}}
+    experiment = tiny(pools=pools, policy="off", acceptance=None, profile=fast)
+    [outcome] = Playground(experiment).answer(Moved())["runs"]
+    expected = Summary(simulate(experiment)).data["mean_tpot_ms"]
+    assert outcome["tpot"]["mean"] == pytest.approx(expected)
+    assert expected > 30
 
 
 def test_a_drafter_on_gpus_of_its_own_is_counted_where_it_drafts(

@@ -279,6 +279,21 @@ def test_policies_that_a_pipeline_cannot_have_are_named(
     assert not found.notes
 
 
+def test_pools_are_pipelines_where_their_own_profiles_are(
+    tiny: Callable[..., Experiment], constant_step: Callable[..., str]
+) -> None:
+    plain, staged = (
+        constant_step(delta_ms=4.0, stage_shares=shares, drafts={"eagle3": {"token_us": 9}})
+        for shares in ([1.0], [0.5, 0.5])
+    )
+    pools = {"prefill": {"profile": plain}, "decode": {"profile": plain}}
+    found = compare(tiny(profile=staged, pools=pools), parse_policies(["oracle"]), replications=1)
+    assert found.notes == ["synchronous scheduling for all, because oracle needs it"]
+    pools["decode"] = {"profile": staged}
+    with pytest.raises(ConfigError, match="oracle: must see each step's outcome before the next"):
+        compare(tiny(profile=plain, pools=pools), parse_policies(["oracle"]), replications=1)
+
+
 def test_where_steps_are_synchronous_anyway_nothing_is_said(
     tiny: Callable[..., Experiment],
 ) -> None:

@@ -1639,6 +1639,20 @@ def test_a_plan_of_a_day_says_what_each_way_costs_and_can_be_run(tmp_path: Path)
     assert page_data(load_study(tmp_path))["plan"]["day_rows"] == day_table(plan.advice)[1]
 
 
+def test_of_pools_no_day_is_written_that_could_not_be_run(tmp_path: Path) -> None:
+    plan = plan_of((10.0, 9.8, 10.2, 900.0), (12.0, 11.8, 12.2, 600.0))
+    question = replace(plan.question, day=read_day("0:20,12:100"), pools=True)
+    pools = plan.options["h100 static:k=3"].in_pools(1, 2)
+    found = found_of(pools, question, 60.0, (59.0, 61.0), 500.0)
+    options, searched = {**plan.options, pools.name: pools}, {**plan.searched, pools.name: found}
+    plan = replace(plan, question=question, options=options, searched=searched)
+    assert plan.taken == pools.name
+    save_plan(plan, tmp_path)
+    assert (tmp_path / "serve.sh").exists()
+    assert not (tmp_path / "day.yaml").exists()
+    assert any("no day.yaml where they are taken" in text for text in plan.warnings)
+
+
 RATES = {"h100 off": 26.0, "h100 static:k=3": 34.0, "h100 2p+1d off": 130.0}
 
 

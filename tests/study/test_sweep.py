@@ -19,6 +19,7 @@ from conftest import ROOT, Run, tiny_config
 from specsim.core.errors import ConfigError
 from specsim.policies import POLICIES
 from specsim.study.sweep import Sweep, SweepFolder, labels
+from specsim.study.sweep.plan import problems_of
 
 
 def sweep_file(folder: Path, axes: Any, base: Any = None, **rest: Any) -> Path:
@@ -223,6 +224,17 @@ def test_all_problems_are_told_before_the_first_point_is_run(cli: Run, tmp_path:
     assert not (tmp_path / "done").exists()
 
 
+def test_of_pools_the_profile_is_looked_at_that_decodes(
+    tmp_path: Path, constant_step: Callable[..., str]
+) -> None:
+    """The experiment's own has no cost of the drafter, and no pool uses it."""
+    plain, knows = constant_step(delta_ms=5), "h100/llama-3.1-8b"
+    pools = {"prefill": {"profile": knows}, "decode": {"profile": knows}}
+    base = tiny_config(profile=plain, pools=pools)
+    sweep = Sweep.load(sweep_file(tmp_path, [{"policy": ["off", "static:k=2"]}], base))
+    assert problems_of(sweep) == []
+
+
 def test_ctrl_c_says_how_to_go_on(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "stopped.py").write_text(
         "from typing import Literal\nfrom specsim.api import Policy\n\n\n"
@@ -371,6 +383,24 @@ def test_a_trace_that_has_changed_is_refused(cli: Run, tmp_path: Path) -> None:
     del plan["inputs"]  # as it was written before
     (tmp_path / "done" / "sweep.yaml").write_text(yaml.safe_dump(plan))
     assert cli(*arguments)[0] == 0
+
+
+def test_a_drafter_on_gpus_of_its_own_that_has_changed_is_refused(
+    cli: Run, tmp_path: Path, constant_step: Callable[..., str]
+) -> None:
+    drafter = Path(constant_step(delta_ms=2.0))
+    spec = {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "own_gpus": {"profile": str(drafter)},
+    }
+    base = tiny_config(engine={"speculative_config": spec}, policy="static")
+    path = sweep_file(tmp_path, AXES[:1], base)
+    arguments = ("sweep", path, "--workers", 1, "--out", "done", "--resume")
+    assert [cli(*arguments)[0], cli(*arguments)[0]] == [0, 0]
+    drafter.write_text(drafter.read_text().replace("2.0", "9.0"))
+    code, _, err = cli(*arguments)
+    assert (code, f"{drafter} has changed since the sweep began" in err) == (2, True)
 
 
 def started(*arguments: object, cwd: Path) -> "subprocess.Popen[bytes]":

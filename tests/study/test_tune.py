@@ -286,6 +286,16 @@ def test_stages_of_a_pipeline_are_tuned_without_the_oracle(
     assert "oracle*" in text_of(tuning)
 
 
+def test_a_pool_of_pipelines_is_tuned_without_the_oracle(
+    small: Experiment, constant_step: Callable[..., str]
+) -> None:
+    staged = constant_step(
+        delta_ms=4.0, stage_shares=[0.5, 0.5], drafts={"eagle3": {"token_us": 9}}
+    )
+    pools = small.replace("a test", pools={"prefill": {"profile": staged}, "decode": {}})
+    assert tune(pools, max_k=1, replications=2).check.oracle_over_best_fixed is None
+
+
 @pytest.mark.parametrize(
     ("load", "text"), [(0.01234, "0.0123"), (3.456, "3.46"), (345.6, "346"), (3456.0, "3,456")]
 )

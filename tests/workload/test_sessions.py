@@ -308,6 +308,19 @@ def test_results_tell_of_turns(tiny: Callable[..., Experiment], tmp_path: Path) 
     assert stored["session"].tolist() == [each.session for each in summary.run.requests]
 
 
+def test_turns_that_are_waited_for_at_once_count_once(tiny: Callable[..., Experiment]) -> None:
+    """A turn, three at once, 0.1 s of thought and a last turn."""
+    fields = {"prompt_len": 50, "output_len": 20, "session": 0}
+    requests = [
+        Request(index=0, **fields),
+        *(Request(index=n, turn=n + 1, after_turns=(1,), **fields) for n in (1, 2, 3)),
+        Request(index=4, turn=5, after_turns=(2, 3, 4), think_time=0.1, **fields),
+    ]
+    found = Summary(simulate(tiny(), requests=requests)).data["specsim"]["sessions"]
+    whole = found["duration_ms"]["mean"]
+    assert found["served_share"] == pytest.approx(1 - 100 / whole)
+
+
 def test_a_small_cache_forgets_sessions_that_think(tiny: Callable[..., Experiment]) -> None:
     shares = []
     for blocks in (4000, 70):

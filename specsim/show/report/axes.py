@@ -95,7 +95,7 @@ def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
     else:
         value = arrivals[field.rsplit(".", 1)[1]]
         load = axis_of(LOAD, field, labels([value]), [value])
-    policy = config.get("policy")
+    policy = _policy_of(config)
     name = labels([policy])[0] if policy else _default_policy(config)
     return {
         HARDWARE: axis_of(HARDWARE, "profile", labels([config.get("profile", "?")]), [""]),
@@ -154,18 +154,17 @@ def fleet_of(config: dict[str, Any], metrics: Mapping[str, float]) -> PaidEngine
     Args:
         metrics: Of its summary, flat.
     """
-    seconds, duration = "autoscaling.replica_seconds", metrics.get("duration") or 1.0
     own, pools = str(config.get("profile")), config.get("pools") or {}
     found: defaultdict[str, float] = defaultdict(float)
     for name in ("prefill", "decode") if pools else ():
         pool = pools.get(name) or {}
-        paid = metrics.get(f"pools.autoscaling.{name}.replica_seconds")
-        replicas = int(pool.get("replicas") or 1) if paid is None else paid / duration
+        fixed = int(pool.get("replicas") or 1)
+        replicas = metrics.get(f"pools.autoscaling.{name}.mean_replicas", fixed)
         found[str(pool.get("profile") or own)] += replicas
     if pools:
         return PaidEngines("pools", dict(found))
-    is_scaled = seconds in metrics
-    replicas = metrics[seconds] / duration if is_scaled else metrics.get("replicas", 1)
+    is_scaled = "autoscaling.mean_replicas" in metrics
+    replicas = metrics["autoscaling.mean_replicas"] if is_scaled else metrics.get("replicas", 1)
     found[own] += replicas
     if (drafter := drafter_of(config)) is not None:
         found[drafter] += replicas
@@ -176,8 +175,7 @@ def fleet_of(config: dict[str, Any], metrics: Mapping[str, float]) -> PaidEngine
 def drafter_of(config: dict[str, Any]) -> str | None:
     """Return the profile of a drafter on GPUs of its own, where it drafts; else None."""
     proposer = (config.get("engine") or {}).get("speculative_config") or {}
-    policy = config.get("policy") or {}
-    apart = proposer.get("own_gpus")
+    apart, policy = proposer.get("own_gpus"), _policy_of(config)
     if apart is None or (policy.get("kind") if isinstance(policy, dict) else policy) == "off":
         return None
     return str(apart.get("profile") or config.get("profile"))
@@ -195,7 +193,7 @@ def draft_len(config: dict[str, Any]) -> int | None:
 
     Nobody's class is loaded for that: a results folder may come from elsewhere.
     """
-    policy = config.get("policy")
+    policy = _policy_of(config)
     proposer = (config.get("engine") or {}).get("speculative_config") or {}
     limit = proposer.get("num_speculative_tokens") if isinstance(proposer, dict) else None
     if policy is None:
@@ -210,13 +208,17 @@ def draft_len(config: dict[str, Any]) -> int | None:
     return k if k is not None else limit
 
 
+def _policy_of(config: dict[str, Any]) -> Any:
+    """Return the policy of a configuration as it was meant: an unquoted off is False in YAML."""
+    policy = config.get("policy")
+    kind = policy.get("kind") if isinstance(policy, dict) else policy
+    return "off" if kind is False else policy
+
+
 def _kind_and_k(policy: Any) -> tuple[str, int | None]:
-    if policy is False:  # an unquoted off in YAML 1.1
-        return "off", None
     if isinstance(policy, dict):
-        kind = policy.get("kind")
         k = policy.get("k")
-        return ("off" if kind is False else str(kind)), k if isinstance(k, int) else None
+        return str(policy.get("kind")), k if isinstance(k, int) else None
     kind, _, options = str(policy).partition(":")
     fields = dict(option.partition("=")[::2] for option in options.split(","))
     text = fields.get("k", "").strip()

@@ -95,7 +95,9 @@ def _in_words(best: dict[str, Any] | None) -> str:
 
 
 def _points(tuning: _TuningDocument, runs: _TunedRuns, own: tuple[int, int]) -> list[Point]:
-    fleet = fleet_of(tuning.config, {"replicas": tuning.config.get("replicas", 1)})
+    config, engine = tuning.config, tuning.config.get("engine") or {}
+    engines = config.get("replicas", 1) * (engine.get("data_parallel_size") or 1)
+    fleet = fleet_of({**config, "policy": runs.policy}, {"replicas": engines})
     measured = zip(
         tuning.seeds, runs.mean_e2el_ms, runs.output_throughput, runs.stability, strict=True
     )

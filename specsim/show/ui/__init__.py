@@ -40,10 +40,10 @@ from specsim.results.metrics import (
 from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, summarized
-from specsim.run.validity import step_times
+from specsim.run.validity import BASES, step_times
 from specsim.show import filled, read_web
 from specsim.show.report.axes import fleet_of, title_of
-from specsim.show.study import gpu_first
+from specsim.show.study import gpu_first, paid_share
 from specsim.study.capacity import Prices
 from specsim.study.capacity.choices import promise_words
 from specsim.study.compare import on_one_engine
@@ -103,8 +103,13 @@ class Playground:
 
     @cached_property
     def _names(self) -> list[str]:
-        """Profiles of the same model on as many GPUs, the experiment's own first."""
-        own = self._profile(self.experiment.profile)
+        """Profiles of the same model on as many GPUs, the experiment's own first.
+
+        That alone where each pool has its own, which another would not replace.
+        """
+        own, pools = self._profile(self.experiment.profile), self.experiment.pools
+        if pools and pools.prefill.profile and pools.decode.profile:
+            return [self.experiment.profile]
         others = resource_names("profiles", f"*/{own.model}{own.suffix}.yaml")
         return list(dict.fromkeys([self.experiment.profile, *others]))
 
@@ -185,13 +190,13 @@ class Playground:
         runs = [self._run(experiment.replace(policy=each), on_progress) for each in policies]
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
-        profile = self._profile(moved.profile)
-        fleet = fleet_of(moved.to_dict(), flat_metrics(runs[0].data)).engines
+        metrics = flat_metrics(runs[0].data)
+        fleet = fleet_of(moved.to_dict(), metrics).engines
         gpus = gpus_of((self._profile(name), number) for name, number in fleet.items())
         cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
-        tokens_per_hour = 3600 * outcomes[0]["output_throughput"]
+        tokens_per_hour = 3600 * outcomes[0]["output_throughput"] / paid_share(metrics)
         return {
             "promise": promise_words(slo, ATTAINMENT, shares),
             "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),
@@ -201,7 +206,7 @@ class Playground:
             "cost_per_hour": cost,
             "cost_per_million": None if cost is None else 1e6 * cost / tokens_per_hour,
             "currency": self.prices.currency,
-            "step_times": step_times(profile),
+            "step_times": max((step_times(self._profile(name)) for name in fleet), key=BASES.index),
             "num_requests": len(runs[0].run.requests),
             "simulated": self._simulated - before,
             "arriving": _arriving(moved),
@@ -229,7 +234,7 @@ class Playground:
     def _run(self, experiment: Experiment, on_progress: Callable[[int], None] | None) -> Summary:
         key = experiment.replace(slo=None).hash
         if key not in self._runs:
-            profile = self._profile(experiment.profile)
+            profile = self._profile(experiment.serving.profile)
             self._runs[key] = summarized(experiment, profile=profile, on_progress=on_progress)
             self._simulated += 1
             if len(self._runs) > _MOST_KEPT:

@@ -256,14 +256,15 @@ def hardware_notes(
     found: list[Found], words: Callable[[Found], str] = lambda each: each.name
 ) -> list[str]:
     """Return what there is to know of step times and prices before believing the numbers."""
-    hardware = {each.hardware.label: each.hardware for each in found}.values()
-    guessed = [h.label for h in hardware if not h.is_measured]
+    labels = dict.fromkeys(each.hardware.label for each in found)
+    unmeasured = {each.hardware.label for each in found if not each.hardware.is_measured}
+    guessed = [label for label in labels if label in unmeasured]
     gpus = {gpu for each in found for gpu in each.hardware.gpus}
     unpriced = sorted(gpus - set(found[0].goal.prices.per_gpu_hour))
     notes = []
     if guessed:
         notes.append(f"{', '.join(guessed)}: {ROOFLINE}")
-        if len(guessed) < len(hardware):
+        if len(guessed) < len(labels):
             notes.append("measured and roofline profiles differ by more than their GPUs do")
     if unpriced:
         notes.append(f"no price of {', '.join(unpriced)}: add it by --prices FILE")

@@ -24,6 +24,7 @@ from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo
 from specsim.run.deployment import drafter_profile, gpus_of
 from specsim.run.experiment import Experiment
+from specsim.run.validity import BASES, step_times
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
 _PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
@@ -270,7 +271,13 @@ class Hardware:
     @property
     def is_measured(self) -> bool:
         """Whether the profiles rest on measured steps, at least in part."""
-        return all(profile.target.kind != "roofline" for profile in self.profiles)
+        return self.step_times != "roofline"
+
+    @property
+    def step_times(self) -> str:
+        """What the times rest on that are the least trusted, a drafter's own among them."""
+        drafters = [] if self.drafter is None else [self.drafter]
+        return max(map(step_times, [*self.profiles, *drafters]), key=BASES.index)
 
     @property
     def profiles(self) -> list[Profile]:

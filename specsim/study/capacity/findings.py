@@ -12,7 +12,6 @@ import numpy as np
 from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
-from specsim.run.validity import BASES, step_times
 from specsim.study.capacity.choices import Goal, Hardware, percentile
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.probe import Interval, LoadProbe
@@ -384,7 +383,7 @@ def _result(found: Found) -> dict[str, Any]:
         "gpu": " + ".join(found.hardware.gpus),
         "gpus_per_replica": found.hardware.gpus_per_replica,
         "is_measured": found.hardware.is_measured,
-        "step_times": max(map(step_times, found.hardware.profiles), key=BASES.index),
+        "step_times": found.hardware.step_times,
         "policy": found.policy,
         **asdict(found.bracket),
         "requests_per_second": found.rate,

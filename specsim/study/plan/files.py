@@ -13,11 +13,10 @@ from specsim.core.version import __version__
 from specsim.profile import Profile
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
-from specsim.study.plan.advice import DayAdvice, gpu_name
+from specsim.study.plan.advice import gpu_name
 from specsim.study.plan.answer import Plan
 from specsim.study.plan.candidates import SCHEDULE, Option, with_replicas
 from specsim.study.plan.command import ServerCommand
-from specsim.study.plan.day import Day
 from specsim.study.plan.hardware import PROFILE_FILE
 
 _CONFIG, _QUANTIZATION = "config.json", "hf_quant_config.json"  # of a model, as published
@@ -50,8 +49,8 @@ def save_plan(plan: Plan, folder: Path) -> None:
     if ranks > 1 and replicas > 1:
         about = f"one of {replicas} servers, with its share of the traffic; {about}"
     (folder / "experiment.yaml").write_text(commented(experiment, about), encoding="utf-8")
-    if plan.question.day is not None and plan.advice.day is not None and ranks == 1:
-        day = _day_experiment(plan, plan.question.day, plan.advice.day)
+    day = _day_experiment(plan)
+    if day is not None and plan.advice.day is not None:
         about = f"the whole day, {plan.advice.day.requests:,.0f} requests: specsim run day.yaml"
         (folder / "day.yaml").write_text(commented(day, about), encoding="utf-8")
     if experiment.profile == PROFILE_FILE:
@@ -129,10 +128,18 @@ def _mount(needed: list[Path], services: list[Any], pod: dict[str, Any]) -> None
         server["volumeMounts"].append(mount)
 
 
-def _day_experiment(plan: Plan, day: Day, told: DayAdvice) -> Experiment:
-    """Return the autoscaled service on the day that was asked."""
+def _day_experiment(plan: Plan) -> Experiment | None:
+    """Return the autoscaled service on the day that was asked; None if there is none.
+
+    Nor is there of ranks, and of units of pools, which are scaled each by itself.
+    """
+    day, told = plan.question.day, plan.advice.day
+    if day is None or told is None:
+        return None
     fleet = next(each for each in told.fleets if each.way == "autoscaled")
     option = plan.options[f"{fleet.hardware} {fleet.policy}"]
+    if option.hardware.ranks > 1 or option.hardware.pools:
+        return None
     config = with_replicas(option, plan.question, fleet.most_servers).to_dict()
     workload = config["workload"]
     lengths = workload.get("lengths") or {"kind": "trace", "path": workload["arrivals"]["path"]}

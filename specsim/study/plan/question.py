@@ -122,6 +122,9 @@ class Question:
             "--daily: data-parallel ranks are not simulated autoscaled; no day.yaml": (
                 ranks > 1 and self.day is not None
             ),
+            "--daily: pools are scaled each by itself; no day.yaml where they are taken": (
+                self.pools and ranks == 1 and self.day is not None
+            ),
         }
         found = [text for text, holds in said.items() if holds]
         return [*found, *self._limit_of_drafter(), *self.command.notes]

@@ -293,6 +293,7 @@ def labels(values: list[Any]) -> list[str]:
 def _short(value: Any) -> str:
     if isinstance(value, dict):
         kind = value.get("kind", value.get("method"))
+        kind = "off" if kind is False else kind  # unquoted, in YAML 1.1
         fields = [f"{k}={_written(v)}" for k, v in value.items() if k not in ("kind", "method")]
         return f"{kind}:{','.join(fields)}" if kind and fields else str(kind or ",".join(fields))
     return _written(value)
@@ -360,7 +361,7 @@ def _problems(point: SweepPoint) -> Iterator[str]:
         return
     try:
         check_size(experiment)
-        Deployment.of(experiment, _profile(experiment.profile))
+        Deployment.of(experiment, _profile(experiment.serving.profile))
     except SpecsimError as error:
         yield str(error)
     for path in experiment.workload.traces.values():

@@ -247,8 +247,7 @@ def tune(
         series = LoadSeries.of(loads, batches)
         tell(f"loads up to {figures(series.capacity, 3)} {loads.unit}, at which each k pays")
         crossovers, curves = find_crossovers(series, trials)
-        # Stages have no synchronous form, which the oracle needs.
-        with_oracle = loads.num_stages == 1
+        with_oracle = not loads.has_stages  # it needs synchronous scheduling
         tell(f"the schedule against every k{' and the oracle' if with_oracle else ''}")
         check = check_schedule(series, batches, trials, with_oracle=with_oracle)
     return Tuning(
