@@ -1440,6 +1440,29 @@ def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> 
         assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("program", "started", "image"),
+    [
+        ("vllm", "vllm serve", "vllm/vllm-openai-rocm:v0.33.0"),
+        ("sglang", "sglang.launch_server --model-path", "lmsysorg/sglang-rocm:YOUR-TAG"),
+    ],
+)
+def test_containers_get_gpus_of_amd_as_docker_and_kubernetes_call_them(
+    tmp_path: Path, program: str, started: str, image: str
+) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), gpus="mi300x")
+    command = read_command(f"{started} Qwen/Qwen3-8B", program)
+    save_plan(replace(plan, question=replace(plan.question, command=command)), tmp_path)
+    services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
+    for number, service in enumerate(services.values()):
+        assert (service["image"], "deploy" in service) == (image, False)
+        assert service["devices"] == ["/dev/kfd", "/dev/dri"]
+        assert service["environment"]["HIP_VISIBLE_DEVICES"] == str(number)
+    pods = next(yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text()))
+    server = pods["spec"]["template"]["spec"]["containers"][0]
+    assert (server["image"], server["resources"]) == (image, {"limits": {"amd.com/gpu": 1}})
+
+
 STARTING = ("serve.sh", "docker-compose.yaml", "kubernetes.yaml")
 
 
