@@ -818,6 +818,11 @@ def test_prices_may_be_given_in_short_or_without_a_date(tmp_path: Path) -> None:
     assert in_short.per_gpu_hour == {"h100": 2.1, "a100-40gb": 0.95}
     (tmp_path / "prices.yaml").write_text("per_gpu_hour: {h100: 2.1}\ncurrency: EUR\n")
     assert Prices.load(tmp_path / "prices.yaml").per_gpu_hour == {"h100": 2.1}
-    for wrong, said in (("h100:0", "greater than 0"), ("h100:two", "h100:two: is no file")):
+    (tmp_path / "prices.yaml").write_text("per_gpu_hour: {H100 SXM: 2.1, A100 80GB: 1}\n")
+    assert Prices.load(tmp_path / "prices.yaml").per_gpu_hour == {"h100": 2.1, "a100-80gb": 1.0}
+    for wrong, said in (
+        ("h100:0", "greater than 0"), ("h100:two", "h100:two: is no file"),
+        ("H100:2,h100-sxm:3", "two names of one GPU"),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             Prices.load(wrong)

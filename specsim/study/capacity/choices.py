@@ -46,6 +46,14 @@ class Prices(Settings):
         # Without quotes, 2026-11-21 is a date to YAML.
         return date.isoformat() if isinstance(date, datetime.date) else date
 
+    @field_validator("per_gpu_hour")
+    @classmethod
+    def _by_name(cls, typed: dict[str, float]) -> dict[str, float]:
+        prices = {gpu_as_typed(gpu): price for gpu, price in typed.items()}
+        if any(prices[gpu_as_typed(gpu)] != price for gpu, price in typed.items()):
+            raise ValueError(f"{', '.join(typed)}: two names of one GPU, with two prices")
+        return prices
+
     @classmethod
     def load(cls, path: Path | str | None) -> Self:
         """Return prices such as ``h100:2.1,l40s:0.95``, those of a YAML file, or examples.
@@ -55,8 +63,7 @@ class Prices(Settings):
         given = dict(_PRICE.findall(str(path or "")))
         if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
             with validated(f"--prices {path}", ConfigError):
-                prices = {gpu.lower(): price for gpu, price in given.items()}
-                return cls.model_validate({"per_gpu_hour": prices})
+                return cls.model_validate({"per_gpu_hour": given})
         if path is not None and not Path(path).exists():
             raise ConfigError(
                 f"--prices {path!s:.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
