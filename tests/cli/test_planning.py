@@ -14,6 +14,7 @@ import pytest
 import typer
 import yaml
 from conftest import ROOT, Run
+from planned import plan_of
 
 from specsim.__main__ import main
 from specsim.cli import EXAMPLES, app, app_of
@@ -168,6 +169,16 @@ def test_a_plan_answers_in_one_line_and_a_table(planned: tuple[str, str, Path]) 
     stages = [line for line in err.splitlines() if line.endswith(" ...")]
     assert [stage.partition(" of ")[0] for stage in stages[:2]] == ["short runs", "short runs"]
     assert stages[2].startswith("long runs of ")
+
+
+def test_only_files_that_are_there_are_named(
+    tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    monkeypatch.setattr("specsim.study.plan.plan", lambda **_: found)
+    monkeypatch.setattr("specsim.study.plan.files._save_servers", lambda *_: None)  # as of pools
+    _, out, _ = cli("plan", "--vllm", SERVER, "--out", tmp_path)
+    assert out.splitlines()[-1].endswith("(report.html, serve.sh, experiment.yaml)")
 
 
 @pytest.mark.slow
