@@ -1524,6 +1524,21 @@ def test_containers_find_the_drafters_folder_and_a_chat_template(
     assert kinds == dict(zip(paths, ("Directory", "File"), strict=True))
 
 
+@pytest.mark.parametrize(
+    ("redundancy", "servers"), [("n", (4, 4, 5, 31)), ("n+1", (5, 5, 5, 31))]
+)
+def test_a_load_costs_what_the_servers_do_that_have_it_at_most(
+    redundancy: str, servers: tuple[int, ...]
+) -> None:
+    both = (26.0, 25.5, 27.0, 900.0)
+    found = plan_of(both, both, redundancy=redundancy).found["h100 off"]
+    assert found.replicas == servers[0]
+    tokens_per_hour = 100.0 * 100.0 * 3600
+    for load, count in zip((26.0, 25.0, 20.0, 100 / 31), servers, strict=True):
+        cost = found.tried(LoadProbe((run_at(load, 900.0, 0.0, 0.0),))).compared_cost
+        assert cost == pytest.approx(1e6 * 2.0 * count / tokens_per_hour)
+
+
 def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:
     advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0)).advice
     loads = {each.what: each.gpus for each in advice.what_ifs if each.kind == "load"}

@@ -131,7 +131,8 @@ class Goal:
         """Return the replicas that serve the target rate; None without one."""
         if self.target_rate is None:
             return None
-        return math.ceil(self.target_rate / capacity) + self.spare_replicas
+        # The rate over a whole number may round, so that it is once more a little less in it.
+        return math.ceil(self.target_rate / capacity * (1 - 1e-12)) + self.spare_replicas
 
     def replicas_between(self, low: float, high: float) -> tuple[int, int] | None:
         """Return the fewest and most of them, by the ends of an interval of the capacity."""
