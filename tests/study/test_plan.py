@@ -1463,6 +1463,16 @@ def test_containers_get_gpus_of_amd_as_docker_and_kubernetes_call_them(
     assert (server["image"], server["resources"]) == (image, {"limits": {"amd.com/gpu": 1}})
 
 
+def test_a_server_of_sglang_listens_where_its_container_says(tmp_path: Path) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    command = read_command("sglang.launch_server --model-path Qwen/Qwen3-8B --port 30001", "sglang")
+    save_plan(replace(plan, question=replace(plan.question, command=command)), tmp_path)
+    services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
+    words = services["llm-0"]["command"]
+    assert (words.count("--port"), words[-4:]) == (1, ["--host", "0.0.0.0", "--port", "8000"])
+    assert "8000" not in (tmp_path / "serve.sh").read_text()
+
+
 STARTING = ("serve.sh", "docker-compose.yaml", "kubernetes.yaml")
 
 
@@ -1524,9 +1534,7 @@ def test_containers_find_the_drafters_folder_and_a_chat_template(
     assert kinds == dict(zip(paths, ("Directory", "File"), strict=True))
 
 
-@pytest.mark.parametrize(
-    ("redundancy", "servers"), [("n", (4, 4, 5, 31)), ("n+1", (5, 5, 5, 31))]
-)
+@pytest.mark.parametrize(("redundancy", "servers"), [("n", (4, 4, 5, 31)), ("n+1", (5, 5, 5, 31))])
 def test_a_load_costs_what_the_servers_do_that_have_it_at_most(
     redundancy: str, servers: tuple[int, ...]
 ) -> None:
