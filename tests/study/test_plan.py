@@ -37,7 +37,7 @@ from specsim.run.validity import Beyond
 from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
-from specsim.study.capacity.probe import LoadProbe
+from specsim.study.capacity.probe import ALL, LoadProbe, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, explore, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, question_of
@@ -1438,6 +1438,33 @@ def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> 
     for file in STARTING:
         text = (tmp_path / file).read_text()
         assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("slo", "missed", "why"),
+    [
+        ("ttft:500,tpot:50", 0.0132,
+         "98.68 % of the requests are within TTFT 500 ms and TPOT 50 ms (99 % must be) even"),
+        ("ttft:p50<60,tpot:30", 0.53,
+         "47 % of the requests are within TTFT 60 ms (50 % must be) even"),
+        ("ttft:p50<60,tpot:30", 0.0, "runs were too short to tell even"),
+    ],
+)  # fmt: skip
+def test_why_no_load_is_sustained_is_told_by_the_promises(
+    slo: str, missed: float, why: str
+) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), slo=slo)
+    run = run_at(0.5, 900.0, 0.0, missed)
+    shares = plan.question.limit_shares
+    if shares:
+        own = {name: Promise(missed, share) for name, share in shares.items()}
+        run = replace(run, promises={**own, ALL: Promise(0.0, 0.99)})
+    found = plan.found["h100 off"]
+    none = Answer(Bracket(None, 0.5), None, True, 4000, [LoadProbe((run,))])
+    lost = Found(found.hardware, found.policy, none, found.goal)
+    plan = replace(plan, searched={**plan.searched, "h100 off": lost})
+    [choice] = [each for each in plan.advice.choices if each.policy == "off"]
+    assert (choice.state, choice.why) == ("impossible", f"{why} at 0.5 requests/s")
 
 
 @pytest.mark.parametrize(

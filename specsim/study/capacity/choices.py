@@ -186,6 +186,27 @@ def promise_words(
     return ", ".join(parts)
 
 
+def kept_words(
+    slo: Mapping[str, float],
+    attainment: float,
+    limit_shares: Mapping[str, float],
+    kept: Mapping[str, float],
+) -> str:
+    """Return which share of the requests keeps each limit, or those without a share, and must.
+
+    Args:
+        kept: By limit, and by any other name of those together that have no share of their own.
+    """
+    parts = []
+    for promise, share in kept.items():
+        names = [promise] if promise in limit_shares else [n for n in slo if n not in limit_shares]
+        text = promise_words({name: slo[name] for name in names}, share, {})
+        text = text.replace("requests within", "requests are within")
+        must = figures(100 * limit_shares.get(promise, attainment))
+        parts.append(f"{text} ({must} % must be)")
+    return ", ".join(parts)
+
+
 class SloLimits(NamedTuple):
     """SloLimits, and how many requests must keep one that has a share of its own."""
 

@@ -4,7 +4,7 @@ from math import inf
 from typing import Any
 
 from specsim.core.figures import figures, percent
-from specsim.study.capacity.choices import metric_name, percentile, promise_words
+from specsim.study.capacity.choices import kept_words, metric_name, percentile, promise_words
 from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import (
     Advice,
@@ -333,7 +333,7 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     unit = _unit(best)
     if best.beyond is not None:
         load, share = best.beyond
-        kept = _kept(advice, best.beyond_kept)
+        kept = kept_words(advice.slo, advice.attainment, advice.limit_shares, best.beyond_kept)
         if kept and best.binds == BACKLOG:
             kept += _missed(best.binds)
         kept = kept or f"{figures(100 * share)} % of the requests are within{_missed(best.binds)}"
@@ -355,17 +355,6 @@ def _missed(binds: str | None) -> str:
     if binds is None:
         return ""
     return ", and the queue grows" if binds == BACKLOG else f"; {metric_name(binds)} is missed most"
-
-
-def _kept(advice: Advice, shares: dict[str, float]) -> str:
-    """Return what share keeps each limit, or those without a share of their own, and must."""
-    own, parts = advice.limit_shares, []
-    for promise, share in shares.items():
-        names = [promise] if promise in own else [n for n in advice.slo if n not in own]
-        kept = promise_words({name: advice.slo[name] for name in names}, share, {})
-        kept = kept.replace("requests within", "requests are within")
-        parts.append(f"{kept} ({figures(100 * own.get(promise, advice.attainment))} % must be)")
-    return ", ".join(parts)
 
 
 def _model_error(best: Choice, between: tuple[float, float]) -> str:
