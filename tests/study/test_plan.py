@@ -1411,6 +1411,11 @@ def test_an_api_is_weighed_against_what_is_rented() -> None:
     said = next(text for text in notes(advice) if text.startswith("An API at 0.5 USD"))
     assert "360.00 per hour" in said
     assert "60 times what is rented, and as much as that at 1.67 requests/s" in said
+    # Half of the day nobody asks: an API costs 4,320, and 3 servers 14 h and 1 else 104.
+    question = replace(question, day=read_day("0:100,12:100,12.001:0,23.999:0"))
+    said = next(t for t in notes(replace(plan, question=question).advice) if "An API" in t)
+    assert "360.00 per hour at the highest load, 4,3" in said
+    assert "41 times a day of servers by schedule, and as much as what is rented for" in said
 
 
 @pytest.mark.parametrize("text", ["0.5", "a,b", "1,0", "-1,2", "1,inf", "1,2,3", ""])

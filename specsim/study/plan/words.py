@@ -273,15 +273,22 @@ def _on_api(advice: Advice, api: ApiAdvice) -> str:
     """Return what an API costs for the same load, and at which load it costs as much."""
     prices = [figures(each, 6) for each in api.per_million]
     lens = [f"{n:,.0f}" for n in api.mean_lens]
-    own = advice.best and advice.best.cost_per_hour
-    day = "" if api.cost_per_day is None else f", {api.cost_per_day:,.2f} a day"
+    own, day, rented = advice.best and advice.best.cost_per_hour, "", "what is rented"
+    times = api.cost_per_hour / own if own else None
+    if advice.day is not None and api.cost_per_day is not None:
+        day = f" at the highest load, {api.cost_per_day:,.2f} a day"
+        least = min(advice.day.fleets, key=lambda fleet: fleet.cost_per_day)
+        # An API is paid for the load of each hour, servers for the highest.
+        times = api.cost_per_day / least.cost_per_day
+        rented = f"a day of servers {least.way}"
     return (
         f"An API at {prices[0]} {advice.currency} per million prompt tokens and {prices[1]} per "
         f"million output tokens costs {api.cost_per_hour:,.2f} per hour{day}, with {lens[0]} and "
         f"{lens[1]} tokens per request, none of them cheaper for being cached"
-        + (f": {figures(api.cost_per_hour / own, 2)} times what is rented" if own else "")
+        + (f": {figures(times, 2)} times {rented}" if times else "")
         + (
-            f", and as much as that at {figures(api.same_cost_at, 3)} requests/s"
+            f", and as much as {'that' if not day else 'what is rented for the highest load'} at "
+            f"{figures(api.same_cost_at, 3)} requests/s"
             if api.same_cost_at
             else ""
         )
