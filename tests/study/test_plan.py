@@ -1080,6 +1080,22 @@ def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -
     ) in notes(plan.advice)
 
 
+@pytest.mark.parametrize("slo", ["ttft:500,tpot:50", "ttft:p99<800,tpot:50"])
+def test_what_misses_its_share_by_little_does_not_read_as_if_it_was_kept(slo: str) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), slo=slo)
+    kept = {"ttft_ms": 0.98998, "all": 0.98998} if "p99" in slo else {}
+    best = plan.advice.best
+    assert best is not None
+    near = best.model_copy(update={"beyond": (34.68, 0.98998), "beyond_kept": kept})
+    choices = [near if each is best else each for each in plan.advice.choices]
+    [said] = [
+        text
+        for text in notes(plan.advice.model_copy(update={"choices": choices}))
+        if text.startswith("Beyond")
+    ]
+    assert ("98.99 %" in said, " 99 % of" in said) == (True, False)
+
+
 @pytest.mark.parametrize("split", ["", "-tp2", "-dp4", "-tp2-pp2", "-pp2", "-tp2-dcp2"])
 def test_why_a_gpu_is_impossible_is_said_of_that_gpu(split: str) -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))

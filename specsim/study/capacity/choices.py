@@ -186,6 +186,11 @@ def promise_words(
     return ", ".join(parts)
 
 
+def floored(share: float) -> float:
+    """Return a share to a hundredth of a percent: 98.998 % must not read as the 99 % it misses."""
+    return math.floor(share * 1e4 + 1e-9) / 1e4
+
+
 def kept_words(
     slo: Mapping[str, float],
     attainment: float,
@@ -200,7 +205,7 @@ def kept_words(
     parts = []
     for promise, share in kept.items():
         names = [promise] if promise in limit_shares else [n for n in slo if n not in limit_shares]
-        text = promise_words({name: slo[name] for name in names}, share, {})
+        text = promise_words({name: slo[name] for name in names}, floored(share), {})
         text = text.replace("requests within", "requests are within")
         must = figures(100 * limit_shares.get(promise, attainment))
         parts.append(f"{text} ({must} % must be)")

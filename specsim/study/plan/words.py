@@ -4,7 +4,13 @@ from math import inf
 from typing import Any
 
 from specsim.core.figures import figures, percent
-from specsim.study.capacity.choices import kept_words, metric_name, percentile, promise_words
+from specsim.study.capacity.choices import (
+    floored,
+    kept_words,
+    metric_name,
+    percentile,
+    promise_words,
+)
 from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import (
     Advice,
@@ -343,7 +349,10 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
         kept = kept_words(advice.slo, advice.attainment, advice.limit_shares, best.beyond_kept)
         if kept and best.binds == BACKLOG:
             kept += _missed(best.binds)
-        kept = kept or f"{figures(100 * share)} % of the requests are within{_missed(best.binds)}"
+        kept = (
+            kept
+            or f"{figures(100 * floored(share))} % of the requests are within{_missed(best.binds)}"
+        )
         said.append(f"Beyond: at {figures(load)} requests/s {kept}.")
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
