@@ -1431,7 +1431,7 @@ def test_an_api_is_weighed_against_what_is_rented() -> None:
     question = replace(question, day=read_day("0:100,12:100,12.001:0,23.999:0"))
     said = next(t for t in notes(replace(plan, question=question).advice) if "An API" in t)
     assert "360.00 per hour at the highest load, 4,3" in said
-    assert "41 times a day of servers by schedule, and as much as what is rented for" in said
+    assert "41 times the cheapest day of servers, and as much as what is rented for" in said
 
 
 @pytest.mark.parametrize("text", ["0.5", "a,b", "1,0", "-1,2", "1,inf", "1,2,3", ""])

@@ -63,6 +63,9 @@ class Found:
     answer: Answer
     goal: Goal
     is_bound: bool = False  # of a policy that no server can run
+    mean_output_len: float | None = None
+    """Tokens per request at the target rate, one number for all that are compared: each run has
+    drawn its own requests. None: as in the runs of each load."""
 
     def __post_init__(self) -> None:
         goal, between, load = self.goal, self.answer.interval, self.answer.bracket.sustained
@@ -139,9 +142,10 @@ class Found:
         tokens_per_hour = rate * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
         cost = None if self.price is None else gpu_hours * self.price
-        replicas = self._replicas_at(rate)
-        spare = 1.0 if target is None or replicas is None else replicas * rate / target
-        at_target = None if cost is None or target is None else cost * spare
+        hourly, at_target = self._cost_per_hour(self._replicas_at(rate) or 0), None
+        if hourly is not None and target is not None:
+            length = self.mean_output_len or probe.mean_output_len
+            at_target = 1e6 * hourly / (target * length * 3600)
         reached = {
             f"{percentile(self.goal.share_of(name))}_{name}": value
             for name, value in probe.reached_ms.items()

@@ -283,10 +283,9 @@ def _on_api(advice: Advice, api: ApiAdvice) -> str:
     times = api.cost_per_hour / own if own else None
     if advice.day is not None and api.cost_per_day is not None:
         day = f" at the highest load, {api.cost_per_day:,.2f} a day"
-        least = min(advice.day.fleets, key=lambda fleet: fleet.cost_per_day)
         # An API is paid for the load of each hour, servers for the highest.
-        times = api.cost_per_day / least.cost_per_day
-        rented = f"a day of servers {least.way}"
+        least = min(fleet.cost_per_day for fleet in advice.day.fleets)
+        times, rented = api.cost_per_day / least, "the cheapest day of servers"
     return (
         f"An API at {prices[0]} {advice.currency} per million prompt tokens and {prices[1]} per "
         f"million output tokens costs {api.cost_per_hour:,.2f} per hour{day}, with {lens[0]} and "
