@@ -950,6 +950,27 @@ def test_requests_longer_than_the_limit_are_simulated() -> None:
     assert (option.experiment.engine.max_model_len or 0) > question.traffic.longest > 2048
 
 
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--max-model-len 150", "33 % of the requests have more than the 150 tokens"),
+        ("--max-model-len 32k", None),
+        ("--max-model-len auto", "33 % of the requests have more than the 40,960 tokens"),
+        ("", "33 % of the requests have more than the 40,960 tokens"),
+    ],
+)
+def test_how_many_requests_a_server_would_refuse_is_said(
+    tmp_path: Path, flag: str, said: str | None
+) -> None:
+    path = tmp_path / "log.csv"
+    longest = {"--max-model-len 150": 200, "--max-model-len 32k": 1000}.get(flag, 50_000)
+    path.write_text(f"arrival_time,prompt_len,output_len\n0,90,10\n1,90,10\n3,{longest},10\n")
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    question = asked(f"Qwen/Qwen3-8B {flag} {EAGLE}", traffic=str(path))
+    found = [t for t in replace(plan, question=question).warnings if "of the requests" in t]
+    assert [t.partition(" that the server")[0] for t in found] == ([said] if said else [])
+
+
 def test_the_cheaper_is_taken() -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     assert plan.taken == "h100 static:k=3"

@@ -335,10 +335,9 @@ def _engine(question: Question, size: int) -> dict[str, Any]:
 
 def _longer_than_served(question: Question) -> int | None:
     """Return the tokens that room is kept for, if a server would refuse so long a request."""
-    own = context_of(question.command.model) | question.command.engine
-    limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
     needed = _ROOM * question.traffic.longest
-    return needed if needed > limit else None
+    takes_what_fits = question.command.engine.get("max_model_len") == -1
+    return needed if takes_what_fits or needed > question.longest_served else None
 
 
 def _why_longer(question: Question, error: Exception) -> str:
