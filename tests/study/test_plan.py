@@ -53,7 +53,7 @@ from specsim.study.plan.candidates import (
 )
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
-from specsim.study.plan.files import save_plan
+from specsim.study.plan.files import commented, save_plan
 from specsim.study.plan.hardware import measured_alike
 from specsim.study.plan.model_names import NAMES, context_of, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
@@ -1365,6 +1365,7 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
         },
         "agents",
     )
+    assert "arrivals.rate is of the whole service, sessions/s" in commented(experiment, "")
     loads = Loads(experiment, 1)
     assert loads.own == pytest.approx(5.0, rel=0.01)
     (trial,) = loads.trials(Off(), 5.0, 100)

@@ -167,9 +167,12 @@ def commented(experiment: Experiment, about: str) -> str:
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False
     )
+    lengths = experiment.workload.lengths
     for name, value in fields.items():
         text = as_yaml({name: value})
         comment = _TEXTS["comments"].get(name)
+        if name == "workload" and lengths is not None and lengths.in_sessions:
+            comment = comment.replace("requests/s", "sessions/s")
         parts.append((f"# {comment}\n" if comment else "") + text)
     return "".join(parts)
 

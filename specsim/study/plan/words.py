@@ -395,7 +395,7 @@ def _count(best: Choice) -> str:
     if best.servers_interval is None or best.servers_interval[0] == best.servers_interval[1]:
         return ""
     fewest, most = best.servers_interval
-    return f"; {fewest} to {most} servers may be needed"
+    return f"; {fewest} to {most} {_unit(best)}s may be needed"
 
 
 def _between(ends: tuple[float, float] | None) -> str:
