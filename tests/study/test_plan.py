@@ -1533,6 +1533,21 @@ def test_containers_get_gpus_of_amd_as_docker_and_kubernetes_call_them(
     assert (server["image"], server["resources"]) == (image, {"limits": {"amd.com/gpu": 1}})
 
 
+def test_what_suffix_lookup_needs_beside_vllm_is_said(tmp_path: Path) -> None:
+    drafts = """--speculative-config '{"method": "suffix", "num_speculative_tokens": 3}'"""
+    question = asked(f"Qwen/Qwen3-8B {drafts}", qps=100.0)
+    options = {o.name: o for o in offered(question, ("off", "static:k=3")).options}
+    searched_ = {
+        name: found_of(option, question, 34.0, (33.5, 35.0), 900.0 if option.is_off else 600.0)
+        for name, option in options.items()
+    }
+    plan = Plan(question, [], options, searched=searched_)
+    assert plan.options[plan.taken or ""].method == "suffix"
+    save_plan(plan, tmp_path)
+    said = [*plan.warnings, *((tmp_path / name).read_text() for name in STARTING)]
+    assert sum("pip install arctic-inference==0.1.1" in text for text in said) == 4
+
+
 def test_a_server_of_sglang_listens_where_its_container_says(tmp_path: Path) -> None:
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     command = read_command("sglang.launch_server --model-path Qwen/Qwen3-8B --port 30001", "sglang")

@@ -295,6 +295,7 @@ class Plan:
             if not any(_is_of(c.gpu, text) for c in self._impossible())
         ]
         missing = None if self.taken is None else self.options[self.taken].missing
+        needs = None if self.taken is None else self.options[self.taken].needs
         fill_in = "" if missing is None else f"in the files, replace {missing[0]} by {missing[1]}"
         apart = self.taken is not None and bool(self.options[self.taken].hardware.pools)
         by_hand = "prefill and decode apart: behind a proxy that knows both (see serve.sh)"
@@ -302,6 +303,7 @@ class Plan:
         return [
             *([cut] if self.is_interrupted else []),
             *([fill_in] if missing else []),
+            *([needs] if needs else []),
             *([by_hand] if apart else []),
             *(
                 f"{label}: no profile{alike}; {ROOFLINE}"

@@ -73,6 +73,17 @@ class Option:
         return (name, "the name of the drafter's weights") if name.startswith(_UNKNOWN) else None
 
     @property
+    def needs(self) -> str | None:
+        """What the server does not start without, and its image has not.
+
+        References:
+            vLLM 0.33.0 ``config/speculative.py _validate_suffix_decoding``.
+        """
+        if self.method != "suffix":
+            return None
+        return "suffix lookup needs pip install arctic-inference==0.1.1, which vLLM's image has not"
+
+    @property
     def needs_a_policy(self) -> bool:
         return not self.is_off and self.speculation is None
 

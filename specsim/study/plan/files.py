@@ -119,6 +119,7 @@ def _save_servers(
     _mount(needed, list(services.values()), deployment[0]["spec"]["template"]["spec"])
     missing = option.missing
     fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
+    fill_in += f"; {option.needs}" if option.needs else ""
     _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
     secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
     if needed:
@@ -195,6 +196,7 @@ def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
             f"# One of {replicas} servers, on {gpus} each, behind a router that prefers the one "
             "with the fewest open requests.\n"
         )
+    head += f"# {option.needs}\n" if option.needs else ""
     if option.missing is not None:
         said = f"serve.sh: replace {option.missing[0]} by {option.missing[1]}"
         head += f"echo {shlex.quote(f'{said}, and delete this line')} >&2; exit 2\n"
