@@ -1567,7 +1567,8 @@ def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
     monkeypatch.chdir(tmp_path)
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     Path("own").mkdir()
-    typed = f"vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own {EAGLE}"
+    typed = "vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own "
+    typed += f"--max-model-len 8192 {EAGLE}"
     question = replace(plan.question, command=read_command(typed, "vllm"))
     save_plan(replace(plan, question=question), tmp_path)
     own = str(tmp_path / "own")
