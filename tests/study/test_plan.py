@@ -37,6 +37,7 @@ from specsim.run.validity import Beyond
 from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
+from specsim.study.capacity.choices import percentile, promise_words
 from specsim.study.capacity.probe import ALL, LoadProbe, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, explore, refine
 from specsim.study.loads import Loads
@@ -904,7 +905,7 @@ def test_drafters_that_are_tried_on_some_gpus_alone_are_said() -> None:
         ]
 
 
-@pytest.mark.parametrize("attainment", [0.99, 0.9])
+@pytest.mark.parametrize("attainment", [0.99, 0.9, 0.9999999])
 @pytest.mark.parametrize(
     "slo", ["ttft:500,tpot:40", "ttft:p95<2s,tpot:40.5", "ttft:p99.9<1s,e2el:p90<20s,tpot:p50<30"]
 )
@@ -919,6 +920,14 @@ def test_capacity_is_told_to_hold_what_the_plan_holds(slo: str, attainment: floa
         assert limits.shares == pytest.approx(dict(question.limit_shares))
     else:
         assert "--slo" not in options
+
+
+def test_shares_are_said_as_they_were_given() -> None:
+    limits, shares = {"ttft_ms": 500.0, "tpot_ms": 50.0}, {"tpot_ms": 0.29}
+    assert promise_words(limits, 0.999999, shares) == (
+        "99.9999 % of the requests within TTFT 500 ms, 29 % of the requests within TPOT 50 ms"
+    )
+    assert percentile(0.999999) == "p99.9999"
 
 
 def test_drafters_that_vllm_refuses_beside_a_flag_are_not_tried() -> None:

@@ -151,7 +151,7 @@ class Goal:
 
 def percentile(share: float) -> str:
     """Return ``p90`` for 0.9."""
-    return f"p{100 * share:g}"
+    return f"p{100 * share:.10g}"
 
 
 def metric_name(limit: str) -> str:
@@ -178,7 +178,7 @@ def promise_words(
     groups = {attainment: [name for name in slo if name not in limit_shares]}
     own = [(share, [name]) for name, share in limit_shares.items()]
     parts = [
-        f"{100 * share:.4g} % of the requests within "
+        f"{100 * share:.10g} % of the requests within "
         + " and ".join(f"{metric_name(name)} {figures(slo[name], 6)} ms" for name in names)
         for share, names in [*groups.items(), *own]
         if names
@@ -207,8 +207,8 @@ def kept_words(
         names = [promise] if promise in limit_shares else [n for n in slo if n not in limit_shares]
         text = promise_words({name: slo[name] for name in names}, floored(share), {})
         text = text.replace("requests within", "requests are within")
-        must = figures(100 * limit_shares.get(promise, attainment))
-        parts.append(f"{text} ({must} % must be)")
+        must = 100 * limit_shares.get(promise, attainment)
+        parts.append(f"{text} ({must:.10g} % must be)")
     return ", ".join(parts)
 
 

@@ -165,7 +165,7 @@ class Question:
         limits = self.slo.model_dump(exclude_none=True).items()
         each = ",".join(f"{n.removesuffix('_ms')}:{own.get(n, '')}{ms:.10g}" for n, ms in limits)
         said = f' --slo "{each}"' if own else ""
-        return said + (f" --attainment {self.attainment:g}" if self.attainment != USUAL else "")
+        return said + (f" --attainment {self.attainment:.10g}" if self.attainment != USUAL else "")
 
     def spreads_experts(self, size: int) -> bool:
         """Whether each of some GPUs has experts of its own, not a part of each."""
