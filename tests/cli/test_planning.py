@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,11 @@ def test_only_files_that_are_there_are_named(
     tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
-    monkeypatch.setattr("specsim.study.plan.plan", lambda **_: found)
-    monkeypatch.setattr("specsim.study.plan.files._save_servers", lambda *_: None)  # as of pools
+    apart = {
+        name: replace(option, hardware=option.in_pools(1, 1).hardware)
+        for name, option in found.options.items()
+    }
+    monkeypatch.setattr("specsim.study.plan.plan", lambda **_: replace(found, options=apart))
     _, out, _ = cli("plan", "--vllm", SERVER, "--out", tmp_path)
     assert out.splitlines()[-1].endswith("(report.html, serve.sh, experiment.yaml)")
 

@@ -273,25 +273,17 @@ def test_servers_in_reserve_are_paid_for_as_in_a_plan(cli: Run, tmp_path: Path) 
     assert more[then] == pytest.approx(plain[then] * more["replicas"] / plain["replicas"])
 
 
-def test_what_the_same_servers_cost_does_not_depend_on_the_length_of_runs(
-    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("specsim.study.capacity._REQUESTS", 50)
-    (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
-    code, _, err = cli(
-        "capacity", "e.yaml", "--slo", "e2el:2000", "--qps", 100, "--prices", "h100:2", "--workers",
-        1, "--replications", 2, "--tolerance", 0.2, "--max-requests", 800, "--policies", "off",
-        "static:k=2", "--out", "done",
-    )  # fmt: skip
-    assert code == 0, err
-    document = json.loads((tmp_path / "done" / "capacity.json").read_text())
-    loads = [load for each in document["results"] for load in each["probes"]]
-    assert len({load["num_requests"] for load in loads}) > 1
-    then = "cost_per_million_tokens_at_target"
-    of_one = document["results"][0][then] / document["results"][0]["replicas"]
+def test_what_the_same_servers_cost_does_not_depend_on_the_length_of_runs() -> None:
+    experiment, slo = small("static:k=2"), Slo(e2el_ms=2000)
+    goal = Goal(slo, 0.99, 0.2, False, 100.0, 2, 50, 800, prices=Prices(per_gpu_hour={"h100": 2}))
+    policies = {"off": Off(), "static:k=2": experiment.effective_policy}
+    found = find_capacity(experiment, goal, find_hardware(experiment, []), policies).found
+    loads = [load for each in found for load in each.loads]
+    assert len({load.num_requests for load in loads}) > 1
+    of_one = (found[0].cost_at_target or 0.0) / (found[0].replicas or 1)
     for load in loads:
-        servers = load[then] / of_one
-        assert servers == pytest.approx(round(servers))
+        servers = (load.compared_cost or 0.0) / of_one
+        assert servers == pytest.approx(max(1, round(servers)))
 
 
 def test_clients_may_be_counted_in_place_of_a_rate(cli: Run, tmp_path: Path) -> None:
