@@ -1471,6 +1471,20 @@ def test_what_is_no_price_of_an_api_is_refused(text: str) -> None:
         asked(api_price=text)
 
 
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(1.0, "the same cost."), (251 / 250, "0.4 % more"), (0.67, "33 % less")]
+)
+def test_a_server_more_of_many_is_not_said_to_cost_nothing(ratio: float, said: str) -> None:
+    advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 600.0)).advice
+    best = advice.best
+    assert best is not None
+    assert best.against_none is not None
+    over = best.against_none.model_copy(update={"times_the_cost": ratio})
+    moved = best.model_copy(update={"against_none": over})
+    choices = [moved if each is best else each for each in advice.choices]
+    assert f" at {said}" in headline(advice.model_copy(update={"choices": choices}))
+
+
 def test_an_answer_on_the_edge_says_so() -> None:
     plan = plan_of((20.0, 19.9, 20.1, 900.0), (34.0, 32.0, 35.0, 600.0))
     assert "That is on the edge: 4 servers may be needed." in headline(plan.advice)

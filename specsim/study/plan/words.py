@@ -95,7 +95,7 @@ def _effect(choice: Choice) -> str:
 def _cost_words(ratio: float) -> str:
     if ratio == 1:
         return "the same cost"
-    change = f"{percent(abs(1 - ratio), 0)} {'less' if ratio < 1 else 'more'}"
+    change = f"{figures(100 * abs(1 - ratio), 2)} % {'less' if ratio < 1 else 'more'}"
     return f"{change} cost on servers of the same kind"
 
 
