@@ -100,7 +100,8 @@ def plan(
 
         with spinner("writing the page"):
             write_page(load_study(out), out / _PAGE)
-        typer.echo(f"results: {out} ({_PAGE}, serve.sh, docker-compose.yaml, experiment.yaml)")
+        names = (_PAGE, "serve.sh", "docker-compose.yaml", "experiment.yaml")
+        typer.echo(f"results: {out} ({', '.join(n for n in names if (out / n).exists())})")
 
 
 def init(

@@ -308,7 +308,7 @@ def gpu_as_typed(text: str) -> str:
     What names no GPU that is there is returned as it is, but for capitals and spaces: ``H100 PCIe``
     is another than ``h100``, and so is ``A100 40GB`` than ``a100``.
     """
-    if text.endswith((".yaml", ".yml")):
+    if gpu_file(text) is not None:
         return text
     name = text.lower().replace(" ", "-")
     if gpu_file(name) is not None:

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import typer
 import yaml
 from conftest import ROOT, Run
+from planned import plan_of
 
 from specsim.__main__ import main
 from specsim.cli import EXAMPLES, app, app_of
@@ -168,6 +170,19 @@ def test_a_plan_answers_in_one_line_and_a_table(planned: tuple[str, str, Path]) 
     stages = [line for line in err.splitlines() if line.endswith(" ...")]
     assert [stage.partition(" of ")[0] for stage in stages[:2]] == ["short runs", "short runs"]
     assert stages[2].startswith("long runs of ")
+
+
+def test_only_files_that_are_there_are_named(
+    tmp_path: Path, cli: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    apart = {
+        name: replace(option, hardware=option.in_pools(1, 1).hardware)
+        for name, option in found.options.items()
+    }
+    monkeypatch.setattr("specsim.study.plan.plan", lambda **_: replace(found, options=apart))
+    _, out, _ = cli("plan", "--vllm", SERVER, "--out", tmp_path)
+    assert out.splitlines()[-1].endswith("(report.html, serve.sh, experiment.yaml)")
 
 
 @pytest.mark.slow

@@ -273,6 +273,19 @@ def test_servers_in_reserve_are_paid_for_as_in_a_plan(cli: Run, tmp_path: Path) 
     assert more[then] == pytest.approx(plain[then] * more["replicas"] / plain["replicas"])
 
 
+def test_what_the_same_servers_cost_does_not_depend_on_the_length_of_runs() -> None:
+    experiment, slo = small("static:k=2"), Slo(e2el_ms=2000)
+    goal = Goal(slo, 0.99, 0.2, False, 100.0, 2, 50, 800, prices=Prices(per_gpu_hour={"h100": 2}))
+    policies = {"off": Off(), "static:k=2": experiment.effective_policy}
+    found = find_capacity(experiment, goal, find_hardware(experiment, []), policies).found
+    loads = [load for each in found for load in each.loads]
+    assert len({load.num_requests for load in loads}) > 1
+    of_one = (found[0].cost_at_target or 0.0) / (found[0].replicas or 1)
+    for load in loads:
+        servers = (load.compared_cost or 0.0) / of_one
+        assert servers == pytest.approx(max(1, round(servers)))
+
+
 def test_clients_may_be_counted_in_place_of_a_rate(cli: Run, tmp_path: Path) -> None:
     (tmp_path / "e.yaml").write_text(yaml.safe_dump(small().to_dict()))
     options = ("--replications", 1, "--num-requests", 100, "--workers", 1, "--out", "done")
@@ -837,6 +850,11 @@ def test_prices_may_be_given_in_short_or_without_a_date(tmp_path: Path) -> None:
     assert in_short.per_gpu_hour == {"h100": 2.1, "a100-40gb": 0.95}
     (tmp_path / "prices.yaml").write_text("per_gpu_hour: {h100: 2.1}\ncurrency: EUR\n")
     assert Prices.load(tmp_path / "prices.yaml").per_gpu_hour == {"h100": 2.1}
-    for wrong, said in (("h100:0", "greater than 0"), ("h100:two", "h100:two: is no file")):
+    (tmp_path / "prices.yaml").write_text("per_gpu_hour: {H100 SXM: 2.1, A100 80GB: 1}\n")
+    assert Prices.load(tmp_path / "prices.yaml").per_gpu_hour == {"h100": 2.1, "a100-80gb": 1.0}
+    for wrong, said in (
+        ("h100:0", "greater than 0"), ("h100:two", "h100:two: is no file"),
+        ("H100:2,h100-sxm:3", "two names of one GPU"),
+    ):  # fmt: skip
         with pytest.raises(ConfigError, match=said):
             Prices.load(wrong)

@@ -37,7 +37,8 @@ from specsim.run.validity import Beyond
 from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
-from specsim.study.capacity.probe import LoadProbe
+from specsim.study.capacity.choices import percentile, promise_words
+from specsim.study.capacity.probe import ALL, LoadProbe, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, explore, refine
 from specsim.study.loads import Loads
 from specsim.study.plan import Option, Plan, Question, question_of
@@ -53,7 +54,7 @@ from specsim.study.plan.candidates import (
 )
 from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
-from specsim.study.plan.files import save_plan
+from specsim.study.plan.files import commented, save_plan
 from specsim.study.plan.hardware import measured_alike
 from specsim.study.plan.model_names import NAMES, context_of, model_of, shape_note
 from specsim.study.plan.question import KINDS, find_traffic
@@ -904,7 +905,7 @@ def test_drafters_that_are_tried_on_some_gpus_alone_are_said() -> None:
         ]
 
 
-@pytest.mark.parametrize("attainment", [0.99, 0.9])
+@pytest.mark.parametrize("attainment", [0.99, 0.9, 0.9999999])
 @pytest.mark.parametrize(
     "slo", ["ttft:500,tpot:40", "ttft:p95<2s,tpot:40.5", "ttft:p99.9<1s,e2el:p90<20s,tpot:p50<30"]
 )
@@ -919,6 +920,14 @@ def test_capacity_is_told_to_hold_what_the_plan_holds(slo: str, attainment: floa
         assert limits.shares == pytest.approx(dict(question.limit_shares))
     else:
         assert "--slo" not in options
+
+
+def test_shares_are_said_as_they_were_given() -> None:
+    limits, shares = {"ttft_ms": 500.0, "tpot_ms": 50.0}, {"tpot_ms": 0.29}
+    assert promise_words(limits, 0.999999, shares) == (
+        "99.9999 % of the requests within TTFT 500 ms, 29 % of the requests within TPOT 50 ms"
+    )
+    assert percentile(0.999999) == "p99.9999"
 
 
 def test_drafters_that_vllm_refuses_beside_a_flag_are_not_tried() -> None:
@@ -948,6 +957,27 @@ def test_requests_longer_than_the_limit_are_simulated() -> None:
     question = asked("Qwen/Qwen3-8B --max-model-len 2048", traffic="summarise")
     [option] = offered(question, ("off",)).options
     assert (option.experiment.engine.max_model_len or 0) > question.traffic.longest > 2048
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--max-model-len 150", "33 % of the requests have more than the 150 tokens"),
+        ("--max-model-len 32k", None),
+        ("--max-model-len auto", "33 % of the requests have more than the 40,960 tokens"),
+        ("", "33 % of the requests have more than the 40,960 tokens"),
+    ],
+)
+def test_how_many_requests_a_server_would_refuse_is_said(
+    tmp_path: Path, flag: str, said: str | None
+) -> None:
+    path = tmp_path / "log.csv"
+    longest = {"--max-model-len 150": 200, "--max-model-len 32k": 1000}.get(flag, 50_000)
+    path.write_text(f"arrival_time,prompt_len,output_len\n0,90,10\n1,90,10\n3,{longest},10\n")
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    question = asked(f"Qwen/Qwen3-8B {flag} {EAGLE}", traffic=str(path))
+    found = [t for t in replace(plan, question=question).warnings if "of the requests" in t]
+    assert [t.partition(" that the server")[0] for t in found] == ([said] if said else [])
 
 
 def test_the_cheaper_is_taken() -> None:
@@ -1078,6 +1108,22 @@ def test_beyond_the_capacity_each_limit_with_a_percentile_of_its_own_is_said() -
         "Beyond: at 34.68 requests/s 50 % of the requests are within TPOT 50 ms (99 % must be), "
         "90 % of the requests are within TTFT 800 ms (90 % must be)."
     ) in notes(plan.advice)
+
+
+@pytest.mark.parametrize("slo", ["ttft:500,tpot:50", "ttft:p99<800,tpot:50"])
+def test_what_misses_its_share_by_little_does_not_read_as_if_it_was_kept(slo: str) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), slo=slo)
+    kept = {"ttft_ms": 0.98998, "all": 0.98998} if "p99" in slo else {}
+    best = plan.advice.best
+    assert best is not None
+    near = best.model_copy(update={"beyond": (34.68, 0.98998), "beyond_kept": kept})
+    choices = [near if each is best else each for each in plan.advice.choices]
+    [said] = [
+        text
+        for text in notes(plan.advice.model_copy(update={"choices": choices}))
+        if text.startswith("Beyond")
+    ]
+    assert ("98.99 %" in said, " 99 % of" in said) == (True, False)
 
 
 @pytest.mark.parametrize("split", ["", "-tp2", "-dp4", "-tp2-pp2", "-pp2", "-tp2-dcp2"])
@@ -1328,6 +1374,7 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
         },
         "agents",
     )
+    assert "arrivals.rate is of the whole service, sessions/s" in commented(experiment, "")
     loads = Loads(experiment, 1)
     assert loads.own == pytest.approx(5.0, rel=0.01)
     (trial,) = loads.trials(Off(), 5.0, 100)
@@ -1411,12 +1458,31 @@ def test_an_api_is_weighed_against_what_is_rented() -> None:
     said = next(text for text in notes(advice) if text.startswith("An API at 0.5 USD"))
     assert "360.00 per hour" in said
     assert "60 times what is rented, and as much as that at 1.67 requests/s" in said
+    # Half of the day nobody asks: an API costs 4,320, and 3 servers 14 h and 1 else 104.
+    question = replace(question, day=read_day("0:100,12:100,12.001:0,23.999:0"))
+    said = next(t for t in notes(replace(plan, question=question).advice) if "An API" in t)
+    assert "360.00 per hour at the highest load, 4,3" in said
+    assert "41 times the cheapest day of servers, and as much as what is rented for" in said
 
 
 @pytest.mark.parametrize("text", ["0.5", "a,b", "1,0", "-1,2", "1,inf", "1,2,3", ""])
 def test_what_is_no_price_of_an_api_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--api-price .*such as 0\.6,1\.2$"):
         asked(api_price=text)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"), [(1.0, "the same cost."), (251 / 250, "0.4 % more"), (0.67, "33 % less")]
+)
+def test_a_server_more_of_many_is_not_said_to_cost_nothing(ratio: float, said: str) -> None:
+    advice = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 600.0)).advice
+    best = advice.best
+    assert best is not None
+    assert best.against_none is not None
+    over = best.against_none.model_copy(update={"times_the_cost": ratio})
+    moved = best.model_copy(update={"against_none": over})
+    choices = [moved if each is best else each for each in advice.choices]
+    assert f" at {said}" in headline(advice.model_copy(update={"choices": choices}))
 
 
 def test_an_answer_on_the_edge_says_so() -> None:
@@ -1440,6 +1506,81 @@ def test_a_policy_that_the_server_has_not_is_to_be_filled_in(tmp_path: Path) -> 
         assert ("--speculative-config" in text, "YOUR-SCHEDULE" in text) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("slo", "missed", "why"),
+    [
+        ("ttft:500,tpot:50", 0.0132,
+         "98.68 % of the requests are within TTFT 500 ms and TPOT 50 ms (99 % must be) even"),
+        ("ttft:p50<60,tpot:30", 0.53,
+         "47 % of the requests are within TTFT 60 ms (50 % must be) even"),
+        ("ttft:p50<60,tpot:30", 0.0, "runs were too short to tell even"),
+    ],
+)  # fmt: skip
+def test_why_no_load_is_sustained_is_told_by_the_promises(
+    slo: str, missed: float, why: str
+) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), slo=slo)
+    run = run_at(0.5, 900.0, 0.0, missed)
+    shares = plan.question.limit_shares
+    if shares:
+        own = {name: Promise(missed, share) for name, share in shares.items()}
+        run = replace(run, promises={**own, ALL: Promise(0.0, 0.99)})
+    found = plan.found["h100 off"]
+    none = Answer(Bracket(None, 0.5), None, True, 4000, [LoadProbe((run,))])
+    lost = Found(found.hardware, found.policy, none, found.goal)
+    plan = replace(plan, searched={**plan.searched, "h100 off": lost})
+    [choice] = [each for each in plan.advice.choices if each.policy == "off"]
+    assert (choice.state, choice.why) == ("impossible", f"{why} at 0.5 requests/s")
+
+
+@pytest.mark.parametrize(
+    ("program", "started", "image"),
+    [
+        ("vllm", "vllm serve", "vllm/vllm-openai-rocm:v0.33.0"),
+        ("sglang", "sglang.launch_server --model-path", "lmsysorg/sglang-rocm:YOUR-TAG"),
+    ],
+)
+def test_containers_get_gpus_of_amd_as_docker_and_kubernetes_call_them(
+    tmp_path: Path, program: str, started: str, image: str
+) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0), gpus="mi300x")
+    command = read_command(f"{started} Qwen/Qwen3-8B", program)
+    save_plan(replace(plan, question=replace(plan.question, command=command)), tmp_path)
+    services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
+    for number, service in enumerate(services.values()):
+        assert (service["image"], "deploy" in service) == (image, False)
+        assert service["devices"] == ["/dev/kfd", "/dev/dri"]
+        assert service["environment"]["HIP_VISIBLE_DEVICES"] == str(number)
+    pods = next(yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text()))
+    server = pods["spec"]["template"]["spec"]["containers"][0]
+    assert (server["image"], server["resources"]) == (image, {"limits": {"amd.com/gpu": 1}})
+
+
+def test_what_suffix_lookup_needs_beside_vllm_is_said(tmp_path: Path) -> None:
+    drafts = """--speculative-config '{"method": "suffix", "num_speculative_tokens": 3}'"""
+    question = asked(f"Qwen/Qwen3-8B {drafts}", qps=100.0)
+    options = {o.name: o for o in offered(question, ("off", "static:k=3")).options}
+    searched_ = {
+        name: found_of(option, question, 34.0, (33.5, 35.0), 900.0 if option.is_off else 600.0)
+        for name, option in options.items()
+    }
+    plan = Plan(question, [], options, searched=searched_)
+    assert plan.options[plan.taken or ""].method == "suffix"
+    save_plan(plan, tmp_path)
+    said = [*plan.warnings, *((tmp_path / name).read_text() for name in STARTING)]
+    assert sum("pip install arctic-inference==0.1.1" in text for text in said) == 4
+
+
+def test_a_server_of_sglang_listens_where_its_container_says(tmp_path: Path) -> None:
+    plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
+    command = read_command("sglang.launch_server --model-path Qwen/Qwen3-8B --port 30001", "sglang")
+    save_plan(replace(plan, question=replace(plan.question, command=command)), tmp_path)
+    services = yaml.safe_load((tmp_path / "docker-compose.yaml").read_text())["services"]
+    words = services["llm-0"]["command"]
+    assert (words.count("--port"), words[-4:]) == (1, ["--host", "0.0.0.0", "--port", "8000"])
+    assert "8000" not in (tmp_path / "serve.sh").read_text()
+
+
 STARTING = ("serve.sh", "docker-compose.yaml", "kubernetes.yaml")
 
 
@@ -1449,7 +1590,8 @@ def test_containers_find_the_folder_of_a_model_and_listen_where_they_say(
     monkeypatch.chdir(tmp_path)
     plan = plan_of((26.0, 25.5, 27.0, 900.0), (34.0, 33.5, 35.0, 950.0))
     Path("own").mkdir()
-    typed = f"vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own {EAGLE}"
+    typed = "vllm serve own --port 8001 --host=127.0.0.1 --served-model-name own "
+    typed += f"--max-model-len 8192 {EAGLE}"
     question = replace(plan.question, command=read_command(typed, "vllm"))
     save_plan(replace(plan, question=question), tmp_path)
     own = str(tmp_path / "own")
@@ -1499,6 +1641,19 @@ def test_containers_find_the_drafters_folder_and_a_chat_template(
     assert [path for path in paths if path not in mounted] == []
     kinds = {each["hostPath"]["path"]: each["hostPath"]["type"] for each in pod["volumes"][1:]}
     assert kinds == dict(zip(paths, ("Directory", "File"), strict=True))
+
+
+@pytest.mark.parametrize(("redundancy", "servers"), [("n", (4, 4, 5, 31)), ("n+1", (5, 5, 5, 31))])
+def test_a_load_costs_what_the_servers_do_that_have_it_at_most(
+    redundancy: str, servers: tuple[int, ...]
+) -> None:
+    both = (26.0, 25.5, 27.0, 900.0)
+    found = plan_of(both, both, redundancy=redundancy).found["h100 off"]
+    assert found.replicas == servers[0]
+    tokens_per_hour = 100.0 * 100.0 * 3600
+    for load, count in zip((26.0, 25.0, 20.0, 100 / 31), servers, strict=True):
+        cost = found.tried(LoadProbe((run_at(load, 900.0, 0.0, 0.0),))).compared_cost
+        assert cost == pytest.approx(1e6 * 2.0 * count / tokens_per_hour)
 
 
 def test_what_the_load_decides_is_counted_by_the_capacities_that_were_found() -> None:

@@ -9,7 +9,7 @@ from rich.table import Table
 from specsim.core.figures import figures, percent
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import interval, milliseconds, model_interval, new_table, shown
-from specsim.study.capacity.choices import binding_words, metric_name, promise_words
+from specsim.study.capacity.choices import binding_words, floored, metric_name, promise_words
 
 if TYPE_CHECKING:
     from specsim.study.capacity import Capacity, Found
@@ -235,7 +235,7 @@ def _sustained_row(found: "Found") -> list[str]:
     head = [escape(found.hardware.label), escape(found.policy)]
     if probe is None or rate is None:
         lowest = found.probes[0]
-        at = f"{percent(lowest.attainment, 2)} at {figures(lowest.load, 3)}"
+        at = f"{percent(floored(lowest.attainment), 2)} at {figures(lowest.load, 3)}"
         return [*head, *(["none"] if goal.is_closed else []), "none", "", "", at]
     tried, latencies, between = found.tried(probe), probe.latencies_ms, found.interval
     row = [

@@ -31,7 +31,7 @@ from specsim.study.capacity.choices import (
 )
 from specsim.study.capacity.findings import Capacity, Found
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
-from specsim.study.capacity.search import FILLS, Asked, Search, explore, refine
+from specsim.study.capacity.search import FILLS, Answer, Asked, Search, explore, refine
 from specsim.study.compare import chosen_policies
 from specsim.study.loads import Loads, Trial, check_steady, few_rows
 from specsim.workload.arrivals.patterns import ClosedLoop
@@ -237,7 +237,7 @@ def refined(
 
 def _found(candidates: list[Contender], searches: list[Search], runner: Runner) -> list[Found]:
     asked = {number: next(search) for number, search in enumerate(searches)}
-    ended: dict[int, Found] = {}
+    ended: dict[int, Answer] = {}
     while asked:
         tasks = [candidates[number].at(load) for number, load in asked.items()]
         groups = runner.run(measure, tasks)
@@ -246,10 +246,14 @@ def _found(candidates: list[Contender], searches: list[Search], runner: Runner) 
                 asked[number] = searches[number].send(LoadProbe(tuple(group)))
             except StopIteration as stop:
                 del asked[number]
-                own = candidates[number]
-                bound = is_bound(own.policy)
-                ended[number] = Found(own.hardware, own.label, stop.value, own.goal, bound)
-    return [ended[number] for number in range(len(candidates))]
+                ended[number] = stop.value
+    probes = (probe for answer in ended.values() for probe in answer.probes)
+    longest = max(probes, key=lambda each: each.num_requests * len(each.runs), default=None)
+    length = None if longest is None else longest.mean_output_len
+    return [
+        Found(own.hardware, own.label, ended[number], own.goal, is_bound(own.policy), length)
+        for number, own in enumerate(candidates)
+    ]
 
 
 def hardware_notes(

@@ -47,6 +47,14 @@ class Prices(Settings):
         # Without quotes, 2026-11-21 is a date to YAML.
         return date.isoformat() if isinstance(date, datetime.date) else date
 
+    @field_validator("per_gpu_hour")
+    @classmethod
+    def _by_name(cls, typed: dict[str, float]) -> dict[str, float]:
+        prices = {gpu_as_typed(gpu): price for gpu, price in typed.items()}
+        if any(prices[gpu_as_typed(gpu)] != price for gpu, price in typed.items()):
+            raise ValueError(f"{', '.join(typed)}: two names of one GPU, with two prices")
+        return prices
+
     @classmethod
     def load(cls, path: Path | str | None) -> Self:
         """Return prices such as ``h100:2.1,l40s:0.95``, those of a YAML file, or examples.
@@ -56,8 +64,7 @@ class Prices(Settings):
         given = dict(_PRICE.findall(str(path or "")))
         if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
             with validated(f"--prices {path}", ConfigError):
-                prices = {gpu.lower(): price for gpu, price in given.items()}
-                return cls.model_validate({"per_gpu_hour": prices})
+                return cls.model_validate({"per_gpu_hour": given})
         if path is not None and not Path(path).exists():
             raise ConfigError(
                 f"--prices {path!s:.80}: is no file, and not GPU:PRICE, per GPU and hour, such "
@@ -125,7 +132,8 @@ class Goal:
         """Return the replicas that serve the target rate; None without one."""
         if self.target_rate is None:
             return None
-        return math.ceil(self.target_rate / capacity) + self.spare_replicas
+        # The rate over a whole number may round, so that it is once more a little less in it.
+        return math.ceil(self.target_rate / capacity * (1 - 1e-12)) + self.spare_replicas
 
     def replicas_between(self, low: float, high: float) -> tuple[int, int] | None:
         """Return the fewest and most of them, by the ends of an interval of the capacity."""
@@ -144,7 +152,7 @@ class Goal:
 
 def percentile(share: float) -> str:
     """Return ``p90`` for 0.9."""
-    return f"p{100 * share:g}"
+    return f"p{100 * share:.10g}"
 
 
 def metric_name(limit: str) -> str:
@@ -171,11 +179,37 @@ def promise_words(
     groups = {attainment: [name for name in slo if name not in limit_shares]}
     own = [(share, [name]) for name, share in limit_shares.items()]
     parts = [
-        f"{100 * share:.4g} % of the requests within "
+        f"{100 * share:.10g} % of the requests within "
         + " and ".join(f"{metric_name(name)} {figures(slo[name], 6)} ms" for name in names)
         for share, names in [*groups.items(), *own]
         if names
     ]
+    return ", ".join(parts)
+
+
+def floored(share: float) -> float:
+    """Return a share to a hundredth of a percent: 98.998 % must not read as the 99 % it misses."""
+    return math.floor(share * 1e4 + 1e-9) / 1e4
+
+
+def kept_words(
+    slo: Mapping[str, float],
+    attainment: float,
+    limit_shares: Mapping[str, float],
+    kept: Mapping[str, float],
+) -> str:
+    """Return which share of the requests keeps each limit, or those without a share, and must.
+
+    Args:
+        kept: By limit, and by any other name of those together that have no share of their own.
+    """
+    parts = []
+    for promise, share in kept.items():
+        names = [promise] if promise in limit_shares else [n for n in slo if n not in limit_shares]
+        text = promise_words({name: slo[name] for name in names}, floored(share), {})
+        text = text.replace("requests within", "requests are within")
+        must = 100 * limit_shares.get(promise, attainment)
+        parts.append(f"{text} ({must:.10g} % must be)")
     return ", ".join(parts)
 
 

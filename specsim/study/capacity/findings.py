@@ -62,6 +62,9 @@ class Found:
     answer: Answer
     goal: Goal
     is_bound: bool = False  # of a policy that no server can run
+    mean_output_len: float | None = None
+    """Tokens per request at the target rate, one number for all that are compared: each run has
+    drawn its own requests. None: as in the runs of each load."""
 
     def __post_init__(self) -> None:
         goal, between, load = self.goal, self.answer.interval, self.answer.bracket.sustained
@@ -124,15 +127,24 @@ class Found:
     def rate_of(self, probe: LoadProbe) -> float:
         return probe.requests_per_second if self.goal.is_closed else probe.load
 
+    def _replicas_at(self, rate: float) -> int | None:
+        """Return the replicas for the target rate, each of which has so much of it at most."""
+        count = self.goal.replicas_for(rate)
+        if count is None or self.replicas is None or rate > (self.rate or 0.0):
+            return count
+        # Those in reserve have their share of the load, too.
+        return max(self.replicas, count - self.goal.spare_replicas)
+
     def tried(self, probe: LoadProbe) -> TriedLoad:
         """Return a load on one replica, with what it costs; at the target rate, of whole ones."""
         rate, target = self.rate_of(probe), self.goal.target_rate
         tokens_per_hour = rate * probe.mean_output_len * 3600
         gpu_hours = self.hardware.gpus_per_replica * 1e6 / tokens_per_hour
         cost = None if self.price is None else gpu_hours * self.price
-        replicas = self.goal.replicas_for(rate)
-        spare = 1.0 if target is None or replicas is None else replicas * rate / target
-        at_target = None if cost is None or target is None else cost * spare
+        hourly, at_target = self._cost_per_hour(self._replicas_at(rate) or 0), None
+        if hourly is not None and target is not None:
+            length = self.mean_output_len or probe.mean_output_len
+            at_target = 1e6 * hourly / (target * length * 3600)
         reached = {
             f"{percentile(self.goal.share_of(name))}_{name}": value
             for name, value in probe.reached_ms.items()

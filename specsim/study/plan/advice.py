@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from specsim.core.figures import figures, percent
+from specsim.core.figures import figures
 from specsim.study.capacity import Found, Hardware
+from specsim.study.capacity.choices import kept_words
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import Option
 from specsim.study.plan.model_names import NAMES
@@ -236,10 +237,7 @@ def choice_of(
         "is_measured": hardware.is_measured,
     }
     if found.rate is None or found.replicas is None or probe is None:
-        lowest = found.probes[0]
-        load = figures(lowest.load, 3)
-        why = f"{percent(lowest.attainment, 0)} within the limits even at {load} requests/s"
-        return Choice(**head, state="impossible", why=why)
+        return Choice(**head, state="impossible", why=_why_not(found))
     cost, by_model = found.cost_per_hour, found.model_interval
     between = found.interval if is_searched else None
     beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
@@ -264,6 +262,17 @@ def choice_of(
         mean_latency_ms=probe.latencies_ms["mean_e2el_ms"],
         against_none=over,
     )
+
+
+def _why_not(found: Found) -> str:
+    """Return what is wrong with the lowest load that was tried, where none is sustained."""
+    lowest, goal = found.probes[0], found.goal
+    missed = {n: 1 - each.missed for n, each in lowest.promises.items() if not each.is_kept}
+    limits = goal.slo.model_dump(exclude_none=True)
+    why = kept_words(limits, goal.attainment, goal.limit_shares, missed)
+    if not missed:
+        why = "the queue grows" if lowest.is_overloaded else "runs were too short to tell"
+    return f"{why} even at {figures(lowest.load, 3)} requests/s"
 
 
 def against(none: Found, found: Found, *, is_searched: bool) -> AgainstNone | None:

@@ -289,14 +289,13 @@ class Plan:
             for option in self.options.values()
             if not option.hardware.is_measured
         }
-        limit = question.command.engine.get("max_model_len")
-        is_long = limit is not None and question.traffic.longest > limit
         others = [
             text
             for text in self.left_out
             if not any(_is_of(c.gpu, text) for c in self._impossible())
         ]
         missing = None if self.taken is None else self.options[self.taken].missing
+        needs = None if self.taken is None else self.options[self.taken].needs
         fill_in = "" if missing is None else f"in the files, replace {missing[0]} by {missing[1]}"
         apart = self.taken is not None and bool(self.options[self.taken].hardware.pools)
         by_hand = "prefill and decode apart: behind a proxy that knows both (see serve.sh)"
@@ -304,16 +303,28 @@ class Plan:
         return [
             *([cut] if self.is_interrupted else []),
             *([fill_in] if missing else []),
+            *([needs] if needs else []),
             *([by_hand] if apart else []),
             *(
                 f"{label}: no profile{alike}; {ROOFLINE}"
                 for label, alike in sorted(rooflines.items())
             ),
-            *([f"requests beyond --max-model-len {limit} are simulated, too"] if is_long else []),
+            *self._too_long(),
             *question.notes,
             *self._little_memory(),
             *(note for note in self.capacity.notes if ROOFLINE not in note),
             *(f"not tried: {text}" for text in others),
+        ]
+
+    def _too_long(self) -> list[str]:
+        """Return how many requests the server would not take as they are."""
+        traffic, limit = self.question.traffic, self.question.longest_served
+        if traffic.longest <= limit:
+            return []
+        return [
+            f"{figures(100 * traffic.share_beyond(limit), 2)} % of the requests have more than the "
+            f"{limit:,} tokens that the server takes (--max-model-len, or the model's own): it "
+            "refuses these or cuts them short; here they are served whole"
         ]
 
     def _little_memory(self) -> list[str]:

@@ -73,6 +73,17 @@ class Option:
         return (name, "the name of the drafter's weights") if name.startswith(_UNKNOWN) else None
 
     @property
+    def needs(self) -> str | None:
+        """What the server does not start without, and its image has not.
+
+        References:
+            vLLM 0.33.0 ``config/speculative.py _validate_suffix_decoding``.
+        """
+        if self.method != "suffix":
+            return None
+        return "suffix lookup needs pip install arctic-inference==0.1.1, which vLLM's image has not"
+
+    @property
     def needs_a_policy(self) -> bool:
         return not self.is_off and self.speculation is None
 
@@ -335,10 +346,9 @@ def _engine(question: Question, size: int) -> dict[str, Any]:
 
 def _longer_than_served(question: Question) -> int | None:
     """Return the tokens that room is kept for, if a server would refuse so long a request."""
-    own = context_of(question.command.model) | question.command.engine
-    limit = own.get("max_model_len") or load_model(question.model).max_position_embeddings
     needed = _ROOM * question.traffic.longest
-    return needed if needed > limit else None
+    takes_what_fits = question.command.engine.get("max_model_len") == -1
+    return needed if takes_what_fits or needed > question.longest_served else None
 
 
 def _why_longer(question: Question, error: Exception) -> str:

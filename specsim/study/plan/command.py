@@ -108,7 +108,7 @@ class ServerCommand:
         """Return words of the command as they are in a container, and what that has to find there.
 
         Which are folders and files of this machine: the model's, the drafter's, a chat template.
-        The address is left out, for containers say where the server is.
+        The address is that at which containers look for the server: vLLM's own.
         """
         drafter = str((self.speculation or {}).get("model", ""))
         typed = zip(self.words, (*self.words[1:], ""), strict=True)
@@ -120,6 +120,8 @@ class ServerCommand:
         named = dict.fromkeys(text for text in (self.model, drafter, *read) if text)
         places = {text: str(Path(text).resolve()) for text in named if Path(text).exists()}
         kept = _without(tuple(words), _ADDRESS)
+        if self.program == "sglang":  # would listen at 127.0.0.1:30000
+            kept += ["--host", "0.0.0.0", "--port", "8000"]
         before = ["", *kept[:-1]]
         kept = [
             word if _CALLED.match(f"{flag} {word}") else _moved(word, places)

@@ -10,6 +10,7 @@ import yaml
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, load_mapping
 from specsim.core.version import __version__
+from specsim.hardware import load_gpu
 from specsim.profile import Profile
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
@@ -26,8 +27,14 @@ FILES = (
     _MODEL + _CONFIG, _MODEL + _QUANTIZATION, "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
 )  # fmt: skip
 
-# Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version.
-_IMAGES = {"vllm": "vllm/vllm-openai:v{}.0", "sglang": "lmsysorg/sglang:latest"}
+# Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version, but
+# its images for AMD are one for each GPU and day.
+_IMAGES = {
+    ("vllm", "nvidia"): "vllm/vllm-openai:v{}.0",
+    ("vllm", "amd"): "vllm/vllm-openai-rocm:v{}.0",
+    ("sglang", "nvidia"): "lmsysorg/sglang:latest",
+    ("sglang", "amd"): "lmsysorg/sglang-rocm:YOUR-TAG",
+}
 _PORT = 8000
 _GPUS_PER_MACHINE = 8
 _TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
@@ -93,21 +100,25 @@ def _save_servers(
     words: list[str], command: ServerCommand, option: Option, replicas: int, folder: Path
 ) -> None:
     size, program = option.hardware.gpus_per_replica, command.program
+    is_amd = load_gpu(option.hardware.profile.gpu).name.startswith("AMD")
+    maker = "amd" if is_amd else "nvidia"
     words, needed = command.in_container(words)
     values = {
-        "$image": _IMAGES[program].format(option.experiment.engine.vllm_version),
+        "$image": _IMAGES[program, maker].format(option.experiment.engine.vllm_version),
         "$start": "args" if program == "vllm" else "command",
         "$arguments": words[2:] if words[0] == "vllm" else words,  # after the image's entry point
+        "$resource": f"{maker}.com/gpu",
         "$size": size,
         "$replicas": replicas,
     }
     here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
-    services = {f"llm-{number}": _composed(values, number, size) for number in range(here)}
+    services = {f"llm-{number}": _composed(values, number, maker) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
     deployment = _filled(_TEXTS["kubernetes"], values)
     _mount(needed, list(services.values()), deployment[0]["spec"]["template"]["spec"])
     missing = option.missing
     fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
+    fill_in += f"; {option.needs}" if option.needs else ""
     _write_yaml(folder / "docker-compose.yaml", [{"services": services}], hosts + fill_in)
     secret = "for gated weights: kubectl create secret generic hf-token --from-literal=token=..."
     if needed:
@@ -164,9 +175,12 @@ def commented(experiment: Experiment, about: str) -> str:
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False
     )
+    lengths = experiment.workload.lengths
     for name, value in fields.items():
         text = as_yaml({name: value})
         comment = _TEXTS["comments"].get(name)
+        if name == "workload" and lengths is not None and lengths.in_sessions:
+            comment = comment.replace("requests/s", "sessions/s")
         parts.append((f"# {comment}\n" if comment else "") + text)
     return "".join(parts)
 
@@ -189,16 +203,21 @@ def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
             f"# One of {replicas} servers, on {gpus} each, behind a router that prefers the one "
             "with the fewest open requests.\n"
         )
+    head += f"# {option.needs}\n" if option.needs else ""
     if option.missing is not None:
         said = f"serve.sh: replace {option.missing[0]} by {option.missing[1]}"
         head += f"echo {shlex.quote(f'{said}, and delete this line')} >&2; exit 2\n"
     return f"{head}exec {line}\n"
 
 
-def _composed(values: dict[str, Any], number: int, size: int) -> Any:
+def _composed(values: dict[str, Any], number: int, maker: str) -> Any:
+    size = values["$size"]
     gpus = [str(each) for each in range(number * size, (number + 1) * size)]
     own = {"$ports": f"{_PORT + number}:{_PORT}", "$gpus": gpus}
-    return _filled(_TEXTS["compose"], {**values, **own})
+    service = _filled({**_TEXTS["compose"], **_TEXTS[maker]}, {**values, **own})
+    if maker == "amd":  # whose containers see all of a machine
+        service["environment"]["HIP_VISIBLE_DEVICES"] = ",".join(gpus)
+    return service
 
 
 def _filled(part: Any, values: dict[str, Any]) -> Any:

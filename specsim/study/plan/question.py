@@ -57,6 +57,11 @@ class Traffic:
         arrivals.pop("time_scale", None)
         return {**self.workload, "arrivals": arrivals, "num_requests": num_requests}
 
+    def share_beyond(self, limit: int) -> float:
+        """Return the share of the requests that have more tokens, prompt and answer."""
+        trace = _drawn(self.workload)
+        return float((trace.prompt_lens + trace.output_lens > limit).mean())
+
     def acceptance_for(self, method: str, model: str) -> tuple[dict[str, Any], str]:
         """Return an acceptance model for drafts of a method, and how near it is."""
         if self.acceptance is not None and self.method in (None, method):
@@ -106,6 +111,13 @@ class Question:
         return self.command.ranks if load_model(self.model).num_experts else 1
 
     @property
+    def longest_served(self) -> int:
+        """Tokens of the longest request that the server takes, prompt and answer."""
+        own = context_of(self.command.model) | self.command.engine
+        limit: int = own.get("max_model_len", -1)  # -1 of auto
+        return limit if limit > 0 else load_model(self.model).max_position_embeddings
+
+    @property
     def notes(self) -> list[str]:
         """Which flags have no effect here, or another than on a server."""
         ranks = self.ranks
@@ -142,10 +154,7 @@ class Question:
             drafter = load_model(model_of(str(drafts.get("model"))))
         except ConfigError:  # nothing is known of it
             return []
-        own = context_of(self.command.model) | self.command.engine
-        limit = own.get("max_model_len", -1)
-        limit = limit if limit > 0 else load_model(self.model).max_position_embeddings
-        if limit <= drafter.max_position_embeddings:
+        if self.longest_served <= drafter.max_position_embeddings:
             return []
         return [
             f"vLLM 0.33 takes no request of over {drafter.max_position_embeddings:,} tokens beside "
@@ -159,7 +168,7 @@ class Question:
         limits = self.slo.model_dump(exclude_none=True).items()
         each = ",".join(f"{n.removesuffix('_ms')}:{own.get(n, '')}{ms:.10g}" for n, ms in limits)
         said = f' --slo "{each}"' if own else ""
-        return said + (f" --attainment {self.attainment:g}" if self.attainment != USUAL else "")
+        return said + (f" --attainment {self.attainment:.10g}" if self.attainment != USUAL else "")
 
     def spreads_experts(self, size: int) -> bool:
         """Whether each of some GPUs has experts of its own, not a part of each."""

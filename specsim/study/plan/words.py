@@ -4,7 +4,13 @@ from math import inf
 from typing import Any
 
 from specsim.core.figures import figures, percent
-from specsim.study.capacity.choices import metric_name, percentile, promise_words
+from specsim.study.capacity.choices import (
+    floored,
+    kept_words,
+    metric_name,
+    percentile,
+    promise_words,
+)
 from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import (
     Advice,
@@ -89,7 +95,7 @@ def _effect(choice: Choice) -> str:
 def _cost_words(ratio: float) -> str:
     if ratio == 1:
         return "the same cost"
-    change = f"{percent(abs(1 - ratio), 0)} {'less' if ratio < 1 else 'more'}"
+    change = f"{figures(100 * abs(1 - ratio), 2)} % {'less' if ratio < 1 else 'more'}"
     return f"{change} cost on servers of the same kind"
 
 
@@ -273,15 +279,21 @@ def _on_api(advice: Advice, api: ApiAdvice) -> str:
     """Return what an API costs for the same load, and at which load it costs as much."""
     prices = [figures(each, 6) for each in api.per_million]
     lens = [f"{n:,.0f}" for n in api.mean_lens]
-    own = advice.best and advice.best.cost_per_hour
-    day = "" if api.cost_per_day is None else f", {api.cost_per_day:,.2f} a day"
+    own, day, rented = advice.best and advice.best.cost_per_hour, "", "what is rented"
+    times = api.cost_per_hour / own if own else None
+    if advice.day is not None and api.cost_per_day is not None:
+        day = f" at the highest load, {api.cost_per_day:,.2f} a day"
+        # An API is paid for the load of each hour, servers for the highest.
+        least = min(fleet.cost_per_day for fleet in advice.day.fleets)
+        times, rented = api.cost_per_day / least, "the cheapest day of servers"
     return (
         f"An API at {prices[0]} {advice.currency} per million prompt tokens and {prices[1]} per "
         f"million output tokens costs {api.cost_per_hour:,.2f} per hour{day}, with {lens[0]} and "
         f"{lens[1]} tokens per request, none of them cheaper for being cached"
-        + (f": {figures(api.cost_per_hour / own, 2)} times what is rented" if own else "")
+        + (f": {figures(times, 2)} times {rented}" if times else "")
         + (
-            f", and as much as that at {figures(api.same_cost_at, 3)} requests/s"
+            f", and as much as {'that' if not day else 'what is rented for the highest load'} at "
+            f"{figures(api.same_cost_at, 3)} requests/s"
             if api.same_cost_at
             else ""
         )
@@ -333,10 +345,13 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     unit = _unit(best)
     if best.beyond is not None:
         load, share = best.beyond
-        kept = _kept(advice, best.beyond_kept)
+        kept = kept_words(advice.slo, advice.attainment, advice.limit_shares, best.beyond_kept)
         if kept and best.binds == BACKLOG:
             kept += _missed(best.binds)
-        kept = kept or f"{figures(100 * share)} % of the requests are within{_missed(best.binds)}"
+        kept = (
+            kept
+            or f"{figures(100 * floored(share))} % of the requests are within{_missed(best.binds)}"
+        )
         said.append(f"Beyond: at {figures(load)} requests/s {kept}.")
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
@@ -355,17 +370,6 @@ def _missed(binds: str | None) -> str:
     if binds is None:
         return ""
     return ", and the queue grows" if binds == BACKLOG else f"; {metric_name(binds)} is missed most"
-
-
-def _kept(advice: Advice, shares: dict[str, float]) -> str:
-    """Return what share keeps each limit, or those without a share of their own, and must."""
-    own, parts = advice.limit_shares, []
-    for promise, share in shares.items():
-        names = [promise] if promise in own else [n for n in advice.slo if n not in own]
-        kept = promise_words({name: advice.slo[name] for name in names}, share, {})
-        kept = kept.replace("requests within", "requests are within")
-        parts.append(f"{kept} ({figures(100 * own.get(promise, advice.attainment))} % must be)")
-    return ", ".join(parts)
 
 
 def _model_error(best: Choice, between: tuple[float, float]) -> str:
@@ -391,7 +395,7 @@ def _count(best: Choice) -> str:
     if best.servers_interval is None or best.servers_interval[0] == best.servers_interval[1]:
         return ""
     fewest, most = best.servers_interval
-    return f"; {fewest} to {most} servers may be needed"
+    return f"; {fewest} to {most} {_unit(best)}s may be needed"
 
 
 def _between(ends: tuple[float, float] | None) -> str:
