@@ -203,6 +203,7 @@ FIELDS: dict[str, dict[str, tuple[Any, ...]]] = {
     "slo": {"e2el_ms": (40.0,)},
     "arrivals trace": {
         "window": ([0.0, 30.0], [2.0, 50.0]),
+        "resolution": (0.5, 4.0),
         "time_scale": (0.25, 3.0),
         "rate": (0.05, 0.8),
         "sessions": ("ignored", "inferred"),

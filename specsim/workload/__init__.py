@@ -17,7 +17,7 @@ from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import LENGTHS, Lengths, drawn, drawn_sessions
 from specsim.workload.lengths.distributions import Empirical, TraceRows
 from specsim.workload.readers import facts_of
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, as_recorded, spread
 
 __all__ = ["Trace", "WorkloadConfig"]
 
@@ -107,7 +107,7 @@ class WorkloadConfig(Settings):
         notes: dict[Path, str] = {}
         for field, path in self.traces.items():
             with suppress(SpecsimError):
-                notes[path] = facts_of(path, field).note
+                notes[path] = self._told(facts_of(path, field).note, field)
         found = [f"{path.name}: {note}" for path, note in notes.items() if note]
         if isinstance(self.lengths, TraceRows) and self._window_of == self.lengths.path:
             found.append(
@@ -115,6 +115,12 @@ class WorkloadConfig(Settings):
                 "the window; leave lengths out, and each request keeps its own"
             )
         return found
+
+    def _told(self, note: str, field: str) -> str:
+        arrivals = self.arrivals
+        if not isinstance(arrivals, TraceReplay) or not field.startswith("workload.arrivals"):
+            return note
+        return as_recorded(note) if arrivals.resolution is None else spread(note)
 
     @property
     def _window_of(self) -> Path | None:

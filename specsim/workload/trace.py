@@ -62,6 +62,8 @@ class Trace:
     num_dropped: int = 0  # rows left out because they were failed requests (no prompt or no output)
     format: str = ""  # name of the reader that read it
     note: str = ""  # what a user should know of how it was read
+    resolution: float | None = None
+    """Seconds to which arrivals were rounded, where that is seen and has put some together."""
 
     def __len__(self) -> int:
         return len(self.prompt_lens)
@@ -411,12 +413,8 @@ class TraceBuilder:
             columns[name] = np.array(columns[name], dtype=np.float64 if is_time else np.int64)
         times = np.array(self._arrivals, dtype=np.float64)
         times -= times.min(initial=np.inf)
-        said = (
-            self.note,
-            self._left_out(),
-            self._apart(),
-            _bunched(times, columns.get("sessions")),
-        )
+        said = self.note, self._left_out(), self._apart()
+        bunched, resolution = _bunched(times, columns.get("sessions"))
         trace = Trace(
             prompt_lens=lens[:, 0],
             output_lens=lens[:, 1],
@@ -424,7 +422,8 @@ class TraceBuilder:
             recorded_lens=dict(self._recorded_lens),
             num_dropped=self._num_dropped,
             format=self._kind,
-            note="; ".join(filter(None, said)),
+            note="; ".join(filter(None, (*said, bunched))),
+            resolution=resolution,
             **columns,
         )
         if trace.arrived_at is None:
@@ -444,10 +443,26 @@ class TraceBuilder:
         return "no shared_len: prompts of a session have nothing in common"
 
 
-def _bunched(times: NDArray[np.float64], sessions: NDArray[np.int64] | None) -> str:
-    """Return what a coarse clock made of arrivals: of whole seconds, or of few instants at all.
+_AT_ONCE = "requests of the same one come at once"
 
-    Of sessions the first turns count: later ones wait for those before them, whatever the clock.
+
+def spread(note: str) -> str:
+    """Return a note on a trace, of whose arrivals those of one instant are spread."""
+    return note.replace(_AT_ONCE, "requests are spread over theirs")
+
+
+def as_recorded(note: str) -> str:
+    """Return a note on a trace whose arrivals are replayed as recorded."""
+    return note.replace(_AT_ONCE, f"{_AT_ONCE}, unless workload.arrivals.resolution is set")
+
+
+def _bunched(
+    times: NDArray[np.float64], sessions: NDArray[np.int64] | None
+) -> tuple[str, float | None]:
+    """Return what a coarse clock made of arrivals, in words, and the seconds that it counts in.
+
+    They are whole minutes or seconds, or few instants at all. Of sessions the first turns count:
+    later ones wait for those before them, whatever the clock.
     """
     if sessions is not None and len(times):
         begun = np.full(int(sessions.max()) + 1, np.inf)
@@ -455,9 +470,10 @@ def _bunched(times: NDArray[np.float64], sessions: NDArray[np.int64] | None) -> 
         times = begun
     instants = len(np.unique(times))
     if instants in (1, len(times)):
-        return ""
-    is_whole_seconds = not (times % 1.0).any()
-    if not is_whole_seconds and 2 * instants > len(times):
-        return ""
-    said = "whole seconds" if is_whole_seconds else f"{instants:,} instants"
-    return f"arrivals are {said}: requests of the same one come at once"
+        return "", None
+    for name, seconds in (("minutes", 60.0), ("seconds", 1.0)):
+        if not (times % seconds).any():
+            return f"arrivals are whole {name}: {_AT_ONCE}", seconds
+    if 2 * instants > len(times):
+        return "", None
+    return f"arrivals are {instants:,} instants: {_AT_ONCE}", None

@@ -1,5 +1,6 @@
 """What every arrival process and every source of lengths promises."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,29 @@ def test_trace_replay_first_n_window_and_scaling() -> None:
     window = replay(arrivals={"window": [600, 1200]}).arrived_at
     assert np.array_equal(window, whole[(whole >= 600) & (whole < 1200)] - 600)
     assert np.array_equal(replay(arrivals={"time_scale": 0.5}).arrived_at, whole * 0.5)
+
+
+def test_arrivals_of_a_coarse_clock_may_be_spread(tmp_path: Path) -> None:
+    """Between the instants that the clock knows, in their order, and the same in every run."""
+    path = tmp_path / "log.csv"
+    at = np.repeat(np.arange(200) * 60, 1 + np.arange(200) % 5)
+    rows = "".join(f"{second},{number + 1},3\n" for number, second in enumerate(at))
+    path.write_text(f"created,prompt_len,output_len\n{rows}")
+    arrivals = {"kind": "trace", "path": str(path)}
+    config = {"arrivals": {**arrivals, "resolution": 60.0}}
+    workload = WorkloadConfig.model_validate(config)
+    trace, again = workload.build(seed=0), workload.build(seed=1)
+    assert np.array_equal(trace.arrived_at, again.arrived_at)
+    assert np.array_equal(trace.prompt_lens, 1 + np.arange(len(at)))
+    within = trace.arrived_at - at
+    assert within.min() >= 0
+    assert within.max() < 60
+    of_one = within[at % 300 == 0]  # a request alone in its minute
+    assert np.abs(np.sort(of_one) / 60 - np.linspace(0, 1, len(of_one))).max() < 0.3
+    assert "whole minutes: requests are spread over theirs" in "".join(workload.notes)
+    recorded = WorkloadConfig.model_validate({"arrivals": arrivals})
+    assert np.array_equal(recorded.build(seed=0).arrived_at, at)
+    assert "at once, unless workload.arrivals.resolution is set" in "".join(recorded.notes)
 
 
 def test_trace_replay_at_another_rate() -> None:

@@ -568,6 +568,7 @@ def test_how_long_requests_took_is_no_arrival_beside_when_they_came(tmp_path: Pa
     ("times", "said"),
     [
         ((7, 7, 9), "arrivals are whole seconds: requests of the same one come at once"),
+        ((7, 7, 187), "arrivals are whole minutes: requests of the same one come at once"),
         ((7, 8, 9), ""),
         ((7, 7, 7), ""),  # a burst
         ((0, 0, 3.001, 3.001), "arrivals are 2 instants: requests of the same one come at once"),

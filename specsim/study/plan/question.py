@@ -27,7 +27,7 @@ from specsim.study.plan.presets import Wanted
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.distributions import DATASETS
 from specsim.workload.readers import read_trace
-from specsim.workload.trace import Trace, mean_rate
+from specsim.workload.trace import Trace, mean_rate, spread
 
 KINDS: dict[str, str] = NAMES["kinds"]
 _PRESETS: dict[str, str] = NAMES["presets"]
@@ -286,7 +286,7 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
     if not text or not path.exists():
         hint = nearest(text, ["agents", *KINDS, *DATASETS])
         raise ConfigError(f"--traffic '{text}': is no kind of traffic and no file; {hint}")
-    arrivals = {"kind": "trace", "path": str(path.resolve())}
+    arrivals: dict[str, Any] = {"kind": "trace", "path": str(path.resolve())}
     trace = read_trace(path)
     own = None if trace.arrived_at is None else mean_rate(trace.arrived_at)
     change = f"stretched or squeezed from {figures(own or 0.0, 3)} requests/s to the rate"
@@ -302,7 +302,10 @@ def find_traffic(text: str, acceptance: str | None = None) -> Traffic:
         columns = {"sessions": trace.sessions, "shared prefixes": trace.prefix_ids}
         lost = [name for name, column in columns.items() if column is not None]
         note += f", without its {' and '.join(lost)}" if lost else ""
-    note += f" ({trace.note})" if trace.note else ""
+    if trace.resolution is not None and arrivals["kind"] == "trace":
+        arrivals["resolution"] = trace.resolution
+    said = spread(trace.note) if "resolution" in arrivals else trace.note
+    note += f" ({said})" if said else ""
     workload = {"arrivals": arrivals, "lengths": {"kind": kind, "path": str(path.resolve())}}
     if arrivals["kind"] == "trace":
         del workload["lengths"]

@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from specsim.core.errors import ConfigError, TraceError
+from specsim.core.rng import indexed_hashes, stream_id
 from specsim.workload.arrivals import Arrivals, OpenArrivals, RenewalArrivals
 from specsim.workload.readers import read_named
 from specsim.workload.trace import Trace, mean_rate
+
+_SPREAD = stream_id("arrivals within an instant")
 
 
 @final
@@ -188,6 +191,9 @@ class TraceReplay(Arrivals):
     """A workload of any known format; shipped ones, ``traces/...``, are found from anywhere."""
     window: tuple[NonNegativeFloat, NonNegativeFloat] | None = None
     """Keep only arrivals in [start, end), seconds of the recording."""
+    resolution: float | None = Field(default=None, gt=0)
+    """Seconds in which the recording's clock counted: requests of one instant come at random until
+    it went on, in their order, and at the same moments in every run. By default as recorded."""
     time_scale: float = Field(default=1.0, gt=0)
     """Multiplies all times, think times too: 0.5 replays twice as fast."""
     rate: float | None = Field(default=None, gt=0, le=1e15)
@@ -216,9 +222,9 @@ class TraceReplay(Arrivals):
                 f"{self.path}: has no arrival times ({trace.format}); give workload.arrivals of "
                 "another kind and workload.lengths: {kind: trace, path: ...}"
             )
-        start, end = self.window or (0.0, np.inf)
-        rows = np.flatnonzero((trace.arrived_at >= start) & (trace.arrived_at < end))
-        times = trace.arrived_at[rows] - start
+        arrived_at, (start, end) = self._spread(trace.arrived_at), self.window or (0.0, np.inf)
+        rows = np.flatnonzero((arrived_at >= start) & (arrived_at < end))
+        times = arrived_at[rows] - start
         factor = self._factor(times)
         times = times * factor
         keep = slice(None) if duration is None else times < duration
@@ -232,6 +238,12 @@ class TraceReplay(Arrivals):
         if replayed.think_times is None:
             return replayed
         return replace(replayed, think_times=replayed.think_times * factor)
+
+    def _spread(self, arrived_at: NDArray[np.float64]) -> NDArray[np.float64]:
+        if self.resolution is None:
+            return arrived_at
+        hashes = indexed_hashes(0, _SPREAD, [0], [len(arrived_at)])
+        return np.sort(arrived_at + self.resolution * (hashes / 2.0**64))
 
     def _in_sessions(self, trace: Trace) -> Trace:
         if self.sessions == "ignored":
