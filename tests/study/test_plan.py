@@ -519,6 +519,35 @@ def test_where_nothing_drafts_no_other_draft_length_is_asked_for(
     assert told == ["short runs of 1 options", "long runs of H100, no speculation (2 GPUs)"]
 
 
+def test_of_draft_lengths_that_long_runs_put_back_the_next_best_is_searched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By short runs one server with k = 1 carries all; by long ones two do, and k = 2 is faster."""
+    question = asked(qps=100.0, gpus="h100")
+    short = {"off": (60, 1800), "static:k=1": (104, 1200), "static:k=2": (96, 1100)}
+    long = {"off": (60, 1800), "static:k=1": (97, 1210), "static:k=2": (88, 1110)}
+
+    def known(rates: dict[str, tuple[int, int]], option: Option) -> Found:
+        rate, latency = rates.get(option.label, (40, 2000))
+        return found_of(option, question, rate, (rate * 0.98, rate * 1.02), latency)
+
+    def tried(plan: Plan, options: list[Option], _: Runner) -> Plan:
+        new = {option.name: option for option in options}
+        found = {name: known(short, option) for name, option in new.items()}
+        return replace(plan, options=plan.options | new, screened=plan.screened | found)
+
+    def found_by_long_runs(candidates: list[Contender], *_: object) -> list[Found]:
+        return [known(long, plan_options[each.label]) for each in candidates]
+
+    plan_options = {o.label: o for o in offered(question, tuple(long)).options}
+    monkeypatch.setattr("specsim.study.plan.with_short_runs", tried)
+    monkeypatch.setattr("specsim.study.plan.refined", found_by_long_runs)
+    monkeypatch.setattr("specsim.study.plan._with_moved_acceptance", lambda plan, _: {})
+    plan = make_plan(question, workers=1)
+    assert {name.split()[-1] for name in plan.searched} == set(long)
+    assert plan.taken == "h100 static:k=2"
+
+
 @needs_tables
 def test_more_ranks_than_were_measured_are_refused_in_one_line() -> None:
     with pytest.raises(ConfigError, match=r"^h100: .* 16 data-par.*--data-parallel-size 8, or"):

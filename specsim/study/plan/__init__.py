@@ -32,6 +32,7 @@ __all__ = ["Option", "Plan", "Question", "plan", "question_of"]
 
 _OTHER_K = 1.3  # as `SHORT`, also of another draft length than the first that is tried
 _MORE_PREFILL, _MORE_DECODE = ((2, 1), (3, 1)), ((1, 2), (1, 3))  # servers of both pools
+_FURTHER = 2  # rounds of long runs, of what goes before the best of those before
 _TOLERANCE, _REPLICATIONS, REQUESTS, LONGEST = 0.04, 5, 4000, 32_000
 
 
@@ -90,9 +91,12 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
         plan = _screened_apart(plan, runner)
         yield plan
     chosen = plan.finalists()
-    tell(f"long runs of {'; '.join(sized_words(plan.options[name]) for name in chosen)}")
-    plan = with_long_runs(plan, chosen, runner)
-    yield plan
+    for _ in range(1 + _FURTHER):
+        if chosen:
+            tell(f"long runs of {'; '.join(sized_words(plan.options[name]) for name in chosen)}")
+            plan = with_long_runs(plan, chosen, runner)
+            yield plan
+            chosen = plan.overtaking()
     if any(not option.is_off for option in plan.options.values()):
         tell("short runs with other acceptance")
         yield replace(plan, moved=_with_moved_acceptance(plan, runner))
@@ -207,7 +211,7 @@ def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
     contenders = [plan.options[name].contender(goal) for name in chosen]
     known = [plan.screened[name] for name in chosen]
     found = refined(contenders, known, runner, _is_pinned)
-    return replace(plan, searched=dict(zip(chosen, found, strict=True)))
+    return replace(plan, searched=plan.searched | dict(zip(chosen, found, strict=True)))
 
 
 def _is_pinned(contender: Contender, interval: Interval) -> bool:

@@ -36,6 +36,8 @@ from specsim.study.plan.words import headline, listed
 SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
 _LITTLE = 8 * GIB  # for KV blocks: 2 GiB more or less, as servers differ, are a quarter of it
+_NEXT = 2  # options that are searched next, with and without speculation, if the best were not
+_WORTHWHILE = 0.98  # of the latency of the best: what is less than that much faster is as good
 _MOST = 3  # kinds of hardware that are searched to the end, with and without speculation each
 
 
@@ -90,11 +92,14 @@ class Plan:
         return sorted(names, key=self._rank)
 
     def _rank(self, name: str) -> tuple[bool, float, bool, float]:
-        probe = self.known(name).at_target
-        latency = inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
         # Of equal cost, what vLLM does by itself comes first.
         needs_a_policy = self.options[name].needs_a_policy
-        return name not in self.searched, self.cost(name), needs_a_policy, latency
+        return name not in self.searched, self.cost(name), needs_a_policy, self._latency(name)
+
+    def _latency(self, name: str) -> float:
+        """Return the mean latency at the target, ms; infinite where it is not kept."""
+        probe = self.known(name).at_target
+        return inf if probe is None else probe.latencies_ms["mean_e2el_ms"]
 
     def cheapest(self, names: Iterable[str]) -> str | None:
         """Return the best of some options; None if none keeps the limits."""
@@ -122,6 +127,34 @@ class Plan:
             strongest = max(own, key=lambda name: self.screened[name].rate or 0.0)
             may_be_cheaper = self.cost(strongest, SHORT) < self.cost(own[0])
             chosen += [own[0], strongest] if may_be_cheaper and strongest != own[0] else [own[0]]
+        return chosen
+
+    def overtaking(self) -> list[str]:
+        """Return options that were not searched, and yet would go before those that were.
+
+        Of one that was ahead by short runs long ones may say less: then another is the best.
+        """
+        chosen: list[str] = []
+        for is_off in (True, False):
+            best = self.best(is_off=is_off)
+            if best is None:
+                continue
+            cost, latency = self.cost(best), _WORTHWHILE * self._latency(best)
+            names = self.ranked(
+                name
+                for name, option in self.options.items()
+                if option.is_off is is_off and name not in self.searched
+            )
+            chosen += [
+                name
+                for name in names
+                if self.cost(name) < cost
+                or (
+                    self.cost(name) == cost
+                    and self._latency(name) < latency
+                    and not self.options[name].needs_a_policy
+                )
+            ][:_NEXT]
         return chosen
 
     def best(self, *, is_off: bool) -> str | None:
