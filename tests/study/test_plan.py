@@ -634,6 +634,19 @@ def test_a_preset_of_the_models_own_drafter_comes_before_any_other(
     assert find_traffic("chat").acceptance_for(method, model)[1].startswith(f"preset {said}")
 
 
+@pytest.mark.parametrize(("scale", "resolution"), [(1, 1.0), (60, 60.0), (0.25, None)])
+def test_a_log_of_a_coarse_clock_is_spread(
+    scale: float, resolution: float | None, tmp_path: Path
+) -> None:
+    rows = [f"{scale * (number // 3)},100,20" for number in range(90)]
+    rows[-1] = f"{scale * 100},100,20"
+    path = tmp_path / "log.csv"
+    path.write_text("\n".join(["created,prompt_len,output_len", *rows]))
+    traffic = find_traffic(str(path))
+    assert traffic.workload["arrivals"].get("resolution") == resolution
+    assert ("spread over theirs" in traffic.note) is (resolution is not None)
+
+
 MODELS = [name for name in resource_names("profiles", "*.json") if not load_model(name).is_head]
 
 

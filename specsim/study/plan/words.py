@@ -115,10 +115,12 @@ def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of all choices, in words."""
     shares = {name: advice.limit_shares.get(name, advice.attainment) for name in advice.slo}
     limits = [f"{metric_name(name)} {percentile(share)}, ms" for name, share in shares.items()]
+    per_million = f"{advice.currency} per 1 M output tokens"
+    if advice.day is not None:  # over the day they cost more
+        per_million += " at the highest load"
     heads = [
-        "GPU", "speculation", "GPUs", f"{advice.currency} per hour",
-        f"{advice.currency} per 1 M output tokens", *limits, "mean latency, ms", "times as fast",
-        "to spare", "how sure",
+        "GPU", "speculation", "GPUs", f"{advice.currency} per hour", per_million, *limits,
+        "mean latency, ms", "times as fast", "to spare", "how sure",
     ]  # fmt: skip
     return heads, [_row(advice, place) for place in range(len(advice.choices))]
 
