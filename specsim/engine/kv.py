@@ -132,10 +132,12 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
         remaining = _blocks_for(draft_len, limits.common_block_size)
     for number in range(limits.num_groups):
         group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
-        if group.kind == STATE:
-            lacking = _lacking_states(group, holding, known_len)
-            # With prefix caching vLLM lets what is held beyond that count for other groups.
-            remaining += lacking if limits.enable_prefix_caching else max(0, lacking)
+        if group.kind == STATE and limits.enable_prefix_caching:
+            # vLLM leaves drafts out, and lets what is held beyond that count for other groups.
+            remaining += _lacking_states(group, holding, known_len)
+            continue
+        if group.kind == STATE:  # one block holds up to `max_model_len`, but drafts go beyond that
+            remaining += max(0, _lacking_states(group, holding, length))
             continue
         most = min(_blocks_for(length, group.block_size), group.most_admitted)
         remaining += max(0, most - holding.num_blocks)
