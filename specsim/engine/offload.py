@@ -12,8 +12,8 @@ from specsim.engine.table import LOAD_ENDED
 from specsim.engine.transfer import Link, OffloadConfig
 
 TIER_FIELDS = np.dtype([("host_len", "<i4"), ("disk_len", "<i4"), ("load_time", "<f8")])
-"""By request: tokens loaded from host memory and from disk, over all its admissions, and the time
-from when that was asked for until the last of each load was there, seconds."""
+"""By request: tokens loaded from host memory and from disk for its first admission, and the time
+from when loads were asked for until the last of each was there, over all admissions, seconds."""
 
 
 class Offload:
@@ -36,9 +36,11 @@ class Offload:
             request, now = int(notice["request"]), float(notice["at"])
             blocks, disk_blocks = int(notice["blocks"]), int(notice["disk_blocks"])
             disk_len = int(notice["tokens"]) * disk_blocks // blocks
-            self.loads["host_len"][request] += int(notice["tokens"]) - disk_len
-            self.loads["disk_len"][request] += disk_len
-            load = partial(self._load, replica, request, int(notice["row"]), blocks, now)
+            row = int(notice["row"])
+            if not replica.table.sequences["admissions"][row]:  # as of hits in the GPU's cache
+                self.loads["host_len"][request] = int(notice["tokens"]) - disk_len
+                self.loads["disk_len"][request] = disk_len
+            load = partial(self._load, replica, request, row, blocks, now)
             if disk_blocks:
                 size = disk_blocks * self._block_bytes
                 read_at = self._disk_links[replica].book(now, size, size, now)
