@@ -70,10 +70,11 @@ def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
 
 def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     """Return what each replica has counted; its gauges are 0, for nothing runs any more."""
-    engine, requests = Deployment.of(experiment).engine, run.requests
+    engine, requests = Deployment.of(experiment).engine, _with_found_len(run.requests)
     sums = {**_SUMS, **(_DRAFT_SUMS if requests["drafts"].any() else {})}
     sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
     samples, (owners, gaps) = request_samples(requests), _gaps(run)
+    samples["request_prefill_kv_computed_tokens"] = requests["prompt_len"] - requests["found_len"]
     found, limit = [], experiment.workload.max_tokens
     ends = requests["prompt_len"] + requests["output_len"]
     stops = (requests["output_len"] < (limit or 0)) & (ends < engine.max_model_len)  # by a token
@@ -91,9 +92,15 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     return found
 
 
+def _with_found_len(requests: RunTable) -> RunTable:
+    """Return the requests with what was in any cache of each prompt: vLLM's "local + external"."""
+    found = (requests.columns.get(name, 0) for name in ("cached_len", "host_len", "disk_len"))
+    return RunTable({**requests.columns, "found_len": np.asarray(sum(found))}, requests.provenance)
+
+
 _SUMS = {
     "num_preemptions": "preemptions", "prompt_tokens": "prompt_len",
-    "prompt_tokens_cached": "cached_len", "generation_tokens": "output_len",
+    "prompt_tokens_cached": "found_len", "generation_tokens": "output_len",
 }  # fmt: skip
 """Columns of requests.parquet whose sums are counters; likewise those that not all runs have."""
 _PREFIX_SUMS = {"prefix_cache_queries": "prompt_len", "prefix_cache_hits": "cached_len"}

@@ -238,6 +238,24 @@ def total(samples: Samples, name: str) -> float:
     return sum(value for (found, _), value in samples.items() if found == f"vllm:{name}")
 
 
+def test_metrics_count_what_came_from_host_memory_as_cached(cli: Run, saved: Save) -> None:
+    """vLLM's documentation of it: "Number of cached prompt tokens (local + external)"."""
+    turns = {"mean": 4.0, "sigma": 0.0}
+    few = {"mean": 40.0, "sigma": 0.3}
+    lengths = {"kind": "sessions", "turns": turns, "max_len": 400}
+    lengths |= dict.fromkeys(("first_prompt", "new_input", "output"), few)
+    workload = {**tiny_config()["workload"], "lengths": lengths}
+    folder = saved(workload=workload, engine={**FEW_BLOCKS, "kv_offload": {"blocks": 1000}})
+    samples, _ = metrics(cli, folder)
+    hits = json.loads((folder / "summary.json").read_text())["specsim"]["hits"]
+    cached = hits["gpu_tokens"] + hits["host_tokens"]
+    assert hits["host_tokens"] > 0
+    assert total(samples, "prompt_tokens_cached_total") == cached
+    assert total(samples, "prefix_cache_hits_total") == hits["gpu_tokens"]
+    computed = total(samples, "prompt_tokens_total") - cached
+    assert total(samples, "request_prefill_kv_computed_tokens_sum") == computed
+
+
 def test_metrics_add_up_to_the_summary(cli: Run, saved: Save) -> None:
     folder = saved(engine=FEW_BLOCKS, workload=SATURATED, replicas=2)
     samples, types = metrics(cli, folder)
