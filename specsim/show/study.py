@@ -243,9 +243,13 @@ _KNOWN = {each.name for each in MEASURES} - (
 )
 
 
+_BETWEEN_TOKENS = ("_tpot_ms", "_itl_ms")
+"""0 where answers have one token, between which no time passes; tables show none either."""
+
+
 def measured(study: Study, point: Point) -> dict[str, float]:
     """Return what is known of a point, by the names of `MEASURES`."""
-    found = dict(point.metrics)
+    found = {n: v for n, v in point.metrics.items() if v or not n.endswith(_BETWEEN_TOKENS)}
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:
         found["slo_attainment"] = goodput / throughput

@@ -136,6 +136,16 @@ def test_a_rate_of_sessions_is_called_so(tmp_path: Path) -> None:
         assert load_study(tmp_path / name).axes[2].unit == f"{name}/s"
 
 
+def test_answers_of_one_token_have_no_time_between_tokens(study: Study) -> None:
+    point = study.finished[0]
+    one = {name: 0.0 for name in point.metrics if name.endswith(("tpot_ms", "itl_ms"))}
+    found = measured(study, replace(point, metrics=point.metrics | one))
+    assert measured(study, point).keys() - found.keys() == {
+        each.name for each in MEASURES if each.name in one and each.name in measured(study, point)
+    }
+    assert not found.keys() & one.keys()
+
+
 def test_what_is_0_in_one_replication_is_not_as_good_as_in_the_others() -> None:
     """A goodput of 0 in half of the runs is no match for one that is never 0."""
     goodput = next(each for each in MEASURES if each.name == "request_goodput")

@@ -272,6 +272,13 @@ def test_the_theme_can_be_switched(desktop: Page) -> None:
     assert desktop.js(ground) == before[0]
 
 
+def test_a_share_that_is_not_all_is_not_shown_as_all(desktop: Page) -> None:
+    shares = {0.99: "99", 0.9896: "98.96", 0.9999: "99.99", 0.99999: "99.99", 1: "100", 0.5: "50"}
+    assert {each: desktop.js(f"percent({each})") for each in shares} == {
+        each: f"{text}\u00a0%" for each, text in shares.items()
+    }
+
+
 def test_the_page_of_a_single_case_has_its_numbers(study: Study, tmp_path: Path) -> None:
     whole = replace(study, points=study.finished)
     firsts = [f"{axis.field}={axis.labels[0]}" for axis in study.axes[:3]]
