@@ -41,15 +41,40 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
     """Return what ``vllm bench serve --save-result`` would have written.
 
     Returns:
-        ``summary.json`` without what is specsim's own, and with what vLLM has besides: a text per
-        answer, which a simulation leaves empty, where there are details per request
-        (``--save-detailed``), and ``rtfx``, which is about audio.
+        ``summary.json`` without what is specsim's own, and with what vLLM has besides: ``rtfx``,
+        which is about audio, and, where there are details per request (``--save-detailed``), a text
+        per answer, which a simulation leaves empty. With these, what a client means otherwise is as
+        a client has it: it keeps no request waiting, and `_busiest_seconds`.
     """
     result = {name: value for name, value in run.summary.items() if name != "specsim"}
     if "itls" in result:
-        result["generated_texts"] = [""] * int(result["completed"])
+        num_requests = int(result["completed"])
+        result["generated_texts"] = [""] * num_requests
+        result["queue_times"] = [0.0] * num_requests
+        result |= _busiest_seconds(result)
     result["rtfx"] = 0.0
     return result
+
+
+def _busiest_seconds(result: dict[str, Any]) -> dict[str, float]:
+    """Return what was most in a second since the first arrival, as vLLM's client counts it.
+
+    A delivery is a token, whatever it holds; requests are those that were open in any part of it.
+    vLLM 0.33.0 ``benchmarks/serve.py`` `calculate_metrics`.
+    """
+    starts = np.array(result["start_times"])
+    starts -= starts.min()
+    firsts = (starts + result["ttfts"]).tolist()
+    times = [
+        first + np.cumsum([0.0, *gaps]) for first, gaps in zip(firsts, result["itls"], strict=True)
+    ]
+    opened, closed = starts.astype(int), (starts + result["latencies"]).astype(int)
+    changes = np.bincount(opened, minlength=closed.max() + 2)
+    changes -= np.bincount(closed + 1, minlength=len(changes))
+    return {
+        "max_output_tokens_per_s": float(np.bincount(np.concatenate(times).astype(int)).max()),
+        "max_concurrent_requests": int(np.cumsum(changes).max()),
+    }
 
 
 def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:

@@ -5,7 +5,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import compress
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +341,26 @@ def test_vllm_bench_has_the_fields_of_vllm(cli: Run, saved: Save) -> None:
     assert all(re.fullmatch(r"(p50|p90|p95|p99|mean|std|median)_\w+_ms", name) for name in extra)
     assert all(len(found[name]) == 30 for name in ("ttfts", "itls", "generated_texts", "errors"))
     assert read_trace(Path("out.json")).format == "vllm_bench"
+
+
+def test_what_a_client_means_otherwise_is_as_vllms_client_has_it(cli: Run, saved: Save) -> None:
+    """It keeps no request waiting, and counts deliveries, and whoever was there in a second."""
+    folder = saved(workload={**tiny_config()["workload"], "arrivals": {"kind": "burst"}})
+    assert cli("export", folder, "--vllm-bench", "out.json")[0] == 0
+    found, own = (
+        json.loads(path.read_text()) for path in (Path("out.json"), folder / "summary.json")
+    )
+    assert max(own["queue_times"]) > 0 == max(found["queue_times"])
+    tokens, there = defaultdict[int, int](int), defaultdict[int, int](int)
+    names = ("start_times", "ttfts", "itls", "latencies")
+    for start, first, gaps, latency in zip(*(found[name] for name in names), strict=True):
+        for at in accumulate(gaps, initial=start + first):
+            tokens[int(at)] += 1
+        for second in range(int(start), int(start + latency) + 1):
+            there[second] += 1
+    assert found["max_output_tokens_per_s"] == max(tokens.values())
+    assert found["max_concurrent_requests"] == max(there.values())
+    assert found["max_output_tokens_per_s"] < own["max_output_tokens_per_s"]
 
 
 def test_all_at_once(cli: Run, saved: Save) -> None:
