@@ -1,6 +1,7 @@
 """The report in a browser: every chart draws, filters act on them, and the sums are right."""
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -277,6 +278,11 @@ def test_a_share_that_is_not_all_is_not_shown_as_all(desktop: Page) -> None:
     assert {each: desktop.js(f"percent({each})") for each in shares} == {
         each: f"{text}\u00a0%" for each, text in shares.items()
     }
+
+
+def test_what_is_most_of_the_means_over_time_is_not_called_most_of_all(desktop: Page) -> None:
+    finding = desktop.js("document.querySelector('#timeline .finding').textContent")
+    assert re.search(r"in use .*, in the mean of [\d.]+ s each\.", finding)
 
 
 def test_the_page_of_a_single_case_has_its_numbers(study: Study, tmp_path: Path) -> None:
