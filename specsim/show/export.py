@@ -191,8 +191,8 @@ def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
         if replica in run.steps.replicas:
             steps = run.steps.of_replica(replica)
             touches = (steps["ended_at"] >= window[0]) & (steps["scheduled_at"] < window[1])
-            spans = _stage_spans(steps, shares)[..., touches]
-            yield from _step_events(steps.where(touches), pid, usable, spans)
+            spans, ends = _stage_spans(steps, shares)[..., touches], _ends(steps)[:, touches]
+            yield from _step_events(steps.where(touches), pid, usable, spans, ends)
         yield from _request_events(run.requests, replica, window, len(shares))
 
 
@@ -238,12 +238,20 @@ def _stage_spans(steps: StepsTable, shares: Sequence[float]) -> NDArray[np.int64
     return np.array(spans)
 
 
-def _step_events(
-    steps: StepsTable, pid: int, usable: int, spans: NDArray[np.int64]
-) -> Iterator[Event]:
-    if not len(steps):
-        return
+def _ends(steps: StepsTable) -> NDArray[np.int64]:
+    """Return until when each step of a replica holds, nanoseconds, and whether none comes then.
+
+    Of shape (2, steps).
+    """
     scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
+    idles = [end < later for end, later in zip(until[:-1], scheduled[1:], strict=True)]
+    return np.array([until, [*idles, True]])
+
+
+def _step_events(
+    steps: StepsTable, pid: int, usable: int, spans: NDArray[np.int64], ends: NDArray[np.int64]
+) -> Iterator[Event]:
+    scheduled, (until, idles) = _nanoseconds(steps["scheduled_at"]), ends.tolist()
     verified = steps["started_at"] + steps["target_time"]
     drafting = np.array(_nanoseconds(verified + steps["draft_time"])) - _nanoseconds(verified)
     drafts = spans[-1, 1] - drafting
@@ -265,13 +273,17 @@ def _step_events(
                 "ph": "i", "s": "t", "pid": pid, "tid": _STEPS_TRACK, "name": "preemption",
                 "ts": start / 1e3, "args": {"requests": preemptions[row]},
             }  # fmt: skip
-    yield from _counters(steps, pid, usable, scheduled, until)
+    yield from _counters(steps, pid, usable, (scheduled, until, idles))
 
 
 def _counters(
-    steps: StepsTable, pid: int, usable: int, scheduled: list[int], until: list[int]
+    steps: StepsTable, pid: int, usable: int, times: tuple[list[int], list[int], list[int]]
 ) -> Iterator[Event]:
-    """Yield each counter where it changes; between busy periods nothing runs or waits."""
+    """Yield each counter where it changes; between busy periods nothing runs or waits.
+
+    Args:
+        times: When steps begin, until when they hold, and whether none comes then.
+    """
     series: dict[str, dict[str, list[float]]] = {
         "requests": {
             "running": steps["num_running"].tolist(),
@@ -280,17 +292,16 @@ def _counters(
         "KV blocks": {"used": (usable - steps["free_blocks"].astype(np.int64)).tolist()},
         "draft length": {"asked": steps["asked_draft_len"].astype(float).round(3).tolist()},
     }
-    idle_after = [end < later for end, later in zip(until[:-1], scheduled[1:], strict=True)]
     for name, columns in series.items():
         shown: dict[str, float] = {}
-        for row, (start, idles) in enumerate(zip(scheduled, [*idle_after, True], strict=True)):
+        for row, (start, end, idles) in enumerate(zip(*times, strict=True)):
             now = {key: values[row] for key, values in columns.items()}
             if now != shown:
                 yield _counter(pid, name, start, now)
             shown = now
             if idles:
                 shown = dict.fromkeys(columns, 0)
-                yield _counter(pid, name, until[row], shown)
+                yield _counter(pid, name, end, shown)
 
 
 def _counter(pid: int, name: str, at: int, values: dict[str, float]) -> Event:

@@ -177,6 +177,17 @@ def test_blocks_in_use_are_those_of_the_own_pool(cli: Run, saved: Save) -> None:
     assert {pid for pid, blocks in used if blocks == 0} == {1, 2}
 
 
+def test_a_window_shows_what_the_whole_trace_does(cli: Run, saved: Save) -> None:
+    """No step lasts longer where the window ends, and the server does not fall idle there."""
+    folder = saved(engine={**FEW_BLOCKS, "async_scheduling": True}, workload=SATURATED)
+    whole = spans(trace(cli, folder))
+    events = trace(cli, folder, "--window", "0.1:0.2")
+    shown = [event for event in spans(events)[1, 1] if event not in whole[1, 1]]
+    assert (len(spans(events)[1, 1]) > 5, shown) == (True, [])
+    running = [each["args"] for each in events if each["name"] == "requests" and each["ph"] == "C"]
+    assert all(each["running"] for each in running)
+
+
 def test_window_keeps_what_touches_it(cli: Run, saved: Save) -> None:
     folder = saved()
     events = trace(cli, folder, "--window", "0.5:0.7")
