@@ -1,6 +1,6 @@
 """Numbers in sentences and tables, by one rule for all of them."""
 
-from math import isnan
+from math import isclose, isnan
 
 
 def figures(value: float, digits: int = 4) -> str:
@@ -20,3 +20,18 @@ def percent(share: float, digits: int = 1, *, sign: bool = False) -> str:
     plus = "+" if sign else ""
     text = f"{share:{plus}.{digits}%}".replace("%", " %")
     return text if text.strip("-0. %") else text.replace("-", plus)
+
+
+_MOST_DIGITS = 6
+
+
+def digits_beside(limit: float, share: float) -> int:
+    """Return the decimals with which `percent` shows a limit as it is, and a share on its side.
+
+    The share's sign does not count. At least one.
+    """
+    for digits in range(1, _MOST_DIGITS):
+        most, size = (round(100 * abs(each), digits) for each in (limit, share))
+        if isclose(most, 100 * limit) and (size > most) == (abs(share) > limit):
+            return digits
+    return _MOST_DIGITS

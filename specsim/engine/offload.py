@@ -1,6 +1,7 @@
 """Offload: what it takes to load KV blocks from host memory and disk into a GPU's cache."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,8 +13,8 @@ from specsim.engine.table import LOAD_ENDED
 from specsim.engine.transfer import Link, OffloadConfig
 
 TIER_FIELDS = np.dtype([("host_len", "<i4"), ("disk_len", "<i4"), ("load_time", "<f8")])
-"""By request: tokens loaded from host memory and from disk, over all its admissions, and the time
-from when that was asked for until the last of each load was there, seconds."""
+"""By request: tokens loaded from host memory and from disk for its first admission, and the time
+from when loads were asked for until the last of each was there, over all admissions, seconds."""
 
 
 class Offload:
@@ -36,9 +37,9 @@ class Offload:
             request, now = int(notice["request"]), float(notice["at"])
             blocks, disk_blocks = int(notice["blocks"]), int(notice["disk_blocks"])
             disk_len = int(notice["tokens"]) * disk_blocks // blocks
-            self.loads["host_len"][request] += int(notice["tokens"]) - disk_len
-            self.loads["disk_len"][request] += disk_len
-            load = partial(self._load, replica, request, int(notice["row"]), blocks, now)
+            lens = int(notice["tokens"]) - disk_len, disk_len
+            end = partial(self._end, replica, request, int(notice["row"]), lens)
+            load = partial(self._load, replica, request, blocks, end, now)
             if disk_blocks:
                 size = disk_blocks * self._block_bytes
                 read_at = self._disk_links[replica].book(now, size, size, now)
@@ -47,14 +48,23 @@ class Offload:
                 load(now)
 
     def _load(
-        self, replica: Replica, request: int, row: int, blocks: int, asked_at: float, at: float
+        self,
+        replica: Replica,
+        request: int,
+        blocks: int,
+        end: Callable[[], None],
+        asked_at: float,
+        at: float,
     ) -> None:
         """Load from host memory, where all is at an instant."""
         size = blocks * self._block_bytes
         ends_at = self._host_links[replica].book(at, size, size, at)
         self.loads["load_time"][request] += ends_at - asked_at
-        self._clock.call_at(ends_at, partial(self._end, replica, request, row))
+        self._clock.call_at(ends_at, end)
 
-    def _end(self, replica: Replica, request: int, row: int) -> None:
-        if replica.is_up:
-            self.cluster.tell(replica, LOAD_ENDED, request, row)
+    def _end(self, replica: Replica, request: int, row: int, lens: tuple[int, int]) -> None:
+        if not replica.is_up:
+            return
+        if not replica.table.sequences["admissions"][row]:  # as of hits in the GPU's cache
+            self.loads["host_len"][request], self.loads["disk_len"][request] = lens
+        self.cluster.tell(replica, LOAD_ENDED, request, row)

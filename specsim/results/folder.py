@@ -148,6 +148,7 @@ def structured_columns(rows: NDArray[np.void]) -> Columns:
 
 _PROVENANCE = ("config_hash", "seed", "specsim_version")
 _TIMES = ("arrived_at", "scheduled_at", "first_token_at", "ended_at")
+_OF_SOME_RUNS = ("adapter", "session", "turn", "host_len", "disk_len")
 _REMEDY = "give a folder that `specsim run --out` wrote"
 
 
@@ -276,12 +277,12 @@ def check_same_run(folder: Path, names: str, first: object, second: object) -> N
 def load_requests(folder: Path) -> RunTable:
     """Return the requests of a run, with the columns of `specsim.results.tables.TABLE_FIELDS`.
 
-    And with ``adapter``, ``session`` and ``turn`` if the run had any. A ConfigError if
+    And with `_OF_SOME_RUNS` if the run had any. A ConfigError if
     ``requests.parquet`` is missing, cut short or not specsim's.
     """
     names = TABLE_FIELDS.names or ()
     stored = _StoredTable(folder, "requests.parquet", names)
-    more = [name for name in ("adapter", "session", "turn") if name in stored]
+    more = [name for name in _OF_SOME_RUNS if name in stored]
     columns = {name: stored.numbers(name) for name in (*names, *more)}
     wrong = np.zeros(len(stored), dtype=bool)
     for earlier, later in pairwise(_TIMES):

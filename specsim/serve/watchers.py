@@ -19,6 +19,7 @@ class LiveMetrics(Watcher):
         self._live, self._model = live, model
         deployment = live.deployment
         self._num_blocks = deployment.setup.num_usable_blocks
+        self._caches = deployment.engine.enable_prefix_caching
         self._engines = [
             EngineMetrics(deployment.engine, deployment.max_draft_len)
             for _ in range(live.experiment.num_engines)
@@ -43,9 +44,10 @@ class LiveMetrics(Watcher):
                 mine.positions[position] += int((taken > position).sum())
         sequences: Any = step.table.sequences
         rows = step.rows[has_emitted]
+        looked_up = step.rows[(step["is_admitted"] == 1) & self._caches]
         for these, names in (
             (rows[sequences["deliveries"][rows] == 1], ("prompt_tokens", "prompt_tokens_cached")),
-            (step.rows[step["is_admitted"] == 1], ("prefix_cache_queries", "prefix_cache_hits")),
+            (looked_up, ("prefix_cache_queries", "prefix_cache_hits")),
         ):
             if len(these):
                 counters[names[0]] += int(sequences["prompt_len"][these].sum())

@@ -41,15 +41,40 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
     """Return what ``vllm bench serve --save-result`` would have written.
 
     Returns:
-        ``summary.json`` without what is specsim's own, and with what vLLM has besides: a text per
-        answer, which a simulation leaves empty, where there are details per request
-        (``--save-detailed``), and ``rtfx``, which is about audio.
+        ``summary.json`` without what is specsim's own, and with what vLLM has besides: ``rtfx``,
+        which is about audio, and, where there are details per request (``--save-detailed``), a text
+        per answer, which a simulation leaves empty. With these, what a client means otherwise is as
+        a client has it: it keeps no request waiting, and `_busiest_seconds`.
     """
     result = {name: value for name, value in run.summary.items() if name != "specsim"}
     if "itls" in result:
-        result["generated_texts"] = [""] * int(result["completed"])
+        num_requests = int(result["completed"])
+        result["generated_texts"] = [""] * num_requests
+        result["queue_times"] = [0.0] * num_requests
+        result |= _busiest_seconds(result)
     result["rtfx"] = 0.0
     return result
+
+
+def _busiest_seconds(result: dict[str, Any]) -> dict[str, float]:
+    """Return what was most in a second since the first arrival, as vLLM's client counts it.
+
+    A delivery is a token, whatever it holds; requests are those that were open in any part of it.
+    vLLM 0.33.0 ``benchmarks/serve.py`` `calculate_metrics`.
+    """
+    starts = np.array(result["start_times"])
+    starts -= starts.min()
+    firsts = (starts + result["ttfts"]).tolist()
+    times = [
+        first + np.cumsum([0.0, *gaps]) for first, gaps in zip(firsts, result["itls"], strict=True)
+    ]
+    opened, closed = starts.astype(int), (starts + result["latencies"]).astype(int)
+    changes = np.bincount(opened, minlength=closed.max() + 2)
+    changes -= np.bincount(closed + 1, minlength=len(changes))
+    return {
+        "max_output_tokens_per_s": float(np.bincount(np.concatenate(times).astype(int)).max()),
+        "max_concurrent_requests": int(np.cumsum(changes).max()),
+    }
 
 
 def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
@@ -70,10 +95,11 @@ def prometheus_text(run: ResultsFolder, experiment: Experiment) -> str:
 
 def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     """Return what each replica has counted; its gauges are 0, for nothing runs any more."""
-    engine, requests = Deployment.of(experiment).engine, run.requests
+    engine, requests = Deployment.of(experiment).engine, _with_found_len(run.requests)
     sums = {**_SUMS, **(_DRAFT_SUMS if requests["drafts"].any() else {})}
     sums |= _PREFIX_SUMS if engine.enable_prefix_caching else {}
     samples, (owners, gaps) = request_samples(requests), _gaps(run)
+    samples["request_prefill_kv_computed_tokens"] = requests["prompt_len"] - requests["found_len"]
     found, limit = [], experiment.workload.max_tokens
     ends = requests["prompt_len"] + requests["output_len"]
     stops = (requests["output_len"] < (limit or 0)) & (ends < engine.max_model_len)  # by a token
@@ -91,9 +117,15 @@ def _counted(run: ResultsFolder, experiment: Experiment) -> list[EngineMetrics]:
     return found
 
 
+def _with_found_len(requests: RunTable) -> RunTable:
+    """Return the requests with what was in any cache of each prompt: vLLM's "local + external"."""
+    found = (requests.columns.get(name, 0) for name in ("cached_len", "host_len", "disk_len"))
+    return RunTable({**requests.columns, "found_len": np.asarray(sum(found))}, requests.provenance)
+
+
 _SUMS = {
     "num_preemptions": "preemptions", "prompt_tokens": "prompt_len",
-    "prompt_tokens_cached": "cached_len", "generation_tokens": "output_len",
+    "prompt_tokens_cached": "found_len", "generation_tokens": "output_len",
 }  # fmt: skip
 """Columns of requests.parquet whose sums are counters; likewise those that not all runs have."""
 _PREFIX_SUMS = {"prefix_cache_queries": "prompt_len", "prefix_cache_hits": "cached_len"}
@@ -159,8 +191,8 @@ def _events(run: ResultsFolder, window: Window) -> Iterator[Event]:
         if replica in run.steps.replicas:
             steps = run.steps.of_replica(replica)
             touches = (steps["ended_at"] >= window[0]) & (steps["scheduled_at"] < window[1])
-            spans = _stage_spans(steps, shares)[..., touches]
-            yield from _step_events(steps.where(touches), pid, usable, spans)
+            spans, ends = _stage_spans(steps, shares)[..., touches], _ends(steps)[:, touches]
+            yield from _step_events(steps.where(touches), pid, usable, spans, ends)
         yield from _request_events(run.requests, replica, window, len(shares))
 
 
@@ -206,12 +238,20 @@ def _stage_spans(steps: StepsTable, shares: Sequence[float]) -> NDArray[np.int64
     return np.array(spans)
 
 
-def _step_events(
-    steps: StepsTable, pid: int, usable: int, spans: NDArray[np.int64]
-) -> Iterator[Event]:
-    if not len(steps):
-        return
+def _ends(steps: StepsTable) -> NDArray[np.int64]:
+    """Return until when each step of a replica holds, nanoseconds, and whether none comes then.
+
+    Of shape (2, steps).
+    """
     scheduled, until = _nanoseconds(steps["scheduled_at"]), _nanoseconds(steps.held_until)
+    idles = [end < later for end, later in zip(until[:-1], scheduled[1:], strict=True)]
+    return np.array([until, [*idles, True]])
+
+
+def _step_events(
+    steps: StepsTable, pid: int, usable: int, spans: NDArray[np.int64], ends: NDArray[np.int64]
+) -> Iterator[Event]:
+    scheduled, (until, idles) = _nanoseconds(steps["scheduled_at"]), ends.tolist()
     verified = steps["started_at"] + steps["target_time"]
     drafting = np.array(_nanoseconds(verified + steps["draft_time"])) - _nanoseconds(verified)
     drafts = spans[-1, 1] - drafting
@@ -233,13 +273,17 @@ def _step_events(
                 "ph": "i", "s": "t", "pid": pid, "tid": _STEPS_TRACK, "name": "preemption",
                 "ts": start / 1e3, "args": {"requests": preemptions[row]},
             }  # fmt: skip
-    yield from _counters(steps, pid, usable, scheduled, until)
+    yield from _counters(steps, pid, usable, (scheduled, until, idles))
 
 
 def _counters(
-    steps: StepsTable, pid: int, usable: int, scheduled: list[int], until: list[int]
+    steps: StepsTable, pid: int, usable: int, times: tuple[list[int], list[int], list[int]]
 ) -> Iterator[Event]:
-    """Yield each counter where it changes; between busy periods nothing runs or waits."""
+    """Yield each counter where it changes; between busy periods nothing runs or waits.
+
+    Args:
+        times: When steps begin, until when they hold, and whether none comes then.
+    """
     series: dict[str, dict[str, list[float]]] = {
         "requests": {
             "running": steps["num_running"].tolist(),
@@ -248,17 +292,16 @@ def _counters(
         "KV blocks": {"used": (usable - steps["free_blocks"].astype(np.int64)).tolist()},
         "draft length": {"asked": steps["asked_draft_len"].astype(float).round(3).tolist()},
     }
-    idle_after = [end < later for end, later in zip(until[:-1], scheduled[1:], strict=True)]
     for name, columns in series.items():
         shown: dict[str, float] = {}
-        for row, (start, idles) in enumerate(zip(scheduled, [*idle_after, True], strict=True)):
+        for row, (start, end, idles) in enumerate(zip(*times, strict=True)):
             now = {key: values[row] for key, values in columns.items()}
             if now != shown:
                 yield _counter(pid, name, start, now)
             shown = now
             if idles:
                 shown = dict.fromkeys(columns, 0)
-                yield _counter(pid, name, until[row], shown)
+                yield _counter(pid, name, end, shown)
 
 
 def _counter(pid: int, name: str, at: int, values: dict[str, float]) -> Event:

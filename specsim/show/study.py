@@ -243,9 +243,13 @@ _KNOWN = {each.name for each in MEASURES} - (
 )
 
 
+_BETWEEN_TOKENS = ("_tpot_ms", "_itl_ms")
+"""0 where answers have one token, between which no time passes; tables show none either."""
+
+
 def measured(study: Study, point: Point) -> dict[str, float]:
     """Return what is known of a point, by the names of `MEASURES`."""
-    found = dict(point.metrics)
+    found = {n: v for n, v in point.metrics.items() if v or not n.endswith(_BETWEEN_TOKENS)}
     throughput, goodput = found.get("request_throughput"), found.get("request_goodput")
     if throughput and goodput is not None:
         found["slo_attainment"] = goodput / throughput
@@ -404,10 +408,13 @@ def values_of(cell: Cell, measure: Measure) -> dict[int, float]:
 
 
 def gain(candidate: Cell, reference: Cell, measure: Measure) -> SpeedUp | None:
-    """Return how many times better a cell is than another; None without common replications."""
+    """Return how many times better a cell is than another; None without common replications.
+
+    And where one of these has a 0, which makes no ratio: to leave it out would flatter somebody.
+    """
     mine, theirs = values_of(candidate, measure), values_of(reference, measure)
-    shared = [n for n in sorted(mine.keys() & theirs.keys()) if mine[n] > 0 and theirs[n] > 0]
-    if not shared:
+    shared = sorted(mine.keys() & theirs.keys())
+    if not shared or min(*(mine[n] for n in shared), *(theirs[n] for n in shared)) <= 0:
         return None
     above, below = [theirs[n] for n in shared], [mine[n] for n in shared]
     return speed_up(above, below) if measure.is_low_better else speed_up(below, above)

@@ -248,6 +248,12 @@ class TokenDescription:
         return plain
 
 
+def _replayed(method: str, options: dict[str, Any], requests: list[Request]) -> DraftEval:
+    """Replay a drafter as in a server, where no first token is drafted: so all of them compare."""
+    drafter = parse_drafter(method, options, "tokens describe")
+    return evaluate_drafts(drafter, requests, drafts_first_token=False)
+
+
 def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> TokenDescription:
     """Return a description of token ids; its entropy is of so many outputs, drawn by the seed."""
     texts = [request.text for request in requests]
@@ -258,8 +264,7 @@ def describe_tokens(requests: list[Request], num_sampled: int, seed: int) -> Tok
     lens = accumulate(request.prompt_len + request.output_len for request in requests)
     replayed = requests[: max(1, sum(total <= REPLAYED_TOKENS for total in lens))]
     drafters = tuple(
-        DraftWorth.of(evaluate_drafts(parse_drafter(method, options, "tokens describe"), replayed))
-        for method, options in DRAFTERS
+        DraftWorth.of(_replayed(method, options, replayed)) for method, options in DRAFTERS
     )
     num_repeated = len(texts) - len({(each.prompt_len, each.token_ids.tobytes()) for each in texts})
     return TokenDescription(

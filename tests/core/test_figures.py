@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from specsim.core.figures import figures, percent
+from specsim.core.figures import digits_beside, figures, percent
 from specsim.core.reading import number_in
 
 
@@ -50,3 +50,19 @@ def test_a_share_has_a_space_before_its_sign_and_can_be_read_again(
 
 def test_no_share_is_less_than_nothing_by_nothing() -> None:
     assert [percent(-0.0001), percent(-0.0001, sign=True)] == ["0.0 %", "+0.0 %"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "share", "digits"),
+    [
+        (0.02, 0.043, 1),
+        (0.02, 0.0203, 2),
+        (0.02, -0.0203, 2),
+        (0.02, 0.02, 1),
+        (0.0004, 0.0005, 2),
+        (0.0, 0.0, 1),
+        (1 / 3, 1.0, 6),
+    ],
+)
+def test_a_share_stands_on_its_side_of_a_limit(limit: float, share: float, digits: int) -> None:
+    assert digits_beside(limit, share) == digits

@@ -403,3 +403,49 @@ def test_a_prompt_that_is_being_loaded_is_not_loaded_again(
     assert run.offload.loads["host_len"].tolist()[-3:] == [32, 0, 0]
     assert rows["cached_len"].tolist()[-3:] == [0, 32, 0]
     assert rows["scheduled_at"].tolist()[-3:] == [95.0, 95.0, 92.0]
+
+
+def test_what_is_loaded_after_a_preemption_is_no_hit(constant_step: Callable[..., str]) -> None:
+    """All prompts differ; blocks of those that lose theirs come back from host memory."""
+    config = tiny_config(
+        workload={
+            "arrivals": "burst",
+            "lengths": {"kind": "constant", "prompt": 17, "output": 40},
+            "num_requests": 6,
+        },
+        engine={
+            "block_size": 8, "num_gpu_blocks": 14, "max_model_len": 64, "max_num_seqs": 4,
+            "max_num_batched_tokens": 64,
+            "kv_offload": {"blocks": 100, "offload_prompt_only": False},
+        },
+        profile=constant_step(delta_ms=STEP * 1e3),
+    )  # fmt: skip
+    found = Summary(simulate(Experiment.parse(config, "x"), check=True)).data["specsim"]
+    hits = found["hits"]
+    assert hits["requests_that_loaded"] > 0 < found["num_preemptions"]
+    assert (hits["gpu_tokens"], hits["host_tokens"], hits["hit_rate"]) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize(("until", "loaded"), [(20.2, 0), (40.2, 32)])
+def test_a_load_that_is_lost_is_no_hit(
+    constant_step: Callable[..., str], until: float, loaded: int
+) -> None:
+    """The replica fails while it loads, or long after; it comes back without anything to load."""
+    gb_s = 32 * KV_BYTES / 0.5 / 1e9
+    config = tiny_config(
+        engine={
+            "block_size": 8, "num_gpu_blocks": 7, "max_model_len": 40, "max_num_seqs": 4,
+            "max_num_batched_tokens": 64, "kv_offload": {"blocks": 100, "bandwidth_gb_s": gb_s},
+        },
+        incidents=[{"kind": "failure", "replica": 0, "at": until, "until": until + 0.1}],
+        profile=constant_step(delta_ms=STEP * 1e3),
+    )  # fmt: skip
+    requests = [
+        Request(index=i, arrived_at=10.0 * i, prompt_len=33, output_len=1,
+                prompt_token_ids=np.arange(33) + 100 * name)
+        for i, name in enumerate([1, 2, 1])
+    ]  # fmt: skip
+    run = simulate(Experiment.parse(config, "x"), requests=requests, check=True)
+    assert run.offload is not None
+    found = run.offload.loads["host_len"][2] + Summary(run).tables.requests["cached_len"][2]
+    assert found == loaded

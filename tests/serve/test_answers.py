@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from conftest import tiny_config
 from packaging.version import Version
 from serving import Served, serving, word_tokenizer
 
@@ -115,6 +116,15 @@ def test_what_was_said_before_is_found_in_the_cache(served: Served) -> None:
     # All full blocks of prompt and answer but what was not computed: the last token's.
     known = answer["usage"]["total_tokens"] - 1
     assert cached() - before >= known // 16 * 16 - 16 > 160
+
+
+def test_without_a_prefix_cache_nothing_is_looked_up_in_it() -> None:
+    with serving(engine={**tiny_config()["engine"], "enable_prefix_caching": False}) as served:
+        assert served.ask(COMPLETIONS, ASKED)[0] == 200
+        page = served.ask("/metrics")[1]
+    found = dict(x.rsplit(" ", 1) for x in page.splitlines() if not x.startswith("#"))
+    counts = {name.partition("{")[0]: float(value) for name, value in found.items()}
+    assert counts["vllm:prompt_tokens_total"] > 0 == counts["vllm:prefix_cache_queries_total"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import compress
+from itertools import accumulate, compress
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +177,17 @@ def test_blocks_in_use_are_those_of_the_own_pool(cli: Run, saved: Save) -> None:
     assert {pid for pid, blocks in used if blocks == 0} == {1, 2}
 
 
+def test_a_window_shows_what_the_whole_trace_does(cli: Run, saved: Save) -> None:
+    """No step lasts longer where the window ends, and the server does not fall idle there."""
+    folder = saved(engine={**FEW_BLOCKS, "async_scheduling": True}, workload=SATURATED)
+    whole = spans(trace(cli, folder))
+    events = trace(cli, folder, "--window", "0.1:0.2")
+    shown = [event for event in spans(events)[1, 1] if event not in whole[1, 1]]
+    assert (len(spans(events)[1, 1]) > 5, shown) == (True, [])
+    running = [each["args"] for each in events if each["name"] == "requests" and each["ph"] == "C"]
+    assert all(each["running"] for each in running)
+
+
 def test_window_keeps_what_touches_it(cli: Run, saved: Save) -> None:
     folder = saved()
     events = trace(cli, folder, "--window", "0.5:0.7")
@@ -236,6 +247,24 @@ def metrics(cli: Run, folder: Path) -> tuple[Samples, dict[str, str]]:
 
 def total(samples: Samples, name: str) -> float:
     return sum(value for (found, _), value in samples.items() if found == f"vllm:{name}")
+
+
+def test_metrics_count_what_came_from_host_memory_as_cached(cli: Run, saved: Save) -> None:
+    """vLLM's documentation of it: "Number of cached prompt tokens (local + external)"."""
+    turns = {"mean": 4.0, "sigma": 0.0}
+    few = {"mean": 40.0, "sigma": 0.3}
+    lengths = {"kind": "sessions", "turns": turns, "max_len": 400}
+    lengths |= dict.fromkeys(("first_prompt", "new_input", "output"), few)
+    workload = {**tiny_config()["workload"], "lengths": lengths}
+    folder = saved(workload=workload, engine={**FEW_BLOCKS, "kv_offload": {"blocks": 1000}})
+    samples, _ = metrics(cli, folder)
+    hits = json.loads((folder / "summary.json").read_text())["specsim"]["hits"]
+    cached = hits["gpu_tokens"] + hits["host_tokens"]
+    assert hits["host_tokens"] > 0
+    assert total(samples, "prompt_tokens_cached_total") == cached
+    assert total(samples, "prefix_cache_hits_total") == hits["gpu_tokens"]
+    computed = total(samples, "prompt_tokens_total") - cached
+    assert total(samples, "request_prefill_kv_computed_tokens_sum") == computed
 
 
 def test_metrics_add_up_to_the_summary(cli: Run, saved: Save) -> None:
@@ -323,6 +352,26 @@ def test_vllm_bench_has_the_fields_of_vllm(cli: Run, saved: Save) -> None:
     assert all(re.fullmatch(r"(p50|p90|p95|p99|mean|std|median)_\w+_ms", name) for name in extra)
     assert all(len(found[name]) == 30 for name in ("ttfts", "itls", "generated_texts", "errors"))
     assert read_trace(Path("out.json")).format == "vllm_bench"
+
+
+def test_what_a_client_means_otherwise_is_as_vllms_client_has_it(cli: Run, saved: Save) -> None:
+    """It keeps no request waiting, and counts deliveries, and whoever was there in a second."""
+    folder = saved(workload={**tiny_config()["workload"], "arrivals": {"kind": "burst"}})
+    assert cli("export", folder, "--vllm-bench", "out.json")[0] == 0
+    found, own = (
+        json.loads(path.read_text()) for path in (Path("out.json"), folder / "summary.json")
+    )
+    assert max(own["queue_times"]) > 0 == max(found["queue_times"])
+    tokens, there = defaultdict[int, int](int), defaultdict[int, int](int)
+    names = ("start_times", "ttfts", "itls", "latencies")
+    for start, first, gaps, latency in zip(*(found[name] for name in names), strict=True):
+        for at in accumulate(gaps, initial=start + first):
+            tokens[int(at)] += 1
+        for second in range(int(start), int(start + latency) + 1):
+            there[second] += 1
+    assert found["max_output_tokens_per_s"] == max(tokens.values())
+    assert found["max_concurrent_requests"] == max(there.values())
+    assert found["max_output_tokens_per_s"] < own["max_output_tokens_per_s"]
 
 
 def test_all_at_once(cli: Run, saved: Save) -> None:

@@ -16,11 +16,23 @@ from specsim.core.errors import ConfigError
 from specsim.core.version import __version__
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 from specsim.run.validity import BASES, step_times
 from specsim.show.report import load_study, page_data
 from specsim.show.report.axes import draft_len, drafter_of, single_axes, title_of
-from specsim.show.study import Study, gpu_first, measured, restricted, with_prices
+from specsim.show.study import (
+    MEASURES,
+    Point,
+    Study,
+    gain,
+    gpu_first,
+    measured,
+    restricted,
+    with_prices,
+)
 from specsim.study.capacity import Prices
+from specsim.study.sweep import LocalProcesses, Sweep, SweepFolder, run_sweep
 from specsim.study.tune import tune
 
 
@@ -70,6 +82,84 @@ def test_any_number_serves_as_load_and_the_rest_is_held(tmp_path: Path) -> None:
     assert [point.number for point in part.points] == [0, 2]
     part, held = restricted(study, ["engine.max_num_seqs=8", "acceptance.alpha=0.5"])
     assert (held, [point.number for point in part.points]) == ([], [1])
+
+
+def test_loads_rise_in_whatever_order_they_were_swept(tmp_path: Path) -> None:
+    """What a page says "up to" and "from" a load goes by their order."""
+    axes: list[dict[str, list[Any]]] = [
+        {"workload.arrivals.rate": [60, 5, 20]},
+        {"policy": ["off"]},
+    ]
+    found = load_study(sweep_folder(tmp_path / "sweep", axes, 1))
+    assert found.axes[2].labels == ["5", "20", "60"]
+    assert found.axes[2].numbers == [5.0, 20.0, 60.0]
+    assert {point.places[2]: point.metrics["request_rate"] for point in found.points} == {
+        0: 5.0, 1: 20.0, 2: 60.0,
+    }  # fmt: skip
+
+
+def test_drafters_that_ask_for_the_same_k_have_a_row_each(tmp_path: Path) -> None:
+    axes: list[dict[str, list[Any]]] = [
+        {"policy": ["off", "static:k=3"]},
+        {"engine.speculative_config.method": ["eagle3", "ngram"]},
+    ]
+    found = load_study(sweep_folder(tmp_path / "sweep", axes, 1))
+    chart = json.dumps(page_data(found)["charts"]["speed-up"])
+    assert "static:k=3, eagle3" in chart
+    assert "k = 3" not in chart
+
+
+def test_what_a_sweep_says_in_short_is_read(tmp_path: Path) -> None:
+    base = tiny_config()
+    base["workload"]["arrivals"] = "poisson:rate=20"
+    base["engine"]["speculative_config"] = "eagle3:num_speculative_tokens=3"
+    sweep = Sweep.model_validate({"base": base, "axes": [{"policy": ["off", "static"]}]})
+    run_sweep(SweepFolder.create(tmp_path / "a", sweep, resume=False), LocalProcesses(1))
+    found = load_study(tmp_path / "a")
+    assert (found.axes[2].labels, found.axes[2].unit) == (["20"], "requests/s")
+    assert (found.draft_lens, found.baseline) == ([0, 3], 0)
+    assert "with eagle3" in found.title
+    arrivals = ["poisson:rate=20", "poisson:rate=5"]
+    sweep = Sweep.model_validate({"base": base, "axes": [{"workload.arrivals": arrivals}]})
+    run_sweep(SweepFolder.create(tmp_path / "b", sweep, resume=False), LocalProcesses(1))
+    assert load_study(tmp_path / "b").axes[2].numbers == [5.0, 20.0]
+
+
+def test_a_rate_of_sessions_is_called_so(tmp_path: Path) -> None:
+    spread = {"mean": 5.0, "sigma": 0.1}
+    names = ("turns", "first_prompt", "new_input", "output")
+    lengths = {"kind": "sessions", **dict.fromkeys(names, spread)}
+    experiment = Experiment.parse(tiny_config(), "tiny")
+    sessions = experiment.replace(workload={**tiny_config()["workload"], "lengths": lengths})
+    for name, each in (("requests", experiment), ("sessions", sessions)):
+        Summary(simulate(each)).save(tmp_path / name)
+        assert load_study(tmp_path / name).axes[2].unit == f"{name}/s"
+
+
+def test_answers_of_one_token_have_no_time_between_tokens(study: Study) -> None:
+    point = study.finished[0]
+    one = {name: 0.0 for name in point.metrics if name.endswith(("tpot_ms", "itl_ms"))}
+    found = measured(study, replace(point, metrics=point.metrics | one))
+    assert measured(study, point).keys() - found.keys() == {
+        each.name for each in MEASURES if each.name in one and each.name in measured(study, point)
+    }
+    assert not found.keys() & one.keys()
+
+
+def test_what_is_0_in_one_replication_is_not_as_good_as_in_the_others() -> None:
+    """A goodput of 0 in half of the runs is no match for one that is never 0."""
+    goodput = next(each for each in MEASURES if each.name == "request_goodput")
+
+    def cell(*values: float) -> list[Point]:
+        return [
+            Point(0, (0, 0, 0), number, number, "", metrics={"request_goodput": value})
+            for number, value in enumerate(values)
+        ]
+
+    assert gain(cell(0.0, 5.0), cell(5.0, 5.0), goodput) is None
+    found = gain(cell(5.0, 5.0), cell(5.0, 5.0), goodput)
+    assert found is not None
+    assert found.mean == 1.0
 
 
 def test_arrivals_are_told_apart_by_their_number(tmp_path: Path) -> None:

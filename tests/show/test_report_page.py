@@ -1,6 +1,7 @@
 """The report in a browser: every chart draws, filters act on them, and the sums are right."""
 
 import csv
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -270,6 +271,18 @@ def test_the_theme_can_be_switched(desktop: Page) -> None:
     assert all(old != new for old, new in zip(before, after, strict=True))
     desktop.driver.find_element("css selector", "#theme option[value=auto]").click()
     assert desktop.js(ground) == before[0]
+
+
+def test_a_share_that_is_not_all_is_not_shown_as_all(desktop: Page) -> None:
+    shares = {0.99: "99", 0.9896: "98.96", 0.9999: "99.99", 0.99999: "99.99", 1: "100", 0.5: "50"}
+    assert {each: desktop.js(f"percent({each})") for each in shares} == {
+        each: f"{text}\u00a0%" for each, text in shares.items()
+    }
+
+
+def test_what_is_most_of_the_means_over_time_is_not_called_most_of_all(desktop: Page) -> None:
+    finding = desktop.js("document.querySelector('#timeline .finding').textContent")
+    assert re.search(r"in use .*, in the mean of [\d.]+ s each\.", finding)
 
 
 def test_the_page_of_a_single_case_has_its_numbers(study: Study, tmp_path: Path) -> None:

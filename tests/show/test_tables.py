@@ -16,7 +16,7 @@ from specsim.core.request import Request
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.show.render import new_table
+from specsim.show.render import new_table, shown
 from specsim.show.render.run_tables import comparison_table, run_table, sweep_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.compare import compare
@@ -112,6 +112,22 @@ def test_commands_show_a_metric_alike(tmp_path: Path) -> None:
     for metric in ("E2E latency mean, ms", "TTFT mean, ms", "TPOT mean, ms", "output tokens/s"):
         assert row[metric] == by_name[metric]
         assert row[metric] in line.split()
+
+
+def test_columns_of_a_sweep_have_names_of_their_own(tmp_path: Path) -> None:
+    axes = {f"workload.lengths.{name}": [[8, 9]] for name in ("prompt", "output")}
+    axes |= {f"pools.{name}.replicas": [1] for name in ("prefill", "decode")}
+    axes["replicas"] = [1]
+    record = {"labels": dict.fromkeys(axes, "1"), "metrics": {}, "error": "none"}
+    [found] = sweep_tables([record], "swept")
+    assert [column.header for column in found.columns][:5] == [
+        "prompt", "output", "prefill.replicas", "decode.replicas", "replicas",
+    ]  # fmt: skip
+
+
+def test_few_preemptions_in_the_mean_are_not_none() -> None:
+    values = (0.0, 1 / 3, 5.0, 1234.5)
+    assert [shown("num_preemptions", each) for each in values] == ["0", "0.333", "5", "1,234"]
 
 
 def test_a_note_on_a_trace_does_not_widen_its_table(tmp_path: Path, cli: Run) -> None:

@@ -3,13 +3,15 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from browser import CHROMIUM, DRIVER, Page, browser
+from conftest import tiny_config
 from selenium.webdriver.support.ui import WebDriverWait
 
 from specsim.run.experiment import Experiment
-from specsim.show.ui import UiServer
+from specsim.show.ui import Playground, UiServer, listen
 
 pytestmark = [
     pytest.mark.extras,
@@ -84,6 +86,25 @@ def test_what_is_wrong_is_told_and_can_be_taken_back(page: Page) -> None:
     assert not page.js(shown)
     assert page.js(price)
     assert "SLO" in verdict(page)
+
+
+def test_a_rate_of_sessions_is_called_so_until_lengths_are_moved() -> None:
+    spread = {"mean": 20.0, "sigma": 0.1}
+    lengths = {"kind": "sessions", "turns": {"mean": 2.0, "sigma": 0.0}}
+    lengths |= dict.fromkeys(("first_prompt", "new_input", "output"), spread)
+    workload = {**tiny_config()["workload"], "lengths": lengths}
+    playground = Playground(Experiment.parse(tiny_config(workload=workload), "tiny"))
+    rate = "document.querySelector('output[for=rate]').textContent"
+    with listen(playground, 0) as found, browser(width=1280, height=900) as driver:
+        Thread(target=found.serve_forever, daemon=True).start()
+        page = Page(driver, found.url, "answers")
+        assert page.js(rate).endswith("sessions/s")
+        answers = int(page.js("document.body.dataset.answers"))
+        page.js("document.querySelector('#prompt').focus()")
+        page.press(RIGHT)
+        page.wait_for_update(answers)
+        assert page.js(rate).endswith("requests/s")
+        found.shutdown()
 
 
 def test_every_draft_length_can_be_reached(page: Page) -> None:

@@ -17,7 +17,7 @@ from scipy.stats import ttest_ind
 
 from specsim.api import gate
 from specsim.core.errors import ConfigError
-from specsim.show.render.study_tables import gate_verdict
+from specsim.show.render.study_tables import gate_table, gate_verdict
 from specsim.study.gate import DEFAULT_TOLERANCES, GateResults, ScenarioResults, Suite, run_suite
 from specsim.study.gate.verdict import GateVerdict, MetricChange, github_annotations, judge
 
@@ -341,6 +341,13 @@ def test_the_unpaired_interval_is_welchs() -> None:
 def test_a_single_seed_goes_by_the_tolerance_alone() -> None:
     assert verdict_of([100.0], [103.0])[0] == "worse"
     assert verdict_of([100.0], [101.0])[0] == "within"
+
+
+def test_what_is_worse_is_not_shown_as_just_as_much_as_it_may_be() -> None:
+    _, judgement = verdict_of([100.0], [102.03])
+    assert judgement.comparisons[0].text.endswith("2.03 % worse, tolerance 2.00 %")
+    shown = [list(column.cells) for column in gate_table(judgement, "gate").columns]
+    assert shown[1] == ["2.0 %", "[bold red]+2.03 WORSE[/]"]
 
 
 def test_from_nothing_to_something_is_infinitely_worse() -> None:

@@ -21,6 +21,7 @@ from specsim.core.version import __version__
 from specsim.tokens import describe
 from specsim.tokens.convert import SPLIT
 from specsim.tokens.describe import (
+    DRAFTERS,
     DraftWorth,
     Overlap,
     advice,
@@ -28,7 +29,7 @@ from specsim.tokens.describe import (
     empirical_entropy,
     measure_overlaps,
 )
-from specsim.tokens.draft_eval import load_texts
+from specsim.tokens.draft_eval import evaluate_drafts, load_texts, parse_drafter
 
 tokenizers = pytest.importorskip("tokenizers")
 pytest.importorskip("tiktoken")
@@ -498,6 +499,16 @@ def test_suffix_learns_from_earlier_requests(tmp_path: Path) -> None:
     assert on_gpu.drafted_per_step > ngram.drafted_per_step  # also where it has found nothing
     assert suffix.tokens_per_step > ngram.tokens_per_step
     assert description.advice.startswith("suffix looks worth trying")
+
+
+def test_described_drafters_all_begin_after_the_first_token(tmp_path: Path) -> None:
+    """As in a server: else a suffix that repeats whole answers looks better than n-grams may."""
+    requests = load_texts(token_trace(tmp_path))
+    for found in describe_tokens(requests, 100, 0).drafters:
+        options = dict(DRAFTERS)[found.method]
+        drafter = parse_drafter(found.method, options, "test")
+        alone = evaluate_drafts(drafter, requests, drafts_first_token=False)
+        assert found.tokens_per_step == alone.tokens_per_step
 
 
 def worth(method: str, tokens_per_step: float) -> DraftWorth:

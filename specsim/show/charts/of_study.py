@@ -246,7 +246,10 @@ def speed_up(sketch: Sketch, shown: DrawnMeasure) -> Spec:
     """Return what speculation gains over none, by draft length and load."""
     lens = sketch.study.draft_lens
     order = sorted(range(len(lens)), key=lambda p: (lens[p] is None, lens[p] or 0, p))
-    label = [sketch.axis(1).labels[p] if k is None else f"k = {k}" for p, k in enumerate(lens)]
+    label = [  # two drafters may ask for the same k
+        sketch.axis(1).labels[p] if k is None or lens.count(k) > 1 else f"k = {k}"
+        for p, k in enumerate(lens)
+    ]
     open_mark = literal({"stable": "", "overloaded": " ○", "undecided": " ?"})
     sure = "datum.gain[metric][1]"
     span = f"'; 95 %: ' + {number(sure)} + ' to ' + {number('datum.gain[metric][2]')}"

@@ -57,10 +57,13 @@ _FORMS = {
     "request_throughput": "{:,.3f}",
     "request_goodput": "{:,.3f}",
     "tokens_per_step": "{:.3f}",
-    "num_preemptions": "{:,.0f}",
     "spec_decode_acceptance_rate": "{:.1f} %",
 }
 """How tables show a metric, by its name in ``summary.json``."""
+
+
+_FIGURES = ("output_throughput", "num_preemptions")
+"""Thousands or a few; a mean of one in three runs is not none."""
 
 
 def shown(metric: str, value: float | None) -> str:
@@ -71,7 +74,7 @@ def shown(metric: str, value: float | None) -> str:
     has_none = value == 0 and metric.endswith(("tpot_ms", "itl_ms"))
     if value is None or isnan(value) or has_none:
         return "-"
-    if metric == "output_throughput":  # of a GPU thousands, of a CPU a few
+    if metric in _FIGURES:
         return figures(value, 3)
     return milliseconds(value) if metric.endswith("_ms") else _FORMS[metric].format(value)
 

@@ -1,5 +1,6 @@
 """Runs: one in detail, a few side by side, many ranked, and the points of a sweep."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -121,8 +122,19 @@ def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
     groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
     if len(groups) > 40:  # of a sweep
         return []
-    columns = [*(field.rpartition(".")[2] for field in records[0]["labels"]), *_SWEPT.values(), ""]
+    columns = [*_shortest(list(records[0]["labels"])), *_SWEPT.values(), ""]
     return [new_table(name, columns, (_combination(labels, own) for labels, own in groups))]
+
+
+def _shortest(fields: list[str]) -> list[str]:
+    """Return the end of each dotted name from the last dot on at which it is told from the others.
+
+    In full where there is none.
+    """
+    parts = [field.split(".") for field in fields]
+    ends = [[".".join(each[-n:]) for n in range(1, len(each) + 1)] for each in parts]
+    count = Counter(end for own in ends for end in own)
+    return [next((end for end in own if count[end] == 1), own[-1]) for own in ends]
 
 
 def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from specsim.core.figures import figures, percent
+from specsim.core.figures import digits_beside, figures, percent
 from specsim.results.stability import STABILITY_MARKS
 from specsim.show.render import interval, milliseconds, model_interval, new_table, shown
 from specsim.study.capacity.choices import binding_words, floored, metric_name, promise_words
@@ -173,7 +173,8 @@ def gate_table(judgement: "GateVerdict", title: str) -> Table:
     scenarios, metrics = (list(dict.fromkeys(names)) for names in zip(*cells, strict=True))
     table = new_table(title, ["% worse", *(metric.removesuffix("_ms") for metric in metrics)])
     limits = (cells[scenarios[0], metric].tolerance for metric in metrics)
-    table.add_row("tolerance", *(percent(limit) for limit in limits), end_section=True)
+    tolerances = (percent(limit, digits_beside(limit, limit)) for limit in limits)
+    table.add_row("tolerance", *tolerances, end_section=True)
     for scenario in scenarios:
         table.add_row(scenario, *(_worsening(cells[scenario, metric]) for metric in metrics))
     return table
@@ -183,7 +184,7 @@ def _worsening(comparison: "MetricChange") -> str:
     mark, style = _MARKS[comparison.verdict], _STYLES.get(comparison.verdict)
     if comparison.verdict == "same":
         return mark
-    text = f"{100 * comparison.worsening:+.1f}{mark}"
+    text = f"{100 * comparison.worsening:+.{comparison.digits}f}{mark}"
     return f"[{style}]{text}[/]" if style else text
 
 

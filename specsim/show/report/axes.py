@@ -1,7 +1,7 @@
 """Which axis plays which part: hardware, policy, load, or something else; sweeps read so."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import chain, product, repeat
 from pathlib import Path, PurePath
@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, field_validator
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import as_yaml, validated
+from specsim.core.settings import as_yaml, from_short_form, validated
 from specsim.core.version import __version__
 from specsim.show.study import (
     HARDWARE,
@@ -70,9 +70,10 @@ def _are_numbers(values: list[Any]) -> bool:
 
 def _spelled_out(names: list[str], values: list[Any]) -> tuple[str, list[str], list[Any]]:
     """Return whole arrivals by the one number that tells them apart, if there is one."""
+    in_full = [from_short_form(each) if isinstance(each, str) else each for each in values]
     for field in _LOADS:
         name = field.rsplit(".", 1)[1]
-        found = [value.get(name) if isinstance(value, dict) else None for value in values]
+        found = [value.get(name) if isinstance(value, dict) else None for value in in_full]
         if None not in found and len(set(found)) == len(found):
             return field, labels(found), found
     return _ARRIVALS, names, values
@@ -146,6 +147,16 @@ class PaidEngines(NamedTuple):
 
     kind: FleetKind
     engines: dict[str, float]  # how many there are of each profile
+
+
+def of_sessions(load: Axis, configs: Iterable[dict[str, Any]], points: Iterable[Point]) -> Axis:
+    """Return a load, called a rate of sessions where it is; a trace's is that of its requests."""
+    if load.field != "workload.arrivals.rate":
+        return load
+    kinds = {((each.get("workload") or {}).get("arrivals") or {}).get("kind") for each in configs}
+    if "trace" in kinds or not all("sessions.count" in each.metrics for each in points):
+        return load
+    return replace(load, title="Session rate", unit="sessions/s")
 
 
 def fleet_of(config: dict[str, Any], metrics: Mapping[str, float]) -> PaidEngines:
@@ -229,7 +240,7 @@ def load_sweep(folder: Path) -> Study:
     """Return a sweep, finished or not; a ConfigError if it is damaged or of another version."""
     found = SweepFolder.open(folder)
     check_version(folder, found.specsim_version, "use that version or run the sweep again")
-    sweep = found.sweep
+    sweep = found.sweep.model_copy(update={"base": _in_full(found.sweep.base)})
     grid = _Grid(sweep)
     records = list(found.records())
     if not records:
@@ -238,7 +249,7 @@ def load_sweep(folder: Path) -> Study:
             "or run the sweep again with --resume"
         )
     varies_slo = any(field.startswith("slo") for axis in sweep.axes for field in axis)
-    configs = {point.number: point.config for point in sweep.points()}
+    configs = {point.number: _in_full(point.config) for point in sweep.points()}
     points = [
         replace(
             _point(found.record_path(record["point"]), record, grid.places(record["point"])),
@@ -247,19 +258,43 @@ def load_sweep(folder: Path) -> Study:
         )
         for record in records
     ]
+    hardware, policy, load, *others = grid.axes
+    ended = [point for point in points if point.error is None]
     return Study(
         kind="sweep",
         title=title_of(sweep.base, grid.axes[0].labels),
-        axes=grid.axes,
+        axes=[hardware, policy, of_sessions(load, configs.values(), ended), *others],
         slo={} if varies_slo else slo_of(sweep.base),
         points=points,
         num_expected=sweep.num_points,
         draft_lens=grid.draft_lens(configs),
         profiles=grid.profiles(configs),
-        config=as_yaml(sweep.model_dump(mode="json")),
+        config=as_yaml(found.sweep.model_dump(mode="json")),
         version=found.specsim_version,
         warnings=found.warnings(records),
     )
+
+
+_IN_SHORT = {"workload": {"arrivals": "kind", "lengths": "kind"},
+             "engine": {"speculative_config": "method"}}  # fmt: skip
+"""Members of families that are read here, by the block they stand in, and what names them."""
+
+
+def _in_full(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a configuration as a user wrote it, without short forms such as ``poisson:rate=4``."""
+    blocks = {
+        block: {
+            **own,
+            **{
+                name: from_short_form(own[name], tag)
+                for name, tag in tags.items()
+                if isinstance(own.get(name), str)
+            },
+        }
+        for block, tags in _IN_SHORT.items()
+        if isinstance(own := config.get(block), dict)
+    }
+    return {**config, **blocks}
 
 
 _MAIN_ROLES = (HARDWARE, POLICY, LOAD)
@@ -287,15 +322,17 @@ class _Grid:
             self._axis(role, group) if group else common[role]
             for role, group in zip(chain(_MAIN_ROLES, repeat(OTHER)), self._groups, strict=False)
         ]
+        self.axes[2], self._load_places = _rising(self.axes[2])
 
     def places(self, number: int) -> tuple[int, ...]:
         own = np.unravel_index(number // self._sweep.replications, self._lengths)
-        return tuple(
+        hardware, policy, load, *others = (
             int(np.ravel_multi_index([own[n] for n in group], [self._lengths[n] for n in group]))
             if group
             else 0
             for group in self._groups
         )
+        return hardware, policy, self._load_places[load], *others
 
     def draft_lens(self, configs: dict[int, dict[str, Any]]) -> list[int | None]:
         found: dict[int, set[int | None]] = {}
@@ -326,6 +363,14 @@ class _Grid:
         if len(set(own)) == len(own):
             return own
         return [", ".join(each) for each in zip(*map(labels, axis.values()), strict=True)]
+
+
+def _rising(axis: Axis) -> tuple[Axis, list[int]]:
+    """Return an axis whose numbers rise, as what is said of it has them, and each old place's."""
+    order = np.argsort(axis.numbers or np.zeros(len(axis.labels)), kind="stable").tolist()
+    numbers = axis.numbers and [axis.numbers[place] for place in order]
+    found = replace(axis, labels=[axis.labels[place] for place in order], numbers=numbers)
+    return found, np.argsort(order).tolist()
 
 
 def _point(path: Path, record: dict[str, Any], places: tuple[int, ...]) -> Point:

@@ -20,6 +20,7 @@ from specsim.show.report.axes import (
     draft_len,
     fleet_of,
     load_sweep,
+    of_sessions,
     single_axes,
     slo_of,
     title_of,
@@ -70,7 +71,7 @@ def _of_one_server(
     return Study(
         kind=kind,
         title=title_of(first, axes[HARDWARE].labels, model_id),
-        axes=[axes[role] for role in (HARDWARE, POLICY, LOAD)],
+        axes=[axes[HARDWARE], axes[POLICY], of_sessions(axes[LOAD], configs, points)],
         slo=slo_of(first),
         points=points,
         num_expected=len(points),

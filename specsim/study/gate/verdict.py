@@ -19,7 +19,7 @@ from xml.etree import ElementTree as Xml
 
 from specsim.core.blame import fault
 from specsim.core.errors import ConfigError, CrashError, InvariantError, PluginError, SpecsimError
-from specsim.core.figures import percent
+from specsim.core.figures import digits_beside, percent
 from specsim.core.settings import check_used, flattened, listed
 from specsim.run.experiment import Experiment
 from specsim.study.gate import (
@@ -74,16 +74,22 @@ class MetricChange:
         return self.worsening if self.interval is None else self.interval[1]
 
     @property
+    def digits(self) -> int:
+        """Decimals of percentages that tell it from its tolerance, where they differ."""
+        return digits_beside(self.tolerance, self.worsening)
+
+    @property
     def text(self) -> str:
-        change = "0 before"
+        change, digits = "0 before", self.digits
         if isfinite(self.worsening):
-            change = f"{percent(abs(self.worsening))} {'worse' if self.worsening > 0 else 'better'}"
+            by = percent(abs(self.worsening), digits)
+            change = f"{by} {'worse' if self.worsening > 0 else 'better'}"
         if self.interval is not None:
             low, high = (100 * each for each in self.interval)
-            change += f" (interval {low:.1f} to {high:.1f} %)"
+            change += f" (interval {low:.{digits}f} to {high:.{digits}f} %)"
         return (
             f"{self.metric} {self.baseline:,.6g} -> {self.current:,.6g}: {change}, tolerance "
-            f"{percent(self.tolerance)}"
+            f"{percent(self.tolerance, digits)}"
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -36,8 +36,11 @@ const BASIS = {
   roofline: "a roofline of data sheets, not measured",
 };
 
+/** Near all, two decimals, cut: a share that misses a limit, or all, does not look like it. */
 function percent(share) {
-  return share == null ? "–" : `${number(100 * share)}\u00a0%`;
+  if (share == null) return "–";
+  const text = share > 0.9 && share < 1 ? String(Math.floor(1e4 * share + 1e-6) / 100) : number(100 * share);
+  return `${text}\u00a0%`;
 }
 
 function withUnit(value, unit) {

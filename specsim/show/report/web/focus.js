@@ -93,7 +93,8 @@ function timelineFinding() {
     queue.value >= 1 ? `${waiting} (${POLICY.labels[queue.p]})` : "hardly a request waits";
   const first = DATA.replications.length > 1 ? ` Replication ${timelines()[0].timed}.` : "";
   const used = `KV cache at most ${number(kv.value)} % in use (${POLICY.labels[kv.p]})`;
-  return `${used}; ${queueText}.${first}`;
+  const width = Math.max(...timelines().map(({ timeline: { time_s: at } }) => (at[1] ?? 3 * at[0]) - at[0]));
+  return `${used}; ${queueText}, in the mean of ${number(width)} s each.${first}`;
 }
 
 function timelineCard() {
@@ -123,7 +124,7 @@ function breakdownFinding() {
   const span = (i) => {
     const shares = divided().map(({ parts }) => parts[i]);
     const [low, high] = [Math.min(...shares), Math.max(...shares)];
-    return percent(low) === percent(high) ? percent(low) : `${number(100 * low)} to ${percent(high)}`;
+    return percent(low) === percent(high) ? percent(low) : `${percent(low).split("\u00a0")[0]} to ${percent(high)}`;
   };
   return `Of the time of all servers, drafting takes ${span(1)}, and they idle for ${span(3)}.`;
 }
