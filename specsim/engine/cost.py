@@ -107,9 +107,8 @@ def read_prefixes(table: Table) -> None:
                 entry.unread_len += note.is_undrafted * length
                 note.is_undrafted = 0
         for own in range(first, -(-(entry.start + entry.scheduled_len) // block_size)):
-            table.block_notes[
-                table.tables[sequence.tables_at, own]
-            ].is_undrafted = sequence.is_undrafted
+            block = table.tables[sequence.tables_at, own]
+            table.block_notes[block].is_undrafted = sequence.is_undrafted
 
 
 @inner
