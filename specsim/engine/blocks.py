@@ -121,7 +121,7 @@ def mark_alike(table: Table, key: int, step: int) -> None:
     number = int(table.chains[_place(table, key)])
     while number != NO_BLOCK:
         if table.blocks[number].key == key:
-            table.notes[number].published_in = step
+            table.block_notes[number].published_in = step
         number = table.blocks[number].next_alike
 
 

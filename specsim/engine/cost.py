@@ -102,12 +102,13 @@ def read_prefixes(table: Table) -> None:
         first = entry.start // block_size
         if not sequence.is_undrafted and (entry.is_admitted or entry.is_resumed):
             for cached in range(-(-entry.start // block_size)):
-                note = table.notes[table.tables[sequence.tables_at, cached]]
+                note = table.block_notes[table.tables[sequence.tables_at, cached]]
                 length = min(block_size, entry.start - cached * block_size)
                 entry.unread_len += note.is_undrafted * length
                 note.is_undrafted = 0
         for own in range(first, -(-(entry.start + entry.scheduled_len) // block_size)):
-            table.notes[table.tables[sequence.tables_at, own]].is_undrafted = sequence.is_undrafted
+            block = table.tables[sequence.tables_at, own]
+            table.block_notes[block].is_undrafted = sequence.is_undrafted
 
 
 @inner

@@ -202,7 +202,7 @@ def _begin_holding(
 @inner
 def _is_being_computed(table: Table, number: int, num_hits: int) -> bool:
     """Return whether the state of a hit is one that the step itself makes."""
-    note = table.notes[table.hits[number, num_hits - 1]]
+    note = table.block_notes[table.hits[number, num_hits - 1]]
     return bool(note.published_in == table.steps[table.state[0].current].index + 1)
 
 

@@ -64,7 +64,7 @@ def _mark_undrafted(table: Table, row: int, cached_len: int) -> None:
     sequence.is_undrafted = table.limits[0].skips_loaded
     table.state[0].has_left_out = 1
     for place in range(cached_len // block_size, table.holdings[sequence.tables_at].num_blocks):
-        table.notes[table.tables[sequence.tables_at, place]].is_undrafted = 1
+        table.block_notes[table.tables[sequence.tables_at, place]].is_undrafted = 1
 
 
 @inner

@@ -231,7 +231,7 @@ def _show_blocks(table: Table, row: int) -> None:
             block = table.tables[at, place]
             shown = table.places[row * num_groups + number, place]
             shown.block, shown.shown_in = block, index
-            table.notes[block].shown_in = index
+            table.block_notes[block].shown_in = index
         offered.num_shown = num_blocks
 
 
@@ -315,7 +315,7 @@ def _pick_new(table: Table, row: int, number: int, length: int) -> None:
 def _forget_taken(table: Table, row: int, number: int, place: int) -> None:
     """Have the tiers forget a block that somebody else has got since they were told of it."""
     shown = table.places[row * table.limits[0].num_groups + number, place]
-    if table.notes[shown.block].shown_in > shown.shown_in:
+    if table.block_notes[shown.block].shown_in > shown.shown_in:
         shown.block = NO_BLOCK
 
 

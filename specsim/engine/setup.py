@@ -91,7 +91,7 @@ class Setup:
             "groups": self._groups(depth),
             "buckets": self._buckets(),
             "blocks": _blocks(num_blocks).copy(),
-            "notes": zeros("notes", num_blocks),
+            "block_notes": zeros("block_notes", num_blocks),
             **self._tiers(limits, width),
             "chains": zeros("chains", 1 << max(4, (num_blocks - 1).bit_length())),
             "adapters": _adapters(),

@@ -426,7 +426,7 @@ class Table(NamedTuple):
     groups: Rows[Group]
     buckets: Rows[Bucket]
     blocks: Rows[Block]
-    notes: Rows[BlockNote]  # of each block
+    block_notes: Rows[BlockNote]
     chains: NDArray[np.int32]
     """First block of each chain of published blocks, by a hash of their keys."""
     stored: Rows[Stored]
