@@ -32,6 +32,7 @@ from specsim.profile import BLOCK_SIZE, load_profile, memory_plan
 from specsim.profile.kernel_tables import published_configs
 from specsim.proposers.models import Mtp
 from specsim.results.metrics import Slo
+from specsim.results.stability import UNKNOWN
 from specsim.run.experiment import Experiment
 from specsim.run.validity import Beyond
 from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
@@ -1287,7 +1288,12 @@ def test_the_table_fits_the_terminal(width: int, tables: int) -> None:
 
 
 def refined(
-    held: int, is_enough: bool, *, first: int = 2000, asked_for: list[Asked] | None = None
+    held: int,
+    is_enough: bool,
+    *,
+    first: int = 2000,
+    asked_for: list[Asked] | None = None,
+    stable_from: int = 0,
 ) -> Answer:
     goal = replace(goal_of(asked(qps=10.2)), max_requests=64_000, tolerance=0.04)
     search = refine(10.0, goal, first, lambda _: is_enough)
@@ -1297,6 +1303,8 @@ def refined(
             asked_for.append(wanted)
         missed = min(1.0, 0.01 * (wanted.load / 10.3) ** 80)
         run = replace(run_at(wanted.load, 1.0, 0.0, missed, held), num_requests=1)
+        if wanted.num_requests < stable_from:
+            run = replace(run, balance=UNKNOWN)
         shifted = [replace(run, missed=missed * (1 + s / 50)) for s in range(-2, 3)]
         try:
             wanted = search.send(LoadProbe(tuple(shifted)))
@@ -1314,6 +1322,12 @@ def test_runs_grow_until_they_fill_the_server_and_the_answer_is_enough(
     assert found.num_requests == length
     assert found.interval is not None
     assert found.interval.low < 10.3 < found.interval.high
+
+
+@pytest.mark.parametrize(("stable_from", "length"), [(0, 2000), (3000, 8000)])
+def test_what_is_not_seen_to_be_stable_is_not_enough(stable_from: int, length: int) -> None:
+    """A server fills on near its capacity, and so keeps its limits in runs that are too short."""
+    assert refined(100, True, stable_from=stable_from).num_requests == length
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,12 @@ class _Stage:
         """Whether runs have so many requests that the server was full for most of them."""
         return self.num_requests >= FILLS * max(probe.held for probe in self.probes.values())
 
+    @property
+    def is_stable(self) -> bool:
+        """Whether the load that was sustained is seen to be, for a server may go on to fill."""
+        low = self.bracket.sustained
+        return low is not None and self.probes[low].stability == "stable"
+
     def is_settled(self, before: float) -> bool:
         """Whether the capacity is known well enough, and agrees with that of shorter runs."""
         if self.interval is None:
@@ -258,6 +264,9 @@ def _lengthened(
             # What is left of an error that falls with the length of the runs.
             stage.answer = stage.interval.moved_from(before, 1 / (ratio - 1))
             is_known = stage.is_long and is_enough(stage.answer)
+            if is_known:
+                yield from stage.confirm()
+                is_known = stage.is_stable
             stage.has_settled = is_known or (not is_first and stage.is_settled(before))
     yield from stage.confirm()
     return stage
