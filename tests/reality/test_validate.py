@@ -245,6 +245,18 @@ def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
     assert validate(folder).simulated["ended_at"].mean() > 1.02 * one.mean()
 
 
+def test_a_profile_of_another_server_is_noticed(folder: Path) -> None:
+    """As of a table's rows: under another model's, GPU's or split's step times errors say little."""
+    own = Replaced(profile="h100/llama-3.1-8b")
+    assert not any("the profile is of" in note for note in validate(folder, own).notes)
+    notes = validate(folder, Replaced(profile="h200/qwen3-8b")).notes
+    assert "the run's model is 'meta-llama/Llama-3.1-8B', the profile is of 'qwen3-8b'" in notes
+    assert "the run's gpu is 'NVIDIA H100 80GB HBM3', the profile is of 'h200'" in notes
+    change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})
+    with pytest.raises(ProfileError, match="tensor_parallel_size = 2, but the profile was made"):
+        validate(folder, own)
+
+
 def test_options_that_change_nothing_here_are_named(folder: Path) -> None:
     assert not any("not simulated" in note for note in validate(folder).notes)
     options = {**META["engine_kwargs"], "enable_eplb": True, "seed": 1, "quantization": None}

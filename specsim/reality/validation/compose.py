@@ -25,6 +25,7 @@ from specsim.reality.profile_fit import kernels_of
 from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.measured_run import say_lookup
 from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
+from specsim.reality.validation.table_replay import is_same_gpu, is_same_model
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
@@ -35,7 +36,7 @@ _HARMLESS = {
     *("served_model_name", "tokenizer", "num_gpu_blocks_override"),
 }
 """Options of an engine that are either read elsewhere or change no time."""
-_NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
+_NOT_OURS = frozenset({"model", "speculative_config"})
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         _note_skew(profile, notes)
     else:
         profile = load_profile(replaced.profile)
+        _note_others(run, profile, replaced.model, notes)
     if "num_gpu_blocks" not in engine:
         notes.append(
             "num_gpu_blocks is not published: derived from memory (gpu_memory_utilization "
@@ -137,6 +139,19 @@ def _note_skew(profile: Profile, notes: list[str]) -> None:
     kernels = target.inner if isinstance(target, CudaGraph) else target
     if isinstance(kernels, Kernels) and not kernels.applies_skew:
         notes.append("differing KV lengths in a batch do not count: no skew was profiled")
+
+
+def _note_others(run: RunFolder, profile: Profile, model: str | None, notes: list[str]) -> None:
+    """Note if a profile is of another model or GPU than a run, as far as the names tell."""
+    own = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
+    names = (model,) if model else (run.meta.get("model"), run.engine_kwargs.get("model"))
+    for what, theirs, ours, is_same in (
+        ("model", names, own, is_same_model),
+        ("gpu", _hardware(run, run.meta), profile.gpu, is_same_gpu),
+    ):
+        said = [name for name in theirs if isinstance(name, str) and name]
+        if said and ours and not any(is_same(name, ours) for name in said):
+            notes.append(f"the run's {what} is {short(said[0])}, the profile is of '{ours}'")
 
 
 def _parallel(run: RunFolder, name: str) -> int:

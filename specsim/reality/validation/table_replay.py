@@ -359,7 +359,7 @@ def _counters(tables: Sequence[RunTables]) -> dict[str, float]:
 def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     """Raise a ProfileError unless all runs are of the profile's model, GPU and number of GPUs."""
     model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
-    own = (("model", model, _is_same_model), ("gpu", profile.gpu, is_same_gpu))
+    own = (("model", model, is_same_model), ("gpu", profile.gpu, is_same_gpu))
     for run in runs:
         for column, name, is_same in own:
             cell = run.cells.get(column, "")
@@ -426,7 +426,7 @@ def _weight_bits(profile: Profile) -> int | None:
     return min(_GROUPS, key=lambda bits: abs(math.log2(max(each, 0.1) * 8 / bits)))
 
 
-def _is_same_model(cell: str, name: str) -> bool:
+def is_same_model(cell: str, name: str) -> bool:
     """Return whether one name spells the other within itself: 'org/Llama-3.1-8B-Instruct'."""
     words = [re.findall(r"[a-z0-9]+", each.rsplit("/", 1)[-1].lower()) for each in (cell, name)]
     one, other = (f"-{'-'.join(each)}-" for each in words)
