@@ -246,7 +246,7 @@ def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
 
 
 def test_a_profile_of_another_server_is_noticed(folder: Path) -> None:
-    """As of a table's rows: under another model's, GPU's or split's step times errors say little."""
+    """Under step times of another model, GPU or split errors say little, as of a table's rows."""
     own = Replaced(profile="h100/llama-3.1-8b")
     assert not any("the profile is of" in note for note in validate(folder, own).notes)
     notes = validate(folder, Replaced(profile="h200/qwen3-8b")).notes

@@ -36,7 +36,7 @@ _FLAGS = {
 }
 _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
-_SEVERAL = ("replicas", "num_replicas", "dp", "data_parallel_size")
+SEVERAL = ("replicas", "num_replicas", "dp", "data_parallel_size")
 _LOOKUP = ("match_probability", "mean_match_len")
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _FIRST_SIMULATED = (0, 28)  # version whose rules are those of the engine
@@ -130,7 +130,7 @@ class TableRow:
 
     def _check_servers(self) -> None:
         """Note if the load was that of several, of which one would be simulated."""
-        for column in _SEVERAL:
+        for column in SEVERAL:
             if self.text(column) not in ("", "1", "1.0"):
                 self.gaps.append(
                     f"{column} = {self.cells[column]}: a row is simulated on one server; give the "
