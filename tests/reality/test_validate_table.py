@@ -608,8 +608,10 @@ def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, ["gpu = 'NVIDIA A100-SXM4-80GB'", "--rows 'gpu="]),
         ({"gpu": "NVIDIA H100 PCIe"}, ["gpu = 'NVIDIA H100 PCIe'", "profile is of 'h100'"]),
         ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
+        ({"num_gpus": "8"}, ["num_gpus = '8', but the profile is of 1; say on how many one"]),
         ({"quantisation": "FP8 weights, kv bf16"}, ["quantisation = 'FP8", "weights have 16 bits"]),
         ({"quantisation": "w4a16"}, ["weights have 16 bits", "--dtype"]),
+        ({"model": "acme/Llama-3.1-8B-Instruct-FP8"}, ["model = ", "weights have 16 bits"]),
         ({"enforce_eager": "on"}, ["engine.enforce_eager", "composed from kernels"]),
     ],
 )
@@ -691,6 +693,9 @@ def test_weights_of_32_bits_are_no_16(tmp_path: Path) -> None:
         ("H100 NVL 94GB", "h100-nvl", True),
         ("H100", "h100-nvl", False),
         ("H200 NVL", "h200", False),
+        ("L40", "l40s", False),
+        ("NVIDIA L40S 48GB", "l40s", True),
+        ("RTX 4090", "rtx4090", True),
     ],
 )
 def test_cards_of_one_name_are_told_apart(cell: str, name: str, are_same: bool) -> None:

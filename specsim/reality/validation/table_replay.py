@@ -378,13 +378,21 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{size}; keep its rows only (--rows tp={size}), or name another profile"
             )
         gpus, stages = run.cells.get("num_gpus", ""), len(profile.stage_shares)
-        if stages > 1 and gpus != str(profile.num_gpus):
+        if _number(gpus) not in (profile.num_gpus, None if stages == 1 else profile.num_gpus):
+            how = f", in {stages} stages" if stages > 1 else ""
             raise ProfileError(
-                f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}, in "
-                f"{stages} stages; say on how many the run was (--set num_gpus="
+                f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}{how}; "
+                "say on how many one server was, and its load (in an empty cell: --set num_gpus="
                 f"{profile.num_gpus}), or name another profile"
             )
     _check_numbers(runs, profile)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if math.isnan(value := float(cell)) else value
+    except ValueError:
+        return None
 
 
 def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
@@ -392,10 +400,12 @@ def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     has_graphs = not getattr(profile.target, "decodes_at_least_us", 0.0)
     bits = _weight_bits(profile)
     for run in runs:
-        said = _BITS.search(run.cells.get("quantisation", ""))
+        cells = ((name, run.cells.get(name, "")) for name in ("quantisation", "model"))
+        found = ((*cell, match) for cell in cells if (match := _BITS.search(cell[1])))
+        column, cell, said = next(found, ("", "", None))
         if bits and said and said.lastindex != _GROUPS.get(bits):
             raise ProfileError(
-                f"{run.place}: quantisation = {run.cells['quantisation']!r}, but the profile's "
+                f"{run.place}: {column} = {cell!r}, but the profile's "
                 f"weights have {bits} bits; name a profile with such weights (profile build "
                 "--dtype), or keep its rows only (--rows quantisation=...)"
             )
@@ -436,9 +446,10 @@ def is_same_model(cell: str, name: str) -> bool:
 def is_same_gpu(cell: str, name: str) -> bool:
     """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'.
 
-    But an H100 or H200 with NVL or PCIe is another than one without.
+    But an H100 or H200 with NVL or PCIe is another than one without, and an L40S is no L40.
     """
-    one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
+    words = r"[a-z]+|\d+(?:[a-z](?![a-z\d]))?"
+    one, other = (set(re.findall(words, each.lower())) for each in (cell, name))
     if "h" in one and (one ^ other) & {"nvl", "pcie"}:
         return False
     return one <= other or other <= one
