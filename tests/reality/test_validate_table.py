@@ -17,6 +17,7 @@ from specsim.profile import load_profile
 from specsim.reality.validation import (
     MeasuredLengths,
     MeasuredRun,
+    Prediction,
     Replayer,
     TableErrors,
     predict,
@@ -479,6 +480,9 @@ def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     assert one(tmp_path, async_scheduling="off").engine["async_scheduling"] is False
     said = one(tmp_path, engine_version="0.11.2", async_scheduling="on")
     assert said.engine["async_scheduling"] is True
+    for engine in ("sglang", "TensorRT-LLM"):  # whose versions say nothing of vLLM's
+        row = one(tmp_path, engine=engine, engine_version="0.5.9")
+        assert ("async_scheduling" in row.engine, row.graph_tokens) == (False, None)
     assert one(tmp_path).engine["num_gpu_blocks"] == 2000
 
 
@@ -517,13 +521,58 @@ def test_tokens_of_kv_cache_are_blocks_of_the_models_groups(tmp_path: Path) -> N
 
 def test_columns_of_measurements_that_are_not_read_are_named(tmp_path: Path) -> None:
     others = {"output_toks_s": "505", "TPOT (ms)": "7.8", "mean_ttft": "22", "max_num_seq": "64"}
+    others |= {"enable_chunked_prefill": "off", "dp": "1"}
     [run] = read_table(made_up(tmp_path / "t.csv", {**NONE, **others, "remarks": "itless"}))
     assert run.notes == (
         "column 'output_toks_s' is not read; did you mean 'output_tok_s'?",
         "column 'TPOT (ms)' is not read",
         "column 'mean_ttft' is not read",
         "column 'max_num_seq' is not read; did you mean 'max_num_seqs'?",
+        "column 'enable_chunked_prefill' is not read",
     )
+
+
+@pytest.mark.parametrize("column", ["acceptance_rate", "prefix_hit_rate"])
+def test_shares_are_no_percentages(tmp_path: Path, column: str) -> None:
+    with pytest.raises(ConfigError, match=f"{column} = '45' must be a share between 0 and 1"):
+        one(tmp_path, isl="400 shared prefix + 96 suffix", **{column: "45"})
+
+
+def test_a_pipeline_says_on_how_many_gpus_it_was(tmp_path: Path) -> None:
+    assert "pp = 2, and num_gpus is empty" in one(tmp_path, pp="2").missing[0]
+    assert one(tmp_path, pp="2", num_gpus="2").missing == ()
+
+
+def test_lengths_that_were_counted_otherwise_are_noticed(tmp_path: Path) -> None:
+    own = {"isl": "500", "osl": "100", "ignore_eos": "on"}
+    near = one(tmp_path, **own, total_input_tokens="21000", total_output_tokens="3900")
+    assert near.notes == ()
+    far = one(tmp_path, **own, total_input_tokens="80000", total_output_tokens="800")
+    assert far.notes == (
+        "isl says 500 tokens, what was counted 2,000: the former counts",
+        "osl says 100 tokens, what was counted 20: the former counts",
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "own", "other"),
+    [("enforce_eager", "off", "on"), ("async_scheduling", "on", "off"), ("burstiness", "1", "0.2")],
+)
+def test_runs_of_other_engines_or_loads_are_no_repetitions(
+    tmp_path: Path, column: str, own: str, other: str
+) -> None:
+    runs = read_table(
+        made_up(
+            tmp_path / "t.csv",
+            {**NONE, column: own, "output_tok_s": "900"},
+            {**NONE, column: other, "output_tok_s": "600"},
+            {**K3, column: own, "output_tok_s": "1800"},
+        )
+    )
+    values = dict.fromkeys(runs[0].measured, 1.0) | {"output_tok_s": 1000.0}
+    [up] = TableErrors.of([Prediction(run, values) for run in runs]).speed_ups
+    assert up.measured == pytest.approx(2.0)
+    assert up.runs.startswith(f"{column} {own}, C = 4")
 
 
 def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:

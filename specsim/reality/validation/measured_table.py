@@ -15,6 +15,7 @@ from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
 from specsim.core.reading import UnreadableError, parse_json, read_text
 from specsim.core.settings import load_mapping, nearest
+from specsim.engine.config import EngineConfig
 from specsim.reality.validation.measured_run import (
     DESCRIBED,
     LATENCIES,
@@ -22,7 +23,7 @@ from specsim.reality.validation.measured_run import (
     TABLE,
     MeasuredRun,
 )
-from specsim.reality.validation.table_row import MEAN_ALONE, SEVERAL, TableRow, filled
+from specsim.reality.validation.table_row import MEAN_ALONE, SEVERAL, STAGES, TableRow, filled
 
 _READ = [*DESCRIBED, *METRICS, "tensor_parallel_size", "match_probability", "mean_match_len"]
 _OF_LATENCY = re.compile(
@@ -87,14 +88,14 @@ def runs_of_rows(
 
 
 def _not_read(header: Iterable[str]) -> list[str]:
-    """Return what is said of columns that are not read, and by their names hold measurements."""
-    own = [name for name in header if name not in _READ]
+    """Return what is said of columns that are not read, and whose names say that they matter."""
+    own = [name for name in header if name not in {*_READ, *SEVERAL, *STAGES}]
     near = {name: get_close_matches(name.lower(), _READ, 1, _TYPO) for name in own}
     return [
         f"column '{name}' is not read"
         + (f"; did you mean '{near[name][0]}'?" if near[name] else "")
         for name in own
-        if near[name] or _OF_LATENCY.search(name)
+        if near[name] or _OF_LATENCY.search(name) or name in EngineConfig.model_fields
     ]
 
 
@@ -171,7 +172,7 @@ def _with_lens(run: MeasuredRun, lens: NDArray[np.int64] | None) -> MeasuredRun:
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    cells = {name: _text(result[name]) for name in (*_READ, *SEVERAL) if name in result}
+    cells = {name: _text(result[name]) for name in (*_READ, *SEVERAL, *STAGES) if name in result}
     cells |= {
         column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
     }
