@@ -26,6 +26,7 @@ from specsim.reality.validation import (
     with_lengths,
 )
 from specsim.reality.validation.measured_table import runs_of_rows
+from specsim.reality.validation.prediction_errors import speed_ups
 from specsim.reality.validation.table_replay import (
     check_same,
     compose_row,
@@ -569,8 +570,7 @@ def test_runs_of_other_engines_or_loads_are_no_repetitions(
             {**K3, column: own, "output_tok_s": "1800"},
         )
     )
-    values = dict.fromkeys(runs[0].measured, 1.0) | {"output_tok_s": 1000.0}
-    [up] = TableErrors.of([Prediction(run, values) for run in runs]).speed_ups
+    [up], _ = speed_ups([Prediction(run, {"output_tok_s": 1000.0}) for run in runs])
     assert up.measured == pytest.approx(2.0)
     assert up.runs.startswith(f"{column} {own}, C = 4")
 
