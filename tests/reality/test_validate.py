@@ -245,6 +245,14 @@ def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
     assert validate(folder).simulated["ended_at"].mean() > 1.02 * one.mean()
 
 
+def test_two_requests_of_one_id_are_not_taken_for_one(folder: Path) -> None:
+    """As where two load generators, or phases of one, number theirs from 0."""
+    path = folder / "requests.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[2] + "\n")
+    with pytest.raises(TraceError, match=r"line 41: request_id = 'bench-2' has ended before .*line 3"):
+        validate(folder)
+
+
 def test_a_profile_of_another_server_is_noticed(folder: Path) -> None:
     """Under step times of another model, GPU or split errors say little, as of a table's rows."""
     own = Replaced(profile="h100/llama-3.1-8b")

@@ -153,6 +153,12 @@ def _read(path: Path) -> tuple[list[_Answer], int]:
     last: dict[str | int, tuple[int, Row]] = {}
     for place, row in enumerate(TraceFile(path).rows()):
         request_id = row.values.get("request_id")
+        _, before = last.get(str(request_id), (0, row))
+        if request_id is not None and before is not row and not before.values.get("error"):
+            raise TraceError(
+                f"{row.place}: request_id = {request_id!r} has ended before ({before.place}); "
+                "give each request an id of its own"
+            )
         last[place if request_id is None else str(request_id)] = (place, row)
     ended = [(place, row) for place, row in last.values() if not row.values.get("error")]
     num_failed = len(last) - len(ended)
