@@ -249,7 +249,9 @@ def test_two_requests_of_one_id_are_not_taken_for_one(folder: Path) -> None:
     """As where two load generators, or phases of one, number theirs from 0."""
     path = folder / "requests.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines()[2] + "\n")
-    with pytest.raises(TraceError, match=r"line 41: request_id = 'bench-2' has ended before .*line 3"):
+    with pytest.raises(
+        TraceError, match=r"line 41: request_id = 'bench-2' has ended before .*line 3"
+    ):
         validate(folder)
 
 
@@ -263,6 +265,13 @@ def test_a_profile_of_another_server_is_noticed(folder: Path) -> None:
     change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})
     with pytest.raises(ProfileError, match="tensor_parallel_size = 2, but the profile was made"):
         validate(folder, own)
+
+
+@pytest.mark.parametrize(("version", "share"), [("0.19.0", "0.9"), ("0.33.0", "0.92")])
+def test_memory_is_shared_out_as_by_the_version(folder: Path, version: str, share: str) -> None:
+    change(folder, kv_cache=None, vllm_version=version)
+    notes = validate(folder, Replaced(profile="h100/llama-3.1-8b")).notes
+    assert any(f"(gpu_memory_utilization {share}, " in note for note in notes)
 
 
 def test_options_that_change_nothing_here_are_named(folder: Path) -> None:

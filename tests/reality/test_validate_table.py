@@ -475,6 +475,22 @@ def test_a_row_is_scheduled_as_by_the_version_next_to_its_own(
     assert one(tmp_path, **cells).engine.get("vllm_version") == version
 
 
+@pytest.mark.parametrize(
+    ("cells", "share"),
+    [
+        ({"engine_version": "0.19.1"}, 0.9),
+        ({"engine_version": "0.20.0"}, 0.92),
+        ({"engine_version": ""}, None),
+        ({"engine": "sglang", "engine_version": "0.5.9"}, None),
+        ({"engine_version": "0.19.1", "gpu_memory_utilization": "0.8"}, 0.8),
+    ],
+)
+def test_memory_is_shared_out_as_by_the_version(
+    tmp_path: Path, cells: dict[str, str], share: float | None
+) -> None:
+    assert one(tmp_path, **cells).engine.get("gpu_memory_utilization") == share
+
+
 def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     assert one(tmp_path, engine_version="0.11.2").engine["async_scheduling"] is False
     assert "async_scheduling" not in one(tmp_path).engine

@@ -14,7 +14,7 @@ from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.engine.versions import RULES, SINCE, minor_version, nearest_version
+from specsim.engine.versions import RULES, SINCE, minor_version, nearest_version, usual_utilization
 from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.hardware.specs import RESERVED_GIB
 from specsim.latency.cuda_graph import CudaGraph
@@ -167,8 +167,8 @@ def _parallel(run: RunFolder, name: str) -> int:
 def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, Any]:
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
-    options: dict[str, Any] = {"gpu_memory_utilization": 0.9}  # vLLM's default until 0.19
     version = run.meta.get("vllm_version")
+    options: dict[str, Any] = {"gpu_memory_utilization": usual_utilization(version)}
     options["vllm_version"] = nearest_version(version)
     if version is not None and minor_version(version) not in [*RULES]:
         notes.append(

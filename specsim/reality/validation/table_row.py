@@ -12,7 +12,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
-from specsim.engine.versions import nearest_version
+from specsim.engine.versions import nearest_version, usual_utilization
 from specsim.hardware.cuda_graphs import default_largest
 from specsim.proposers import PROPOSERS
 from specsim.reality.validation.measured_run import (
@@ -343,7 +343,7 @@ class TableRow:
         tokens, block_size = self._kv_tokens(), options["block_size"] or 16  # vLLM's default
         blocks = self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
         options |= {
-            "gpu_memory_utilization": self.number("gpu_memory_utilization"),
+            "gpu_memory_utilization": self._utilization(),
             "enable_prefix_caching": self.flag("prefix_caching"),
             "enforce_eager": self.flag("enforce_eager"),
             "num_gpu_blocks": blocks,
@@ -351,6 +351,10 @@ class TableRow:
             "vllm_version": self._vllm_version(),
         }
         return {name: value for name, value in options.items() if value is not None}
+
+    def _utilization(self) -> float | None:
+        said, version = self.number("gpu_memory_utilization"), self._said_version()
+        return usual_utilization(version) if said is None and version else said
 
     def _kv_tokens(self) -> int | None:
         match = _KV_TOKENS.fullmatch(self.text("num_gpu_blocks"))
