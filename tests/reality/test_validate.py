@@ -274,6 +274,26 @@ def test_memory_is_shared_out_as_by_the_version(folder: Path, version: str, shar
     assert any(f"(gpu_memory_utilization {share}, " in note for note in notes)
 
 
+def test_files_that_are_no_repetitions_are_noticed(folder: Path) -> None:
+    rows = (folder / "requests.jsonl").read_text().splitlines()
+    (folder / "requests-warm-up.jsonl").write_text("\n".join(rows[:5]))
+    notes = validate(folder).notes
+    assert any(note.startswith("its files hold 5 or 40 requests that ended well") for note in notes)
+
+
+def test_times_in_another_unit_are_doubted(folder: Path) -> None:
+    path = folder / "requests.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    in_ms = [{n: v * 1e3 if n.endswith("_ts") else v for n, v in row.items()} for row in rows]
+    path.write_text("\n".join(map(json.dumps, in_ms)))
+    assert any("s: are the times ms?" in note for note in validate(folder).notes)
+
+
+def test_another_engine_is_noticed(folder: Path) -> None:
+    change(folder, engine="sglang")
+    assert "engine = 'sglang': it is scheduled as by vLLM" in validate(folder).notes
+
+
 def test_options_that_change_nothing_here_are_named(folder: Path) -> None:
     assert not any("not simulated" in note for note in validate(folder).notes)
     options = {**META["engine_kwargs"], "enable_eplb": True, "seed": 1, "quantization": None}

@@ -500,6 +500,7 @@ def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     for engine in ("sglang", "TensorRT-LLM"):  # whose versions say nothing of vLLM's
         row = one(tmp_path, engine=engine, engine_version="0.5.9")
         assert ("async_scheduling" in row.engine, row.graph_tokens) == (False, None)
+        assert row.notes == (f"engine = '{engine}': it is scheduled as by vLLM",)
     assert one(tmp_path).engine["num_gpu_blocks"] == 2000
 
 

@@ -64,6 +64,11 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
     notes: list[str] = []
     if run.num_failed:
         notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
+    if len(counts := {len(each["arrived_at"]) for each in run.runs}) > 1:
+        notes.append(
+            f"its files hold {' or '.join(f'{count:,}' for count in sorted(counts))} requests "
+            "that ended well: only repetitions of the first have a spread that says something"
+        )
     if run.meta.get("complete") is False:
         notes.append("the recording was cut off (meta.json: complete is false)")
     if missing := run.meta.get("not_recorded"):
@@ -175,6 +180,9 @@ def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, A
             f"vllm_version = {short(version)}: known are {', '.join(RULES)}; it is scheduled as by "
             f"{options['vllm_version']}"
         )
+    engine = str(run.meta.get("engine") or "vllm")
+    if version is None and not engine.lower().startswith(("vllm", "specsim", "unknown")):
+        notes.append(f"engine = {short(engine)}: it is scheduled as by vLLM")
     if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
         options["num_gpu_blocks"] = blocks
     sources = (

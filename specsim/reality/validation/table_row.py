@@ -86,6 +86,8 @@ class TableRow:
         concurrency, rate = self._load()
         num_prompts, num_warmups = self._num_prompts(rate), self.whole("num_warmups") or 0
         prompt, output = self._prompt(num_prompts), self._output(num_prompts)
+        if self._is_other_engine():
+            self.notes.append(f"engine = {self.text('engine')!r}: it is scheduled as by vLLM")
         self._compare_lengths(num_prompts, {"isl": prompt, "osl": output})
         if not measured:
             self.gaps.append("no measured value: give at least one, such as output_tok_s")
@@ -375,8 +377,11 @@ class TableRow:
 
     def _said_version(self) -> str:
         """Return what the row says of vLLM's version; nothing of another engine's."""
+        return "" if self._is_other_engine() else self.text("engine_version")
+
+    def _is_other_engine(self) -> bool:
         engine = self.text("engine").lower()
-        return "" if engine and not engine.startswith("vllm") else self.text("engine_version")
+        return bool(engine) and not engine.startswith("vllm")
 
     def _vllm_version(self) -> str | None:
         version = self._said_version()
