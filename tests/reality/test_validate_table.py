@@ -550,6 +550,17 @@ def test_columns_of_measurements_that_are_not_read_are_named(tmp_path: Path) -> 
     )
 
 
+@pytest.mark.parametrize("burstiness", ["1", "0.2"])
+def test_requests_come_at_the_rate_whatever_the_luck(tmp_path: Path, burstiness: str) -> None:
+    """As in vLLM's benchmark, whose last of 40 requests at 5/s is sent after 8 s."""
+    run = one(tmp_path, concurrency="", request_rate="5", burstiness=burstiness)
+    for seed in range(3):
+        arrived_at = compose_row(run, seed=seed).requests.arrived_at
+        assert arrived_at is not None
+        assert arrived_at[-1] == pytest.approx(8.0)
+        assert np.diff(arrived_at).std() > 0.1
+
+
 @pytest.mark.parametrize("column", ["acceptance_rate", "prefix_hit_rate"])
 def test_shares_are_no_percentages(tmp_path: Path, column: str) -> None:
     with pytest.raises(ConfigError, match=f"{column} = '45' must be a share between 0 and 1"):
