@@ -140,8 +140,9 @@ def _arrivals(run: MeasuredRun, experiment: Experiment) -> NDArray[np.float64] |
     arrived_at = experiment.workload.build(experiment.seed).arrived_at
     if run.request_rate is None or arrived_at is None or not arrived_at[-1]:
         return arrived_at
-    stretched: NDArray[np.float64] = arrived_at * (len(arrived_at) / run.request_rate)
-    return stretched / arrived_at[-1]
+    seconds = len(arrived_at) / run.request_rate
+    stretched: NDArray[np.float64] = arrived_at * (seconds / float(arrived_at[-1]))
+    return stretched
 
 
 def _engine(run: MeasuredRun) -> dict[str, Any]:
