@@ -600,7 +600,21 @@ def test_runs_of_other_engines_or_loads_are_no_repetitions(
     )
     [up], _ = speed_ups([Prediction(run, {"output_tok_s": 1000.0}) for run in runs])
     assert up.measured == pytest.approx(2.0)
-    assert up.runs.startswith(f"{column} {own}, C = 4")
+    assert up.runs.startswith(f"{column} {own}, C = 4") is (column != "async_scheduling")
+
+
+def test_a_drafter_that_vllm_schedules_synchronously_is_compared_all_the_same(
+    tmp_path: Path,
+) -> None:
+    runs = read_table(
+        made_up(
+            tmp_path / "t.csv",
+            {**NONE, "async_scheduling": "on", "output_tok_s": "900"},
+            {**K3, "async_scheduling": "off", "output_tok_s": "1800"},
+        )
+    )
+    [up], _ = speed_ups([Prediction(run, {"output_tok_s": 1000.0}) for run in runs])
+    assert up.measured == pytest.approx(2.0)
 
 
 def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:

@@ -19,8 +19,8 @@ SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}  # 1: more i
 _SAME = (
     *("model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version", "dataset"),
     *("range_ratio", "temperature", "ignore_eos", "max_num_batched_tokens", "max_num_seqs"),
-    *("max_model_len", "prefix_caching", "enforce_eager", "async_scheduling", "block_size"),
-    *("burstiness", "max_tokens", "concurrency", "request_rate", "num_prompts"),
+    *("max_model_len", "prefix_caching", "enforce_eager", "block_size", "burstiness"),
+    *("max_tokens", "concurrency", "request_rate", "num_prompts"),
 )
 """Columns in which runs that differ only in speculation agree; and their lengths within 10 %."""
 _UNNAMED = ("concurrency", "request_rate", "num_prompts", "temperature", "ignore_eos")
@@ -168,12 +168,23 @@ def _alike(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
     """Put runs together that differ only in speculation."""
     groups: list[list[Prediction]] = []
     for each in predictions:
-        known = next((group for group in groups if _is_alike(group[0].run, each.run)), None)
+        known = next((group for group in groups if _belongs(each.run, group)), None)
         if known is None:
             groups.append([each])
         else:
             known.append(each)
     return groups
+
+
+def _belongs(run: MeasuredRun, group: Sequence[Prediction]) -> bool:
+    """Return whether a run is like a group; of one drafter all are scheduled alike.
+
+    Of several they need not be: vLLM has no asynchronous scheduling for some.
+    """
+    drafter, own = _drafter(run), run.cells.get("async_scheduling", "")
+    others = (each.run for each in group if _drafter(each.run) == drafter)
+    is_one = all(other.cells.get("async_scheduling", "") == own for other in others)
+    return is_one and _is_alike(group[0].run, run)
 
 
 def _is_alike(one: MeasuredRun, other: MeasuredRun) -> bool:
