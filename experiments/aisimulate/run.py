@@ -113,7 +113,7 @@ def question_of(name: str, run: MeasuredRun, server: Row) -> Row:
     """Return what is asked of a run: the very requests that are simulated here."""
     row = compose_row(run)
     requests, engine = row.requests, row.experiment.engine
-    arrived = run.request_rate and row.experiment.workload.build(0).arrived_at
+    arrived = requests.arrived_at if requests.arrived_at is not None else ()
     return {
         "set": name,
         "id": run.run_id,
@@ -127,7 +127,7 @@ def question_of(name: str, run: MeasuredRun, server: Row) -> Row:
             for prompt, output in zip(requests.prompt_lens, requests.output_lens, strict=True)
         ],
         "shared_tokens": run.prompt.shared if run.prompt is not None else 0,
-        "arrived_ms": None if not run.request_rate else [1e3 * float(each) for each in arrived],
+        "arrived_ms": [1e3 * float(each) for each in arrived] if run.request_rate else None,
         "clients": run.concurrency or len(requests.prompt_lens),
         "max_batched_tokens": engine.max_num_batched_tokens or 8192,
         "max_sequences": max(engine.max_num_seqs or 256, run.concurrency or 0),

@@ -122,6 +122,7 @@ def _fit_steps(
     from specsim.core.settings import as_yaml, nearest
     from specsim.hardware.specs import load_gpu, load_model
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
+    from specsim.reality.profile_fit.doubts import doubts_of
     from specsim.show.render.profile_tables import study_tables
 
     if kind not in KINDS:
@@ -155,6 +156,7 @@ def _fit_steps(
     typer.echo(f"\nfitted to all {len(points):,} steps:\n")
     target = chosen.model.model_dump(mode="json")
     typer.echo(as_yaml({"target": target}), nl=False)
+    warn(doubts_of(sources, *origin[:2]))
     if (usual := sorted(points.seconds.tolist())[len(points) // 2]) > _SLOW_STEP:
         warn([f"the median step takes {usual:,.4g} s: are they ms? 'seconds' is in s"])
     if out is not None:

@@ -183,3 +183,9 @@ def nearest_version(given: Any) -> str:
     if major:
         return max(RULES)
     return min(RULES, key=lambda known: abs(int(known.split(".")[1]) - minor))
+
+
+def usual_utilization(given: Any) -> float:
+    """Return the ``gpu_memory_utilization`` that a version has where none is set; None: default."""
+    found = re.search(r"(\d+)\.(\d+)", str(minor_version(given)))
+    return 0.9 if found and (int(found[1]), int(found[2])) < (0, 20) else 0.92

@@ -86,7 +86,7 @@ class RunWriter:
         self.mark(complete=False)
 
     def add_request(self, row: RequestRow) -> None:
-        """Write what a request met, in any order; of several rows of one id the last counts.
+        """Write what a request met, in any order; of rows of one id and number the last counts.
 
         So a request may be written when it arrives, with an error, and again when it has ended.
         """
@@ -131,10 +131,10 @@ class RunWriter:
             stream.close()
         path = self._folder / _REQUESTS
         if path.exists():
-            last: dict[str, tuple[float, str]] = {}
+            last: dict[tuple[str, int | None], tuple[float, str]] = {}
             for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
                 row = json.loads(line)
-                last[row["request_id"]] = (row["queued_ts"], line)
+                last[row["request_id"], row.get("number")] = (row["queued_ts"], line)
             with new_file(path, is_own=True) as temporary:
                 text = "".join(line for _, line in sorted(last.values()))
                 temporary.write_text(text, encoding="utf-8")

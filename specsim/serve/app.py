@@ -168,8 +168,7 @@ class Service:
         at = self.live.now
         body = await self._asked(ChatBody, request)
         prompt = await self._rendered(body.messages, body.tools)
-        limit = body.max_completion_tokens or body.max_tokens
-        return await self._answer(request, body, at, [prompt], limit, [])
+        return await self._answer(request, body, at, [prompt], body.limit, [])
 
     async def _asked(self, kind: type[_Kind], request: web.Request) -> _Kind:
         """Return what a request asks for, once it is its turn."""

@@ -116,6 +116,11 @@ class _Asked(Body):
     use_beam_search: Any = None
 
     @property
+    def limit(self) -> int | None:
+        """The most tokens of an answer; None where nothing but the context limits it."""
+        return self.max_tokens
+
+    @property
     def stops(self) -> list[str]:
         """The strings that end an answer."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -125,7 +130,7 @@ class _Asked(Body):
     def _check(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are for stream = true")
-        limit = self.max_tokens
+        limit = self.limit
         if limit is not None and self.min_tokens > limit:
             raise ValueError(f"min_tokens = {self.min_tokens} must not exceed max_tokens = {limit}")
         return self
@@ -180,6 +185,10 @@ class ChatBody(_Asked):
     tools: Tools = None
     tool_choice: Any = None
     functions: Any = None
+
+    @property
+    def limit(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
 
 
 def _kind_of(given: Any) -> Any:

@@ -204,6 +204,9 @@ def worked() -> tuple[dict, dict]:
         (lambda log: log["steps"][1].__setitem__("skip_drafts", True), "field skip_drafts"),
         (lambda log: log["steps"].pop(), "number of steps"),
         (lambda log: log["requests"][1].__setitem__("cached", 4), "request B, field cached"),
+        (lambda log: log["requests"].pop(), "field id: ours"),
+        (lambda log: log["requests"][0].pop("out"), "theirs None"),
+        (lambda log: log["steps"][1].pop("sched"), "step 1, field sched"),
     ],
 )
 def test_any_difference_is_found_and_named(change, message: str) -> None:

@@ -89,6 +89,25 @@ def test_drafts_are_known_but_for_the_method(tmp_path: Path) -> None:
     assert run.cells["gpu"] == "H100"
 
 
+def test_metadata_has_every_column_of_a_table(tmp_path: Path) -> None:
+    run = read(tmp_path, tensor_parallel_size="2", match_probability="0.5", engine_steps="900")
+    assert (run.tensor_parallel_size, run.lookup) == (2, {"match_probability": 0.5})
+    assert run.measured["engine_steps"] == 900
+    assert "a row is simulated on one server" in read(tmp_path, data_parallel_size="4").missing[0]
+
+
+def test_a_rate_that_rises_is_no_load_that_can_be_repeated(tmp_path: Path) -> None:
+    """Its request_rate is inf, as if all requests had come at once."""
+    found = read(
+        tmp_path,
+        max_concurrency=None,
+        ramp_up_strategy="linear",
+        ramp_up_start_rps=1,
+        ramp_up_end_rps=40,
+    )
+    assert "ramp_up_strategy = 'linear': a rate that changes" in found.missing[0]
+
+
 def test_a_result_without_drafts_among_ones_with_drafts(tmp_path: Path) -> None:
     """So runs with k = 0, 1, 3, 5 are fitted together: ``--set method=eagle3`` is of the others."""
     run = read(tmp_path, {"method": "eagle3", "gpu": "H100"})
@@ -107,6 +126,7 @@ def test_appended_results_are_a_run_each(tmp_path: Path) -> None:
         ("runs", "C = 1"),
         ("runs-2", "C = 8"),
     ]
+    assert [run.line for run in read_table(path)] == [1, 2]
 
 
 SGLANG = {

@@ -34,6 +34,7 @@ from specsim.reality.observe.client import (
 )
 from specsim.reality.observe.workload import Prompts, Sent, load_workload
 from specsim.reality.validation import load_run
+from specsim.show.render.reality_tables import observation_table
 from specsim.workload.readers import read_trace
 
 pytestmark = pytest.mark.slow
@@ -569,3 +570,28 @@ def test_what_spoils_a_run_is_noted(
     assert longer == "1 answers have another length than was asked for"
     assert len(others) == 1
     assert said in others[0]
+
+
+def test_tokens_that_were_seen_are_never_fewer() -> None:
+    """Of an answer that a server made longer than was asked for, or with the prompt before it."""
+    answer = StreamedAnswer(0.0, finish_reason="length", is_whole=True, asked_len=3)
+    answer.deliveries = [(1.0, 1)] * 5
+    assert answer.num_tokens == 5
+    answer.deliveries = [(1.0, 1)] * 2
+    assert answer.num_tokens == 3
+
+
+def test_token_ids_of_some_events_alone_are_not_those_of_the_answer() -> None:
+    answer = StreamedAnswer(0.0, deliveries=[(1.0, 1), (1.1, 1)], token_ids=[5])
+    assert "output_tok_ids" not in request_row(Sent(0, 0.0, answer), np.arange(3))
+    answer.token_ids = [5, 6]
+    assert request_row(Sent(0, 0.0, answer), np.arange(3))["output_tok_ids"] == [5, 6]
+
+
+def test_answers_of_one_token_have_no_time_per_token() -> None:
+    answers = [StreamedAnswer(0.0, deliveries=[(0.5, 1)], is_whole=True)] * 2
+    sent = [Sent(number, 0.0, answer) for number, answer in enumerate(answers)]
+    found = Observation(Server("http://here", "m", None, None), 2, sent)
+    table = observation_table(found, "")
+    cells = dict(zip(table.columns[0].cells, table.columns[1].cells, strict=True))
+    assert (cells["TTFT"], cells["TPOT"]) == ("500.00", "-")

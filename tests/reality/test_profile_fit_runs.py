@@ -51,6 +51,23 @@ def test_several_runs_give_one_profile(tmp_path: Path, cli: Run) -> None:
     assert list(profile.drafts) == ["ngram"]
 
 
+def test_a_run_of_another_model_or_gpu_is_doubted(tmp_path: Path, cli: Run) -> None:
+    run = write_run(tmp_path / "run", model="meta-llama/Llama-3.1-8B-Instruct")
+    assert fit(cli, run)[2] == ""
+    other = write_run(tmp_path / "other", model="Qwen/Qwen3-32B", quantization="fp8")
+    meta = json.loads((other / "meta.json").read_text())
+    device = {"device_name": "NVIDIA A100-SXM4-80GB"}
+    (other / "meta.json").write_text(json.dumps({**meta, "hardware": device}))
+    code, _, errors = fit(cli, other)
+    assert code == 0
+    for words in (
+        "is of model 'Qwen/Qwen3-32B', the profile of 'llama-3.1-8b'",
+        "was measured on 'NVIDIA A100-SXM4-80GB', the profile is of 'h100'",
+        "quantization = 'fp8': the profile is of such steps",
+    ):
+        assert words in errors
+
+
 def test_drafts_that_no_method_is_known_of_are_not_taken_for_the_target(
     tmp_path: Path, cli: Run
 ) -> None:

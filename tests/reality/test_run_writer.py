@@ -131,3 +131,13 @@ def test_it_imports_nothing_but_the_standard_library() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_an_id_that_clients_use_again_loses_no_request(tmp_path: Path) -> None:
+    """Clients name their requests themselves (X-Request-Id); the engine numbers them."""
+    with RunWriter(tmp_path / "run", META) as run:
+        for number in (0, 1):
+            named: RequestRow = {**request(7, number + 1.0), "number": number}
+            run.add_request({**named, "error": "had not ended"})
+            run.add_request(named)
+    assert load_run(tmp_path / "run").runs[0]["arrived_at"].tolist() == [0.0, 1.0]

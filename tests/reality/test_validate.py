@@ -245,6 +245,55 @@ def test_two_gpus_pay_for_their_all_reduces(folder: Path) -> None:
     assert validate(folder).simulated["ended_at"].mean() > 1.02 * one.mean()
 
 
+def test_two_requests_of_one_id_are_not_taken_for_one(folder: Path) -> None:
+    """As where two load generators, or phases of one, number theirs from 0."""
+    path = folder / "requests.jsonl"
+    path.write_text(path.read_text() + path.read_text().splitlines()[2] + "\n")
+    with pytest.raises(
+        TraceError, match=r"line 41: request_id = 'bench-2' has ended before .*line 3"
+    ):
+        validate(folder)
+
+
+def test_a_profile_of_another_server_is_noticed(folder: Path) -> None:
+    """Under step times of another model, GPU or split errors say little, as of a table's rows."""
+    own = Replaced(profile="h100/llama-3.1-8b")
+    assert not any("the profile is of" in note for note in validate(folder, own).notes)
+    notes = validate(folder, Replaced(profile="h200/qwen3-8b")).notes
+    assert "the run's model is 'meta-llama/Llama-3.1-8B', the profile is of 'qwen3-8b'" in notes
+    assert "the run's gpu is 'NVIDIA H100 80GB HBM3', the profile is of 'h200'" in notes
+    change(folder, engine_kwargs={**META["engine_kwargs"], "tensor_parallel_size": 2})
+    with pytest.raises(ProfileError, match="tensor_parallel_size = 2, but the profile was made"):
+        validate(folder, own)
+
+
+@pytest.mark.parametrize(("version", "share"), [("0.19.0", "0.9"), ("0.33.0", "0.92")])
+def test_memory_is_shared_out_as_by_the_version(folder: Path, version: str, share: str) -> None:
+    change(folder, kv_cache=None, vllm_version=version)
+    notes = validate(folder, Replaced(profile="h100/llama-3.1-8b")).notes
+    assert any(f"(gpu_memory_utilization {share}, " in note for note in notes)
+
+
+def test_files_that_are_no_repetitions_are_noticed(folder: Path) -> None:
+    rows = (folder / "requests.jsonl").read_text().splitlines()
+    (folder / "requests-warm-up.jsonl").write_text("\n".join(rows[:5]))
+    notes = validate(folder).notes
+    assert any(note.startswith("its files hold 5 or 40 requests that ended well") for note in notes)
+
+
+def test_times_in_another_unit_are_doubted(folder: Path) -> None:
+    path = folder / "requests.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    in_ms = [{n: v * 1e3 if n.endswith("_ts") else v for n, v in row.items()} for row in rows]
+    path.write_text("\n".join(map(json.dumps, in_ms)))
+    assert any("s: are the times ms?" in note for note in validate(folder).notes)
+
+
+def test_another_engine_is_noticed(folder: Path) -> None:
+    change(folder, engine="sglang")
+    assert "engine = 'sglang': it is scheduled as by vLLM" in validate(folder).notes
+
+
 def test_options_that_change_nothing_here_are_named(folder: Path) -> None:
     assert not any("not simulated" in note for note in validate(folder).notes)
     options = {**META["engine_kwargs"], "enable_eplb": True, "seed": 1, "quantization": None}

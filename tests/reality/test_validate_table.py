@@ -17,6 +17,7 @@ from specsim.profile import load_profile
 from specsim.reality.validation import (
     MeasuredLengths,
     MeasuredRun,
+    Prediction,
     Replayer,
     TableErrors,
     predict,
@@ -25,6 +26,7 @@ from specsim.reality.validation import (
     with_lengths,
 )
 from specsim.reality.validation.measured_table import runs_of_rows
+from specsim.reality.validation.prediction_errors import speed_ups
 from specsim.reality.validation.table_replay import (
     check_same,
     compose_row,
@@ -473,12 +475,32 @@ def test_a_row_is_scheduled_as_by_the_version_next_to_its_own(
     assert one(tmp_path, **cells).engine.get("vllm_version") == version
 
 
+@pytest.mark.parametrize(
+    ("cells", "share"),
+    [
+        ({"engine_version": "0.19.1"}, 0.9),
+        ({"engine_version": "0.20.0"}, 0.92),
+        ({"engine_version": ""}, None),
+        ({"engine": "sglang", "engine_version": "0.5.9"}, None),
+        ({"engine_version": "0.19.1", "gpu_memory_utilization": "0.8"}, 0.8),
+    ],
+)
+def test_memory_is_shared_out_as_by_the_version(
+    tmp_path: Path, cells: dict[str, str], share: float | None
+) -> None:
+    assert one(tmp_path, **cells).engine.get("gpu_memory_utilization") == share
+
+
 def test_async_scheduling_by_word_and_by_version(tmp_path: Path) -> None:
     assert one(tmp_path, engine_version="0.11.2").engine["async_scheduling"] is False
     assert "async_scheduling" not in one(tmp_path).engine
     assert one(tmp_path, async_scheduling="off").engine["async_scheduling"] is False
     said = one(tmp_path, engine_version="0.11.2", async_scheduling="on")
     assert said.engine["async_scheduling"] is True
+    for engine in ("sglang", "TensorRT-LLM"):  # whose versions say nothing of vLLM's
+        row = one(tmp_path, engine=engine, engine_version="0.5.9")
+        assert ("async_scheduling" in row.engine, row.graph_tokens) == (False, None)
+        assert row.notes == (f"engine = '{engine}': it is scheduled as by vLLM",)
     assert one(tmp_path).engine["num_gpu_blocks"] == 2000
 
 
@@ -517,13 +539,82 @@ def test_tokens_of_kv_cache_are_blocks_of_the_models_groups(tmp_path: Path) -> N
 
 def test_columns_of_measurements_that_are_not_read_are_named(tmp_path: Path) -> None:
     others = {"output_toks_s": "505", "TPOT (ms)": "7.8", "mean_ttft": "22", "max_num_seq": "64"}
+    others |= {"enable_chunked_prefill": "off", "dp": "1"}
     [run] = read_table(made_up(tmp_path / "t.csv", {**NONE, **others, "remarks": "itless"}))
     assert run.notes == (
         "column 'output_toks_s' is not read; did you mean 'output_tok_s'?",
         "column 'TPOT (ms)' is not read",
         "column 'mean_ttft' is not read",
         "column 'max_num_seq' is not read; did you mean 'max_num_seqs'?",
+        "column 'enable_chunked_prefill' is not read",
     )
+
+
+@pytest.mark.parametrize("burstiness", ["1", "0.2"])
+def test_requests_come_at_the_rate_whatever_the_luck(tmp_path: Path, burstiness: str) -> None:
+    """As in vLLM's benchmark, whose last of 40 requests at 5/s is sent after 8 s."""
+    run = one(tmp_path, concurrency="", request_rate="5", burstiness=burstiness)
+    for seed in range(3):
+        arrived_at = compose_row(run, seed=seed).requests.arrived_at
+        assert arrived_at is not None
+        assert arrived_at[-1] == pytest.approx(8.0)
+        assert np.diff(arrived_at).std() > 0.1
+
+
+@pytest.mark.parametrize("column", ["acceptance_rate", "prefix_hit_rate"])
+def test_shares_are_no_percentages(tmp_path: Path, column: str) -> None:
+    with pytest.raises(ConfigError, match=f"{column} = '45' must be a share between 0 and 1"):
+        one(tmp_path, isl="400 shared prefix + 96 suffix", **{column: "45"})
+
+
+def test_a_pipeline_says_on_how_many_gpus_it_was(tmp_path: Path) -> None:
+    assert "pp = 2, and num_gpus is empty" in one(tmp_path, pp="2").missing[0]
+    assert one(tmp_path, pp="2", num_gpus="2").missing == ()
+
+
+def test_lengths_that_were_counted_otherwise_are_noticed(tmp_path: Path) -> None:
+    own = {"isl": "500", "osl": "100", "ignore_eos": "on"}
+    near = one(tmp_path, **own, total_input_tokens="21000", total_output_tokens="3900")
+    assert near.notes == ()
+    far = one(tmp_path, **own, total_input_tokens="80000", total_output_tokens="800")
+    assert far.notes == (
+        "isl says 500 tokens, what was counted 2,000: the former counts",
+        "osl says 100 tokens, what was counted 20: the former counts",
+    )
+
+
+@pytest.mark.parametrize(
+    ("column", "own", "other"),
+    [("enforce_eager", "off", "on"), ("async_scheduling", "on", "off"), ("burstiness", "1", "0.2")],
+)
+def test_runs_of_other_engines_or_loads_are_no_repetitions(
+    tmp_path: Path, column: str, own: str, other: str
+) -> None:
+    runs = read_table(
+        made_up(
+            tmp_path / "t.csv",
+            {**NONE, column: own, "output_tok_s": "900"},
+            {**NONE, column: other, "output_tok_s": "600"},
+            {**K3, column: own, "output_tok_s": "1800"},
+        )
+    )
+    [up], _ = speed_ups([Prediction(run, {"output_tok_s": 1000.0}) for run in runs])
+    assert up.measured == pytest.approx(2.0)
+    assert up.runs.startswith(f"{column} {own}, C = 4") is (column != "async_scheduling")
+
+
+def test_a_drafter_that_vllm_schedules_synchronously_is_compared_all_the_same(
+    tmp_path: Path,
+) -> None:
+    runs = read_table(
+        made_up(
+            tmp_path / "t.csv",
+            {**NONE, "async_scheduling": "on", "output_tok_s": "900"},
+            {**K3, "async_scheduling": "off", "output_tok_s": "1800"},
+        )
+    )
+    [up], _ = speed_ups([Prediction(run, {"output_tok_s": 1000.0}) for run in runs])
+    assert up.measured == pytest.approx(2.0)
 
 
 def test_rows_are_chosen_by_their_cells(table: Path, cli: Run) -> None:
@@ -608,8 +699,10 @@ def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words
         ({"gpu": "NVIDIA A100-SXM4-80GB"}, ["gpu = 'NVIDIA A100-SXM4-80GB'", "--rows 'gpu="]),
         ({"gpu": "NVIDIA H100 PCIe"}, ["gpu = 'NVIDIA H100 PCIe'", "profile is of 'h100'"]),
         ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
+        ({"num_gpus": "8"}, ["num_gpus = '8', but the profile is of 1; say on how many one"]),
         ({"quantisation": "FP8 weights, kv bf16"}, ["quantisation = 'FP8", "weights have 16 bits"]),
         ({"quantisation": "w4a16"}, ["weights have 16 bits", "--dtype"]),
+        ({"model": "acme/Llama-3.1-8B-Instruct-FP8"}, ["model = ", "weights have 16 bits"]),
         ({"enforce_eager": "on"}, ["engine.enforce_eager", "composed from kernels"]),
     ],
 )
@@ -691,6 +784,9 @@ def test_weights_of_32_bits_are_no_16(tmp_path: Path) -> None:
         ("H100 NVL 94GB", "h100-nvl", True),
         ("H100", "h100-nvl", False),
         ("H200 NVL", "h200", False),
+        ("L40", "l40s", False),
+        ("NVIDIA L40S 48GB", "l40s", True),
+        ("RTX 4090", "rtx4090", True),
     ],
 )
 def test_cards_of_one_name_are_told_apart(cell: str, name: str, are_same: bool) -> None:

@@ -75,7 +75,8 @@ def test_answers_end_by_themselves_as_the_workload_has_them(served: Served) -> N
     assert all(config.output[0] <= length <= config.output[1] for length in lens), lens
     cut = served.ask(CHAT, {**HELLO, "max_tokens": 1})[1]
     assert cut["choices"][0]["finish_reason"] == "length"
-    longer = served.ask(CHAT, {**HELLO, "min_tokens": config.output[1] + 7})[1]
+    asked = {"min_tokens": config.output[1] + 7, "max_tokens": 1, "max_completion_tokens": 999}
+    longer = served.ask(CHAT, {**HELLO, **asked})[1]  # of two limits the newer one counts
     assert longer["usage"]["completion_tokens"] == config.output[1] + 7
 
 
@@ -157,6 +158,8 @@ def test_without_a_prefix_cache_nothing_is_looked_up_in_it() -> None:
         (COMPLETIONS, {**ASKED, "stream_options": {}}, 400, "stream"),
         (COMPLETIONS, {**ASKED, "model": "gpt-4"}, 404, "does not exist"),
         (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, {**HELLO, "min_tokens": 8, "max_completion_tokens": 5, "max_tokens": 9}, 400,
+         "min_tokens = 8 must not exceed max_tokens = 5"),
         (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400,
          "messages.0.content.0.type: Input should be 'text'"),
         (CHAT, {**HELLO, "logprobs": True}, 400, "logprobs"),

@@ -26,6 +26,7 @@ from specsim.reality.vllm.scheduler import (
 )
 
 PARITY = Path(__file__).parents[1] / "parity"
+PLAIN = {"quantization": None, "kv_cache_dtype": "auto"}
 FIRST = "0.32"  # which recorded what lies in no folder of a version
 
 
@@ -73,6 +74,9 @@ def check(make_driver: Any, path: Path, folder: Path) -> str:
     expect(found == ended, path, f"requests are {found}, not {ended}")
     meta = json.loads((folder / "meta.json").read_text())
     expect(meta["complete"], path, "the run is not complete")
+    told = {**PLAIN, "enable_lora": bool(scenario["engine"].get("max_loras"))}
+    options = {name: meta["engine_kwargs"].get(name, "") for name in told}
+    expect(options == told, path, f"the engine is said to have {options}")
     return f"{path.name}: {len(rows)} steps, {len(requests)} requests"
 
 

@@ -370,7 +370,7 @@ def request_row(sent: Sent, prompt: NDArray[np.int64], priority: int = 0) -> Req
     }
     if priority:
         row["priority"] = priority
-    if answer.token_ids:
+    if answer.token_ids and len(answer.token_ids) == answer.num_tokens:  # of every event
         row["output_tok_ids"] = answer.token_ids
     accepted = accepted_drafts(answer.metrics, [count for _, count in answer.deliveries])
     if accepted is not None:

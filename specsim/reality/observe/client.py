@@ -227,10 +227,9 @@ class StreamedAnswer:
     @property
     def num_tokens(self) -> int:
         """Tokens delivered: as the server counts them, as they were asked for, or as seen."""
-        counted = self.usage.get("completion_tokens")
+        counted, seen = self.usage.get("completion_tokens"), sum(n for _, n in self.deliveries)
         if counted is None and self.is_whole and self.finish_reason == "length":
-            counted = self.asked_len  # of several in an event, no more than one is seen
-        seen = sum(count for _, count in self.deliveries)
+            counted = max(self.asked_len or 0, seen)  # of several in an event one alone is seen
         return counted if isinstance(counted, int) and not self.token_ids else seen
 
 

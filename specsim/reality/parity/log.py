@@ -173,18 +173,19 @@ def compare_logs(ours: dict[str, Any], theirs: dict[str, Any]) -> Difference | N
     for number, (our_step, their_step) in enumerate(
         zip(ours["steps"], theirs["steps"], strict=False)
     ):
-        for field in (*their_step, "skip_drafts"):  # which is there only where it is true
+        for field in {**their_step, **our_step}:
             if our_step.get(field) != their_step.get(field):
                 return _step_difference(number, field, our_step.get(field), their_step.get(field))
     counts = len(ours["steps"]), len(theirs["steps"])
     if counts[0] != counts[1]:
         return Difference(min(counts), None, "number of steps", *counts)
     our_rows = {row["id"]: row for row in ours["requests"]}
-    for row in theirs["requests"]:
-        our_row = our_rows.get(row["id"], {})
-        for field in row:
-            if our_row.get(field) != row[field]:
-                return Difference(None, row["id"], field, our_row.get(field), row[field])
+    their_rows = {row.get("id"): row for row in theirs["requests"]}
+    for name in {**their_rows, **our_rows}:
+        ours_of, theirs_of = our_rows.get(name, {}), their_rows.get(name, {})
+        for field in {**theirs_of, **ours_of}:
+            if ours_of.get(field) != theirs_of.get(field):
+                return Difference(None, name, field, ours_of.get(field), theirs_of.get(field))
     return None
 
 

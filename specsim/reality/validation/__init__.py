@@ -149,7 +149,7 @@ def replay(run: RunFolder, composed: Replay) -> Validation:
             "preemptions": int(requests["preemptions"].sum()),
             **drafts,
         },
-        notes=[*composed.notes, *_notes_on(drafts)],
+        notes=[*composed.notes, *_notes_on(drafts), *_doubt_of_unit(run.runs[0])],
         num_runs=len(run.runs),
     )
 
@@ -182,6 +182,17 @@ def _notes_on(drafts: dict[str, dict[str, int]]) -> list[str]:
         "meta.json does not say how long the server drafted (engine_kwargs.speculative_config, "
         "policy)"
     ]
+
+
+_SLOW_TOKEN = 1.0  # seconds; a slower one is likelier of another unit than of a slower machine
+
+
+def _doubt_of_unit(measured: Requests) -> list[str]:
+    usual = np.nan_to_num(tpot(measured), nan=0.0)
+    middle = float(np.median(usual[usual > 0])) if usual.any() else 0.0
+    if middle <= _SLOW_TOKEN:
+        return []
+    return [f"the median TPOT is {middle:,.4g} s: are the times ms? They are taken as s"]
 
 
 def compare_runs(runs: Sequence[Requests], simulated: Requests) -> list[Statistic]:

@@ -14,7 +14,7 @@ from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.settings import load_mapping, validated
 from specsim.engine.config import EngineConfig
-from specsim.engine.versions import RULES, SINCE, minor_version, nearest_version
+from specsim.engine.versions import RULES, SINCE, minor_version, nearest_version, usual_utilization
 from specsim.hardware import find_gpu, find_model, load_gpu, load_model
 from specsim.hardware.specs import RESERVED_GIB
 from specsim.latency.cuda_graph import CudaGraph
@@ -25,6 +25,7 @@ from specsim.reality.profile_fit import kernels_of
 from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.measured_run import say_lookup
 from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
+from specsim.reality.validation.table_replay import is_same_gpu, is_same_model
 from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
@@ -35,7 +36,7 @@ _HARMLESS = {
     *("served_model_name", "tokenizer", "num_gpu_blocks_override"),
 }
 """Options of an engine that are either read elsewhere or change no time."""
-_NOT_OURS = frozenset({"model", "tensor_parallel_size", "speculative_config"})
+_NOT_OURS = frozenset({"model", "speculative_config"})
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
     notes: list[str] = []
     if run.num_failed:
         notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
+    if len(counts := {len(each["arrived_at"]) for each in run.runs}) > 1:
+        notes.append(
+            f"its files hold {' or '.join(f'{count:,}' for count in sorted(counts))} requests "
+            "that ended well: only repetitions of the first have a spread that says something"
+        )
     if run.meta.get("complete") is False:
         notes.append("the recording was cut off (meta.json: complete is false)")
     if missing := run.meta.get("not_recorded"):
@@ -86,6 +92,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         _note_skew(profile, notes)
     else:
         profile = load_profile(replaced.profile)
+        _note_others(run, profile, replaced.model, notes)
     if "num_gpu_blocks" not in engine:
         notes.append(
             "num_gpu_blocks is not published: derived from memory (gpu_memory_utilization "
@@ -139,6 +146,19 @@ def _note_skew(profile: Profile, notes: list[str]) -> None:
         notes.append("differing KV lengths in a batch do not count: no skew was profiled")
 
 
+def _note_others(run: RunFolder, profile: Profile, model: str | None, notes: list[str]) -> None:
+    """Note if a profile is of another model or GPU than a run, as far as the names tell."""
+    own = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
+    names = (model,) if model else (run.meta.get("model"), run.engine_kwargs.get("model"))
+    for what, theirs, ours, is_same in (
+        ("model", names, own, is_same_model),
+        ("gpu", _hardware(run, run.meta), profile.gpu, is_same_gpu),
+    ):
+        said = [name for name in theirs if isinstance(name, str) and name]
+        if said and ours and not any(is_same(name, ours) for name in said):
+            notes.append(f"the run's {what} is {short(said[0])}, the profile is of '{ours}'")
+
+
 def _parallel(run: RunFolder, name: str) -> int:
     size = run.engine_kwargs.get(name) or 1
     if not isinstance(size, int) or size < 1:
@@ -152,14 +172,17 @@ def _parallel(run: RunFolder, name: str) -> int:
 def _engine(run: RunFolder, replaced: Replaced, notes: list[str]) -> dict[str, Any]:
     if not run.meta:
         notes.append("no meta.json: the engine's options are vLLM's defaults")
-    options: dict[str, Any] = {"gpu_memory_utilization": 0.9}  # vLLM's default until 0.19
     version = run.meta.get("vllm_version")
+    options: dict[str, Any] = {"gpu_memory_utilization": usual_utilization(version)}
     options["vllm_version"] = nearest_version(version)
     if version is not None and minor_version(version) not in [*RULES]:
         notes.append(
             f"vllm_version = {short(version)}: known are {', '.join(RULES)}; it is scheduled as by "
             f"{options['vllm_version']}"
         )
+    engine = str(run.meta.get("engine") or "vllm")
+    if version is None and not engine.lower().startswith(("vllm", "specsim", "unknown")):
+        notes.append(f"engine = {short(engine)}: it is scheduled as by vLLM")
     if blocks := run.engine_kwargs.get("num_gpu_blocks_override"):
         options["num_gpu_blocks"] = blocks
     sources = (

@@ -15,6 +15,7 @@ from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
 from specsim.core.reading import UnreadableError, parse_json, read_text
 from specsim.core.settings import load_mapping, nearest
+from specsim.engine.config import EngineConfig
 from specsim.reality.validation.measured_run import (
     DESCRIBED,
     LATENCIES,
@@ -22,7 +23,7 @@ from specsim.reality.validation.measured_run import (
     TABLE,
     MeasuredRun,
 )
-from specsim.reality.validation.table_row import MEAN_ALONE, TableRow, filled
+from specsim.reality.validation.table_row import MEAN_ALONE, SEVERAL, STAGES, TableRow, filled
 
 _READ = [*DESCRIBED, *METRICS, "tensor_parallel_size", "match_probability", "mean_match_len"]
 _OF_LATENCY = re.compile(
@@ -46,7 +47,7 @@ def read_table(path: Path, given: Mapping[str, str] | None = None) -> list[Measu
         results = _bench_results(path)
         names = [path.stem, *(f"{path.stem}-{number}" for number in range(2, len(results) + 1))]
         pairs = zip(names, results, strict=True)
-        return [_run_of(path, name, result, given or {}) for name, result in pairs]
+        return [_run_of(path, n, *pair, given or {}) for n, pair in enumerate(pairs, start=1)]
     header = table_header(path)
     if path.suffix == ".jsonl":  # of which no text would be read, such as a method or a version
         raise ConfigError(
@@ -87,14 +88,14 @@ def runs_of_rows(
 
 
 def _not_read(header: Iterable[str]) -> list[str]:
-    """Return what is said of columns that are not read, and by their names hold measurements."""
-    own = [name for name in header if name not in _READ]
+    """Return what is said of columns that are not read, and whose names say that they matter."""
+    own = [name for name in header if name not in {*_READ, *SEVERAL, *STAGES}]
     near = {name: get_close_matches(name.lower(), _READ, 1, _TYPO) for name in own}
     return [
         f"column '{name}' is not read"
         + (f"; did you mean '{near[name][0]}'?" if near[name] else "")
         for name in own
-        if near[name] or _OF_LATENCY.search(name)
+        if near[name] or _OF_LATENCY.search(name) or name in EngineConfig.model_fields
     ]
 
 
@@ -109,7 +110,7 @@ def _bench_results(path: Path) -> list[dict[str, Any]]:
 
 
 def _run_of(
-    path: Path, name: str, result: Mapping[str, Any], given: Mapping[str, str]
+    path: Path, line: int, name: str, result: Mapping[str, Any], given: Mapping[str, str]
 ) -> MeasuredRun:
     """Return the run of a result; its counters of drafts, too, are of this run alone.
 
@@ -130,7 +131,13 @@ def _run_of(
         if "method" in given:
             notes.append("no spec_decode fields: taken as a run without speculation")
         given = {column: value for column, value in given.items() if column != "method"}
-    run = TableRow(path, 1, filled(path, 1, own, given)).run()
+    row = TableRow(path, line, filled(path, line, own, given))
+    if strategy := result.get("ramp_up_strategy"):
+        row.gaps.append(
+            f"ramp_up_strategy = {strategy!r}: a rate that changes cannot be repeated; measure "
+            "with a --request-rate, or a --max-concurrency alone"
+        )
+    run = row.run()
     run = _with_lens(run, _lens(path, result, run.num_prompts))
     if failed := result.get("failed"):
         notes.append(f"{failed} requests failed: they are left out")
@@ -165,7 +172,7 @@ def _with_lens(run: MeasuredRun, lens: NDArray[np.int64] | None) -> MeasuredRun:
 
 
 def _cells(result: Mapping[str, Any]) -> dict[str, str]:
-    cells = {name: _text(result[name]) for name in DESCRIBED if name in result}
+    cells = {name: _text(result[name]) for name in (*_READ, *SEVERAL, *STAGES) if name in result}
     cells |= {
         column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
     }

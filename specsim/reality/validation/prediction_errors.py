@@ -1,5 +1,6 @@
 """How far predictions of measured runs are off: by metric, by group, in speed-ups and best k."""
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -18,7 +19,8 @@ SPEEDS = {"output_tok_s": 1, "tpot_mean_ms": -1, "e2e_mean_ms": -1}  # 1: more i
 _SAME = (
     *("model", "quantisation", "gpu", "num_gpus", "tp", "engine", "engine_version", "dataset"),
     *("range_ratio", "temperature", "ignore_eos", "max_num_batched_tokens", "max_num_seqs"),
-    *("max_model_len", "prefix_caching", "concurrency", "request_rate", "num_prompts"),
+    *("max_model_len", "prefix_caching", "enforce_eager", "block_size", "burstiness"),
+    *("max_tokens", "concurrency", "request_rate", "num_prompts"),
 )
 """Columns in which runs that differ only in speculation agree; and their lengths within 10 %."""
 _UNNAMED = ("concurrency", "request_rate", "num_prompts", "temperature", "ignore_eos")
@@ -166,12 +168,23 @@ def _alike(predictions: Iterable[Prediction]) -> list[list[Prediction]]:
     """Put runs together that differ only in speculation."""
     groups: list[list[Prediction]] = []
     for each in predictions:
-        known = next((group for group in groups if _is_alike(group[0].run, each.run)), None)
+        known = next((group for group in groups if _belongs(each.run, group)), None)
         if known is None:
             groups.append([each])
         else:
             known.append(each)
     return groups
+
+
+def _belongs(run: MeasuredRun, group: Sequence[Prediction]) -> bool:
+    """Return whether a run is like a group; of one drafter all are scheduled alike.
+
+    Of several they need not be: vLLM has no asynchronous scheduling for some.
+    """
+    drafter, own = _drafter(run), run.cells.get("async_scheduling", "")
+    others = (each.run for each in group if _drafter(each.run) == drafter)
+    is_one = all(other.cells.get("async_scheduling", "") == own for other in others)
+    return is_one and _is_alike(group[0].run, run)
 
 
 def _is_alike(one: MeasuredRun, other: MeasuredRun) -> bool:
@@ -198,10 +211,15 @@ def _names(groups: Sequence[Sequence[Prediction]]) -> list[str]:
         if column not in _UNNAMED and len({key[place] for key in keys}) > 1
     ]
     return [
-        ", ".join([*(key[place] for place in differing if key[place]), run.load])
+        ", ".join([*(_said(_SAME[n], key[n]) for n in differing if key[n]), run.load])
         + (f", {run.prompt.mean:.0f} tokens" if run.prompt is not None else "")
         for run, key in zip(runs, keys, strict=True)
     ]
+
+
+def _said(column: str, cell: str) -> str:
+    """Return what a cell says; with its column, where a flag or a number says nothing alone."""
+    return f"{column} {cell}" if re.fullmatch(r"on|off|true|false|[\d.]+", cell) else cell
 
 
 def _speed_of(members: Sequence[Prediction]) -> str:

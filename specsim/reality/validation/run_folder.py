@@ -150,10 +150,17 @@ def _columns(rows: list[_Answer]) -> dict[str, NDArray[Any]]:
 def _read(path: Path) -> tuple[list[_Answer], int]:
     """Return the requests of a file that got their answers, by arrival, and how many did not."""
     # A run that was cut off may hold a request twice, as it arrived and as it ended; see RunWriter.
-    last: dict[str | int, tuple[int, Row]] = {}
+    last: dict[tuple[str, ...] | int, tuple[int, Row]] = {}
     for place, row in enumerate(TraceFile(path).rows()):
-        request_id = row.values.get("request_id")
-        last[place if request_id is None else str(request_id)] = (place, row)
+        request_id, number = (row.values.get(name) for name in ("request_id", "number"))
+        key = place if request_id is None else (str(request_id), str(number))
+        _, before = last.get(key, (0, row))
+        if before is not row and not before.values.get("error"):
+            raise TraceError(
+                f"{row.place}: request_id = {request_id!r} has ended before ({before.place}); "
+                "give each request an id of its own"
+            )
+        last[key] = (place, row)
     ended = [(place, row) for place, row in last.values() if not row.values.get("error")]
     num_failed = len(last) - len(ended)
     rows = [_row(place, row) for place, row in ended]

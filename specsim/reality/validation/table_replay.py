@@ -108,7 +108,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         },
         run.place,
     )
-    arrived_at = experiment.workload.build(seed).arrived_at
+    arrived_at = _arrivals(run, experiment)
     counts_warmups = run.counts_warmups and bool(_COUNTERS & run.measured.keys())
     warmups = lens[:1].repeat(run.num_warmups if counts_warmups else 0, axis=0)
     concentration = run.acceptance_spread or spread
@@ -129,6 +129,20 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         kv_tokens=run.kv_tokens,
         graph_tokens=run.graph_tokens,
     )
+
+
+def _arrivals(run: MeasuredRun, experiment: Experiment) -> NDArray[np.float64] | None:
+    """Return when requests come at a rate, stretched so that as many as it says do in all.
+
+    As vLLM's benchmark does (0.33.0 ``benchmarks/serve.py get_request``): else the luck of few
+    gaps, of which a run of 64 requests is an eighth longer or shorter, were an error of throughput.
+    """
+    arrived_at = experiment.workload.build(experiment.seed).arrived_at
+    if run.request_rate is None or arrived_at is None or not arrived_at[-1]:
+        return arrived_at
+    seconds = len(arrived_at) / run.request_rate
+    stretched: NDArray[np.float64] = arrived_at * (seconds / float(arrived_at[-1]))
+    return stretched
 
 
 def _engine(run: MeasuredRun) -> dict[str, Any]:
@@ -359,7 +373,7 @@ def _counters(tables: Sequence[RunTables]) -> dict[str, float]:
 def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     """Raise a ProfileError unless all runs are of the profile's model, GPU and number of GPUs."""
     model = "" if profile.model.endswith(".json") else profile.model  # a path need not name it
-    own = (("model", model, _is_same_model), ("gpu", profile.gpu, is_same_gpu))
+    own = (("model", model, is_same_model), ("gpu", profile.gpu, is_same_gpu))
     for run in runs:
         for column, name, is_same in own:
             cell = run.cells.get(column, "")
@@ -378,13 +392,21 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{size}; keep its rows only (--rows tp={size}), or name another profile"
             )
         gpus, stages = run.cells.get("num_gpus", ""), len(profile.stage_shares)
-        if stages > 1 and gpus != str(profile.num_gpus):
+        if _number(gpus) not in (profile.num_gpus, None if stages == 1 else profile.num_gpus):
+            how = f", in {stages} stages" if stages > 1 else ""
             raise ProfileError(
-                f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}, in "
-                f"{stages} stages; say on how many the run was (--set num_gpus="
+                f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}{how}; "
+                "say on how many one server was, and its load (in an empty cell: --set num_gpus="
                 f"{profile.num_gpus}), or name another profile"
             )
     _check_numbers(runs, profile)
+
+
+def _number(cell: str) -> float | None:
+    try:
+        return None if math.isnan(value := float(cell)) else value
+    except ValueError:
+        return None
 
 
 def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
@@ -392,10 +414,12 @@ def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:
     has_graphs = not getattr(profile.target, "decodes_at_least_us", 0.0)
     bits = _weight_bits(profile)
     for run in runs:
-        said = _BITS.search(run.cells.get("quantisation", ""))
+        cells = ((name, run.cells.get(name, "")) for name in ("quantisation", "model"))
+        found = ((*cell, match) for cell in cells if (match := _BITS.search(cell[1])))
+        column, cell, said = next(found, ("", "", None))
         if bits and said and said.lastindex != _GROUPS.get(bits):
             raise ProfileError(
-                f"{run.place}: quantisation = {run.cells['quantisation']!r}, but the profile's "
+                f"{run.place}: {column} = {cell!r}, but the profile's "
                 f"weights have {bits} bits; name a profile with such weights (profile build "
                 "--dtype), or keep its rows only (--rows quantisation=...)"
             )
@@ -426,7 +450,7 @@ def _weight_bits(profile: Profile) -> int | None:
     return min(_GROUPS, key=lambda bits: abs(math.log2(max(each, 0.1) * 8 / bits)))
 
 
-def _is_same_model(cell: str, name: str) -> bool:
+def is_same_model(cell: str, name: str) -> bool:
     """Return whether one name spells the other within itself: 'org/Llama-3.1-8B-Instruct'."""
     words = [re.findall(r"[a-z0-9]+", each.rsplit("/", 1)[-1].lower()) for each in (cell, name)]
     one, other = (f"-{'-'.join(each)}-" for each in words)
@@ -436,9 +460,10 @@ def _is_same_model(cell: str, name: str) -> bool:
 def is_same_gpu(cell: str, name: str) -> bool:
     """Return whether one name has all words of the other: 'A100-SXM4-80GB' and 'a100-80gb'.
 
-    But an H100 or H200 with NVL or PCIe is another than one without.
+    But an H100 or H200 with NVL or PCIe is another than one without, and an L40S is no L40.
     """
-    one, other = (set(re.findall(r"[a-z]+|\d+", each.lower())) for each in (cell, name))
+    words = r"[a-z]+|\d+(?:[a-z](?![a-z\d]))?"
+    one, other = (set(re.findall(words, each.lower())) for each in (cell, name))
     if "h" in one and (one ^ other) & {"nvl", "pcie"}:
         return False
     return one <= other or other <= one

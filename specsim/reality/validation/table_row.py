@@ -12,7 +12,7 @@ from typing import Any
 
 from specsim.core.errors import ConfigError
 from specsim.core.settings import nearest
-from specsim.engine.versions import nearest_version
+from specsim.engine.versions import nearest_version, usual_utilization
 from specsim.hardware.cuda_graphs import default_largest
 from specsim.proposers import PROPOSERS
 from specsim.reality.validation.measured_run import (
@@ -36,8 +36,11 @@ _FLAGS = {
 }
 _UNTOLD = 1 << 20  # more than any answer has
 _CUT_OFF = 0.95  # of what is asked for, on average: then most answers end there
-_SEVERAL = ("replicas", "num_replicas", "dp", "data_parallel_size")
+SEVERAL = ("replicas", "num_replicas", "dp", "data_parallel_size")
+STAGES = ("pp", "pipeline_parallel_size")
 _LOOKUP = ("match_probability", "mean_match_len")
+_SHARES = ("acceptance_rate", "prefix_hit_rate", "match_probability")
+_ASIDE = 0.1  # of the mean length that was counted, from which on a stated one is doubtful
 _ENGINE = ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size")
 _FIRST_SIMULATED = (0, 28)  # version whose rules are those of the engine
 _LAST_OF_ONE_TOKEN = (0, 12)  # pull request 30330
@@ -83,6 +86,9 @@ class TableRow:
         concurrency, rate = self._load()
         num_prompts, num_warmups = self._num_prompts(rate), self.whole("num_warmups") or 0
         prompt, output = self._prompt(num_prompts), self._output(num_prompts)
+        if self._is_other_engine():
+            self.notes.append(f"engine = {self.text('engine')!r}: it is scheduled as by vLLM")
+        self._compare_lengths(num_prompts, {"isl": prompt, "osl": output})
         if not measured:
             self.gaps.append("no measured value: give at least one, such as output_tok_s")
         return MeasuredRun(
@@ -127,14 +133,23 @@ class TableRow:
         for kind, read in kinds.items():
             for column in TABLE["described"][kind]:
                 read(column)
+        for column in _SHARES:
+            if (self.number(column) or 0.0) > 1:
+                raise self.wrong(column, "a share between 0 and 1")
 
     def _check_servers(self) -> None:
         """Note if the load was that of several, of which one would be simulated."""
-        for column in _SEVERAL:
+        for column in SEVERAL:
             if self.text(column) not in ("", "1", "1.0"):
                 self.gaps.append(
                     f"{column} = {self.cells[column]}: a row is simulated on one server; give the "
                     "load and the throughput of one of them, and leave the column out"
+                )
+        for column in STAGES:
+            if self.text(column) not in ("", "1", "1.0") and not self.text("num_gpus"):
+                self.gaps.append(
+                    f"{column} = {self.cells[column]}, and num_gpus is empty: give the GPUs of "
+                    "all stages"
                 )
 
     def text(self, column: str) -> str:
@@ -226,7 +241,7 @@ class TableRow:
         hits = self.number("prefix_hit_rate")
         if found is not None and found.shared and hits:
             # More than the common prefix, where a server had met the very prompts before.
-            shared = max(found.shared, round(min(hits, 1.0) * found.mean))
+            shared = max(found.shared, round(hits * found.mean))
             return replace(found, shared=shared)
         return found or (MeasuredLengths(total / count) if total and count else None)
 
@@ -253,6 +268,16 @@ class TableRow:
             return found
         self.notes.append(MEAN_ALONE)
         return replace(found, differ=True)
+
+    def _compare_lengths(self, count: int, taken: dict[str, MeasuredLengths | None]) -> None:
+        """Note where lengths are stated otherwise than was counted."""
+        for column, lens in taken.items():
+            counted = self._mean(column, count)
+            if lens and counted and abs(lens.mean / counted - 1) > _ASIDE:
+                self.notes.append(
+                    f"{column} says {lens.mean:,.0f} tokens, what was counted {counted:,.0f}: the "
+                    "former counts"
+                )
 
     def _mean(self, column: str, count: int) -> float:
         """Return the mean length that counters and rates of the row say; 0 if they do not."""
@@ -320,7 +345,7 @@ class TableRow:
         tokens, block_size = self._kv_tokens(), options["block_size"] or 16  # vLLM's default
         blocks = self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
         options |= {
-            "gpu_memory_utilization": self.number("gpu_memory_utilization"),
+            "gpu_memory_utilization": self._utilization(),
             "enable_prefix_caching": self.flag("prefix_caching"),
             "enforce_eager": self.flag("enforce_eager"),
             "num_gpu_blocks": blocks,
@@ -328,6 +353,10 @@ class TableRow:
             "vllm_version": self._vllm_version(),
         }
         return {name: value for name, value in options.items() if value is not None}
+
+    def _utilization(self) -> float | None:
+        said, version = self.number("gpu_memory_utilization"), self._said_version()
+        return usual_utilization(version) if said is None and version else said
 
     def _kv_tokens(self) -> int | None:
         match = _KV_TOKENS.fullmatch(self.text("num_gpu_blocks"))
@@ -342,14 +371,21 @@ class TableRow:
         return False if version and version < first else None
 
     def _version(self) -> tuple[int, int] | None:
-        """Return major and minor version of the engine."""
-        found = re.match(r"v?(\d+)\.(\d+)", self.text("engine_version"))
+        """Return major and minor version of vLLM."""
+        found = re.match(r"v?(\d+)\.(\d+)", self._said_version())
         return (int(found[1]), int(found[2])) if found else None
 
+    def _said_version(self) -> str:
+        """Return what the row says of vLLM's version; nothing of another engine's."""
+        return "" if self._is_other_engine() else self.text("engine_version")
+
+    def _is_other_engine(self) -> bool:
+        engine = self.text("engine").lower()
+        return bool(engine) and not engine.startswith("vllm")
+
     def _vllm_version(self) -> str | None:
-        engine, version = self.text("engine").lower(), self.text("engine_version")
-        is_other = engine and not engine.startswith("vllm")
-        return None if is_other or not version else nearest_version(version)
+        version = self._said_version()
+        return nearest_version(version) if version else None
 
     def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
         """Return the row's own acceptance by position; from its mean where it has no more."""
@@ -440,10 +476,7 @@ class TableRow:
 
     def _lookup(self) -> dict[str, float]:
         told = {name: self.number(name) for name in _LOOKUP}
-        found = {name: number for name, number in told.items() if number is not None}
-        if found.get("match_probability", 0.0) > 1:
-            raise self.wrong("match_probability", "a share between 0 and 1")
-        return found
+        return {name: number for name, number in told.items() if number is not None}
 
     def _counts_warmups(
         self, measured: Mapping[str, float], count: int, num_warmups: int, k: int

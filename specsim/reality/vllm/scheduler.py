@@ -149,6 +149,10 @@ def _run_meta(config: Any) -> dict[str, Any]:
         "max_model_len": model.max_model_len,
         "dtype": str(model.dtype).removeprefix("torch."),
         "enforce_eager": model.enforce_eager,
+        # No times here follow from these; `specsim validate` says that they do not count.
+        "quantization": model.quantization,
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "enable_lora": config.lora_config is not None,
         "scheduling_policy": str(config.scheduler_config.policy),
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         **{name: getattr(parallel, name, 1) for name in _OF_PARALLELISM},

@@ -189,7 +189,8 @@ def observation_table(found: "Observation", title: str) -> Table:
     samples = {TITLES[name]: values for name, values in found.latencies().items()}
     for name, values in {**samples, "client late by": found.lateness}.items():
         known = latency_statistics(values)
-        cells = (milliseconds(known[statistic]) if len(values) else "-" for statistic in SHOWN)
+        is_known = bool(np.isfinite(values).any())  # no TPOT where all answers are of one token
+        cells = (milliseconds(known[statistic]) if is_known else "-" for statistic in SHOWN)
         table.add_row(name, *cells)
     rows = [
         ("requests sent", f"{len(found.sent):,} of {found.num_planned:,}"),
