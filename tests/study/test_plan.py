@@ -7,6 +7,7 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from io import StringIO
 from itertools import chain
@@ -537,13 +538,15 @@ def test_of_draft_lengths_that_long_runs_put_back_the_next_best_is_searched(
         found = {name: known(short, option) for name, option in new.items()}
         return replace(plan, options=plan.options | new, screened=plan.screened | found)
 
-    def found_by_long_runs(candidates: list[Contender], *_: object) -> list[Found]:
-        return [known(long, plan_options[each.label]) for each in candidates]
+    def found_by(
+        rates: dict[str, tuple[int, int]], candidates: list[Contender], *_: object
+    ) -> list[Found]:
+        return [known(rates, plan_options[each.label]) for each in candidates]
 
     plan_options = {o.label: o for o in offered(question, tuple(long)).options}
     monkeypatch.setattr("specsim.study.plan.with_short_runs", tried)
-    monkeypatch.setattr("specsim.study.plan.refined", found_by_long_runs)
-    monkeypatch.setattr("specsim.study.plan._with_moved_acceptance", lambda plan, _: {})
+    monkeypatch.setattr("specsim.study.plan.refined", partial(found_by, long))
+    monkeypatch.setattr("specsim.study.plan.searched", partial(found_by, short))
     plan = make_plan(question, workers=1)
     assert {name.split()[-1] for name in plan.searched} == set(long)
     assert plan.taken == "h100 static:k=2"
