@@ -166,6 +166,7 @@ def again(host: Host, world: World, base: Run) -> None:
 
 
 _RATES = (*("rate", "bandwidth_gb_s", "gb_per_s"), *("compute_efficiency", "memory_efficiency"))
+_TIMES = ("us", "duration", "resolution")
 _DEFAULT_TIMES = {
     "roofline": {
         **{"compute_efficiency": 0.7, "memory_efficiency": 0.8},
@@ -193,7 +194,7 @@ def _slower(value: Any, name: str = "") -> Any:
     if name in _RATES:
         return value / 2
     is_span = name == "window" and isinstance(value, list)
-    is_time = name.endswith(("_ms", "_us", "_ns", "_s")) or name in ("us", "duration") or is_span
+    is_time = name.endswith(("_ms", "_us", "_ns", "_s")) or name in _TIMES or is_span
     return _doubled(value) if is_time else value
 
 
