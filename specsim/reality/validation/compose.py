@@ -61,18 +61,7 @@ class Replay:
 
 def compose(run: RunFolder, replaced: Replaced) -> Replay:
     """Return a measured run as it can be simulated; a SpecsimError if too little is known."""
-    notes: list[str] = []
-    if run.num_failed:
-        notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
-    if len(counts := {len(each["arrived_at"]) for each in run.runs}) > 1:
-        notes.append(
-            f"its files hold {' or '.join(f'{count:,}' for count in sorted(counts))} requests "
-            "that ended well: only repetitions of the first have a spread that says something"
-        )
-    if run.meta.get("complete") is False:
-        notes.append("the recording was cut off (meta.json: complete is false)")
-    if missing := run.meta.get("not_recorded"):
-        notes.append(f"simulated without what was not recorded: {', '.join(map(str, missing))}")
+    notes = _notes_on_recording(run)
     speculation = speculative_config(run, notes)
     engine = _engine(run, replaced, notes)
     decisions: dict[str, Any] = {}
@@ -112,6 +101,23 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
     if speculation is not None:
         requests = replayed(requests, run, speculation, notes)
     return Replay(experiment, profile, requests, notes)
+
+
+def _notes_on_recording(run: RunFolder) -> list[str]:
+    """Return what a recording lacks."""
+    notes = []
+    if run.num_failed:
+        notes.append(f"{run.num_failed:,} requests that ended with an error are left out")
+    if len(counts := {len(each["arrived_at"]) for each in run.runs}) > 1:
+        notes.append(
+            f"its files hold {' or '.join(f'{count:,}' for count in sorted(counts))} requests "
+            "that ended well: only repetitions of the first have a spread that says something"
+        )
+    if run.meta.get("complete") is False:
+        notes.append("the recording was cut off (meta.json: complete is false)")
+    if missing := run.meta.get("not_recorded"):
+        notes.append(f"simulated without what was not recorded: {', '.join(map(str, missing))}")
+    return notes
 
 
 def _engines(run: RunFolder, notes: list[str]) -> dict[str, Any]:
