@@ -6,6 +6,7 @@ from typing import NamedTuple
 POLICIES = ("off", "static:k=1", "static:k=2", "goodput", "joint", "turbospec")
 STATIC = POLICIES[:3]
 LONGEST = 4  # draft that a policy may ask for, tokens
+PLAIN, STATIC_LONGEST = "plain vLLM", f"static:k={LONGEST}"  # of throughput.csv
 KINDS = {"easy": (2, 2048), "hard": (2048, 4096)}  # words of each kind, as models.py has them
 MAX_NUM_SEQS = 64
 MAX_NUM_BATCHED_TOKENS = 320

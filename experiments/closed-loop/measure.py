@@ -3,7 +3,7 @@
     python experiments/closed-loop/measure.py --minutes 20
     python experiments/closed-loop/measure.py --own-time 3    # prints the plug-in's alone
 
-Needs a vLLM 0.32: SPECSIM_VLLM_PYTHON names the Python that has it (tests/vllm/install.sh makes
+Needs a vLLM 0.33: SPECSIM_VLLM_PYTHON names the Python that has it (tests/vllm/install.sh makes
 one). Records runs of static draft lengths, which give a profile and what is accepted of drafts of
 each kind; then policies take turns, load by load, until the minutes are over. Writes server.json,
 profile.yaml, believed.yaml, measured.csv and throughput.csv.
@@ -29,6 +29,7 @@ from loads import (
     LONGEST,
     MAX_NUM_BATCHED_TOKENS,
     MAX_NUM_SEQS,
+    PLAIN,
     POLICIES,
     RECORDED,
     Asked,
@@ -192,7 +193,7 @@ def full_batch(seed: int) -> list[Asked]:
     """Return as many requests as the server runs, all there at once."""
     rng = Random(seed)
     return [
-        Asked(0.0, kind, [rng.randrange(*KINDS[kind]) for _ in range(20)], 16)
+        Asked(0.0, kind, [rng.randrange(*KINDS[kind]) for _ in range(20)], 32)
         for kind in KINDS for _ in range(MAX_NUM_SEQS // 2)
     ]  # fmt: skip
 
@@ -218,7 +219,7 @@ def throughput(server: Server, pairs: int, out: Path) -> None:
         order: list[str | None] = [None, policy_of(LONGEST)]
         for policy in order if pair % 2 else reversed(order):
             found = server.run(policy, batch)
-            rows.append(_speed(pair, policy or "plain vLLM", batch, found))
+            rows.append(_speed(pair, policy or PLAIN, batch, found))
         if pair < 3:
             for policy in TIMED:
                 how = {"profile": str(out / "believed.yaml")}
@@ -267,7 +268,7 @@ def measure(server: Server, ends_at: float, out: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--pairs", type=int, default=12, help="of batches, for the throughput")
+    parser.add_argument("--pairs", type=int, default=40, help="of batches, for the throughput")
     parser.add_argument("--own-time", type=int, metavar="ROUNDS", help="print that, nothing else")
     parser.add_argument("--out", type=Path, default=HERE)
     given = parser.parse_args()

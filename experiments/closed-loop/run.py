@@ -12,13 +12,24 @@ import csv
 import json
 import sys
 from functools import cache
-from math import exp
+from math import exp, log, sqrt
 from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 from typing import Any, TextIO
 
-from loads import CELLS, LONGEST, MAX_NUM_SEQS, POLICIES, STATIC, Cell, changes_at, requests_of
+from loads import (
+    CELLS,
+    LONGEST,
+    MAX_NUM_SEQS,
+    PLAIN,
+    POLICIES,
+    STATIC,
+    STATIC_LONGEST,
+    Cell,
+    changes_at,
+    requests_of,
+)
 
 from specsim.api import Experiment, Summary, load_profile, simulate
 from specsim.core.request import Request
@@ -29,8 +40,6 @@ from specsim.study.paired import speed_up
 
 HERE = Path(__file__).parent
 LUCKS = 20
-STEP_SPREAD, STEPS = 0.0487 / 0.6745, 500
-"""Of the profile's held-out steps, and how many a run has at least; see PROTOCOL.md."""
 AS_SERVED = {"off": f"schedule:ranges=[[1, {MAX_NUM_SEQS}, 0]]"}
 """What policies are there: vLLM's drafter runs its first pass also where nothing is drafted."""
 Latencies = dict[str, list[float]]
@@ -45,6 +54,20 @@ def measured(cell: Cell) -> Latencies:
         policy: [float(row["mean_e2el_ms"]) for row in rows if row["policy"] == policy]
         for policy in POLICIES
     }
+
+
+@cache
+def run_spread() -> float:
+    """Return by how much the machine makes a whole run slower or faster: a spread of logarithms.
+
+    Of batches that two schedulers with the same k served in turn; see PROTOCOL.md.
+    """
+    with (HERE / "throughput.csv").open(newline="") as file:
+        speeds = {(row["pair"], row["scheduler"]): float(row["tokens_per_s"])
+                  for row in csv.DictReader(file)}  # fmt: skip
+    pairs = sorted({pair for pair, _ in speeds})
+    ratios = [speeds[pair, STATIC_LONGEST] / speeds[pair, PLAIN] for pair in pairs]
+    return stdev(map(log, ratios)) / sqrt(2)
 
 
 @cache
@@ -113,8 +136,8 @@ def simulated(cell: Cell, repetitions: int, *, serves_all: bool) -> list[Latenci
 
     def latency(policy: str, repetition: int, luck: int) -> float:
         load, world = loads[repetition], Random(luck)
-        step = exp(Random(f"{luck} {policy} {repetition}").gauss(0.0, STEP_SPREAD / STEPS**0.5))
-        target, drafting = (step * exp(world.gauss(0.0, rest)) for _ in range(2))
+        alike = exp(Random(f"{luck} {policy} {repetition}").gauss(0.0, run_spread()))
+        target, drafting = (alike * exp(world.gauss(0.0, rest)) for _ in range(2))
         run = experiment(cell, policy, len(load), luck * 100 + repetition, serves_all=serves_all)
         real = off_by(profile, target, drafting)
         found: float = Summary(simulate(run, requests=load, profile=real, believed=believed)).data[

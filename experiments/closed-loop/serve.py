@@ -75,16 +75,8 @@ class ComputeClock(Clock):
             self._seen, self._probed_at = time.process_time(), self._seconds
 
 
-class _Nothing:
-    """Makes the layout of plain schedulers that of the others, so that an object can change."""
-
-
-class Plain(_Nothing, VllmScheduler):
-    """vLLM's asynchronous scheduler."""
-
-
 class Controlled(RecordingAsyncScheduler, AsyncScheduler):
-    """The same, controlled, timed and, now and then, recorded."""
+    """vLLM's asynchronous scheduler, controlled, timed and, now and then, recorded."""
 
     own_seconds = 0.0  # of all that is not vLLM's
     num_steps = sum_k = 0
@@ -119,7 +111,7 @@ def main(path: Path) -> None:
 def answer(engine: Any, scheduler: Any, limits: Engine, run: dict[str, Any]) -> dict[str, Any]:
     """Return what came of a run: seconds, those of each request, and what the policy took."""
     is_plain, folder = run["policy"] is None, run.get("record")
-    scheduler.__class__ = Plain if is_plain else Controlled
+    scheduler.__class__ = VllmScheduler if is_plain else Controlled
     scheduler.own_seconds, scheduler.num_steps, scheduler.sum_k = 0.0, 0, 0
     if not is_plain:
         control = Control(policy=run["policy"], profile=run.get("profile"))
