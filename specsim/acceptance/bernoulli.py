@@ -254,16 +254,21 @@ class Fly(Acceptance):
         uniforms = luck.uniforms(indices, counts)
         window = self.window or max(min(6, max_draft_len - 1), 1)
         accepted = uniforms < self.alpha
-        following = np.append(run_lengths(accepted, window)[1:], 0)
         is_unsure = uniforms < self.alpha + (1.0 - self.alpha) * self.unsure
-        passed = accepted | (is_unsure & (following == window))
-        # A window that begins later would reach beyond the draft.
-        first = min(window, max_draft_len)
-        last = max_draft_len - first
-        lens = run_lengths(passed, last)
-        whole = lens == last
-        tails = np.append(run_lengths(accepted, first), np.zeros(last, dtype=np.uint8))
-        lens = lens + np.where(whole, tails[last:], 0).astype(np.uint8)
+        # Of its own luck: else a draft would begin where a window has been seen to fail.
+        windows = luck.child("window").uniforms(indices, counts) < self.alpha**window
+        starts = len(uniforms) - max_draft_len
+        alive, in_window = np.ones(starts, dtype=bool), np.zeros(starts, dtype=np.int64)
+        lens = np.zeros(len(uniforms), dtype=np.uint8)
+        for offset in range(max_draft_len):
+            here = slice(offset, offset + starts)
+            by_itself = accepted[here] | (in_window > 0)
+            passed = (
+                ~by_itself & is_unsure[here] & windows[here] & (offset + window < max_draft_len)
+            )
+            alive &= by_itself | passed
+            in_window = np.where(passed, window, np.maximum(in_window - 1, 0))
+            lens[:starts] += alive
         return [row[: len(row) - max_draft_len] for row in split_rows(lens.tobytes(), counts)]
 
     def shifted(self, change: float) -> "Fly":

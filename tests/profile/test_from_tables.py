@@ -355,6 +355,11 @@ def test_command_writes_a_profile_that_runs(tables: Path, tmp_path: Path, cli: R
     assert code == 0
     assert "KV blocks of 16 tokens that fit" in output
     assert cli("profile", "show", out)[0] == 0
+    sent = {"op_name": "all_gather", "num_gpus": 2, "nccl_dtype": "half", "kernel_source": "NCCL"}
+    rows = [{**sent, "message_size": size, "latency": 0.1} for size in (1, 1 << 30)]
+    write(tables / "data/h200_sxm/comm/nccl/2.0.0", "nccl_perf", rows)
+    output = cli(*args, "--pp", 2, "--out", tmp_path / "stages.yaml")[1]
+    assert "llama-3.1-8b on 2 x h200, per GPU" in output
     own = "my_drafters:Head=eagle3-llama-3.1-8b"  # a class of one's own, by its path
     assert cli(*args, "--draft", own, "--out", tmp_path / "own.yaml")[0] == 0
     code, _, error = cli(*args, "--draft", "egale=eagle3-llama-3.1-8b")

@@ -40,10 +40,20 @@ def test_step_times_are_those_of_the_coefficients(cli: Run) -> None:
     context, tokens = 8 * 512, 8 * 6
     target = 39.2645679e-6 * context + 21.0103129e-3 * tokens + 5.88590713
     eagle = 2.37768493e-6 * context + 0.841429603e-3 * tokens + 2.13526175
-    assert rows(output, "k = 5, eagle3")[1] == f"{target + eagle + 1.20683946:.2f}"
-    plain = 39.2645679e-6 * context + 21.0103129e-3 * 8 + 5.88590713 + 1.20683946
+    assert rows(output, "k = 5, eagle3")[1] == f"{target + eagle:.2f}"
+    plain = 39.2645679e-6 * context + 21.0103129e-3 * 8 + 5.88590713
     assert rows(output, "k = 0")[1] == f"{plain:.2f}"
-    assert rows(output, "prefill")[0] == f"{21.0103129e-3 * 512 + 5.88590713 + 1.20683946:.2f}"
+    assert rows(output, "prefill")[0] == f"{21.0103129e-3 * 512 + 5.88590713:.2f}"
+
+
+@pytest.mark.parametrize(("method", "own"), [("eagle3", 0.0), ("suffix", 0.7 + 8 * 0.02 + 1.2)])
+def test_overhead_counts_where_scheduling_does_not_hide_it(
+    method: str, own: float, constant_step: Callable[..., str]
+) -> None:
+    overhead = {"step_ms": 0.7, "request_us": 20.0, "sync_step_ms": 1.2}
+    path = constant_step(delta_ms=5.0, drafts={method: {}}, overhead=overhead)
+    overview = Overview.of(load_profile(path))
+    assert overview.decode_time(8, 100, 3, method).seconds == pytest.approx((5.0 + own) * 1e-3)
 
 
 def test_what_was_not_fitted_is_marked(cli: Run) -> None:

@@ -92,7 +92,9 @@ class Overview:
         if method and drafter and drafter.has_own_pass:
             spec = {"method": method, "num_speculative_tokens": draft_len}
             block = PROPOSERS.parse(spec).block(draft_len)
-        costs = StepCosts(profile.target, drafts, profile.overhead, block=block)
+        is_async = drafter is None or drafter.supports_async
+        overhead = profile.overhead.of_engine(is_async=is_async)
+        costs = StepCosts(profile.target, drafts, overhead, hides_overhead=is_async, block=block)
         valid = profile.valid_range
         size = load.num_requests
         capacity = self.capacity(
@@ -112,7 +114,7 @@ _BATCH_SIZES = (1, 8, 32, 64, 256)
 _CONTEXT_LEN = 512  # tokens of each sequence
 _DRAFT_LENS = (3, 5)
 _PROMPT_LENS = (512, 2048, 8192)
-_UNIT = "ms, overhead included (*: beyond the valid range)"
+_UNIT = "ms, overhead included if the GPU does not hide it (*: beyond the valid range)"
 
 _SIZES = frozenset({"weights_gib", "kv_bytes_per_token"})
 
@@ -281,7 +283,7 @@ def built_table(made: "TableProfile", context_len: int) -> Table:
 def _made_table(
     made: "RooflineProfile | TableProfile", target: LatencyModel, context_len: int
 ) -> Table:
-    model, gpu, size = (made.fields[name] for name in ("model", "gpu", "tensor_parallel_size"))
+    model, gpu, size = made.fields["model"], made.fields["gpu"], made.profile.num_gpus
     memory = made.memory
     gpus = f"{size} x {gpu}" if size > 1 else gpu
     table = new_table(f"{model} on {gpus}, per GPU", ("", "value"))
