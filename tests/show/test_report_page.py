@@ -347,7 +347,9 @@ def test_limits_are_kept_up_to_the_first_load_at_which_they_are_not(
 ) -> None:
     loads = study.axes[2].labels
     points = [
-        replace(each, metrics={**each.metrics, "request_throughput": 1.0, "request_goodput": goodput})
+        replace(
+            each, metrics={**each.metrics, "request_throughput": 1.0, "request_goodput": goodput}
+        )
         for each in study.finished
         for goodput in [float(kept[each.places[2] or 0])]
     ]
