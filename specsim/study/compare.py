@@ -286,7 +286,7 @@ def on_one_engine(
 
 
 def _scheduled(experiment: Experiment, *, is_async: bool) -> Experiment:
-    """Return the experiment with this scheduling where policies are at work: of pools, to decode."""
+    """Return the experiment with this scheduling where policies are at work: the decode pool."""
     changes, pools = {"async_scheduling": is_async}, experiment.pools
     if pools is None:
         return experiment.with_engine(**changes)
