@@ -454,6 +454,7 @@ class Summary:
             "is_async": run.deployment.is_async,
             "is_lossless": acceptance is None or acceptance.is_lossless,
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
+            "max_num_seqs": run.deployment.engine.max_num_seqs,
             "stability": self.stability,
             "beyond_valid_range": self.beyond.share,
             "warnings": self.warnings,
@@ -470,11 +471,13 @@ class Summary:
         }
 
     def _of_some_runs(self) -> dict[str, Any]:
-        """Return what only some runs have: clients, sessions, pools, own GPUs, offloading."""
+        """Return what only some runs have: clients, incidents, pools and so on."""
         own: dict[str, Any] = {}
         arrivals = self.run.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
             own["think_time"] = arrivals.think_time
+        if incidents := self.run.experiment.incidents:
+            own["incidents"] = len(incidents)
         if "session" in self._owners:
             own["sessions"] = session_metrics(self.request_columns)
         found = self.scalings.get(None) if self.pools is None else self.scalings
