@@ -58,7 +58,7 @@ class Beyond:
             profiles: Of the prefill and of the decode pool, or one for all.
         """
         found = []
-        parts = zip(self.pools, ("prefill pool's ", "decode pool's "), profiles, strict=True)
+        parts = zip(self.pools, ("prefill pool's ", "decode pool's "), profiles, strict=False)
         for each, whose, profile in parts if len(profiles) > 1 else [(self, "", profiles[0])]:
             for kind in ("context", "batched"):
                 count, largest = (getattr(each, n) for n in (f"beyond_{kind}", f"{kind}_tokens"))
