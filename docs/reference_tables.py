@@ -329,6 +329,7 @@ def results() -> str:
     offload = {"engine": {**TINY["engine"], "kv_offload": {"blocks": 100}}}
     clients = {"kind": "closed_loop", "concurrency": 2}
     offload["workload"] = {**TINY["workload"], "arrivals": clients}
+    offload["incidents"] = [{"kind": "slowdown", "replica": 0, "at": 0, "factor": 2}]
     spec = {"method": "draft_model", "num_speculative_tokens": 3}
     own = {**spec, "own_gpus": {"profile": "h100/llama-3.2-1b"}}
     apart = {"engine": {"speculative_config": own}}

@@ -25,6 +25,14 @@ class ProfileError(SpecsimError, ValueError):
     """A profile is missing, malformed, or made for another model."""
 
 
+class NotMeasuredError(ProfileError):
+    """A table of kernels has no row with the value that is needed of one of its columns."""
+
+    def __init__(self, message: str, column: str = "") -> None:
+        super().__init__(message)
+        self.column = column
+
+
 class CapacityError(SpecsimError, ValueError):
     """A request, or a model, can never fit the memory it is given."""
 

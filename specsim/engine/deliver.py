@@ -61,6 +61,7 @@ def deliver(table: Table) -> None:
     if ended:
         close_gaps(table)
         state.unannounced += ended
+    state.noted_late += step.preemptions
     if step.num_requests:
         _note_step(table)
 
@@ -237,5 +238,6 @@ def _note_step(table: Table) -> None:
     table.seconds_out[state.seconds_len - 1].tokens += step.output_tokens
     if limits.keeps_steps:
         step.asked_draft_len = step.asked_tokens / step.num_requests
+        step.preemptions, state.noted_late = state.noted_late, 0  # those of empty steps before, too
         table.steps_out[state.steps_len] = step
         state.steps_len += 1

@@ -361,6 +361,7 @@ class State(Protocol):
     slowness: float  # how many times as long everything takes
     num_loading: int  # rows in `loading`
     is_stuck: int  # whether the last step was empty, and nothing has happened since
+    noted_late: int  # sequences that were preempted since a step was last written down
     preempted_in_vain: int  # sequences, since a token was last handed out
     num_running: int
     most_run: int  # of those, how many a step may hold, first come first

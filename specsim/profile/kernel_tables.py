@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from specsim.core.columns import parquet_table
-from specsim.core.errors import ProfileError
+from specsim.core.errors import NotMeasuredError, ProfileError
 from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_gpu
 from specsim.profile.profile import GPU_MEMORY_UTILIZATION
@@ -225,9 +225,10 @@ class MeasuredTable(NamedTuple):
             kept = rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))
             if not kept.num_rows:
                 there: list[Any] = sorted(pc.unique(rows[column]).to_pylist())
-                raise ProfileError(
+                raise NotMeasuredError(
                     f"{self.source}: no {what} with {column} = {value} (measured: {_short(there)})"
-                    + _hint(value, there)
+                    + _hint(value, there),
+                    column,
                 )
             rows = kept
         return self._replace(rows=rows)

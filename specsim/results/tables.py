@@ -197,24 +197,31 @@ class RunTables:
         return next(self.step_log.blocks(len(self.step_log)))
 
 
+def totals_of(replicas: Sequence[ReplicaRecords]) -> np.void:
+    """Return one record, `specsim.results.records.TOTAL_FIELDS`, of several replicas."""
+    found = np.zeros(1, dtype=TOTAL_FIELDS)
+    for records in replicas:
+        for name in TOTAL_FIELDS.names or ():
+            is_largest = name in ("context_tokens", "batched_tokens")
+            combine = np.maximum if is_largest else np.add
+            found[name] = combine(found[name], records.totals[name])
+    total: np.void = found[0]
+    return total
+
+
 def assemble(replicas: list[ReplicaRecords], deliveries: EveryDelivery | None = None) -> RunTables:
     """Return the tables of a run."""
     requests = np.zeros(sum(len(r.requests) for r in replicas), dtype=TABLE_FIELDS)
-    totals = np.zeros(1, dtype=TOTAL_FIELDS)
     for number, records in enumerate(replicas):
         rows = records.requests["request"]
         for name in REQUEST_FIELDS.names or ():
             requests[name][rows] = records.requests[name]
         requests["replica"][rows] = number
-        for name in TOTAL_FIELDS.names or ():
-            is_largest = name in ("context_tokens", "batched_tokens")
-            combine = np.maximum if is_largest else np.add
-            totals[name] = combine(totals[name], records.totals[name])
     return RunTables(
         requests=requests,
         gap_chunks=tuple(chunk for records in replicas for chunk in records.gap_chunks),
         seconds=np.concatenate([records.seconds for records in replicas]),
-        totals=totals[0],
+        totals=totals_of(replicas),
         outcomes=np.sum([records.outcomes for records in replicas], axis=0),
         step_log=replicas[0].step_log,
         deliveries=deliveries,

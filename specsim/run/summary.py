@@ -36,11 +36,11 @@ from specsim.results.metrics import (
 )
 from specsim.results.records import PoolTables
 from specsim.results.stability import KEEPS_UP, Balance, Demand, Stability, balance
-from specsim.results.tables import RunTables, assemble
+from specsim.results.tables import RunTables, assemble, totals_of
 from specsim.run.deployment import gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
-from specsim.run.validity import ROOFLINE, Beyond, step_times, usual_step
+from specsim.run.validity import ROOFLINE, Beyond, context_len, step_times, usual_step
 from specsim.workload.arrivals import OpenArrivals
 from specsim.workload.arrivals.patterns import Burst, ClosedLoop, Piecewise, TraceReplay
 from specsim.workload.trace import TraceRequests, mean_rate
@@ -131,7 +131,14 @@ class Summary:
 
     @cached_property
     def beyond(self) -> Beyond:
-        return Beyond.of(self.tables)
+        context, run = context_len(self.tables.requests), self.run
+        first = 0 if run.pools is None else len(run.replicas) - len(run.pools.records)
+        pools = (run.replicas[first:], run.replicas[:first]) if first else ()
+        return Beyond.of(
+            self.tables.totals,
+            context,
+            tuple(Beyond.of(totals_of(each), context) for each in pools),
+        )
 
     @cached_property
     def warnings(self) -> list[str]:
@@ -147,7 +154,7 @@ class Summary:
         experiment, pools = self.run.experiment, self.run.pools
         # By name: what profiles have cached since they were read cannot be compared.
         if pools and experiment.of_pool("prefill").profile != experiment.serving.profile:
-            profiles.append(pools.prefill_profile)
+            profiles.insert(0, pools.prefill_profile)
         drafter = self.run.deployment.drafter
         rooflines = [
             f"{profile.model} on {profile.gpu}: {ROOFLINE}"
@@ -447,6 +454,7 @@ class Summary:
             "is_async": run.deployment.is_async,
             "is_lossless": acceptance is None or acceptance.is_lossless,
             "num_gpu_blocks": run.deployment.engine.num_gpu_blocks,
+            "max_num_seqs": run.deployment.engine.max_num_seqs,
             "stability": self.stability,
             "beyond_valid_range": self.beyond.share,
             "warnings": self.warnings,
@@ -463,11 +471,13 @@ class Summary:
         }
 
     def _of_some_runs(self) -> dict[str, Any]:
-        """Return what only some runs have: clients, sessions, pools, own GPUs, offloading."""
+        """Return what only some runs have: clients, incidents, pools and so on."""
         own: dict[str, Any] = {}
         arrivals = self.run.experiment.workload.arrivals
         if isinstance(arrivals, ClosedLoop):
             own["think_time"] = arrivals.think_time
+        if incidents := self.run.experiment.incidents:
+            own["incidents"] = len(incidents)
         if "session" in self._owners:
             own["sessions"] = session_metrics(self.request_columns)
         found = self.scalings.get(None) if self.pools is None else self.scalings

@@ -17,6 +17,8 @@ from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
 from specsim.workload.arrivals import Arrivals, OpenArrivals
 
+_COUNTS = ("steps", "beyond_context", "beyond_batched", "context_tokens", "batched_tokens")
+
 
 @dataclass(frozen=True)
 class Beyond:
@@ -28,18 +30,21 @@ class Beyond:
     context_tokens: int  # of the largest step
     batched_tokens: int  # of the largest step
     context_len: float  # of a sequence, mean over the requests
+    pools: "tuple[Beyond, ...]" = ()  # of the prefill and of the decode pool, if there are any
 
     @classmethod
-    def of(cls, tables: RunTables) -> "Beyond":
-        of_steps = [name for name in cls.__dataclass_fields__ if name != "context_len"]
-        counts = {name: int(tables.totals[name]) for name in of_steps}
-        return cls(**counts, context_len=context_len(tables.requests))
+    def of(cls, totals: np.void, context_len: float, pools: "tuple[Beyond, ...]" = ()) -> "Beyond":
+        """Return what replicas have counted together, `specsim.results.records.TOTAL_FIELDS`."""
+        counts = {name: int(totals[name]) for name in _COUNTS}
+        return cls(**counts, context_len=context_len, pools=pools)
 
     @classmethod
     def over(cls, runs: "Sequence[Beyond]") -> "Beyond":
-        columns = {name: [vars(run)[name] for run in runs] for name in cls.__dataclass_fields__}
+        columns = {name: [vars(run)[name] for run in runs] for name in (*_COUNTS, "context_len")}
         kinds: dict[str, Any] = {"tokens": max, "len": np.mean}
-        return cls(**{n: kinds.get(n.split("_")[-1], sum)(each) for n, each in columns.items()})
+        found = {n: kinds.get(n.split("_")[-1], sum)(each) for n, each in columns.items()}
+        pools = zip(*(run.pools for run in runs), strict=True)
+        return cls(**found, pools=tuple(cls.over(each) for each in pools))
 
     @property
     def share(self) -> float:
@@ -47,17 +52,23 @@ class Beyond:
         return max(self.beyond_context, self.beyond_batched) / max(self.steps, 1)
 
     def warnings(self, profiles: Sequence[Profile]) -> list[str]:
-        """Return a line for each way in which steps lie beyond the valid range of a profile."""
+        """Return a line for each way in which steps lie beyond the valid range of a profile.
+
+        Args:
+            profiles: Of the prefill and of the decode pool, or one for all.
+        """
         found = []
-        for kind in ("context", "batched"):
-            count, largest = getattr(self, f"beyond_{kind}"), getattr(self, f"{kind}_tokens")
-            if count:
-                limit = min(getattr(each.valid_range, f"{kind}_tokens") for each in profiles)
-                share = figures(100 * count / self.steps, 3)
-                found.append(
-                    f"{share} % of the steps lie outside the profile's valid range: up to "
-                    f"{largest:,} {kind} tokens, fitted up to {limit:,}"
-                )
+        parts = zip(self.pools, ("prefill pool's ", "decode pool's "), profiles, strict=False)
+        for each, whose, profile in parts if len(profiles) > 1 else [(self, "", profiles[0])]:
+            for kind in ("context", "batched"):
+                count, largest = (getattr(each, n) for n in (f"beyond_{kind}", f"{kind}_tokens"))
+                if count:
+                    limit = getattr(profile.valid_range, f"{kind}_tokens")
+                    found.append(
+                        f"{figures(100 * count / each.steps, 3)} % of the {whose}steps lie outside "
+                        f"the profile's valid range: up to {largest:,} {kind} tokens, fitted up to "
+                        f"{limit:,}"
+                    )
         return found + [
             f"{each.model} on {each.gpu}: fitted to runs whose sequences have {lens[0]:,} to "
             f"{lens[1]:,} tokens; here they have {figures(self.context_len)} on average, of which "

@@ -158,11 +158,11 @@ class Service:
         async for given in self._turns.each(body.prompt):
             is_text = isinstance(given, str)
             if is_text:
-                self._check_len(self.texts.fewest(given), body.max_tokens)
+                self._check_len(self.texts.fewest(given), body.limit)
             prompts.append(await self._encoded(given) if is_text else given)
             if body.echo:
                 echoes.append(given if is_text else await self._decoded(given, "prompt"))
-        return await self._answer(request, body, at, prompts, body.max_tokens, echoes)
+        return await self._answer(request, body, at, prompts, body.limit, echoes)
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         at = self.live.now
@@ -379,7 +379,7 @@ class Service:
         )
         answer = LiveAnswer(request, len(reply.answers), filler, reply)
         answer.finish = "stop" if natural <= limit else "length"
-        answer.text_len = text_len
+        answer.text_len = 0 if body.max_tokens == 0 else text_len
         return answer
 
 

@@ -140,10 +140,21 @@ class CompletionBody(_Asked):
     """``/v1/completions``."""
 
     prompt: Annotated[Any, AfterValidator(_prompts)]
-    max_tokens: int | None = Field(default=16, ge=1)
+    max_tokens: int | None = Field(default=16, ge=0)
     echo: bool | None = False
     suffix: Any = None
     best_of: int | None = None
+
+    @property
+    def limit(self) -> int | None:
+        """As of others; an echo alone takes a token, which is not sent, as in vLLM."""
+        return 1 if self.max_tokens == 0 else self.max_tokens
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens = 0 asks for the prompt alone, with echo = true")
+        return self
 
 
 class MessagePart(Body):

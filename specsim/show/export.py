@@ -44,9 +44,11 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
         ``summary.json`` without what is specsim's own, and with what vLLM has besides: ``rtfx``,
         which is about audio, and, where there are details per request (``--save-detailed``), a text
         per answer, which a simulation leaves empty. With these, what a client means otherwise is as
-        a client has it: it keeps no request waiting, and `_busiest_seconds`.
+        a client has it: it keeps no request waiting, and `_busiest_seconds`, which are left out
+        where there are none.
     """
-    result = {name: value for name, value in run.summary.items() if name != "specsim"}
+    otherwise = {"specsim", "max_output_tokens_per_s", "max_concurrent_requests"}
+    result = {name: value for name, value in run.summary.items() if name not in otherwise}
     if "itls" in result:
         num_requests = int(result["completed"])
         result["generated_texts"] = [""] * num_requests

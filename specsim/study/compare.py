@@ -18,6 +18,7 @@ from typing import Any
 from specsim.core.errors import ConfigError
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
+from specsim.engine.config import EngineConfig
 from specsim.policies import POLICIES, Policy, has_async_form, is_bound
 from specsim.policies.off import Off
 from specsim.profile import load_profile
@@ -258,9 +259,9 @@ def on_one_engine(
             f"vLLM's schedule of k is left out; as a policy it is schedule:ranges={ranges}"
         )
     has_stages = len(load_profile(experiment.serving.profile).stage_shares) > 1
-    if has_stages and experiment.engine.async_scheduling is None:
-        experiment = experiment.with_engine(async_scheduling=True)
-    is_async = experiment.engine.async_scheduling
+    if has_stages and experiment.serving.engine.async_scheduling is None:
+        experiment = _scheduled(experiment, is_async=True)
+    is_async = experiment.serving.engine.async_scheduling
     needing = [
         label
         for label, policy in policies.items()
@@ -269,7 +270,7 @@ def on_one_engine(
     if not needing:
         return experiment, notes
     would_be_async = any(
-        experiment.replace(f"--policies {label}", policy=policy).is_async
+        experiment.replace(f"--policies {label}", policy=policy).serving.is_async
         for label, policy in policies.items()
         if not policy.needs_sync
     )
@@ -281,7 +282,17 @@ def on_one_engine(
     names = f"{' and '.join(needing)} need{'s' if len(needing) == 1 else ''} it"
     if would_be_async:
         notes.append(f"synchronous scheduling for all, because {names}")
-    return experiment.with_engine(async_scheduling=False), notes
+    return _scheduled(experiment, is_async=False), notes
+
+
+def _scheduled(experiment: Experiment, *, is_async: bool) -> Experiment:
+    """Return the experiment with this scheduling where policies are at work: the decode pool."""
+    changes, pools = {"async_scheduling": is_async}, experiment.pools
+    if pools is None:
+        return experiment.with_engine(**changes)
+    engine = (pools.decode.engine or EngineConfig()).model_copy(update=changes)
+    decode = pools.decode.model_copy(update={"engine": engine})
+    return experiment.replace(pools=pools.model_copy(update={"decode": decode}))
 
 
 _SIMPLE = re.compile(r"[a-z0-9_]+:[A-Za-z0-9.=_]+")

@@ -86,6 +86,7 @@ class DraftEval:
             who["policy"] = picker.model_dump(mode="json", exclude_none=True)
         return {
             **who,
+            "drafts_first_token": self.drafts_first_token,
             "requests": len(self.per_request),
             **total._asdict(),
             "tokens_per_step": self.tokens_per_step,

@@ -1,10 +1,12 @@
 """Pools: prompts here, answers there; nothing is lost in between, whatever fails."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from conftest import tiny_config
 from deliveries import every_delivery
 from hypothesis import HealthCheck, given, settings
@@ -110,6 +112,27 @@ def test_a_request_is_prefilled_then_moved_then_decoded(run: Callable[..., Run])
         "mean_transfer_ms": 500.0, "mean_prefill_ms": 250.0,
     }  # fmt: skip
     assert summary.data["total_output_tokens"] == 3
+
+
+def test_steps_beyond_a_profile_are_told_of_each_pool_by_its_own_range(
+    run: Callable[..., Run], constant_step: Callable[..., str]
+) -> None:
+    """Three prompts of 20 tokens at once, which the prefill pool's profile alone knows."""
+    paths = dict.fromkeys(("prefill", "decode"), "")
+    for pool, most in (("prefill", 50), ("decode", 2)):
+        paths[pool] = constant_step(delta_ms=STEP * 1e3)
+        content = yaml.safe_load(Path(paths[pool]).read_text())
+        content["valid_range"] = {"context_tokens": 100, "batched_tokens": most}
+        Path(paths[pool]).write_text(yaml.safe_dump(content))
+    pools = {pool: {"profile": path} for pool, path in paths.items()}
+    summary = Summary(run([(0.0, 20, 5)] * 3, pools=pools))
+    said = [text for text in summary.warnings if "valid range" in text]
+    assert said == [
+        "100 % of the prefill pool's steps lie outside the profile's valid range: up to 60 "
+        "batched tokens, fitted up to 50",
+        "66.7 % of the decode pool's steps lie outside the profile's valid range: up to 3 batched "
+        "tokens, fitted up to 2",
+    ]
 
 
 def test_transfers_wait_for_one_another_unless_there_are_lanes(run: Callable[..., Run]) -> None:

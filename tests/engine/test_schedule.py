@@ -136,3 +136,19 @@ def test_preemptions_in_turn_come_to_an_end(num_requests: int, is_async: bool) -
     config["workload"]["arrivals"] = {"kind": "constant", "rate": 1e6}
     run = simulate(Experiment.parse(config, "one after another"))
     assert len(Summary(run).tables.requests) == num_requests
+
+
+def test_steps_tell_of_every_preemption_also_where_nothing_else_came_of_a_step() -> None:
+    """Of two preemptions one is in a step that schedules nobody, and has no row."""
+    engine = {
+        "num_gpu_blocks": 6, "max_num_seqs": 8, "max_model_len": 64, "max_num_batched_tokens": 64,
+        "async_scheduling": True, "scheduling_policy": "priority",
+    }  # fmt: skip
+    rows = [(0, 2, 14), (0, 17, 22), (0, 21, 16), (0, 21, 19), (0.5, 5, 4), (0.5, 27, 7)]
+    requests = [
+        Request(index=index, arrived_at=at, prompt_len=prompt, output_len=output)
+        for index, (at, prompt, output) in enumerate(rows)
+    ]
+    run = simulate(Experiment.parse(tiny_config(engine=engine), "x"), requests=requests)
+    tables = Summary(run).tables
+    assert tables.steps["preemptions"].sum() == tables.requests["preemptions"].sum() == 2

@@ -35,16 +35,17 @@ DATASETS = ("cnn", "gsm8k", "instructcoder", "sharegpt")
 
 
 def test_replay_by_hand() -> None:
-    # Steps of the first request at 1 (accepts 2), 4 (0), 5 (limit 3); of the second at 1 and 2.
-    done = decode([bytes([9, 2, 9, 9, 0, 7, 9]), bytes([9, 0, 1])], 3)
+    # Steps of the first request at 1 (accepts 2), 4 (0), 5 (limit 3); of the second at 1 and 2,
+    # where one token is left, of which nothing says that a second one would have been rejected.
+    done = decode([bytes([9, 2, 9, 9, 0, 7, 9, 9]), bytes([9, 0, 1])], 3)
     assert done.accepted_lens.tolist() == [2, 0, 3, 0, 1]
     assert done.num_steps.tolist() == [3, 2]
-    assert done.tokens_per_step.tolist() == [2.0, 1.0]
-    assert done.steps_per_token == 5 / 8
-    assert done.conditional_rates.tolist() == [3 / 5, 2 / 3, 1 / 2]
+    assert done.tokens_per_step.tolist() == [7 / 3, 1.0]
+    assert done.steps_per_token == 5 / 9
+    assert done.conditional_rates.tolist() == [3 / 5, 2 / 2, 1 / 2]
     accepted, rejected = done.counts()
     assert accepted.tolist() == [[2, 2, 1], [1, 0, 0]]
-    assert rejected.tolist() == [[1, 0, 1], [1, 1, 0]]
+    assert rejected.tolist() == [[1, 0, 1], [1, 0, 0]]
 
 
 def test_windows_stay_within_a_request() -> None:
@@ -87,6 +88,19 @@ def test_likelihood_recovers_the_parameters(model: dict[str, Any], tolerance: fl
     fitted = FITS[model["kind"]](made_by(model)).model_dump(exclude_none=True)
     for name in model.keys() - {"kind"}:
         assert fitted[name] == pytest.approx(model[name], rel=tolerance)
+
+
+def test_what_the_end_of_an_output_cuts_off_counts_as_neither_accepted_nor_rejected() -> None:
+    """Of answers of eight tokens, in one step out of three; their records end with them."""
+    requests = [Request(index=i, prompt_len=1, output_len=8) for i in range(3000)]
+    made = ACCEPTANCE.parse({"kind": "bernoulli", "alpha": 0.7}).survival_lens(
+        requests, Luck(3, 4), 5
+    )
+    recorded = [bytes(min(n, 8 - place) for place, n in enumerate(each)) for each in made]
+    assert FITS["bernoulli"](decode(recorded, 5)).model_dump()["alpha"] == pytest.approx(
+        0.7, abs=0.01
+    )
+    assert decode(recorded, 5).conditional_rates == pytest.approx(0.7, abs=0.03)
 
 
 @pytest.mark.slow
@@ -234,7 +248,7 @@ def held_out(proposer: str, dataset: str) -> tuple[Distances, Distances]:
 @pytest.mark.parametrize(
     ("proposer", "targets"),
     [
-        ("eagle", Distances(0.015, 0.096, 0.025, 0.02)),
+        ("eagle", Distances(0.016, 0.096, 0.025, 0.02)),
         ("ngram", Distances(0.015, 0.098, 0.032, 0.07)),
     ],
 )
@@ -245,8 +259,9 @@ def test_shipped_presets_fit_the_half_that_they_were_not_fitted_to(
     # of n-gram on instructcoder 9 % in total steps: no fit can be relied on to come much closer.
     # The aims were 0.014, 0.084 and 0.047 for EAGLE, 0.010, 0.089 and 0.068 for n-gram, and 5 % in
     # total steps. Measured, and thus allowed, beyond them: both per request and per step (EAGLE's
-    # 0.0149 is due to `beta` on gsm8k, 0.022, which is closest in the sum of all distances), and
-    # n-gram's steps on instructcoder, 6.9 % too few.
+    # 0.0159 is due to `beta` on gsm8k, 0.022, which is closest in the sum of all distances, and to
+    # fits that took a draft cut off by the end of its output for a rejected one, which lowers rates
+    # by up to 0.004), and n-gram's steps on instructcoder, 6.9 % too few.
     pairs = [held_out(proposer, dataset) for dataset in DATASETS]
     for said, found in pairs:
         assert asdict(found) == pytest.approx(asdict(said), abs=2e-4)

@@ -100,6 +100,9 @@ def test_several_prompts_and_several_answers(served: Served) -> None:
     assert len({choice["text"] for choice in found["choices"]}) == 4
     echoed = served.ask(COMPLETIONS, {**ASKED, "echo": True})[1]["choices"][0]["text"]
     assert echoed.startswith("what is speculative decoding? ")
+    alone = {**ASKED, "echo": True, "max_tokens": 0}
+    events = [served.ask(COMPLETIONS, alone)[1], *served.events(COMPLETIONS, alone)]
+    assert [event["choices"][0]["text"] for event in events] == 2 * [ASKED["prompt"]]
 
 
 def test_what_was_said_before_is_found_in_the_cache(served: Served) -> None:

@@ -374,6 +374,15 @@ def test_what_a_client_means_otherwise_is_as_vllms_client_has_it(cli: Run, saved
     assert found["max_output_tokens_per_s"] < own["max_output_tokens_per_s"]
 
 
+def test_busiest_seconds_are_left_out_where_nothing_is_known_of_deliveries(
+    cli: Run, tmp_path: Path
+) -> None:
+    Summary(simulate(Experiment.parse(tiny_config(), "tiny"))).save(tmp_path / "run")
+    assert cli("export", tmp_path / "run", "--vllm-bench", "out.json")[0] == 0
+    found = json.loads(Path("out.json").read_text())
+    assert not found.keys() & {"itls", "max_output_tokens_per_s", "max_concurrent_requests"}
+
+
 def test_all_at_once(cli: Run, saved: Save) -> None:
     code, out, _ = cli(
         "export", saved(), "--chrome-trace", "t.json", "--prometheus", "p.txt", "--vllm-bench",

@@ -334,6 +334,33 @@ def test_of_a_load_where_nobody_surely_keeps_up_the_answer_says_so(
     assert "where that is undecided" in answer
 
 
+@pytest.mark.parametrize(
+    ("kept", "said"),
+    [
+        ([1, 0, 1], "99 % of the requests keep the SLO up to {0}"),
+        ([0, 1, 1], "99 % of the requests keep the SLO at {1} and {2}, but not at lower loads"),
+        ([0, 0, 0], "at none of these loads do 99 % of the requests keep the SLO"),
+    ],
+)
+def test_limits_are_kept_up_to_the_first_load_at_which_they_are_not(
+    study: Study, tmp_path: Path, kept: list[int], said: str
+) -> None:
+    loads = study.axes[2].labels
+    points = [
+        replace(
+            each, metrics={**each.metrics, "request_throughput": 1.0, "request_goodput": goodput}
+        )
+        for each in study.finished
+        for goodput in [float(kept[each.places[2] or 0])]
+    ]
+    write_page(replace(study, points=points), tmp_path / "kept.html")
+    with browser(width=1440, height=900) as driver:
+        page = Page(driver, tmp_path / "kept.html")
+        answer = page.js("document.getElementById('answer').textContent")
+    said = said.format(*(f"{load} requests/s" for load in loads))
+    assert said in answer.replace("\u00a0", " ")
+
+
 def test_a_bound_is_best_of_nothing_but_bounds(study: Study, tmp_path: Path) -> None:
     labels = ["off", "static:k=1", "oracle", "my_oracle:Mine"]
     axes = [study.axes[0], replace(study.axes[1], labels=labels), study.axes[2]]

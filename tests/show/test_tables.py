@@ -114,6 +114,21 @@ def test_commands_show_a_metric_alike(tmp_path: Path) -> None:
         assert row[metric] in line.split()
 
 
+def test_of_replications_a_sweep_shows_the_interval(tmp_path: Path) -> None:
+    metrics = dict.fromkeys(("mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms"), 5.0)
+    records = [
+        {
+            "labels": {"policy": "off"}, "error": None,
+            "metrics": {**metrics, "output_throughput": rate, "overloaded": 0, "undecided": 0},
+        }
+        for rate in (99.0, 101.0)
+    ]  # fmt: skip
+    [found] = sweep_tables(records, "swept")
+    row = [next(iter(column.cells)) for column in found.columns]
+    assert row == ["off", *["5.00 ± 0"] * 3, "100 ± 13"]  # Student's t of one degree: 12.7
+    assert found.caption == "±: 95 % interval of the mean over replications"
+
+
 def test_columns_of_a_sweep_have_names_of_their_own(tmp_path: Path) -> None:
     axes = {f"workload.lengths.{name}": [[8, 9]] for name in ("prompt", "output")}
     axes |= {f"pools.{name}.replicas": [1] for name in ("prefill", "decode")}

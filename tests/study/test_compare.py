@@ -15,6 +15,8 @@ from specsim.core.errors import ConfigError
 from specsim.policies import Policy
 from specsim.policies.off import Off
 from specsim.run.experiment import Experiment
+from specsim.run.simulate import simulate
+from specsim.run.summary import Summary
 from specsim.show.render.run_tables import Scoreboard, comparison_table
 from specsim.study.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
 from specsim.study.paired import mean_and_half_width, regret, speed_up
@@ -289,6 +291,10 @@ def test_pools_are_pipelines_where_their_own_profiles_are(
     pools = {"prefill": {"profile": plain}, "decode": {"profile": plain}}
     found = compare(tiny(profile=staged, pools=pools), parse_policies(["oracle"]), replications=1)
     assert found.notes == ["synchronous scheduling for all, because oracle needs it"]
+    pools = {"prefill": {"profile": staged}, "decode": {"profile": plain}}
+    beside = tiny(profile=plain, pools=pools, policy={"kind": "oracle"})
+    found = compare(beside, parse_policies(["oracle"]), replications=1)
+    assert found.results[-1].mean("duration") == Summary(simulate(beside)).data["duration"]
     pools["decode"] = {"profile": staged}
     with pytest.raises(ConfigError, match="oracle: must see each step's outcome before the next"):
         compare(tiny(profile=plain, pools=pools), parse_policies(["oracle"]), replications=1)

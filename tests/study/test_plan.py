@@ -1485,6 +1485,10 @@ def test_how_fast_speculation_is_with_other_acceptance_is_said() -> None:
     low = next(each for each in plan.advice.what_ifs if each.kind == "acceptance")
     assert (low.is_other, low.times_as_fast) == (False, pytest.approx(1.5))
     assert "acceptance 0.1 lower (then 1.50 times as fast)" in " ".join(notes(plan.advice))
+    advice = plan.advice
+    worlds = [each.model_copy(update={"times_as_fast": 0.96}) for each in advice.what_ifs]
+    said = " ".join(notes(advice.model_copy(update={"what_ifs": worlds})))
+    assert said.count("(then 4.2 % slower than without speculation)") == len(worlds)
 
 
 def test_a_load_that_one_short_run_alone_has_tried_tells_nothing_of_acceptance() -> None:

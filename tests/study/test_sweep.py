@@ -347,6 +347,7 @@ def removed(name: str) -> Callable[[Path], None]:
         (removed("sweep.yaml"), ["--resume"], "holds points of no sweep"),
         (edited("points/00001.json", "{", ""), ["--resume"], "remove the file and --resume"),
         (edited("points/00001.json", '"point": 1', '"point": 2'), ["--resume"], "of point 1"),
+        (edited("points/00001.json", '"axes": {', '"axes": {"x": 1, '), ["--resume"], "of point 1"),
         (None, ["--ray-address", "x"], "--ray-address is used by --backend ray only"),
     ],
 )

@@ -62,6 +62,7 @@ def test_the_best_combination_comes_first(cli: Run, trace: Path, tmp_path: Path)
     assert combinations[0]["options"] == {"prompt_lookup_min": 1, "num_speculative_tokens": 2}
     assert combinations[0]["proposer"]["prompt_lookup_max"] == 4
     assert "per_request" not in combinations[0]
+    assert combinations[0]["drafts_first_token"] is False  # suffix begins with it, and says so
 
 
 def test_a_grid_agrees_with_single_evaluations(cli: Run, trace: Path, tmp_path: Path) -> None:

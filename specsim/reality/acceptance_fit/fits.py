@@ -42,6 +42,7 @@ class Decoded:
     output_lens: NDArray[np.int64]  # shape (n_requests,), tokens, each at least 2
     accepted_lens: NDArray[np.uint8]  # shape (n_steps,), in order, request after request
     num_steps: NDArray[np.int64]  # shape (n_requests,)
+    is_cut: NDArray[np.bool_]  # shape (n_steps,); whether the output ended before any rejection
 
     @cached_property
     def tokens_per_step(self) -> NDArray[np.float64]:
@@ -81,8 +82,8 @@ class Decoded:
     @cached_property
     def conditional_rates(self) -> NDArray[np.float64]:
         """P(token j accepted | all before it in the draft were), shape (draft_len,)."""
-        reached = np.array([(self.accepted_lens >= j).sum() for j in range(self.draft_len + 1)])
-        return np.asarray(reached[1:] / np.maximum(reached[:-1], 1))
+        accepted, rejected = (each.sum(axis=0) for each in self.counts())
+        return np.asarray(accepted / np.maximum(accepted + rejected, 1))
 
     @cached_property
     def drift(self) -> float:
@@ -98,25 +99,31 @@ class Decoded:
         """Return accepted and rejected j-th draft tokens, each of shape (n_requests, draft_len)."""
         shape = (len(self.num_steps), self.draft_len + 1)
         places = self._requests * shape[1] + self.accepted_lens
-        ended = np.bincount(places, minlength=shape[0] * shape[1]).reshape(shape)
+        ended, rejected = (
+            np.bincount(each, minlength=shape[0] * shape[1]).reshape(shape)
+            for each in (places, places[~self.is_cut])
+        )
         accepted = ended[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
-        return accepted, ended[:, :-1]
+        return accepted, rejected[:, :-1]
 
 
 def decode(tables: Sequence[bytes], draft_len: int) -> Decoded:
     """Decode requests, each with a survival table, with drafts of one length.
 
     The first output token comes from the prefill; every step after it emits the accepted tokens
-    and the bonus token, until the output is over.
+    and the bonus token, until the output is over. Nothing is known of what would follow it: a draft
+    of which all tokens up to there are accepted may be rejected later.
     """
     lens = np.array([len(table) for table in tables])
     flat = np.minimum(np.frombuffer(b"".join(tables), dtype=np.uint8), draft_len).astype(np.uint8)
     ends = np.cumsum(lens)
     positions, active = ends - lens + 1, np.arange(len(lens))
-    accepted, owners = [], []
+    accepted, cuts, owners = [], [], []
     while len(active):
-        survived = flat[positions]
+        left = ends[active] - positions
+        survived = np.minimum(flat[positions], left).astype(np.uint8)
         accepted.append(survived)
+        cuts.append((survived == left) & (survived < draft_len))
         owners.append(active)
         positions = positions + survived + 1
         goes_on = positions < ends[active]
@@ -124,7 +131,8 @@ def decode(tables: Sequence[bytes], draft_len: int) -> Decoded:
     owner = np.concatenate(owners)
     order = np.argsort(owner, kind="stable")
     num_steps = np.bincount(owner, minlength=len(lens))
-    return Decoded(draft_len, lens, np.concatenate(accepted)[order], num_steps)
+    accepted_lens, is_cut = (np.concatenate(each)[order] for each in (accepted, cuts))
+    return Decoded(draft_len, lens, accepted_lens, num_steps, is_cut)
 
 
 class Twin:

@@ -53,8 +53,14 @@ class MeasuredLengths:
     def _quantiles(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
         if self.median is None:
             return self.mean * (0.5 + places)
-        spread = math.sqrt(2 * math.log(self.mean / self.median))
-        return self.median * np.exp(spread * np.array([*map(NormalDist().inv_cdf, places)]))
+        normal, wanted = np.array([*map(NormalDist().inv_cdf, places)]), math.log(self.mean)
+        low, high = 0.0, 64.0  # of so few lengths, a spread of the mean's own would miss the tail
+        for _ in range(50):
+            spread = (low + high) / 2
+            logs = math.log(self.median) + spread * normal
+            is_short = np.logaddexp.reduce(logs) - math.log(len(logs)) < wanted
+            low, high = (spread, high) if is_short else (low, spread)
+        return np.exp(logs)
 
 
 @dataclass(frozen=True)

@@ -144,8 +144,16 @@ def _run_of(
     return replace(run, notes=(*run.notes, *notes))
 
 
-_NO_ROW = ("sessions", "pools", "autoscaling", "hits", "drafter", "stage_shares")
+_NO_ROW = (
+    "sessions", "pools", "autoscaling", "incidents", "hits", "drafter", "stage_shares",
+)  # fmt: skip
 """Parts of specsim's own block of a result, of runs that a row of a table cannot say."""
+_SERVER = {
+    "max_num_seqs": "max_num_seqs",
+    "num_gpu_blocks": "num_gpu_blocks",
+    "is_async": "async_scheduling",
+}
+"""What it says of the server, by the columns of a table."""
 
 
 def _check_simulated(path: Path, result: Mapping[str, Any]) -> None:
@@ -176,6 +184,9 @@ def _cells(result: Mapping[str, Any]) -> dict[str, str]:
     cells |= {
         column: _text(result[name]) for column, name in TABLE["vllm"].items() if name in result
     }
+    own = result.get("specsim")
+    if isinstance(own, dict):
+        cells |= {column: _text(own[name]) for name, column in _SERVER.items() if name in own}
     for latency in LATENCIES:
         theirs = ("e2el", "e2e_latency") if latency == "e2e" else (latency,)
         for statistic, name in _STATISTICS.items():

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from math import fsum, nan
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -21,6 +20,7 @@ from specsim.results.stability import STABILITY_MARKS, stability_in, together
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
 from specsim.show.render import add_wide_rows, interval, model_interval, new_table, shown
+from specsim.study.paired import mean_and_half_width
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown, EngineMemory
@@ -123,7 +123,10 @@ def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
     if len(groups) > 40:  # of a sweep
         return []
     columns = [*_shortest(list(records[0]["labels"])), *_SWEPT.values(), ""]
-    return [new_table(name, columns, (_combination(labels, own) for labels, own in groups))]
+    table = new_table(name, columns, (_combination(labels, own) for labels, own in groups))
+    if any(len(own) > 1 for _, own in groups):
+        table.caption = "±: 95 % interval of the mean over replications"
+    return [table]
 
 
 def _shortest(fields: list[str]) -> list[str]:
@@ -139,13 +142,19 @@ def _shortest(fields: list[str]) -> list[str]:
 
 def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[str]:
     found = [record["metrics"] for record in records if record["error"] is None]
-    means = {
-        key: fsum(each[key] for each in found) / len(found) if found else nan for key in _SWEPT
-    }
-    values = [shown(key, mean) for key, mean in means.items()]
+    values = [_mean_of(key, [each[key] for each in found]) for key in _SWEPT]
     problem = "FAILED" if len(found) < len(records) else ""
     mark = STABILITY_MARKS[together(map(stability_in, found))] if found else ""
     return [*map(escape, labels.values()), *values, problem or mark]
+
+
+def _mean_of(metric: str, values: list[float]) -> str:
+    """Return the mean of some runs, and half its interval where there are several."""
+    if not values:
+        return "-"
+    mean, half = mean_and_half_width(values)
+    text = shown(metric, mean)
+    return text if half is None or text == "-" else f"{text} ± {figures(half, 2)}"
 
 
 def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:

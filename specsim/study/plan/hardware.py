@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-from specsim.core.errors import ProfileError, SpecsimError
+from specsim.core.errors import NotMeasuredError, ProfileError, SpecsimError
 from specsim.core.resources import find_resource, resource_names
 from specsim.hardware import load_model
 from specsim.profile import GPU_MEMORY_UTILIZATION, Profile, load_profile, shipped_to_the_limits
@@ -101,7 +101,7 @@ def _of_cache(
     for split, name in known.items():
         yield Hardware(gpu + split.suffix, load_profile(name)), name
     dtype = question.weights or load_model(model).quantization
-    failed: dict[str, _Split] = {}  # by reason, the largest
+    failed: dict[str, tuple[_Split, SpecsimError]] = {}  # by reason, the largest
     for split in splits:
         if known and split.is_plain:
             continue
@@ -116,14 +116,15 @@ def _of_cache(
             yield Hardware(gpu + split.suffix, profile, ranks=ranks), PROFILE_FILE
             failed.clear()  # as it would of fewer GPUs
         except SpecsimError as error:
-            failed[str(error).splitlines()[0]] = split
+            failed[str(error).splitlines()[0]] = split, error
     if failed:  # what is said of the most GPUs holds for fewer
-        why, split = failed.popitem()
+        why, (split, last) = failed.popitem()
         label, said = gpu + (split.suffix if failed else ""), f" in {dtype}" if dtype else ""
         no_other = "no roofline" if split.is_plain and not dtype else "none can be composed"
         said += split.words + (" with a KV cache in 8 bits" if kv_dtype == "fp8" else "")
         name = question.command.model if model.endswith(".json") else model
-        remedy = _fewer_gpus(split) if "num_gpus" in why else ""
+        lacks_gpus = isinstance(last, NotMeasuredError) and last.column == "num_gpus"
+        remedy = _fewer_gpus(split) if lacks_gpus else ""
         left_out.append(f"{label}: no profile of {name}{said}, and {no_other}: {why}{remedy}")
 
 

@@ -311,7 +311,7 @@ def _what_if_notes(advice: Advice) -> list[str]:
     if same:
         said.append(f"The same answer with {listed([_in_world(each) for each in same])}.")
     said += [
-        f"With {each.what}: {_rented(each, advice.currency)}."
+        f"With {each.what}: {_rented(each, advice.currency)}{_slower(each)}."
         for each in advice.what_ifs
         if each not in same
     ]
@@ -324,9 +324,15 @@ def _what_if_notes(advice: Advice) -> list[str]:
 
 
 def _in_world(each: WhatIf) -> str:
-    if each.kind != "acceptance" or each.times_as_fast is None:
-        return each.what
+    if each.kind != "acceptance" or each.times_as_fast is None or each.times_as_fast < 1:
+        return f"{each.what}{_slower(each)}"
     return f"{each.what} (then {each.times_as_fast:.2f} times as fast)"
+
+
+def _slower(each: WhatIf) -> str:
+    if each.times_as_fast is None or each.times_as_fast >= 1:
+        return ""
+    return f" (then {percent(1 / each.times_as_fast - 1)} slower than without speculation)"
 
 
 def listed(texts: list[str]) -> str:

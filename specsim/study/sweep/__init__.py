@@ -153,9 +153,9 @@ class SweepFolder:
             temporary.write_text(json.dumps(record, allow_nan=False) + "\n", encoding="ascii")
 
     def records(self) -> Iterator[dict[str, Any]]:
-        for number in range(self.sweep.num_points):
-            if (path := self.record_path(number)).exists():
-                yield _record(path, number)
+        for point in self.sweep.points():
+            if (path := self.record_path(point.number)).exists():
+                yield _record(path, point)
 
     def numbers(self) -> list[dict[str, Any]]:
         """Return the same records without what is only drawn."""
@@ -225,14 +225,17 @@ def _check_same(found: Sweep, wanted: Sweep, plan: Path) -> None:
             )
 
 
-def _record(path: Path, number: int) -> dict[str, Any]:
+def _record(path: Path, point: SweepPoint) -> dict[str, Any]:
     try:
         record = load_mapping(path, ConfigError)
     except ConfigError as error:
         raise ConfigError(f"{error}; remove the file and --resume") from error
     missing = {"axes", "labels", "replication", "seed", "error", "metrics"} - set(record)
-    if record.get("point") != number or missing:
-        raise ConfigError(f"{path}: is not the record of point {number}; remove it and --resume")
+    its = {"point": point.number, "axes": point.axes, "seed": point.seed}
+    if missing or any(record.get(name) != value for name, value in its.items()):
+        raise ConfigError(
+            f"{path}: is not the record of point {point.number}; remove it and --resume"
+        )
     return record
 
 

@@ -154,11 +154,18 @@ function gpusText(h) {
   return `${between(all.map((each) => each.gpus))} ${name}${price}`;
 }
 
-/** The largest load at which 99 % of the requests keep their limits, and with which policy. */
+/** Up to which load 99 % of the requests keep their limits, and with which policy. */
 function withinLimits(h) {
   if (!METRIC.has("slo_attainment")) return null;
-  const fine = real().filter((each) => each.h === h && meanOf(each, "slo_attainment") >= 0.99);
-  if (!fine.length) return "at none of these loads do 99 % of the requests keep the SLO";
+  const here = real().filter((each) => each.h === h);
+  const keeping = here.filter((each) => meanOf(each, "slo_attainment") >= 0.99);
+  if (!keeping.length) return "at none of these loads do 99 % of the requests keep the SLO";
+  const fine = keeping.filter(({ p, l }) =>
+    here.every((other) => other.p !== p || other.l > l || keeping.includes(other)));
+  if (!fine.length) {
+    const loads = [...new Set(keeping.map(({ l }) => l))].sort((a, b) => a - b);
+    return `99 % of the requests keep the SLO at ${listed(loads.map(loadText))}, but not at lower loads`;
+  }
   const top = Math.max(...fine.map((each) => each.l));
   const names = fine.filter((each) => each.l === top).map((each) => POLICY.labels[each.p]);
   const all = new Set(real().map(({ p }) => p));
