@@ -217,6 +217,7 @@ class Fleet:
 
     def fail(self, number: int) -> None:
         """Let what is in a slot die; another is started elsewhere, if there is a free slot."""
+        self._retire_empty()
         if self._states[number] in (UP, DRAINING):
             self._cluster.fail(number)
         if self._states[number] == FREE:

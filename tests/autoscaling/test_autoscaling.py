@@ -183,6 +183,15 @@ def test_replicas_that_fail_are_missed_at_once(tiny: Tiny) -> None:
     assert set(summary.tables.requests["replica"].tolist()) == {0, 1, 2}
 
 
+def test_what_had_drained_is_not_paid_for_until_its_slot_fails(tiny: Tiny) -> None:
+    failure = {"kind": "failure", "replica": 1, "at": 3.0}
+    scaler = {"kind": "target_queue", "target": 50, "interval_s": 2.05}  # it drains from 2.05 on
+    slow = {"arrivals": {"kind": "constant", "rate": 0.5}, "num_requests": 5}
+    found = ran(tiny, scaler, replicas=2, incidents=[failure], **slow)
+    last = found.tables.requests["ended_at"][1]
+    assert found.run.scalings[None].spans[0] == (0.0, pytest.approx(last))
+
+
 def test_without_a_free_slot_a_failed_one_is_waited_for(tiny: Tiny) -> None:
     failure = {"kind": "failure", "replica": 0, "at": 5.25, "until": 9.0}
     scaler = {"kind": "target_queue", "target": 50, "max_replicas": 1, "start_up_s": 1.5}
