@@ -23,7 +23,6 @@ from specsim.cli.options import (
     spinner,
     warm_up,
     warn,
-    write_profile,
 )
 from specsim.core.errors import ConfigError, SpecsimError
 
@@ -111,6 +110,8 @@ def init(
 
     Answers may also come from a pipe, one per line; an empty line takes what is proposed.
     """
+    from specsim.core.resources import within
+    from specsim.core.settings import as_yaml
     from specsim.study.plan import question_of
     from specsim.study.plan.candidates import first_option, with_replicas
     from specsim.study.plan.files import commented
@@ -135,11 +136,13 @@ def init(
         if experiment.profile == PROFILE_FILE:  # which none is shipped of
             beside = out.with_name(f"{out.stem}-{PROFILE_FILE}")
             with output_file(beside) as profile_file:
-                write_profile(profile_file, option.hardware.profile)
+                assert profile_file is not None
+                fields = within(option.hardware.profile.to_dict(), out.parent)
+                profile_file.write_text(as_yaml(fields), encoding="utf-8")
             experiment = experiment.replace(profile=beside.name)
             typer.echo(f"profile: {beside}")
         assert file is not None
-        file.write_text(commented(experiment, about), encoding="utf-8")
+        file.write_text(commented(experiment, about, out.parent), encoding="utf-8")
     typer.echo(
         f"experiment: {out} (specsim run {out}, specsim capacity {out} --qps {question.rate:g}"
         f"{question.shares_as_options})"

@@ -227,7 +227,7 @@ def sweep(
     _check_address(ray_address, backend)
     if backend == "local":
         warm_up(workers or os.cpu_count() or 1)
-    from specsim.show.render.run_tables import sweep_tables
+    from specsim.show.render.study_tables import sweep_tables
     from specsim.study.sweep import Sweep, SweepFolder, run_sweep
     from specsim.study.sweep.plan import problems_of
 

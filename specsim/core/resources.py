@@ -83,6 +83,21 @@ def following(settings: Any, folder: Path, field: str = "") -> Any:
     return _PATH_IN_SHORT_FORM.sub(lambda found: found[1] + _beside(found[2], folder), settings)
 
 
+def within(settings: Any, folder: Path) -> Any:
+    """Return settings whose paths into a folder start there, so that it may be moved with a file.
+
+    What `following` reads in that file.
+    """
+    if isinstance(settings, dict):
+        return {name: within(value, folder) for name, value in settings.items()}
+    if isinstance(settings, list):
+        return [within(value, folder) for value in settings]
+    is_path = isinstance(settings, str) and settings.startswith(os.sep)
+    if not is_path or not Path(settings).is_relative_to(folder.resolve()):
+        return settings
+    return str(Path(settings).relative_to(folder.resolve()))
+
+
 def _class_beside(module: str, folder: Path) -> str:
     file = module if module.endswith(".py") else f"{module}.py"
     found = _beside(file, folder)

@@ -43,12 +43,16 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
     Returns:
         ``summary.json`` without what is specsim's own, and with what vLLM has besides: ``rtfx``,
         which is about audio, and, where there are details per request (``--save-detailed``), a text
-        per answer, which a simulation leaves empty. With these, what a client means otherwise is as
-        a client has it: it keeps no request waiting, and `_busiest_seconds`, which are left out
-        where there are none.
+        per answer, which a simulation leaves empty. What a client means otherwise is as a client
+        has it: it begins before the gap until the first arrival, keeps no request waiting, and
+        `_busiest_seconds`, which are left out where there are no details.
     """
     otherwise = {"specsim", "max_output_tokens_per_s", "max_concurrent_requests"}
     result = {name: value for name, value in run.summary.items() if name not in otherwise}
+    duration = result["duration"] + float(run.requests["arrived_at"].min())
+    rates = (name for name in _RATES if result[name] is not None)
+    result |= {name: result[name] * result["duration"] / duration for name in rates}
+    result["duration"] = duration
     if "itls" in result:
         num_requests = int(result["completed"])
         result["generated_texts"] = [""] * num_requests
@@ -56,6 +60,9 @@ def vllm_bench_result(run: ResultsFolder) -> dict[str, Any]:
         result |= _busiest_seconds(result)
     result["rtfx"] = 0.0
     return result
+
+
+_RATES = ("request_throughput", "request_goodput", "output_throughput", "total_token_throughput")
 
 
 def _busiest_seconds(result: dict[str, Any]) -> dict[str, float]:

@@ -296,6 +296,21 @@ def test_init_writes_the_profile_that_none_is_shipped_of(
     assert cli("run", "my.yaml", "--set", "workload.num_requests=20")[0] == 0
 
 
+def test_what_init_writes_beside_a_model_moves_with_it(
+    cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here" / "mine").mkdir(parents=True)
+    shape = json.loads((ROOT / "profiles" / "qwen3-8b.json").read_text())
+    (tmp_path / "here" / "mine" / "config.json").write_text(json.dumps(shape))
+    piped(monkeypatch, "vllm serve here/mine\n")
+    assert cli("init", "here/my.yaml")[0] == 0
+    (tmp_path / "here").rename(tmp_path / "there")
+    for folder in (tmp_path, tmp_path / "there"):
+        monkeypatch.chdir(folder)
+        written = tmp_path / "there" / "my.yaml"
+        assert cli("run", written, "--set", "workload.num_requests=20")[0] == 0
+
+
 def test_init_needs_no_price(cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     piped(monkeypatch, "vllm serve Qwen/Qwen3-8B\n\n\n\ngb300\n")
     assert cli("init", "my.yaml")[0] == 0

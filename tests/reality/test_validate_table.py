@@ -563,6 +563,17 @@ def test_requests_come_at_the_rate_whatever_the_luck(tmp_path: Path, burstiness:
         assert np.diff(arrived_at).std() > 0.1
 
 
+@pytest.mark.parametrize("warmups", ["", "1"])
+def test_a_run_at_a_rate_begins_a_gap_before_its_first_request(
+    tmp_path: Path, warmups: str
+) -> None:
+    """As vLLM's benchmark counts: of 40 requests at 5/s, 8 s and the last answer."""
+    cells = {"osl": "2", "prefix_caching": "on", "num_warmups": warmups}
+    (found,) = predict([one(tmp_path, concurrency="", request_rate="5", **cells)], PROFILE)
+    latency = found.values["e2e_mean_ms"] / 1e3
+    assert found.values["duration_s"] == pytest.approx(8.0 + latency, abs=0.5 * latency)
+
+
 @pytest.mark.parametrize("column", ["acceptance_rate", "prefix_hit_rate"])
 def test_shares_are_no_percentages(tmp_path: Path, column: str) -> None:
     with pytest.raises(ConfigError, match=f"{column} = '45' must be a share between 0 and 1"):

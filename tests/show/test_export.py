@@ -351,6 +351,10 @@ def test_vllm_bench_has_the_fields_of_vllm(cli: Run, saved: Save) -> None:
     extra = found.keys() - {*VLLM_FIELDS.split(), "specsim_version"}  # percentiles on request
     assert all(re.fullmatch(r"(p50|p90|p95|p99|mean|std|median)_\w+_ms", name) for name in extra)
     assert all(len(found[name]) == 30 for name in ("ttfts", "itls", "generated_texts", "errors"))
+    first = min(found["start_times"])
+    last = max(map(sum, zip(found["start_times"], found["latencies"], strict=True)))
+    assert found["duration"] == pytest.approx(last) != pytest.approx(last - first)
+    assert found["request_throughput"] == pytest.approx(30 / found["duration"])
     assert read_trace(Path("out.json")).format == "vllm_bench"
 
 

@@ -17,7 +17,8 @@ from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.show.render import new_table, shown
-from specsim.show.render.run_tables import comparison_table, run_table, sweep_tables
+from specsim.show.render.run_tables import comparison_table, run_table
+from specsim.show.render.study_tables import sweep_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.compare import compare
 from specsim.study.sweep import sweep

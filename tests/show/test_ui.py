@@ -212,6 +212,32 @@ def test_a_question_of_another_page_waits(
     assert found == {"one": 200, "two": 200}
 
 
+def test_the_run_of_a_page_that_is_closed_ends(
+    server: UiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, ended = Event(), Event()
+
+    def endless(moved: Moved, on_progress: Callable[[int], None]) -> dict[str, Any]:
+        try:
+            while not ended.wait(0.01):
+                begun.set()
+                on_progress(0)
+        finally:
+            ended.set()
+        return {}
+
+    monkeypatch.setattr(server.playground, "answer", endless)
+    with socket.create_connection(("127.0.0.1", server.server_port)) as page:
+        host = f"Host: 127.0.0.1:{server.server_port}"
+        head = f"POST /{server.token}/answer HTTP/1.1\r\n{host}\r\nContent-Length: 2\r\n\r\n"
+        page.sendall(f"{head}{{}}".encode())
+        assert begun.wait(10)
+        assert not ended.wait(0.1)
+    was_ended = ended.wait(10)
+    ended.set()
+    assert was_ended
+
+
 def test_a_page_that_moves_on_leaves_no_traceback(
     server: UiServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

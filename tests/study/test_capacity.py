@@ -781,6 +781,28 @@ def test_slots_are_those_of_all_ranks() -> None:
     assert (run.most_running, run.resource) == (17, "step_time")
 
 
+@pytest.mark.parametrize(("slots", "resource"), [(1, "max_loras"), (4, "step_time")])
+def test_requests_wait_for_a_place_of_their_adapter(
+    slots: int, resource: str, constant_step: Callable[..., str], tmp_path: Path
+) -> None:
+    rows = [
+        {"arrived_at": at / 40, "prompt_len": 30, "output_len": 8, "adapter": 1 + at % 4}
+        for at in range(200)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    config = tiny_config(
+        profile=constant_step(delta_ms=8, lora={}),
+        policy="off",
+        engine={"max_num_seqs": 256, "max_model_len": 1024, "lora_config": {"max_loras": slots}},
+        workload={"arrivals": {"kind": "trace", "path": str(path)}},
+    )
+    served = Experiment.parse(config, "adapters")
+    goal = Goal(Slo(ttft_ms=60), 0.95, 0.2, False, None, 1, 200, None)
+    run = measure(Task(40.0, Trial(served), load_profile(served.profile), goal))
+    assert run.resource == resource
+
+
 @pytest.mark.parametrize(("blocks", "resource"), [(200, "kv_memory"), (6000, "step_time")])
 @pytest.mark.parametrize("stages", [2, 4])
 def test_requests_of_all_stages_fill_the_cache(

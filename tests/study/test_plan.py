@@ -1433,7 +1433,7 @@ def test_loads_of_sessions_are_requests_per_second() -> None:
         },
         "agents",
     )
-    assert "arrivals.rate is of the whole service, sessions/s" in commented(experiment, "")
+    assert "arrivals.rate is of the whole service, sessions/s" in commented(experiment, "", Path())
     loads = Loads(experiment, 1)
     assert loads.own == pytest.approx(5.0, rel=0.01)
     (trial,) = loads.trials(Off(), 5.0, 100)

@@ -523,15 +523,19 @@ def test_a_log_without_the_lengths_of_answers_is_told_what_it_lacks(tmp_path: Pa
         read_trace(path)
 
 
-def test_a_column_is_taken_before_the_usage_of_an_answer_beside_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inside", ["response.", ""])
+def test_a_column_is_taken_before_the_usage_of_an_answer_beside_it(
+    inside: str, tmp_path: Path
+) -> None:
     path = tmp_path / "log.jsonl"
-    usage = '"response": {"usage": {"prompt_tokens": 9, "completion_tokens": 9}}'
+    usage = '"usage": {"prompt_tokens": 9, "completion_tokens": 9}'
+    usage = f'"response": {{{usage}}}' if inside else usage
     path.write_text(f'{{"n_in": 5, "n_out": 2, {usage}}}\n')
     trace = read_trace(path)
     assert (trace.prompt_lens.tolist(), trace.output_lens.tolist()) == ([5], [2])
-    assert "; ignored: response" in trace.note
+    assert "; ignored: " in trace.note
     path.write_text(f"{{{usage}}}\n")
-    said = "response.usage.prompt_tokens is the prompt length"
+    said = f"{inside}usage.prompt_tokens is the prompt length"
     assert (said in read_trace(path).note, "ignored" in read_trace(path).note) == (True, False)
 
 

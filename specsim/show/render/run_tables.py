@@ -1,10 +1,8 @@
-"""Runs: one in detail, a few side by side, many ranked, and the points of a sweep."""
+"""Runs: one in detail, a few side by side, and many ranked."""
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
@@ -16,24 +14,15 @@ from rich.table import Table
 from specsim.core.figures import figures, percent
 from specsim.hardware import GIB
 from specsim.results.metrics import SHOWN, TITLES
-from specsim.results.stability import STABILITY_MARKS, stability_in, together
+from specsim.results.stability import STABILITY_MARKS
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
 from specsim.show.render import add_wide_rows, interval, model_interval, new_table, shown
-from specsim.study.paired import mean_and_half_width
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown, EngineMemory
     from specsim.study.compare import Comparison, PolicyResult, Standing
     from specsim.study.paired import SpeedUp
-
-_SWEPT = {
-    "mean_ttft_ms": "TTFT mean, ms",
-    "mean_tpot_ms": "TPOT mean, ms",
-    "mean_e2el_ms": "E2E latency mean, ms",
-    "output_throughput": "output tokens/s",
-}
-
 
 _SCALARS = (
     ("requests/s", "request_throughput"),
@@ -115,46 +104,6 @@ def _cluster_rows(own: dict[str, Any]) -> list[tuple[str, str]]:
         cost = "" if found["cost"] is None else f" = {found['cost']:,.2f}"
         rows.append((f"{name}GPU hours", f"{found['gpu_hours']:,.3f}{cost}"))
     return rows
-
-
-def sweep_tables(records: list[dict[str, Any]], name: str) -> list[Table]:
-    """Return one row per combination, its replications averaged; nothing of a large sweep."""
-    groups = [(labels, list(each)) for labels, each in groupby(records, lambda r: r["labels"])]
-    if len(groups) > 40:  # of a sweep
-        return []
-    columns = [*_shortest(list(records[0]["labels"])), *_SWEPT.values(), ""]
-    table = new_table(name, columns, (_combination(labels, own) for labels, own in groups))
-    if any(len(own) > 1 for _, own in groups):
-        table.caption = "±: 95 % interval of the mean over replications"
-    return [table]
-
-
-def _shortest(fields: list[str]) -> list[str]:
-    """Return the end of each dotted name from the last dot on at which it is told from the others.
-
-    In full where there is none.
-    """
-    parts = [field.split(".") for field in fields]
-    ends = [[".".join(each[-n:]) for n in range(1, len(each) + 1)] for each in parts]
-    count = Counter(end for own in ends for end in own)
-    return [next((end for end in own if count[end] == 1), own[-1]) for own in ends]
-
-
-def _combination(labels: dict[str, str], records: list[dict[str, Any]]) -> list[str]:
-    found = [record["metrics"] for record in records if record["error"] is None]
-    values = [_mean_of(key, [each[key] for each in found]) for key in _SWEPT]
-    problem = "FAILED" if len(found) < len(records) else ""
-    mark = STABILITY_MARKS[together(map(stability_in, found))] if found else ""
-    return [*map(escape, labels.values()), *values, problem or mark]
-
-
-def _mean_of(metric: str, values: list[float]) -> str:
-    """Return the mean of some runs, and half its interval where there are several."""
-    if not values:
-        return "-"
-    mean, half = mean_and_half_width(values)
-    text = shown(metric, mean)
-    return text if half is None or text == "-" else f"{text} ± {figures(half, 2)}"
 
 
 def breakdown_tables(breakdown: "Breakdown", title: str) -> list[Table]:

@@ -16,6 +16,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from pathlib import Path
 from secrets import token_urlsafe
+from select import select
+from socket import MSG_PEEK
 from threading import Lock
 from typing import Any, Literal
 
@@ -334,16 +336,21 @@ class UiServer(ThreadingHTTPServer):
         values |= {"base": read_web("base.css"), "dom": read_web("dom.js")}
         return filled(Path(__file__).with_name("page.html").read_text(encoding="utf-8"), values)
 
-    def answer(self, moved: Moved, page: str = "") -> str:
+    def answer(
+        self, moved: Moved, page: str = "", is_closed: Callable[[], bool] = lambda: False
+    ) -> str:
         """Return what comes of it, in JSON, unless its page asks for something newer meanwhile.
 
-        Other pages wait for it: if each ended the others' runs, none might ever be answered.
+        Or is closed. Other pages wait for it: if each ended the others' runs, none might ever be
+        answered.
         """
         mine = self._newest[page] = next(self._numbers)
 
         def check(_: int = 0) -> None:
             if self._newest[page] != mine:
                 raise _RefusedError(409, "something newer was asked for")
+            if is_closed():
+                raise _RefusedError(409, "its page has been closed")
 
         with self._lock:
             check()
@@ -367,7 +374,10 @@ class _UiHandler(BaseHTTPRequestHandler):
         own, page = self.server, self.path.partition("?")[2]
         self._reply(
             {
-                "answer": ("application/json", lambda: own.answer(self._moved(), page)),
+                "answer": (
+                    "application/json",
+                    lambda: own.answer(self._moved(), page, self._is_closed),
+                ),
                 "experiment": ("text/yaml", lambda: own.playground.moved(self._moved()).to_yaml()),
             }
         )
@@ -387,6 +397,14 @@ class _UiHandler(BaseHTTPRequestHandler):
         if status != 200:
             kind, text = "application/json", json.dumps({"error": " ".join(text.split())})
         self._send(status, kind, text)
+
+    def _is_closed(self) -> bool:
+        """Return whether the page waits for its answer no more."""
+        try:
+            is_told = bool(select([self.connection], [], [], 0)[0])
+            return is_told and not self.connection.recv(1, MSG_PEEK)
+        except OSError:
+            return True
 
     def _path(self, known: set[str]) -> str:
         """Return what follows the token, if it is known."""

@@ -160,7 +160,9 @@ def metric_name(limit: str) -> str:
     return limit.removesuffix("_ms").upper()
 
 
-_RESOURCES = {"kv_memory": "KV memory", "step_time": "steps", "max_num_seqs": "max_num_seqs"}
+_RESOURCES = {"kv_memory": "KV memory", "step_time": "steps"} | {
+    option: option for option in ("max_num_seqs", "max_loras")
+}
 
 
 def binding_words(binds: str | None, resource: str | None) -> str:

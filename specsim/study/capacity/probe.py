@@ -16,7 +16,7 @@ from specsim.results.records import PoolTables
 from specsim.results.stability import Balance, together, warm_up_of
 from specsim.results.tables import RunTables
 from specsim.run.deployment import Deployment
-from specsim.run.summary import summarized
+from specsim.run.summary import Summary, summarized
 from specsim.run.validity import Beyond
 from specsim.study.capacity.choices import Goal
 from specsim.study.loads import Trial, steady_window
@@ -83,8 +83,9 @@ class LoadRun:
     latencies_ms: dict[str, float]  # ``mean_e2el_ms``, ``p99_ttft_ms`` and so on
     most_running: int  # most requests at once that had begun and not ended
     resource: str
-    """What a waiting request waits for: ``max_num_seqs``, ``kv_memory`` or ``step_time``; with
-    pools, where it queues longest: ``prefill_pool``, ``link`` or ``decode_pool``."""
+    """What a waiting request waits for: ``max_num_seqs``, ``max_loras``, ``kv_memory`` or
+    ``step_time``; with pools, where it queues longest: ``prefill_pool``, ``link`` or
+    ``decode_pool``."""
     beyond: Beyond  # steps beyond the profile's valid range
     usual_step: UsualStep | None = None
 
@@ -166,6 +167,8 @@ def measure(task: Task) -> LoadRun:
     reached = limited(steady, task.goal.slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}
     most_running, resource = _waited_for(tables, summary.run.deployment)
+    if _wait_for_adapters(summary):
+        resource = "max_loras"
     if pools is not None:
         resource = _pool_of(pools, missed, 1.0 - task.goal.share_of("tpot_ms"))
     return LoadRun(
@@ -274,6 +277,32 @@ def _waited_for(tables: RunTables, deployment: Deployment) -> tuple[int, str]:
     share = held / deployment.kv_capacity(max(length, 1))
     is_full = share > _FULL or requests["preemptions"].any()
     return most, "kv_memory" if is_full else "step_time"
+
+
+def _wait_for_adapters(summary: Summary) -> bool:
+    """Return whether requests wait mostly while adapters of others have all LoRA slots."""
+    lora, columns = summary.run.deployment.engine.lora_config, summary.request_columns
+    if lora is None or "adapter" not in columns:
+        return False
+    began_at, ended_at = columns["scheduled_at"], columns["ended_at"]
+    times = np.unique(np.concatenate([began_at, ended_at]))
+    owners = {
+        number: columns["adapter"] == number for number in np.unique(columns["adapter"]) if number
+    }
+    runs = {
+        number: np.searchsorted(np.sort(began_at[own]), times, side="right")
+        > np.searchsorted(np.sort(ended_at[own]), times, side="right")
+        for number, own in owners.items()
+    }
+    is_full = np.sum([*runs.values()], axis=0) >= lora.max_loras
+    waited = 0.0
+    for number, own in owners.items():
+        lost = np.append(0.0, np.cumsum((is_full & ~runs[number])[:-1] * np.diff(times)))
+        until, since = (
+            np.interp(columns[n][own], times, lost) for n in ("scheduled_at", "arrived_at")
+        )
+        waited += float((until - since).sum())
+    return waited > float((began_at - columns["arrived_at"]).sum()) / 2
 
 
 _UNKNOWN_BETWEEN = 1 / 4  # of the width of the bracket: so far at least the lines may be off

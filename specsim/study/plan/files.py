@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from specsim.core.errors import ConfigError
+from specsim.core.resources import within
 from specsim.core.settings import as_yaml, load_mapping
 from specsim.core.version import __version__
 from specsim.hardware import load_gpu
@@ -55,11 +56,11 @@ def save_plan(plan: Plan, folder: Path) -> None:
     ranks = option.hardware.ranks
     if ranks > 1 and replicas > 1:
         about = f"one of {replicas} servers, with its share of the traffic; {about}"
-    (folder / "experiment.yaml").write_text(commented(experiment, about), encoding="utf-8")
+    (folder / "experiment.yaml").write_text(commented(experiment, about, folder), encoding="utf-8")
     day = _day_experiment(plan)
     if day is not None and plan.advice.day is not None:
         about = f"the whole day, {plan.advice.day.requests:,.0f} requests: specsim run day.yaml"
-        (folder / "day.yaml").write_text(commented(day, about), encoding="utf-8")
+        (folder / "day.yaml").write_text(commented(day, about, folder), encoding="utf-8")
     if experiment.profile == PROFILE_FILE:
         _save_profile(option.hardware.profile, plan.question.command.model, folder)
     size = option.hardware.profile.tensor_parallel_size
@@ -169,14 +170,14 @@ def _day_experiment(plan: Plan) -> Experiment | None:
     return Experiment.parse(config, "day.yaml")
 
 
-def commented(experiment: Experiment, about: str) -> str:
-    """Return an experiment as YAML, with a comment above each field."""
+def commented(experiment: Experiment, about: str, folder: Path) -> str:
+    """Return an experiment as the text of a YAML file in a folder, a comment above each field."""
     parts = [f"{_MARK}# {about}\n"]
     fields = experiment.model_dump(
         mode="json", exclude_none=True, exclude_defaults=True, warnings=False
     )
     lengths = experiment.workload.lengths
-    for name, value in fields.items():
+    for name, value in within(fields, folder).items():
         text = as_yaml({name: value})
         comment = _TEXTS["comments"].get(name)
         if name == "workload" and lengths is not None and lengths.in_sessions:

@@ -318,7 +318,7 @@ def _recognised(file: TraceFile) -> dict[str, list[str]]:
 def _outermost(found: list[str], names: list[str]) -> list[str]:
     """Return the columns among these that are not inside another, if there are any."""
     known = {*names}
-    is_inside = (".usage." in name and name.partition(".")[0] in known for name in found)
+    is_inside = ("usage." in name and name.partition(".")[0] in known for name in found)
     return [name for name, inside in zip(found, is_inside, strict=True) if not inside] or found
 
 
