@@ -35,6 +35,7 @@ _ONLY_EXPERTS = {
 # ``deepseek_mtp.py``, ``glm4_moe_mtp.py``, ``mimo_mtp.py``, ``qwen3_next_mtp.py``,
 # ``qwen3_5_mtp.py``; DeepSeek-V3.2's and GLM-5's: ``vllm/models/deepseek_v32``).
 _USUAL_MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "mimo"}
+_USUAL_MTP |= {"glm5_next_text"}
 _USUAL_MTP_FAMILIES = ("qwen3_next", "qwen3_5")
 _SPANS = ("sliding_window", "attention_chunk_size")
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
@@ -44,6 +45,11 @@ _STATE_FIELDS = {
     "linear_key_head_dim": "ssm_state_size",
     "linear_value_head_dim": "mamba_head_dim",
     "linear_conv_kernel_dim": "conv_kernel",
+}
+_AS_TRANSFORMERS = {
+    "num_heads": "linear_num_heads",
+    "head_dim": "linear_head_dim",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
 _STATE_NAMES = "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"
 _OTHER_NAMES = dict(zip(_STATE_FIELDS, _STATE_NAMES, strict=True))
@@ -81,14 +87,17 @@ _NOT_MODELLED = {
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
     "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
-    "linear_num_value_heads": (("qwen3_5", "qwen3_next", "kimi"), "layers of linear attention"),
+    "linear_num_value_heads": (
+        ("qwen3_5", "qwen3_next", "kimi", "glm5_next"),
+        "layers of linear attention",
+    ),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
     "mamba_d_state": (("granitemoehybrid", "falcon_h1", "jamba"), _NOT_MODELLED["state_size"]),
     "attn_layer_period": (("jamba",), _NOT_MODELLED["state_size"]),
     "attention_other_setting": (("step3p",), "layers of different shapes"),
     "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
-    "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
+    "index_topk": (("deepseek", "glm_moe_dsa", "glm5_next"), "sparse attention"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
     "num_kv_shared_layers": (("gemma4",), _NOT_MODELLED["use_cla"]),
     "hidden_size_per_layer_input": (("gemma4",), "an embedding of each layer"),
@@ -152,7 +161,10 @@ class HuggingFaceConfig(LayerLists):
         self._source, self._type = source, str(data.get("model_type"))
         for part in ("attn_config", "ffn_config"):  # DBRX
             data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
-        if isinstance(inner := data.get("linear_attn_config"), dict):
+        inner = data.get("linear_attn_config")
+        if "linear_num_heads" in data and inner is None:  # GLM-5.3-Flash, as transformers has it
+            inner = {name: data.get(field) for name, field in _AS_TRANSFORMERS.items()}
+        if isinstance(inner, dict):
             data = {**_as_delta_nets(inner), **data}
         names = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
@@ -257,7 +269,7 @@ class HuggingFaceConfig(LayerLists):
     def _head_dim(self, counts: dict[str, int]) -> int:
         hidden, heads = counts["hidden_size"], counts["num_attention_heads"]
         if "kv_lora_rank" in self._data:
-            return self._count("qk_nope_head_dim") + self._count("qk_rope_head_dim")
+            return self._count("qk_nope_head_dim") + self._rope_dim()
         if "head_dim" in self._data:
             return self._count("head_dim")
         if hidden % heads:
@@ -266,6 +278,10 @@ class HuggingFaceConfig(LayerLists):
                 f"of num_attention_heads = {heads}; add head_dim or correct one of them"
             )
         return hidden // heads
+
+    def _rope_dim(self) -> int:
+        name = "qk_rope_head_dim"  # none in GLM-5.3-Flash
+        return 0 if self._data.get(name) == 0 else self._count(name)
 
     def _key_value_heads(self, counts: dict[str, int]) -> int:
         if self._type == "falcon" and not self._data.get("new_decoder_architecture"):
@@ -378,7 +394,8 @@ class HuggingFaceConfig(LayerLists):
             names += ["global_head_dim"]
             names += ["num_global_key_value_heads"] if data.get("attention_k_eq_v") else []
         if "kv_lora_rank" in data:  # multi-head latent attention (DeepSeek)
-            names += ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim", *self._given("q_lora_rank")]
+            found["qk_rope_head_dim"] = self._rope_dim()
+            names += ["kv_lora_rank", "v_head_dim", *self._given("q_lora_rank", "index_kpool")]
         if "attention_other_setting" in data:
             found["num_sliding_attention_heads"] = self._other_heads()
         names += self._given("attn_res_block_size", "num_sliding_attention_heads")
@@ -386,7 +403,8 @@ class HuggingFaceConfig(LayerLists):
         if data.get("hidden_size_per_layer_input"):
             names += ["hidden_size_per_layer_input", "vocab_size_per_layer_input"]
         if data.get("o_groups"):  # compressed attention and hyper-connections (DeepSeek-V4)
-            names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult"]
+            names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim"]
+        names += self._given("hc_mult")
         return found | {name: self._count(name) for name in names}
 
     def _other_heads(self) -> int:

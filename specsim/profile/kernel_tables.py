@@ -5,6 +5,7 @@
 folder lies; its latencies are milliseconds.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -211,6 +212,22 @@ class MeasuredTable(NamedTuple):
         """Return the rows with other times, microseconds."""
         place = self.rows.column_names.index("latency")
         return self._replace(rows=self.rows.set_column(place, "latency", pa.array(1e-3 * times)))
+
+    def of_phase(self, phase: str) -> "MeasuredTable":
+        """Return the rows of a phase under usual names, if one column tells of it and of sizes."""
+        if "geometry" not in self.rows.column_names:
+            return self
+        told = [json.loads(each) for each in self.values("geometry")]
+        is_context = phase == "context"
+        kept = np.array([each["is_context"] == is_context for each in told])
+        x, prefix = self.rows["x"].to_numpy(), self.rows["prefix"].to_numpy()
+        names = "num_heads", "kv_cache_dtype"
+        columns: dict[str, Any] = {name: [each[name] for each in told] for name in names}
+        columns |= {"isl": x, "step": prefix} if is_context else {"isl": x * 0 + 1, "step": x - 1}
+        rows = self.rows.drop_columns(["x", "prefix"])
+        for name, values in columns.items():
+            rows = rows.append_column(name, pa.array(values))
+        return self._replace(rows=rows.filter(pa.array(kept)))
 
     def where(self, what: str, **wanted: object) -> "MeasuredTable":
         """Return the rows in which columns have given values; columns it lacks are ignored.

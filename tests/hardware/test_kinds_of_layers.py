@@ -7,7 +7,7 @@ import pytest
 
 from specsim.core.errors import ProfileError
 from specsim.hardware import load_model
-from specsim.hardware.kv_groups import kv_layout
+from specsim.hardware.kv_groups import KVLayers, kv_layout
 from specsim.hardware.model_shape import ModelShape
 
 Written = Callable[[dict[str, Any]], str]
@@ -130,6 +130,44 @@ def test_groups_of_kimi_linear_are_vllms() -> None:
     """Of vLLM 0.33.0 kv_cache_planning.py get_kv_cache_groups: 20 and 7 layers."""
     kept = [("state", 7), ("state", 7), ("state", 6), ("full_attention", 7)]
     assert groups(load_model("kimi-linear-48b-a3b")) == kept
+
+
+def test_glm_5_3_flash_pools_its_index_keys() -> None:
+    """Of vLLM 0.33.0 models/glm5next; groups and bytes as its kv_cache_planning.py has them."""
+    shape = load_model("glm-5.3-flash")
+    assert weights(shape, 11)["index_k"] == [(2 * 128 + 32, 4096)]
+    assert shape.kv_bytes_per_token == 11 * (512 * 2 + (128 + 4) // 4)
+    layer = shape.mtp_layer
+    assert (layer.state_layers, layer.hc_mult, layer.kv_bytes_per_token) == (0, 0, 1057)
+    assert shape.quantization == "fp8_block,attention=bfloat16"
+    kept = shape.kv_layers(shape.kv_bytes_per_token)
+    states = [("state", n) for n in (9, 9, 8, 8)]
+    assert groups(shape) == [*states, ("full_attention", 11), ("full_attention", 11)]
+    own = kv_layout((*kept, KVLayers(kind="full_attention", layers=1, bytes_per_token=1057)), 640)
+    assert [each.num_layers for each in own.groups] == [12, 11, 11, 12, 11]
+    assert (own.block_bytes, own.common_block_size, own.hash_block_size) == (8_117_760, 640, 640)
+    assert own.most_blocks(640, 0) == 3 + 1 + 1  # a state of each group, attention, and the ring
+
+
+def test_layers_of_delta_attention_may_be_counted_from_0_or_named(written: Written) -> None:
+    counted = {"kda_layers": [0, 1, 2, 4, 5, 6], "full_attn_layers": [3, 7]}
+    inner = {**KIMI["linear_attn_config"], **counted}
+    assert load_model(written({**KIMI, "linear_attn_config": inner})).layers == (
+        load_model(written(KIMI)).layers
+    )
+    named = {name: value for name, value in KIMI.items() if name != "linear_attn_config"}
+    named |= {"linear_num_heads": 4, "linear_head_dim": 8, "linear_conv_kernel_dim": 4}
+    named |= {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8, "index_kpool": 4}
+    types = (["linear_attention"] * 3 + ["indexed_attention"]) * 2
+    shape = load_model(written({**named, "model_type": "glm5_next_text", "layer_types": types}))
+    assert shape.state_bytes(1) == load_model(written(KIMI)).state_bytes(1)
+    assert shape.kv_bytes_per_token == 2 * ((32 + 8) * 2 + (8 + 4) // 4)
+
+
+def test_residual_streams_are_no_mlp_that_is_stored_in_16_bits(written: Written) -> None:
+    streams = [f"model.layers.{number}.hc_ffn_fn" for number in range(8)]
+    stored = {"quant_method": "fp8", "modules_to_not_convert": streams}
+    assert load_model(written({**SIZES, "quantization_config": stored})).quantization == "fp8"
 
 
 def test_residuals_of_blocks_have_two_vectors_for_each_part(written: Written) -> None:
