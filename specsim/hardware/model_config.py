@@ -26,7 +26,9 @@ _ONLY_EXPERTS = {
     "llama4_text",
     "minimax_m2",
     "minimax_m3",
+    "minimax_m3_text",
     "minimax_m3_vl",
+    "minimax_m3_vl_text",
     "mixtral",
     "olmoe",
     "phimoe",
@@ -97,7 +99,10 @@ _OF_FAMILIES = {
     "attention_other_setting": (("step3p",), "layers of different shapes"),
     "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
-    "index_topk": (("deepseek", "glm_moe_dsa", "glm5_next"), "sparse attention"),
+    "index_topk": (("deepseek", "glm_moe_dsa", "glm5_next", "hy_v4"), "sparse attention"),
+    "sparse_config": ((), "sparse attention"),
+    "index_topk_blocks": ((), "sparse attention under other names than sparse_attention_config"),
+    "swa_num_attention_heads": (("mimo_v2",), "layers of different shapes"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
     "num_kv_shared_layers": (("gemma4",), _NOT_MODELLED["use_cla"]),
     "hidden_size_per_layer_input": (("gemma4",), "an embedding of each layer"),
@@ -108,7 +113,16 @@ _OF_FAMILIES = {
 }
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
-_OTHER_ATTENTION = ("beam", "deepseek_v41")  # begin types of models whose configs do not tell
+# What types of models, which begin so, have whose fields would not tell or are read otherwise.
+_OTHER_KINDS = {
+    "beam": "attention of another kind",
+    "deepseek_v41": "keys and choices of tokens that layers share, and embeddings of n-grams",
+    "dots3_note": "latent attention of two widths",
+    "inkling": "convolutions in its layers, and positions that queries are compared with",
+    "muse_spark": "gates of residuals",
+    "musespark": "gates of residuals",
+    "qwen4_exp": "residual streams that are mixed by small matrices, and embeddings of n-grams",
+}
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
 
@@ -176,8 +190,8 @@ class HuggingFaceConfig(LayerLists):
         if isinstance(blocks, list) and "num_hidden_layers" not in own:
             self._data["num_hidden_layers"] = len(blocks)
         has_none = {"num_experts", *ALIASES["num_experts"]} & data.keys()
-        # A dense model among ones with experts: they have none, or one (Jamba).
-        if has_none and own.get("num_experts", 0) in (0, 1):
+        # A dense model among ones with experts: they have none, or one (Jamba), or say so (Step-5).
+        if has_none and (own.get("num_experts", 0) in (0, 1) or own.get("use_moe") is False):
             self._data = {key: each for key, each in self._data.items() if "expert" not in key}
             if shared := own.get("shared_expert_intermediate_size"):  # Granite 4.0
                 self._data["intermediate_size"] = shared
@@ -233,11 +247,12 @@ class HuggingFaceConfig(LayerLists):
         return " (weights of parts for images and sound are not counted)" if has_others else ""
 
     def _check_modelled(self) -> None:
-        if self._type.startswith(_OTHER_ATTENTION):
-            raise ProfileError(
-                f"{self._source}: model_type '{self._type}' says that the model's attention is of "
-                "another kind, which is not modelled; fit a profile to measured steps instead"
-            )
+        for prefix, what in _OTHER_KINDS.items():
+            if self._type.startswith(prefix):
+                raise ProfileError(
+                    f"{self._source}: model_type '{self._type}' says that the model has {what}, "
+                    "which is not modelled; fit a profile to measured steps instead"
+                )
         if {"markov_rank", "dspark_block_size", "speculators_model_type"} & self._data.keys():
             raise ProfileError(
                 f"{self._source}: describes a drafter whose vocabulary or Markov head it does not "
@@ -379,8 +394,10 @@ class HuggingFaceConfig(LayerLists):
         """Return what multiplies the output of attention, if anything does."""
         if self._data.get("use_head_wise_attn_gate"):
             return {"attn_output_gate": "per_head"}
-        usual = self._type.startswith(("qwen3_next", "afmoe"))
-        names = ("attn_output_gate", "mla_use_output_gate")
+        if self._data.get("gating_type") == "headwise" and self._data.get("gated_mla"):  # Hy4
+            return {"attn_output_gate": "per_head"}
+        usual = self._type.startswith(("qwen3_next", "afmoe", "hy_v4"))
+        names = ("attn_output_gate", "mla_use_output_gate", "gated_mla")
         is_there = next((self._data[name] for name in names if name in self._data), usual)
         return {"attn_output_gate": True} if is_there else {}
 

@@ -224,7 +224,7 @@ class ModelShape(ModelFields):
                 assert self.kv_lora_rank is not None
                 plain = each.head_dim - self.qk_rope_head_dim
                 down, up = self.q_lora_rank or queries, heads * (plain + self.v_head_dim)
-                gates = outputs * bool(self.attn_output_gate)
+                gates = outputs * (self.attn_output_gate is True)
                 found.append(LayerMatrix("qkv", down + each.latent_dim + gates, inputs, layers))
                 if self.q_lora_rank:
                     found.append(LayerMatrix("q", queries, self.q_lora_rank, layers))
@@ -430,7 +430,10 @@ class ModelShape(ModelFields):
         return sum(n * self._index_bytes(each) for each, n in self.attention_widths.items())
 
     def _index_bytes(self, width: AttentionWidth) -> float:
-        return (width.index_dim + INDEX_BYTES) / self.index_kpool if width.index_dim else 0.0
+        """Return what one keeps of a token: 8 bits and a scale, MiniMax-M3's all its numbers."""
+        in_8_bits = width.latent_dim or self.o_groups
+        of_key = width.index_dim * (1 if in_8_bits else self.bytes_per_weight)
+        return (of_key + INDEX_BYTES * bool(in_8_bits)) / self.index_kpool if of_key else 0.0
 
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         if self.o_groups:

@@ -564,7 +564,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ),
         ({"conv_L_cache": 3}, "layers of convolution"),
         ({"v_head_dim": 64}, "'v_head_dim' says that the model has values of another width"),
-        ({"model_type": "beam"}, "model_type 'beam' says that the model's attention is of ano"),
+        ({"model_type": "beam"}, "model_type 'beam' says that the model has attention of ano"),
         ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of different shapes"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"markov_rank": 256, "draft_vocab_size": 32000}, "a drafter whose vocabulary or Markov h"),
@@ -637,7 +637,7 @@ def test_a_folder_stands_for_its_config(written: Written) -> None:
 def test_attention_of_an_unknown_kind_is_refused_before_its_drafter(written: Written) -> None:
     """DeepSeek-V4.1 has a drafter of its own in its config.json, and layers that share keys."""
     text = {**LLAMA, "model_type": "deepseek_v41_text", "dspark_block_size": 5}
-    with pytest.raises(ProfileError, match=r"model_type 'deepseek_v41_text' says .* another kind"):
+    with pytest.raises(ProfileError, match=r"model_type 'deepseek_v41_text' says .* layers share"):
         load_model(written({"model_type": "deepseek_v41", "text_config": text}))
 
 

@@ -102,8 +102,9 @@ def test_the_first_mamba_has_a_state_of_each_number_that_is_convolved(written: W
     assert groups(shape) == [("state", 2), ("state", 2), ("state", 2), ("full_attention", 2)]
 
 
-def test_one_expert_is_a_dense_mlp(written: Written) -> None:
-    shape = load_model(written({**JAMBA, "num_experts": 1, "num_experts_per_tok": 1}))
+@pytest.mark.parametrize("said", [{"num_experts": 1, "num_experts_per_tok": 1}, {"use_moe": False}])
+def test_one_expert_is_a_dense_mlp(written: Written, said: dict[str, Any]) -> None:
+    shape = load_model(written({**JAMBA, **said}))
     assert (shape.num_experts, shape.num_expert_layers) == (0, 0)
     assert {each.mlp_width for each in shape.layers} == {96}
 
@@ -162,6 +163,30 @@ def test_layers_of_delta_attention_may_be_counted_from_0_or_named(written: Writt
     shape = load_model(written({**named, "model_type": "glm5_next_text", "layer_types": types}))
     assert shape.state_bytes(1) == load_model(written(KIMI)).state_bytes(1)
     assert shape.kv_bytes_per_token == 2 * ((32 + 8) * 2 + (8 + 4) // 4)
+
+
+def test_index_keys_of_minimax_m3_have_16_bits(written: Written) -> None:
+    """Of vLLM 0.33.0 models/minimax_m3/nvidia/model.py, resolve_indexer_kv_dtype("bf16")."""
+    sparse = {"sparse_topk_blocks": 4, "sparse_block_size": 16, "sparse_num_index_heads": 2}
+    sparse |= {"sparse_index_dim": 8, "sparse_attention_freq": [0, 0] + [1] * 6}
+    shape = load_model(
+        written(SIZES | {"model_type": "minimax_m3", "sparse_attention_config": sparse})
+    )
+    assert shape.kv_bytes_per_token == 8 * 2 * 2 * 16 * 2 + 6 * 8 * 2
+
+
+@pytest.mark.parametrize(("said", "width"), [("elementwise", 4 * 16), ("headwise", 0)])
+def test_latent_attention_of_hy4_has_an_indexer_and_a_gate(
+    written: Written, said: str, width: int
+) -> None:
+    """Of vLLM 0.33.0 models/hy_v4/nvidia/attention.py; counts as transformers 5.19 has them."""
+    latent = {name: KIMI[name] for name in KIMI if name != "linear_attn_config"}
+    indexed = {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8, "hc_mult": 4}
+    types = {"indexer_types": ["full", "shared"] * 4, "gated_mla": True, "gating_type": said}
+    shape = load_model(written({**latent, **indexed, **types, "model_type": "hy_v4"}))
+    assert {inputs_of[0] for inputs_of in weights(shape, 4)["qkv"]} == {4 * 24 + 32 + 8 + width}
+    assert ("gate" in weights(shape, 4)) == (said == "headwise")
+    assert shape.kv_bytes_per_token == 8 * 40 * 2 + 4 * (8 + 4)
 
 
 def test_residual_streams_are_no_mlp_that_is_stored_in_16_bits(written: Written) -> None:
@@ -247,6 +272,9 @@ def test_layers_of_a_searched_model_are_known_by_name() -> None:
         (KIMI | {"linear_attn_config": {"kda_layers": 7}}, "which name each of 1 to 8 once"),
         (STEP | {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers = 'x': must be a who"),
         (KIMI | {"model_type": "other"}, "has layers of linear attention, which is not modelled"),
+        (SIZES | {"model_type": "qwen4_exp_text"}, "embeddings of n-grams, which is not modelled"),
+        (SIZES | {"model_type": "step5", "sparse_config": {"topk": 512}}, "has sparse attention, "),
+        (SIZES | {"swa_num_attention_heads": 8}, "has layers of different shapes, which is not"),
         (
             STEP | {"attention_other_setting": {"num_attention_heads": 6, "head_dim": 32}},
             "attention_other_setting = .* only the number of query heads differs",
