@@ -396,7 +396,7 @@ class HuggingFaceConfig(LayerLists):
             return {"attn_output_gate": "per_head"}
         if self._data.get("gating_type") == "headwise" and self._data.get("gated_mla"):  # Hy4
             return {"attn_output_gate": "per_head"}
-        usual = self._type.startswith(("qwen3_next", "afmoe", "hy_v4"))
+        usual = self._type.startswith(("qwen3_next", "afmoe", "hy_v4", "muse_glimmer"))
         names = ("attn_output_gate", "mla_use_output_gate", "gated_mla")
         is_there = next((self._data[name] for name in names if name in self._data), usual)
         return {"attn_output_gate": True} if is_there else {}

@@ -276,6 +276,7 @@ def rows_with(what: str, **wanted: object) -> Callable[[MeasuredTable], Measured
     return lambda table: table.where(what, **wanted)
 
 
+_OF_AISIMULATE = {"glm53_attention"}  # which AIConfigurator lacks
 # What tables are called in ``--table``, if not by their family, which several share.
 _KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
 TABLE_KEYS = ["attention", "gemm", "kda", "linear_attention", "mla", "moe", "msa", "quantize"]
@@ -378,6 +379,11 @@ class GpuTables:
                 )
             engines = ", ".join(sorted({file.parent.parent.name for file in others}))
             remedy = f"choose an engine that has one (--engine: {engines}) or " if engines else ""
+            if family in _OF_AISIMULATE and not others:
+                remedy = (
+                    "name a folder with one (`specsim profile build --tables`: aisimulate_core/"
+                )
+                remedy += "systems of the package aisimulate has those of some GPUs) or "
             raise ProfileError(
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
                 "use `specsim profile roofline`"

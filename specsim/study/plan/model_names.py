@@ -81,6 +81,9 @@ def weights_of(name: str, named: str | None) -> str | None:
     """
     if named and _is_stored_otherwise(name):
         return named
+    known = None if _own_config(name) else known_model(name)
+    if named and known and (load_model(known).quantization or "").startswith(named):
+        return None  # whose shape says more of it
     if (found := _fine_tune(name)) is not None:
         own, known = (load_model(each).quantization for each in found)
         return named if own == known else own or named
