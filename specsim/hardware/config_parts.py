@@ -160,10 +160,13 @@ _MOST_LAYERS = 4096
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
 """Each so many-th layer attends to all."""
-_DENSE_OR_NOT = {"mlp_layer_types": ("dense", "sparse"), "moe_layer_freq": (0, 1)}
+_DENSE_OR_NOT = {
+    "mlp_layer_types": ("dense", "sparse", "moe", "hash_moe"),
+    "moe_layer_freq": (0, 1),
+}
 _BLOCKS = {
-    **dict.fromkeys(("M", "mamba"), ("mamba", "none")),
-    **dict.fromkeys(("*", "attention"), ("full_attention", "none")),
+    **dict.fromkeys(("M", "mamba", "linear_attention"), ("mamba", "none")),
+    **dict.fromkeys(("*", "attention", "full_attention"), ("full_attention", "none")),
     **dict.fromkeys(("E", "moe"), ("none", "sparse")),
     **dict.fromkeys(("-", "mlp"), ("none", "dense")),
 }
@@ -372,6 +375,7 @@ class LayerLists:
         if "layer_types" not in self._data:
             self._count("layer_types", "which layers have attention and which keep a state")
         words = {"mamba": "mamba", "attention": "full_attention"}
+        words |= {"linear_attention": "mamba", "full_attention": "full_attention"}  # transformers 5
         return [words[each] for each in self._listed("layer_types", tuple(words))]
 
     def _delta_types(self) -> list[str]:

@@ -18,9 +18,13 @@ _MANY_HEADS = {"baichuan", "bloom", "gpt2", "gpt_neox", "gptj", "opt"}
 _FOUR_TIMES = {"bloom", "falcon", "gpt2", "gptj"}
 # Have nothing but experts, so that their width goes by the plain name.
 _ONLY_EXPERTS = {
+    "aria_text",
     "dbrx",
+    "flex_olmo",
     "gpt_oss",
     "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
     "jamba",
     "granitemoehybrid",
     "llama4_text",
@@ -48,6 +52,13 @@ _STATE_FIELDS = {
     "linear_value_head_dim": "mamba_head_dim",
     "linear_conv_kernel_dim": "conv_kernel",
 }
+_BLOCK_FIELDS = {
+    "sparse_topk_blocks": "index_topk_blocks",
+    "sparse_block_size": "index_block_size",
+    "sparse_num_index_heads": "index_n_heads",
+    "sparse_index_dim": "index_head_dim",
+}
+_GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
 _AS_TRANSFORMERS = {
     "num_heads": "linear_num_heads",
     "head_dim": "linear_head_dim",
@@ -101,7 +112,6 @@ _OF_FAMILIES = {
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
     "index_topk": (("deepseek", "glm_moe_dsa", "glm5_next", "hy_v4"), "sparse attention"),
     "sparse_config": ((), "sparse attention"),
-    "index_topk_blocks": ((), "sparse attention under other names than sparse_attention_config"),
     "swa_num_attention_heads": (("mimo_v2",), "layers of different shapes"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
     "num_kv_shared_layers": (("gemma4",), _NOT_MODELLED["use_cla"]),
@@ -111,6 +121,8 @@ _OF_FAMILIES = {
     "v_head_dim": (("mimo_v2",), "values of another width"),
     "hybrid_layer_pattern": (("mimo_v2",), "layers of different shapes"),
 }
+# Whose attention has a gate, of which their configs need not speak.
+_GATED = ("qwen3_next", "qwen3_5", "afmoe", "hy_v4", "muse_glimmer")
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
 # What types of models, which begin so, have whose fields would not tell or are read otherwise.
@@ -160,6 +172,35 @@ def _as_delta_nets(inner: dict[str, Any]) -> dict[str, Any]:
     return {**found, **gate, "linear_decay_rank": width, "mamba_ssm_dtype": "float32"}
 
 
+def _as_global(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what transformers 5.19 writes of single layers as of all full attention (Gemma 4).
+
+    The same if it is of others.
+    """
+    said, types = data.get("per_layer_config"), data.get("layer_types")
+    if not (isinstance(said, dict) and said and isinstance(types, list)):
+        return data
+    full = [number for number, kind in enumerate(types) if kind == "full_attention"]
+    named = [int(number) for number in said if str(number).isdigit()]
+    first, *others = said.values()
+    is_known = isinstance(first, dict) and first.keys() <= _GLOBAL.keys()
+    if sorted(named) != full or any(each != first for each in others) or not is_known:
+        return data
+    rest = {name: value for name, value in data.items() if name != "per_layer_config"}
+    return {**rest, **{_GLOBAL[name]: value for name, value in first.items()}}
+
+
+def _as_published(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what transformers writes of MiniMax-M3 as it was published."""
+    types = data.get("layer_types")
+    if "index_topk_blocks" not in data or not isinstance(types, list):
+        return data
+    sparse: dict[str, Any] = {name: data.get(own) for name, own in _BLOCK_FIELDS.items()}
+    sparse["sparse_attention_freq"] = ["sparse" in str(kind) for kind in types]
+    rest = {name: value for name, value in data.items() if name != "layer_types"}
+    return {**rest, "sparse_attention_config": sparse}
+
+
 def _of_all(value: Any) -> Any:
     """Return what a list says of each layer, if that is the same (Hunyuan)."""
     alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
@@ -173,6 +214,7 @@ class HuggingFaceConfig(LayerLists):
         if data.get("text_config") is not None and data.get("hidden_size") is None:
             data, source = _text_part(data, source), f"{source}, text_config"
         self._source, self._type = source, str(data.get("model_type"))
+        data = _as_published(_as_global(data))
         for part in ("attn_config", "ffn_config"):  # DBRX
             data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
         inner = data.get("linear_attn_config")
@@ -396,7 +438,7 @@ class HuggingFaceConfig(LayerLists):
             return {"attn_output_gate": "per_head"}
         if self._data.get("gating_type") == "headwise" and self._data.get("gated_mla"):  # Hy4
             return {"attn_output_gate": "per_head"}
-        usual = self._type.startswith(("qwen3_next", "afmoe", "hy_v4", "muse_glimmer"))
+        usual = self._type.startswith(_GATED)
         names = ("attn_output_gate", "mla_use_output_gate", "gated_mla")
         is_there = next((self._data[name] for name in names if name in self._data), usual)
         return {"attn_output_gate": True} if is_there else {}

@@ -165,6 +165,46 @@ def test_layers_of_delta_attention_may_be_counted_from_0_or_named(written: Writt
     assert shape.kv_bytes_per_token == 2 * ((32 + 8) * 2 + (8 + 4) // 4)
 
 
+def test_what_transformers_writes_of_single_layers_is_of_full_attention(written: Written) -> None:
+    """Gemma 4, saved by transformers 5.19: no global_head_dim."""
+    plain = {name: GEMMA[name] for name in GEMMA if name != "global_head_dim"}
+    said = {f"{number:02}": {"head_dim": 32} for number in (1, 3, 5, 7)}
+    known = load_model(written({**plain, "per_layer_config": said}))
+    assert known.attention_widths == load_model(written(GEMMA)).attention_widths
+    with pytest.raises(ProfileError, match="has layers of different shapes"):
+        load_model(written({**plain, "per_layer_config": said | {"01": {"head_dim": 64}}}))
+
+
+def test_what_transformers_writes_of_minimax_m3_is_as_published(written: Written) -> None:
+    sparse = {"sparse_topk_blocks": 4, "sparse_block_size": 16, "sparse_num_index_heads": 2}
+    sparse |= {"sparse_index_dim": 8, "sparse_attention_freq": [0, 0] + [1] * 6}
+    published = {"model_type": "minimax_m3", "sparse_attention_config": sparse}
+    saved = {"model_type": "minimax_m3_vl_text", "index_topk_blocks": 4, "index_block_size": 16}
+    saved |= {"index_n_heads": 2, "index_head_dim": 8}
+    saved |= {"layer_types": ["full_attention"] * 2 + ["minimax_m3_sparse"] * 6}
+    shapes = [load_model(written(SIZES | each)) for each in (published, saved)]
+    assert shapes[0].layers == shapes[1].layers
+    assert shapes[0].index_topk == shapes[1].index_topk == 64
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "words"),
+    [
+        ("nemotron_h", "hybrid_override_pattern", ["linear_attention", "moe", "full_attention"]),
+        ("deepseek_v4", "mlp_layer_types", ["hash_moe", "moe", "moe"]),
+    ],
+)
+def test_words_of_newer_transformers_are_known(
+    written: Written, family: str, name: str, words: list[str]
+) -> None:
+    config = {**SIZES, "model_type": family, "num_hidden_layers": 3, "num_experts": 8, name: words}
+    config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 48, "mamba_num_heads": 8}
+    if family == "nemotron_h":
+        config |= {"n_groups": 1, "ssm_state_size": 16, "mamba_head_dim": 16, "conv_kernel": 4}
+    shape = load_model(written(config))
+    assert [each.has_experts for each in shape.layers] == ["moe" in word for word in words]
+
+
 def test_index_keys_of_minimax_m3_have_16_bits(written: Written) -> None:
     """Of vLLM 0.33.0 models/minimax_m3/nvidia/model.py, resolve_indexer_kv_dtype("bf16")."""
     sparse = {"sparse_topk_blocks": 4, "sparse_block_size": 16, "sparse_num_index_heads": 2}
