@@ -74,6 +74,12 @@ def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.profile.kernel_tables.find_spec", lambda name: None)
 
 
+def test_a_model_that_is_not_modelled_is_refused_with_what_it_has() -> None:
+    message = "DeepSeek-V4.1-Flash: has keys and choices of tokens that layers share, and embed"
+    with pytest.raises(ConfigError, match=message):
+        model_of("deepseek-ai/DeepSeek-V4.1-Flash")
+
+
 @pytest.mark.parametrize(
     ("name", "said", "found"),
     [

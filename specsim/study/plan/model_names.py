@@ -64,6 +64,11 @@ def model_of(name: str) -> str:
             f"model {name}: no shape of it is known, and the last vLLM that serves it is {last}; "
             "name a model that vLLM has"
         )
+    if (what := of_longest(NAMES["not_modelled"], key_of(name))) is not None:
+        raise ConfigError(
+            f"model {name}: has {what}, which is not modelled; fit a profile to measured steps "
+            "instead"
+        )
     others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 50 more"
     hint = nearest(key_of(name), known)
     hint = "specsim list names those that are" if hint.startswith("choose") else hint
