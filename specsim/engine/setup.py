@@ -153,7 +153,7 @@ class Setup:
             row["kind"] = kind = KINDS.index(group.kind)
             row["span_len"] = group.span_len
             row["block_size"] = group.block_size
-            row["hashes"] = group.block_size // self.kv.hash_block_size
+            row["hashes"] = group.block_size // self.kv.hash_block_size if group.is_found else 1
             row["most_admitted"] = NEVER
             row["num_spare"] = group.num_spare
             if kind in (SLIDING, CHUNKED):
@@ -235,7 +235,8 @@ class Setup:
         """Return the groups that are alike, those of full attention first."""
         found: dict[int, list[int]] = {}
         for number, group in enumerate(self.kv.groups):
-            found.setdefault(group.bucket, []).append(number)
+            if group.is_found:
+                found.setdefault(group.bucket, []).append(number)
         in_turn = sorted(found.values(), key=lambda mine: self.kv.groups[mine[0]].kind != KINDS[0])
         buckets = zeros("buckets", len(in_turn))
         buckets["first"] = [mine[0] for mine in in_turn]

@@ -66,10 +66,13 @@ def _overlap(each: AttentionWidth) -> int:
 
 
 def hyper_weights(shape: ModelFields) -> int:
-    """Return the weights that mix the residual streams, two times per layer and at the end."""
+    """Return the weights that mix the residual streams, two times per layer; V4's at the end, too.
+
+    GLM-5.3-Flash takes their mean there (``models/glm5next/common/model.py``).
+    """
     streams = shape.hc_mult
-    per_layer = 2 * (2 + streams) * streams
-    return (shape.num_hidden_layers * per_layer + streams) * streams * shape.hidden_size
+    per_layer, last = 2 * (2 + streams) * streams, streams if shape.o_groups else 0
+    return (shape.num_hidden_layers * per_layer + last) * streams * shape.hidden_size
 
 
 def token_bytes(shape: ModelFields, each: AttentionWidth) -> float:

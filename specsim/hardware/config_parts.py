@@ -31,7 +31,7 @@ _PARTS = {
     "attention": re.compile(r"attn|attention|mixer\W+(?:in|out|[qkvo])_proj"),
     "mlp": re.compile(r"mlp|shared_expert|ffn|feed_forward"),
 }
-_SMALL = re.compile(r"gate$|router|norm|indexer|bias|conv1d|^mtp|vision|visual")
+_SMALL = re.compile(r"gate$|router|norm|indexer|bias|conv1d|^mtp|vision|visual|\bhc_")
 """Modules that nobody stores in fewer bits, or that are not of the layers."""
 _BITS_8, _BITS_4, _BLOCK_OF_MXFP4 = 8, 4, 32
 
@@ -160,10 +160,13 @@ _MOST_LAYERS = 4096
 _LAYER_TYPES = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "cohere2": 4, "exaone4": 4, "gpt_oss": 2, "olmo3": 4}
 """Each so many-th layer attends to all."""
-_DENSE_OR_NOT = {"mlp_layer_types": ("dense", "sparse"), "moe_layer_freq": (0, 1)}
+_DENSE_OR_NOT = {
+    "mlp_layer_types": ("dense", "sparse", "moe", "hash_moe"),
+    "moe_layer_freq": (0, 1),
+}
 _BLOCKS = {
-    **dict.fromkeys(("M", "mamba"), ("mamba", "none")),
-    **dict.fromkeys(("*", "attention"), ("full_attention", "none")),
+    **dict.fromkeys(("M", "mamba", "linear_attention"), ("mamba", "none")),
+    **dict.fromkeys(("*", "attention", "full_attention"), ("full_attention", "none")),
     **dict.fromkeys(("E", "moe"), ("none", "sparse")),
     **dict.fromkeys(("-", "mlp"), ("none", "dense")),
 }
@@ -343,7 +346,11 @@ class LayerLists:
         if types and data.get(name) and len(types) == num_layers + self._count(name):
             types = types[:num_layers]
         if data.get("index_topk"):  # which says the same
-            types = ["full_attention" if "sparse" in str(each) else each for each in types or ()]
+            words = ("sparse", "indexed")
+            types = [
+                "full_attention" if any(word in str(each) for word in words) else each
+                for each in types or ()
+            ]
         known = _LAYER_TYPES - (
             set() if data.get("linear_num_value_heads") else {"linear_attention"}
         )
@@ -368,16 +375,18 @@ class LayerLists:
         if "layer_types" not in self._data:
             self._count("layer_types", "which layers have attention and which keep a state")
         words = {"mamba": "mamba", "attention": "full_attention"}
+        words |= {"linear_attention": "mamba", "full_attention": "full_attention"}  # transformers 5
         return [words[each] for each in self._listed("layer_types", tuple(words))]
 
     def _delta_types(self) -> list[str]:
-        """Return which layers have Kimi's delta attention; they are counted from 1."""
+        """Return which layers have Kimi's delta attention; they are counted from 1, or from 0."""
         said, num_layers = self._data["linear_attn_config"], self._count("num_hidden_layers")
         kinds = {"kda_layers": "linear_attention", "full_attn_layers": "full_attention"}
         named = [
             (str(number), kind) for name, kind in kinds.items() for number in _list_in(said, name)
         ]
-        numbers = [str(number + 1) for number in range(num_layers)]
+        first = 0 if ("0", "linear_attention") in named else 1  # GLM-5.3-Flash; Kimi
+        numbers = [str(number + first) for number in range(num_layers)]
         if sorted(number for number, _ in named) != sorted(numbers):
             rule = f"{' and '.join(kinds)}, which name each of 1 to {num_layers} once"
             raise self._wrong("linear_attn_config", short(said), rule)

@@ -20,10 +20,14 @@ from pydantic import Field, model_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import Settings
 
-Kind = Literal["full_attention", "sliding_window", "chunked_local_attention", "state"]
+Kind = Literal["full_attention", "sliding_window", "chunked_local_attention", "state", "ring"]
 KINDS: tuple[Kind, ...] = ("full_attention", "sliding_window", "chunked_local_attention", "state")
+"""Of groups: one of rings is of full attention."""
 FULL, SLIDING, CHUNKED, STATE = KINDS
+RING: Kind = "ring"
 
+_NEVER_FULL = 2**31  # tokens of a ring, which no sequence fills
+_UNFOUND = -1  # bucket of what no prefix is looked up in
 _BYTES_PER_TOKEN = 4096.0  # any number would do where none is given: only ratios count then
 _MUCH_LARGER = 1.5  # vLLM's heuristic for how much of a block may be left unused
 
@@ -33,7 +37,9 @@ Count = Annotated[int, Field(gt=0, le=2**31)]
 class KVLayers(Settings):
     """A run of layers that are alike: of attention, or of those that keep a state instead."""
 
-    kind: Literal["full_attention", "sliding_window", "chunked_local_attention", "state"]
+    kind: Literal["full_attention", "sliding_window", "chunked_local_attention", "state", "ring"]
+    """Ring: one block of a sequence, which it writes over and over and no prefix is found in (what
+    GLM-5.3-Flash's indexer has yet to pool)."""
     layers: Annotated[int, Field(gt=0, le=4096)]
     window: Count | None = None
     """Of a sliding window: tokens that a token attends to, itself included."""
@@ -57,9 +63,9 @@ class KVLayers(Settings):
                     f"{name} is {'given' if is_given else 'missing'}: layers of kind '{kind}', "
                     f"and no others, have one, and these are of kind '{self.kind}'; {rule}"
                 )
-        if self.kind == STATE and self.bytes_per_token is not None:
+        if self.kind in (STATE, RING) and self.bytes_per_token is not None:
             raise ValueError(
-                "bytes_per_token: layers of kind 'state' have one state to a block; leave it out"
+                f"bytes_per_token: layers of kind '{self.kind}' have one to a block; leave it out"
             )
         return self
 
@@ -92,6 +98,11 @@ class KVGroup:
     """Whether the bucket holds the layer that was registered last, which is a drafter's, if any."""
     num_spare: int = 0  # see `StateBlocks`
 
+    @property
+    def is_found(self) -> bool:
+        """Whether prefixes are looked up in it."""
+        return self.bucket != _UNFOUND
+
     def most_blocks(self, length: int, in_flight_tokens: int) -> int:
         """Return how many blocks a sequence of a length is reckoned to hold when it is admitted.
 
@@ -122,12 +133,12 @@ class KVLayout:
     @cached_property
     def common_block_size(self) -> int:
         """Tokens after which blocks of all groups end; hits are multiples of it."""
-        return lcm(*(group.block_size for group in self.groups))
+        return lcm(*(group.block_size for group in self.groups if group.is_found))
 
     @cached_property
     def hash_block_size(self) -> int:
         """Tokens after which the identity of a prefix is computed."""
-        return gcd(*(group.block_size for group in self.groups))
+        return gcd(*(group.block_size for group in self.groups if group.is_found))
 
     @property
     def last_group(self) -> int:
@@ -184,10 +195,10 @@ def as_full_attention(layers: Sequence[KVLayers]) -> tuple[KVLayers, ...]:
             "engine.disable_hybrid_kv_cache_manager, or scheduler prefill_first: layers whose "
             "blocks have their own sizes (DeepSeek-V4) cannot share one group; leave it out"
         )
-    if any(each.kind == STATE for each in layers):
+    if any(each.kind in (STATE, RING) for each in layers):
         raise ConfigError(
-            "engine.disable_hybrid_kv_cache_manager: layers with a state have no KV entries to "
-            "keep; leave it out"
+            "engine.disable_hybrid_kv_cache_manager: layers with a state or a ring have no KV "
+            "entries to keep; leave it out"
         )
     if len({(each.kind, each.span_len) for each in layers}) == 1:
         return tuple(layers)
@@ -211,6 +222,8 @@ def kv_layout(
     if any(each.block_size for each in layers):
         return _packed(layers)
     states = states or StateBlocks(block_size, 0)
+    rings = [KVGroup(FULL, 0, _NEVER_FULL, n, _UNFOUND, False) for n in _rings(layers)]
+    layers = [each for each in layers if each.kind != RING]
     attention = [each.bytes_per_token or _BYTES_PER_TOKEN for each in layers if each.kind != STATE]
     widest = max(attention, default=_BYTES_PER_TOKEN)
     widths = [
@@ -224,7 +237,7 @@ def kv_layout(
         group = KVGroup(
             first.kind, first.span_len, own.block_size, count, 0, num_spare=own.num_spare
         )
-        return KVLayout((group,), block_size * total)
+        return KVLayout((group, *rings), block_size * total)
     counts: dict[tuple[Kind, int, int, float], int] = {}
     for each, width in zip(layers, widths, strict=True):
         # A narrower layer gets blocks of more tokens; where that does not come out even, padding.
@@ -232,13 +245,15 @@ def kv_layout(
         own_size = states.block_size if each.kind == STATE else block_size * ratio
         last = (each.kind, each.span_len, own_size, width)
         counts[last] = counts.get(last, 0) + each.layers
-    size = _layers_per_group(list(counts.values()))
+    # Beside a ring pages differ in size, and whole blocks of attention are what states fill.
+    full = sum(count for kind, count in counts.items() if kind[0] == FULL)
+    size = full if rings else _layers_per_group(list(counts.values()))
     groups = []
     for bucket, (alike, count) in enumerate(counts.items()):
         for num_layers in parts_of(count, size):
             num_spare = states.num_spare if alike[0] == STATE else 0
             groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last, num_spare))
-    return KVLayout(tuple(groups), size * widest * block_size)
+    return KVLayout((*groups, *rings), size * widest * block_size)
 
 
 def _packed(layers: Sequence[KVLayers]) -> KVLayout:
@@ -272,6 +287,12 @@ def parts_of(layers: int, at_most: int) -> list[int]:
     """Return how many layers each of some groups has, as evenly as can be."""
     parts = -(-layers // at_most)
     return [len(range(part, layers, parts)) for part in range(parts)]
+
+
+def _rings(layers: Sequence[KVLayers]) -> list[int]:
+    """Return how many layers the group of rings has, if there is one."""
+    count = sum(each.layers for each in layers if each.kind == RING)
+    return [count] if count else []
 
 
 def _layers_per_group(counts: list[int]) -> int:

@@ -18,15 +18,21 @@ _MANY_HEADS = {"baichuan", "bloom", "gpt2", "gpt_neox", "gptj", "opt"}
 _FOUR_TIMES = {"bloom", "falcon", "gpt2", "gptj"}
 # Have nothing but experts, so that their width goes by the plain name.
 _ONLY_EXPERTS = {
+    "aria_text",
     "dbrx",
+    "flex_olmo",
     "gpt_oss",
     "granitemoe",
+    "granitemoe_swa",
+    "granitemoeshared",
     "jamba",
     "granitemoehybrid",
     "llama4_text",
     "minimax_m2",
     "minimax_m3",
+    "minimax_m3_text",
     "minimax_m3_vl",
+    "minimax_m3_vl_text",
     "mixtral",
     "olmoe",
     "phimoe",
@@ -35,6 +41,7 @@ _ONLY_EXPERTS = {
 # ``deepseek_mtp.py``, ``glm4_moe_mtp.py``, ``mimo_mtp.py``, ``qwen3_next_mtp.py``,
 # ``qwen3_5_mtp.py``; DeepSeek-V3.2's and GLM-5's: ``vllm/models/deepseek_v32``).
 _USUAL_MTP = {"deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "mimo"}
+_USUAL_MTP |= {"glm5_next_text"}
 _USUAL_MTP_FAMILIES = ("qwen3_next", "qwen3_5")
 _SPANS = ("sliding_window", "attention_chunk_size")
 _NO_WINDOW = ("qwen", "mimo")  # begin the types of models whose window counts only if they say so
@@ -44,6 +51,18 @@ _STATE_FIELDS = {
     "linear_key_head_dim": "ssm_state_size",
     "linear_value_head_dim": "mamba_head_dim",
     "linear_conv_kernel_dim": "conv_kernel",
+}
+_BLOCK_FIELDS = {
+    "sparse_topk_blocks": "index_topk_blocks",
+    "sparse_block_size": "index_block_size",
+    "sparse_num_index_heads": "index_n_heads",
+    "sparse_index_dim": "index_head_dim",
+}
+_GLOBAL = {"head_dim": "global_head_dim", "num_key_value_heads": "num_global_key_value_heads"}
+_AS_TRANSFORMERS = {
+    "num_heads": "linear_num_heads",
+    "head_dim": "linear_head_dim",
+    "short_conv_kernel_size": "linear_conv_kernel_dim",
 }
 _STATE_NAMES = "mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"
 _OTHER_NAMES = dict(zip(_STATE_FIELDS, _STATE_NAMES, strict=True))
@@ -81,14 +100,19 @@ _NOT_MODELLED = {
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
     "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
-    "linear_num_value_heads": (("qwen3_5", "qwen3_next", "kimi"), "layers of linear attention"),
+    "linear_num_value_heads": (
+        ("qwen3_5", "qwen3_next", "kimi", "glm5_next"),
+        "layers of linear attention",
+    ),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
     "mamba_d_state": (("granitemoehybrid", "falcon_h1", "jamba"), _NOT_MODELLED["state_size"]),
     "attn_layer_period": (("jamba",), _NOT_MODELLED["state_size"]),
     "attention_other_setting": (("step3p",), "layers of different shapes"),
     "block_configs": (("nemotron-nas", "deci"), "layers of different shapes"),
     "compress_ratios": (("deepseek_v4", "deepseek_ref"), "attention to a compressed context"),
-    "index_topk": (("deepseek", "glm_moe_dsa"), "sparse attention"),
+    "index_topk": (("deepseek", "glm_moe_dsa", "glm5_next", "hy_v4"), "sparse attention"),
+    "sparse_config": ((), "sparse attention"),
+    "swa_num_attention_heads": (("mimo_v2",), "layers of different shapes"),
     "sparse_attention_config": (("minimax_m3",), "sparse attention"),
     "num_kv_shared_layers": (("gemma4",), _NOT_MODELLED["use_cla"]),
     "hidden_size_per_layer_input": (("gemma4",), "an embedding of each layer"),
@@ -97,9 +121,20 @@ _OF_FAMILIES = {
     "v_head_dim": (("mimo_v2",), "values of another width"),
     "hybrid_layer_pattern": (("mimo_v2",), "layers of different shapes"),
 }
+# Whose attention has a gate, of which their configs need not speak.
+_GATED = ("qwen3_next", "qwen3_5", "afmoe", "hy_v4", "muse_glimmer")
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
-_OTHER_ATTENTION = ("beam", "deepseek_v41")  # begin types of models whose configs do not tell
+# What types of models, which begin so, have whose fields would not tell or are read otherwise.
+_OTHER_KINDS = {
+    "beam": "attention of another kind",
+    "deepseek_v41": "keys and choices of tokens that layers share, and embeddings of n-grams",
+    "dots3_note": "latent attention of two widths",
+    "inkling": "convolutions in its layers, and positions that queries are compared with",
+    "muse_spark": "gates of residuals",
+    "musespark": "gates of residuals",
+    "qwen4_exp": "residual streams that are mixed by small matrices, and embeddings of n-grams",
+}
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
 
@@ -137,6 +172,35 @@ def _as_delta_nets(inner: dict[str, Any]) -> dict[str, Any]:
     return {**found, **gate, "linear_decay_rank": width, "mamba_ssm_dtype": "float32"}
 
 
+def _as_global(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what transformers 5.19 writes of single layers as of all full attention (Gemma 4).
+
+    The same if it is of others.
+    """
+    said, types = data.get("per_layer_config"), data.get("layer_types")
+    if not (isinstance(said, dict) and said and isinstance(types, list)):
+        return data
+    full = [number for number, kind in enumerate(types) if kind == "full_attention"]
+    named = [int(number) for number in said if str(number).isdigit()]
+    first, *others = said.values()
+    is_known = isinstance(first, dict) and first.keys() <= _GLOBAL.keys()
+    if sorted(named) != full or any(each != first for each in others) or not is_known:
+        return data
+    rest = {name: value for name, value in data.items() if name != "per_layer_config"}
+    return {**rest, **{_GLOBAL[name]: value for name, value in first.items()}}
+
+
+def _as_published(data: dict[str, Any]) -> dict[str, Any]:
+    """Return what transformers writes of MiniMax-M3 as it was published."""
+    types = data.get("layer_types")
+    if "index_topk_blocks" not in data or not isinstance(types, list):
+        return data
+    sparse: dict[str, Any] = {name: data.get(own) for name, own in _BLOCK_FIELDS.items()}
+    sparse["sparse_attention_freq"] = ["sparse" in str(kind) for kind in types]
+    rest = {name: value for name, value in data.items() if name != "layer_types"}
+    return {**rest, "sparse_attention_config": sparse}
+
+
 def _of_all(value: Any) -> Any:
     """Return what a list says of each layer, if that is the same (Hunyuan)."""
     alike = isinstance(value, list) and value and value.count(value[0]) == len(value)
@@ -150,9 +214,13 @@ class HuggingFaceConfig(LayerLists):
         if data.get("text_config") is not None and data.get("hidden_size") is None:
             data, source = _text_part(data, source), f"{source}, text_config"
         self._source, self._type = source, str(data.get("model_type"))
+        data = _as_published(_as_global(data))
         for part in ("attn_config", "ffn_config"):  # DBRX
             data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
-        if isinstance(inner := data.get("linear_attn_config"), dict):
+        inner = data.get("linear_attn_config")
+        if "linear_num_heads" in data and inner is None:  # GLM-5.3-Flash, as transformers has it
+            inner = {name: data.get(field) for name, field in _AS_TRANSFORMERS.items()}
+        if isinstance(inner, dict):
             data = {**_as_delta_nets(inner), **data}
         names = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
         # A field under its own name comes before one under another; null is no value.
@@ -164,8 +232,8 @@ class HuggingFaceConfig(LayerLists):
         if isinstance(blocks, list) and "num_hidden_layers" not in own:
             self._data["num_hidden_layers"] = len(blocks)
         has_none = {"num_experts", *ALIASES["num_experts"]} & data.keys()
-        # A dense model among ones with experts: they have none, or one (Jamba).
-        if has_none and own.get("num_experts", 0) in (0, 1):
+        # A dense model among ones with experts: they have none, or one (Jamba), or say so (Step-5).
+        if has_none and (own.get("num_experts", 0) in (0, 1) or own.get("use_moe") is False):
             self._data = {key: each for key, each in self._data.items() if "expert" not in key}
             if shared := own.get("shared_expert_intermediate_size"):  # Granite 4.0
                 self._data["intermediate_size"] = shared
@@ -221,11 +289,12 @@ class HuggingFaceConfig(LayerLists):
         return " (weights of parts for images and sound are not counted)" if has_others else ""
 
     def _check_modelled(self) -> None:
-        if self._type.startswith(_OTHER_ATTENTION):
-            raise ProfileError(
-                f"{self._source}: model_type '{self._type}' says that the model's attention is of "
-                "another kind, which is not modelled; fit a profile to measured steps instead"
-            )
+        for prefix, what in _OTHER_KINDS.items():
+            if self._type.startswith(prefix):
+                raise ProfileError(
+                    f"{self._source}: model_type '{self._type}' says that the model has {what}, "
+                    "which is not modelled; fit a profile to measured steps instead"
+                )
         if {"markov_rank", "dspark_block_size", "speculators_model_type"} & self._data.keys():
             raise ProfileError(
                 f"{self._source}: describes a drafter whose vocabulary or Markov head it does not "
@@ -257,7 +326,7 @@ class HuggingFaceConfig(LayerLists):
     def _head_dim(self, counts: dict[str, int]) -> int:
         hidden, heads = counts["hidden_size"], counts["num_attention_heads"]
         if "kv_lora_rank" in self._data:
-            return self._count("qk_nope_head_dim") + self._count("qk_rope_head_dim")
+            return self._count("qk_nope_head_dim") + self._rope_dim()
         if "head_dim" in self._data:
             return self._count("head_dim")
         if hidden % heads:
@@ -266,6 +335,10 @@ class HuggingFaceConfig(LayerLists):
                 f"of num_attention_heads = {heads}; add head_dim or correct one of them"
             )
         return hidden // heads
+
+    def _rope_dim(self) -> int:
+        name = "qk_rope_head_dim"  # none in GLM-5.3-Flash
+        return 0 if self._data.get(name) == 0 else self._count(name)
 
     def _key_value_heads(self, counts: dict[str, int]) -> int:
         if self._type == "falcon" and not self._data.get("new_decoder_architecture"):
@@ -363,8 +436,10 @@ class HuggingFaceConfig(LayerLists):
         """Return what multiplies the output of attention, if anything does."""
         if self._data.get("use_head_wise_attn_gate"):
             return {"attn_output_gate": "per_head"}
-        usual = self._type.startswith(("qwen3_next", "afmoe"))
-        names = ("attn_output_gate", "mla_use_output_gate")
+        if self._data.get("gating_type") == "headwise" and self._data.get("gated_mla"):  # Hy4
+            return {"attn_output_gate": "per_head"}
+        usual = self._type.startswith(_GATED)
+        names = ("attn_output_gate", "mla_use_output_gate", "gated_mla")
         is_there = next((self._data[name] for name in names if name in self._data), usual)
         return {"attn_output_gate": True} if is_there else {}
 
@@ -378,7 +453,8 @@ class HuggingFaceConfig(LayerLists):
             names += ["global_head_dim"]
             names += ["num_global_key_value_heads"] if data.get("attention_k_eq_v") else []
         if "kv_lora_rank" in data:  # multi-head latent attention (DeepSeek)
-            names += ["kv_lora_rank", "qk_rope_head_dim", "v_head_dim", *self._given("q_lora_rank")]
+            found["qk_rope_head_dim"] = self._rope_dim()
+            names += ["kv_lora_rank", "v_head_dim", *self._given("q_lora_rank", "index_kpool")]
         if "attention_other_setting" in data:
             found["num_sliding_attention_heads"] = self._other_heads()
         names += self._given("attn_res_block_size", "num_sliding_attention_heads")
@@ -386,7 +462,8 @@ class HuggingFaceConfig(LayerLists):
         if data.get("hidden_size_per_layer_input"):
             names += ["hidden_size_per_layer_input", "vocab_size_per_layer_input"]
         if data.get("o_groups"):  # compressed attention and hyper-connections (DeepSeek-V4)
-            names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim", "hc_mult"]
+            names += ["o_groups", "o_lora_rank", "q_lora_rank", "qk_rope_head_dim"]
+        names += self._given("hc_mult")
         return found | {name: self._count(name) for name in names}
 
     def _other_heads(self) -> int:

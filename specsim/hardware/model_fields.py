@@ -186,6 +186,8 @@ class ModelFields(Settings):
     """Of sparse attention: tokens that an indexer of index_n_heads heads chooses to be read."""
     index_n_heads: int = Field(default=0, ge=0, le=_MOST)
     index_head_dim: int = Field(default=0, ge=0, le=_MOST)
+    index_kpool: int = Field(default=1, gt=0, le=_MOST)
+    """Tokens that one index key is pooled of (GLM-5.3-Flash)."""
     indexer_types: tuple[IndexerType, ...] | None = None
     """Whether each layer has an indexer, shares that of an earlier one or attends to all; by
     default all have one if there is an index_topk."""

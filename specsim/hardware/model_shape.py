@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import model_validator
 
 from specsim.hardware import compressed
-from specsim.hardware.kv_groups import STATE, KVLayers
+from specsim.hardware.kv_groups import RING, STATE, KVLayers
 from specsim.hardware.model_fields import (
     DENSE,
     DTYPE_BYTES,
@@ -104,13 +104,17 @@ class ModelShape(ModelFields):
 
         It has the target's embedding and LM head (vLLM 0.32.0 ``v1/spec_decode/
         llm_base_proposer.py``), and an indexer of its own, also where the last layers share one
-        (GLM-5.2; ``model_executor/models/deepseek_v2.py``).
+        (GLM-5.2; ``model_executor/models/deepseek_v2.py``). It attends, also where the last layer
+        keeps a state, and has one residual stream (GLM-5.3-Flash; ``models/glm5next``).
         """
         if self.mtp_problem:
             raise ValueError(self.mtp_problem)
         last = {name: own[-1:] for name in OF_EACH if (own := getattr(self, name)) is not None}
         if self.indexer_types:
             last["indexer_types"] = ("full",)
+        if last.get("layer_types", ("none",))[0] in STATES:
+            last["layer_types"] = ("full_attention",)
+        last["hc_mult"] = 0
         shared = {"has_own_embedding": False, "has_own_lm_head": False, "num_fused_inputs": 2}
         one = {"num_hidden_layers": 1, "first_k_dense_replace": 0, "num_nextn_predict_layers": 0}
         name = f"MTP layer of {self.name}"
@@ -220,7 +224,7 @@ class ModelShape(ModelFields):
                 assert self.kv_lora_rank is not None
                 plain = each.head_dim - self.qk_rope_head_dim
                 down, up = self.q_lora_rank or queries, heads * (plain + self.v_head_dim)
-                gates = outputs * bool(self.attn_output_gate)
+                gates = outputs * (self.attn_output_gate is True)
                 found.append(LayerMatrix("qkv", down + each.latent_dim + gates, inputs, layers))
                 if self.q_lora_rank:
                     found.append(LayerMatrix("q", queries, self.q_lora_rank, layers))
@@ -235,7 +239,8 @@ class ModelShape(ModelFields):
             if each.index_dim:  # the same on each GPU
                 indexed, of_all = self.index_n_heads, self.index_n_heads * each.index_dim
                 found.append(LayerMatrix("index_q", of_all, self.q_lora_rank or inputs, layers))
-                found.append(LayerMatrix("index_k", each.index_dim + indexed, inputs, layers))
+                pooled = each.index_dim * (2 if self.index_kpool > 1 else 1)  # and what weighs them
+                found.append(LayerMatrix("index_k", pooled + indexed, inputs, layers))
         return found + self._state_matrices(size)
 
     def _state_matrices(self, size: int) -> list[LayerMatrix]:
@@ -401,6 +406,9 @@ class ModelShape(ModelFields):
             )
             for each, count in counts.items()  # as vLLM has them
         )
+        if self.index_kpool > 1:  # keys that are yet to be pooled
+            pooling = sum(n for each, n in self.attention_widths.items() if each.index_dim)
+            attention = (*attention, KVLayers(kind=RING, layers=pooling))
         if not (states := self.state_layers):
             return attention
         kept = KVLayers(kind=STATE, layers=states)
@@ -416,13 +424,24 @@ class ModelShape(ModelFields):
             for each, layers in self.attention_widths.items()
         )
 
+    @property
+    def all_index_bytes(self) -> float:
+        """What indexers keep of a token in all layers."""
+        return sum(n * self._index_bytes(each) for each, n in self.attention_widths.items())
+
+    def _index_bytes(self, width: AttentionWidth) -> float:
+        """Return what one keeps of a token: 8 bits and a scale, MiniMax-M3's all its numbers."""
+        in_8_bits = width.latent_dim or self.o_groups
+        of_key = width.index_dim * (1 if in_8_bits else self.bytes_per_weight)
+        return (of_key + INDEX_BYTES * bool(in_8_bits)) / self.index_kpool if of_key else 0.0
+
     def _layer_bytes(self, width: AttentionWidth, size: int) -> float:
         if self.o_groups:
             return compressed.token_bytes(self, width)
         if not width.has_own_keys:
             return 0.0
         heads = width.num_key_value_heads
-        indexed = width.index_dim + INDEX_BYTES if width.index_dim else 0
+        indexed = self._index_bytes(width)
         if width.latent_dim:
             return float(width.latent_dim * self.bytes_per_weight + indexed)
         numbers = heads * (width.head_dim + width.value_dim)

@@ -250,11 +250,13 @@ class AttentionTables:
         update |= module.get("matrices", {})
         of_one = {**update, **dict.fromkeys(OF_EACH), "layer_types": (measured,)}
         one = self._shape.model_copy(update=of_one)
-        name = f"{module['table']}{_TABLES.get(measured, '')}_{phase}_module_perf"
+        name = module.get("file", "{table}{kind}_{phase}_module_perf").format(
+            table=module.get("table"), kind=_TABLES.get(measured, ""), phase=phase
+        )
         kernel = None if is_sparse else self._latent_kernel(phase, heads)
         if kernel and not self._tables.has(module["family"], name):
             return kernel
-        table = self._tables.table(module["family"], name)
+        table = self._tables.table(module["family"], name).of_phase(phase)
         own_names = {
             "model": _name_in(table, module["called"]),
             "gemm_type": self._dtype.matrices or "bfloat16",

@@ -214,7 +214,9 @@ class Composer:
         """Key and value of a token in every layer, on each GPU, of a group the mean, bytes."""
         is_halved = self._options.kv_dtype == "fp8" and not self._shape.o_groups
         share = 0.5 if is_halved else 1.0
-        own = self._shape.kv_bytes_per_token_and_gpu(self._size) * share * self._fullest_share
+        indexed = self._shape.all_index_bytes  # in 8 bits anyway
+        own = self._shape.kv_bytes_per_token_and_gpu(self._size) - indexed
+        own = (own * share + indexed) * self._fullest_share
         return own / self._options.decode_context_parallel_size
 
     @property
@@ -332,15 +334,19 @@ class Composer:
         return np.asarray(self._scales.read * layers * kernels * along(tokens, points, times))
 
     def _hyper_connections(self, tokens: Values) -> Values:
-        """Return what mixing the residual streams takes, before and after both parts of layers."""
-        shape, total = self._shape, np.zeros(len(tokens))
-        if shape.hc_mult:
-            sizes = {"hc_mult": shape.hc_mult, "hidden_size": shape.hidden_size}
-            for name in ("pre", "post"):
-                use = rows_with("hyper-connections", op_name=name, **sizes)
-                rows = self._tables.newest("mhc", "mhc_module_perf", use)
-                total += along(tokens, *line_of(rows, "num_tokens"))
-            self._note(rows.source)
+        """Return what mixing the residual streams takes, before and after both parts of layers.
+
+        What comes after one and before the next is one kernel where that was measured.
+        """
+        shape, what = self._shape, "hyper-connections"
+        if not shape.hc_mult:
+            return np.zeros(len(tokens))
+        use = rows_with(what, hc_mult=shape.hc_mult, hidden_size=shape.hidden_size)
+        rows = self._tables.newest("mhc", "mhc_module_perf", use)
+        self._note(rows.source)
+        names = {"fused_post_pre"} & set(rows.values("op_name")) or {"pre", "post"}
+        lines = (line_of(rows.where(what, op_name=name), "num_tokens") for name in sorted(names))
+        total = sum(along(tokens, *line) for line in lines)
         return np.asarray(self._scales.read * shape.num_hidden_layers * total)
 
     @property

@@ -5,6 +5,7 @@
 folder lies; its latencies are milliseconds.
 """
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -212,6 +213,22 @@ class MeasuredTable(NamedTuple):
         place = self.rows.column_names.index("latency")
         return self._replace(rows=self.rows.set_column(place, "latency", pa.array(1e-3 * times)))
 
+    def of_phase(self, phase: str) -> "MeasuredTable":
+        """Return the rows of a phase under usual names, if one column tells of it and of sizes."""
+        if "geometry" not in self.rows.column_names:
+            return self
+        told = [json.loads(each) for each in self.values("geometry")]
+        is_context = phase == "context"
+        kept = np.array([each["is_context"] == is_context for each in told])
+        x, prefix = self.rows["x"].to_numpy(), self.rows["prefix"].to_numpy()
+        names = "num_heads", "kv_cache_dtype"
+        columns: dict[str, Any] = {name: [each[name] for each in told] for name in names}
+        columns |= {"isl": x, "step": prefix} if is_context else {"isl": x * 0 + 1, "step": x - 1}
+        rows = self.rows.drop_columns(["x", "prefix"])
+        for name, values in columns.items():
+            rows = rows.append_column(name, pa.array(values))
+        return self._replace(rows=rows.filter(pa.array(kept)))
+
     def where(self, what: str, **wanted: object) -> "MeasuredTable":
         """Return the rows in which columns have given values; columns it lacks are ignored.
 
@@ -260,6 +277,7 @@ def rows_with(what: str, **wanted: object) -> Callable[[MeasuredTable], Measured
     return lambda table: table.where(what, **wanted)
 
 
+_OF_AISIMULATE = {"glm53_attention"}  # which AIConfigurator lacks
 # What tables are called in ``--table``, if not by their family, which several share.
 _KEYS = {"custom_allreduce_perf": "allreduce", "nccl_perf": "nccl", "moe_a2a_perf": "a2a"}
 TABLE_KEYS = ["attention", "gemm", "kda", "linear_attention", "mla", "moe", "msa", "quantize"]
@@ -362,6 +380,11 @@ class GpuTables:
                 )
             engines = ", ".join(sorted({file.parent.parent.name for file in others}))
             remedy = f"choose an engine that has one (--engine: {engines}) or " if engines else ""
+            if family in _OF_AISIMULATE and not others:
+                remedy = (
+                    "name a folder with one (`specsim profile build --tables`: aisimulate_core/"
+                )
+                remedy += "systems of the package aisimulate has those of some GPUs) or "
             raise ProfileError(
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
                 "use `specsim profile roofline`"

@@ -369,7 +369,10 @@ class StateTimes:
         kernels = sorted(set(rows.values("kernel_source")))
         # One that vLLM takes in place of the others where it is built (``kimi_k3/nvidia/kda.py``).
         kernels = [name for name in kernels if name == "fused_kda_decode"] or kernels
-        lines = [line_of(rows.where("delta nets", kernel_source=name), axis) for name in kernels]
+        parts = [rows.where("delta nets", kernel_source=name) for name in kernels]
+        # Prompts of one token run as decodes do.
+        parts = [each for each in parts if len(set(each.values(axis))) > 1] or parts
+        lines = [line_of(each, axis) for each in parts]
         at = min((points for points, _ in lines), key=len)
         return at, np.sum([along(at, *line) for line in lines], axis=0)
 

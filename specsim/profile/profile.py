@@ -344,7 +344,9 @@ def block_len(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE)
         return block_size * profile.decode_context_parallel_size
     state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
     unit = _LATENT_UNIT if model.kv_lora_rank else BLOCK_SIZE
-    return max(block_size, unit * ceil(state / (unit * layer_bytes(profile, model))))
+    # An indexer's keys are in pages of their own.
+    page = layer_bytes(profile, model) - model.all_index_bytes / sum(model.layer_counts.values())
+    return max(block_size, unit * ceil(state / (unit * page)))
 
 
 def kv_layers(profile: Profile, model: ModelShape, drafts: Sequence[DraftCost]) -> LayersOf | None:

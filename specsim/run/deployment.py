@@ -23,7 +23,7 @@ from specsim.hardware.cuda_graphs import (
     capture_sizes,
     default_largest,
 )
-from specsim.hardware.kv_groups import CHUNKED, STATE, KVLayout
+from specsim.hardware.kv_groups import CHUNKED, RING, STATE, KVLayout
 from specsim.latency import LatencyModel
 from specsim.policies import Policy
 from specsim.profile import (
@@ -197,7 +197,8 @@ class Deployment:
     def _check_offloaded(self, kv: KVLayout) -> None:
         """Raise a ConfigError if KV tiers do not know what to do with some layers."""
         kinds = {group.kind for group in kv.groups}
-        has_own_blocks = any(each.block_size for each in self.engine.kv_groups or ())
+        layers = self.engine.kv_groups or ()
+        has_own_blocks = any(each.block_size or each.kind == RING for each in layers)
         if STATE in kinds or has_own_blocks:
             what = "keep a state" if STATE in kinds else "have blocks of their own (DeepSeek-V4)"
             raise ConfigError(

@@ -160,6 +160,8 @@ PUBLISHED_BY_NAME = {
     "glm-4.5v": 106.85e9,
     "glm-4.6": 352.8e9,
     "glm-4.7-flash": 29_943_390_976,
+    "glm-5.3-flash": 313_326_799_870,
+    "glm-5.3-flash-nvfp4": 313_326_799_870,
     "gpt-j-6b": 6_050_882_784,
     "gpt-neox-20b": 20_554_567_680,
     "granite-3.3-8b": 8_170_864_640,
@@ -193,6 +195,7 @@ PUBLISHED_BY_NAME = {
     "mistral-small-24b": 23_572_403_200,
     "mistral-small-3.2-24b": 23_572_403_200,
     "mixtral-8x22b": 140_630_071_296,
+    "muse-glimmer-30b": 27_854_780_928,
     "nvidia-nemotron-nano-12b-v2": 12_310_001_152,
     "nvidia-nemotron-nano-9b-v2": 8_888_227_328,
     "olmo-2-0325-32b": 32_234_279_936,
@@ -234,6 +237,8 @@ PUBLISHED_BY_NAME = {
     "qwen3.5-35b-a3b": 34_660_610_688,
     "qwen3.5-4b": 4_205_751_296,
     "qwen3.5-9b": 8_953_803_264,
+    "qwen3.8-2.4t-a95b": 2_419_804_697_984,
+    "qwen3.8-2.4t-a95b-fp8": 2_419_804_697_984,
     "qwq-32b": 32_763_876_352,
     "seed-oss-36b": 36_151_104_512,
     "smollm2-1.7b": 1_711_376_384,
@@ -563,7 +568,7 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ),
         ({"conv_L_cache": 3}, "layers of convolution"),
         ({"v_head_dim": 64}, "'v_head_dim' says that the model has values of another width"),
-        ({"model_type": "beam"}, "model_type 'beam' says that the model's attention is of ano"),
+        ({"model_type": "beam"}, "model_type 'beam' says that the model has attention of ano"),
         ({"per_layer_config": {"5": {"head_dim": 512}}}, "layers of different shapes"),
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"markov_rank": 256, "draft_vocab_size": 32000}, "a drafter whose vocabulary or Markov h"),
@@ -636,7 +641,7 @@ def test_a_folder_stands_for_its_config(written: Written) -> None:
 def test_attention_of_an_unknown_kind_is_refused_before_its_drafter(written: Written) -> None:
     """DeepSeek-V4.1 has a drafter of its own in its config.json, and layers that share keys."""
     text = {**LLAMA, "model_type": "deepseek_v41_text", "dspark_block_size": 5}
-    with pytest.raises(ProfileError, match=r"model_type 'deepseek_v41_text' says .* another kind"):
+    with pytest.raises(ProfileError, match=r"model_type 'deepseek_v41_text' says .* layers share"):
         load_model(written({"model_type": "deepseek_v41", "text_config": text}))
 
 
@@ -924,6 +929,9 @@ def test_a_gpu_that_sounds_alike_is_another_one() -> None:
         ("zai-org/GLM-4.7-FP8", "glm-4.6"),
         ("zai-org/GLM-4.7-Flash", "glm-4.7-flash"),
         ("Qwen/Qwen3.6-35B-A3B", "qwen3.5-35b-a3b"),
+        ("zai-org/GLM-5.3-Flash-FP8", "glm-5.3-flash"),
+        ("huihui-ai/Huihui-GLM-5.3-Flash-abliterated", "glm-5.3-flash"),
+        ("meta-models/Muse-Glimmer-30B-Instruct", "muse-glimmer-30b"),
         ("deepseek-ai/DeepSeek-V2.5-1210", "deepseek-v2"),
         ("moonshotai/Kimi-K2.6", "kimi-k2.5"),
         ("allenai/Llama-3.1-Tulu-3-8B-SFT", "llama-3.1-8b"),

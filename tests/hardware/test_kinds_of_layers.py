@@ -7,7 +7,7 @@ import pytest
 
 from specsim.core.errors import ProfileError
 from specsim.hardware import load_model
-from specsim.hardware.kv_groups import kv_layout
+from specsim.hardware.kv_groups import KVLayers, kv_layout
 from specsim.hardware.model_shape import ModelShape
 
 Written = Callable[[dict[str, Any]], str]
@@ -102,8 +102,9 @@ def test_the_first_mamba_has_a_state_of_each_number_that_is_convolved(written: W
     assert groups(shape) == [("state", 2), ("state", 2), ("state", 2), ("full_attention", 2)]
 
 
-def test_one_expert_is_a_dense_mlp(written: Written) -> None:
-    shape = load_model(written({**JAMBA, "num_experts": 1, "num_experts_per_tok": 1}))
+@pytest.mark.parametrize("said", [{"num_experts": 1, "num_experts_per_tok": 1}, {"use_moe": False}])
+def test_one_expert_is_a_dense_mlp(written: Written, said: dict[str, Any]) -> None:
+    shape = load_model(written({**JAMBA, **said}))
     assert (shape.num_experts, shape.num_expert_layers) == (0, 0)
     assert {each.mlp_width for each in shape.layers} == {96}
 
@@ -130,6 +131,108 @@ def test_groups_of_kimi_linear_are_vllms() -> None:
     """Of vLLM 0.33.0 kv_cache_planning.py get_kv_cache_groups: 20 and 7 layers."""
     kept = [("state", 7), ("state", 7), ("state", 6), ("full_attention", 7)]
     assert groups(load_model("kimi-linear-48b-a3b")) == kept
+
+
+def test_glm_5_3_flash_pools_its_index_keys() -> None:
+    """Of vLLM 0.33.0 models/glm5next; groups and bytes as its kv_cache_planning.py has them."""
+    shape = load_model("glm-5.3-flash")
+    assert weights(shape, 11)["index_k"] == [(2 * 128 + 32, 4096)]
+    assert shape.kv_bytes_per_token == 11 * (512 * 2 + (128 + 4) // 4)
+    layer = shape.mtp_layer
+    assert (layer.state_layers, layer.hc_mult, layer.kv_bytes_per_token) == (0, 0, 1057)
+    assert shape.quantization == "fp8_block,attention=bfloat16"
+    kept = shape.kv_layers(shape.kv_bytes_per_token)
+    states = [("state", n) for n in (9, 9, 8, 8)]
+    assert groups(shape) == [*states, ("full_attention", 11), ("full_attention", 11)]
+    own = kv_layout((*kept, KVLayers(kind="full_attention", layers=1, bytes_per_token=1057)), 640)
+    assert [each.num_layers for each in own.groups] == [12, 11, 11, 12, 11]
+    assert (own.block_bytes, own.common_block_size, own.hash_block_size) == (8_117_760, 640, 640)
+    assert own.most_blocks(640, 0) == 3 + 1 + 1  # a state of each group, attention, and the ring
+
+
+def test_layers_of_delta_attention_may_be_counted_from_0_or_named(written: Written) -> None:
+    counted = {"kda_layers": [0, 1, 2, 4, 5, 6], "full_attn_layers": [3, 7]}
+    inner = {**KIMI["linear_attn_config"], **counted}
+    assert load_model(written({**KIMI, "linear_attn_config": inner})).layers == (
+        load_model(written(KIMI)).layers
+    )
+    named = {name: value for name, value in KIMI.items() if name != "linear_attn_config"}
+    named |= {"linear_num_heads": 4, "linear_head_dim": 8, "linear_conv_kernel_dim": 4}
+    named |= {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8, "index_kpool": 4}
+    types = (["linear_attention"] * 3 + ["indexed_attention"]) * 2
+    shape = load_model(written({**named, "model_type": "glm5_next_text", "layer_types": types}))
+    assert shape.state_bytes(1) == load_model(written(KIMI)).state_bytes(1)
+    assert shape.kv_bytes_per_token == 2 * ((32 + 8) * 2 + (8 + 4) // 4)
+
+
+def test_what_transformers_writes_of_single_layers_is_of_full_attention(written: Written) -> None:
+    """Gemma 4, saved by transformers 5.19: no global_head_dim."""
+    plain = {name: GEMMA[name] for name in GEMMA if name != "global_head_dim"}
+    said = {f"{number:02}": {"head_dim": 32} for number in (1, 3, 5, 7)}
+    known = load_model(written({**plain, "per_layer_config": said}))
+    assert known.attention_widths == load_model(written(GEMMA)).attention_widths
+    with pytest.raises(ProfileError, match="has layers of different shapes"):
+        load_model(written({**plain, "per_layer_config": said | {"01": {"head_dim": 64}}}))
+
+
+def test_what_transformers_writes_of_minimax_m3_is_as_published(written: Written) -> None:
+    sparse = {"sparse_topk_blocks": 4, "sparse_block_size": 16, "sparse_num_index_heads": 2}
+    sparse |= {"sparse_index_dim": 8, "sparse_attention_freq": [0, 0] + [1] * 6}
+    published = {"model_type": "minimax_m3", "sparse_attention_config": sparse}
+    saved = {"model_type": "minimax_m3_vl_text", "index_topk_blocks": 4, "index_block_size": 16}
+    saved |= {"index_n_heads": 2, "index_head_dim": 8}
+    saved |= {"layer_types": ["full_attention"] * 2 + ["minimax_m3_sparse"] * 6}
+    shapes = [load_model(written(SIZES | each)) for each in (published, saved)]
+    assert shapes[0].layers == shapes[1].layers
+    assert shapes[0].index_topk == shapes[1].index_topk == 64
+
+
+@pytest.mark.parametrize(
+    ("family", "name", "words"),
+    [
+        ("nemotron_h", "hybrid_override_pattern", ["linear_attention", "moe", "full_attention"]),
+        ("deepseek_v4", "mlp_layer_types", ["hash_moe", "moe", "moe"]),
+    ],
+)
+def test_words_of_newer_transformers_are_known(
+    written: Written, family: str, name: str, words: list[str]
+) -> None:
+    config = {**SIZES, "model_type": family, "num_hidden_layers": 3, "num_experts": 8, name: words}
+    config |= {"num_experts_per_tok": 2, "moe_intermediate_size": 48, "mamba_num_heads": 8}
+    if family == "nemotron_h":
+        config |= {"n_groups": 1, "ssm_state_size": 16, "mamba_head_dim": 16, "conv_kernel": 4}
+    shape = load_model(written(config))
+    assert [each.has_experts for each in shape.layers] == ["moe" in word for word in words]
+
+
+def test_index_keys_of_minimax_m3_have_16_bits(written: Written) -> None:
+    """Of vLLM 0.33.0 models/minimax_m3/nvidia/model.py, resolve_indexer_kv_dtype("bf16")."""
+    sparse = {"sparse_topk_blocks": 4, "sparse_block_size": 16, "sparse_num_index_heads": 2}
+    sparse |= {"sparse_index_dim": 8, "sparse_attention_freq": [0, 0] + [1] * 6}
+    shape = load_model(
+        written(SIZES | {"model_type": "minimax_m3", "sparse_attention_config": sparse})
+    )
+    assert shape.kv_bytes_per_token == 8 * 2 * 2 * 16 * 2 + 6 * 8 * 2
+
+
+@pytest.mark.parametrize(("said", "width"), [("elementwise", 4 * 16), ("headwise", 0)])
+def test_latent_attention_of_hy4_has_an_indexer_and_a_gate(
+    written: Written, said: str, width: int
+) -> None:
+    """Of vLLM 0.33.0 models/hy_v4/nvidia/attention.py; counts as transformers 5.19 has them."""
+    latent = {name: KIMI[name] for name in KIMI if name != "linear_attn_config"}
+    indexed = {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 8, "hc_mult": 4}
+    types = {"indexer_types": ["full", "shared"] * 4, "gated_mla": True, "gating_type": said}
+    shape = load_model(written({**latent, **indexed, **types, "model_type": "hy_v4"}))
+    assert {inputs_of[0] for inputs_of in weights(shape, 4)["qkv"]} == {4 * 24 + 32 + 8 + width}
+    assert ("gate" in weights(shape, 4)) == (said == "headwise")
+    assert shape.kv_bytes_per_token == 8 * 40 * 2 + 4 * (8 + 4)
+
+
+def test_residual_streams_are_no_mlp_that_is_stored_in_16_bits(written: Written) -> None:
+    streams = [f"model.layers.{number}.hc_ffn_fn" for number in range(8)]
+    stored = {"quant_method": "fp8", "modules_to_not_convert": streams}
+    assert load_model(written({**SIZES, "quantization_config": stored})).quantization == "fp8"
 
 
 def test_residuals_of_blocks_have_two_vectors_for_each_part(written: Written) -> None:
@@ -209,6 +312,9 @@ def test_layers_of_a_searched_model_are_known_by_name() -> None:
         (KIMI | {"linear_attn_config": {"kda_layers": 7}}, "which name each of 1 to 8 once"),
         (STEP | {"num_nextn_predict_layers": "x"}, "num_nextn_predict_layers = 'x': must be a who"),
         (KIMI | {"model_type": "other"}, "has layers of linear attention, which is not modelled"),
+        (SIZES | {"model_type": "qwen4_exp_text"}, "embeddings of n-grams, which is not modelled"),
+        (SIZES | {"model_type": "step5", "sparse_config": {"topk": 512}}, "has sparse attention, "),
+        (SIZES | {"swa_num_attention_heads": 8}, "has layers of different shapes, which is not"),
         (
             STEP | {"attention_other_setting": {"num_attention_heads": 6, "head_dim": 32}},
             "attention_other_setting = .* only the number of query heads differs",

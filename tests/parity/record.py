@@ -47,6 +47,7 @@ from to_record import (
     random_parallel_scenario,
     random_pipeline_scenario,
     random_ranks_scenario,
+    random_rings_scenario,
     random_scenario,
     random_shares_scenario,
     random_stages_scenario,
@@ -66,6 +67,7 @@ from vllm.config import (
 from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.v1 import kv_cache_interface
 from vllm.v1.core.kv_cache_utils import (
     get_request_block_hasher,
     init_none_hash,
@@ -196,6 +198,9 @@ def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
                     mamba_cache_mode="align" if keeps else "none",
                     num_speculative_blocks=(engine["spec"] or {"k": 0})["k"],
                 )
+            elif run["kind"] == "ring":
+                one = {**shape, "num_kv_heads": 1}
+                spec = kv_cache_interface.CircularBufferSpec(**one, dcp_sharded=False)
             elif run["kind"] == "chunked_local_attention":
                 spec = ChunkedLocalAttentionSpec(**shape, attention_chunk_size=run["chunk"])
             else:
@@ -278,7 +283,8 @@ def vllm_config(engine: dict[str, Any]) -> VllmConfig:
     config.scheduler_config.disable_hybrid_kv_cache_manager = (
         drops and "chunked_local_attention" in kinds
     )
-    cache.num_gpu_blocks, cache.kv_cache_layout = engine["num_blocks"], "LBNHC"
+    cache.num_gpu_blocks = engine["num_blocks"]
+    cache.kv_cache_layout = "BLHNC" if "ring" in kinds else "LBNHC"  # as its backend has it
     return config
 
 
@@ -595,12 +601,14 @@ class Driver:
         config = self.scheduler.kv_cache_config
         managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
         for group, manager in zip(config.kv_cache_groups, managers, strict=True):
-            spec = group.kv_cache_spec
+            spec = getattr(group.kv_cache_spec, "first_spec", group.kv_cache_spec)
             row: dict[str, Any] = {"kind": "full_attention"}
             if isinstance(spec, SlidingWindowSpec):
                 row = {"kind": "sliding_window", "window": spec.sliding_window}
             elif isinstance(spec, MambaSpec):
                 row = {"kind": "state"}
+            elif type(spec).__name__ == "CircularBufferSpec":
+                row = {"kind": "ring"}
             elif isinstance(spec, ChunkedLocalAttentionSpec):
                 row = {"kind": "chunked_local_attention", "chunk": spec.attention_chunk_size}
             row |= {"block_size": spec.block_size, "layers": len(group.layer_names)}
@@ -645,6 +653,7 @@ def drawn(kind: str, seed: int) -> dict[str, Any]:
     with_layers = {
         "groups": random_groups_scenario,
         "states": random_states_scenario,
+        "rings": random_rings_scenario,
         "parallel": random_parallel_scenario,
         "modules": random_modules_scenario,
         "stages": random_stages_scenario,

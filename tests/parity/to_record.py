@@ -467,6 +467,16 @@ def random_states_scenario(
     return _with_layers(scenario, _layers_with_state(draw), draw, needs_of)
 
 
+def random_rings_scenario(seed: int, needs_of: Callable[[dict[str, Any]], Needs]) -> dict[str, Any]:
+    """States, attention, and a ring beside: one block of each sequence that nothing is found in."""
+    scenario, draw = random_scenario(seed), random.Random(f"rings {seed}")
+    full = draw.choice([1, 2, 4])
+    layers = [{"kind": "state", "layers": draw.choice([1, 2, 3, 5, 7])}]
+    layers += [{"kind": kind, "layers": full} for kind in ("full_attention", "ring")]
+    scenario |= {"name": f"rings-{seed}", "kind": "random rings"}
+    return _with_layers(scenario, layers, draw, needs_of)
+
+
 def random_state_loads_scenario(
     seed: int, needs_of: Callable[[dict[str, Any]], Needs]
 ) -> dict[str, Any]:
@@ -554,7 +564,7 @@ def _with_layers(
         spec["method"] = "mtp"
         spec.pop("parallel_drafting", None)
     if spec and spec["method"] != "ngram" and draw.random() < 0.6:
-        mine = draw.choice(layers[has_states:])  # drafters keep no state
+        mine = draw.choice([run for run in layers[has_states:] if run["kind"] != "ring"])
         layers.append(dict(mine, layers=draw.choice([1, 1, 2])))
     kinds = {run["kind"] for run in layers}
     if "chunked_local_attention" in kinds:

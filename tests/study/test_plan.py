@@ -58,7 +58,7 @@ from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import commented, save_plan
 from specsim.study.plan.hardware import measured_alike
-from specsim.study.plan.model_names import NAMES, context_of, model_of, shape_note
+from specsim.study.plan.model_names import NAMES, context_of, model_of, shape_note, weights_of
 from specsim.study.plan.question import KINDS, find_traffic
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
@@ -72,6 +72,27 @@ needs_tables = pytest.mark.skipif(
 @pytest.fixture
 def no_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specsim.profile.kernel_tables.find_spec", lambda name: None)
+
+
+def test_a_model_that_is_not_modelled_is_refused_with_what_it_has() -> None:
+    message = "DeepSeek-V4.1-Flash: has keys and choices of tokens that layers share, and embed"
+    with pytest.raises(ConfigError, match=message):
+        model_of("deepseek-ai/DeepSeek-V4.1-Flash")
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "found"),
+    [
+        ("nvidia/GLM-5.3-Flash-NVFP4", "nvfp4", None),  # whose attention has 16 bits
+        ("zai-org/GLM-5.3-Flash-FP8", "fp8", None),
+        ("someone/GLM-5.3-Flash-AWQ", "int4", "int4"),
+        ("Qwen/Qwen3-8B-FP8", "fp8", "fp8"),
+    ],
+)
+def test_a_shape_that_says_more_of_its_weights_than_a_name_is_believed(
+    name: str, said: str, found: str | None
+) -> None:
+    assert weights_of(name, said) == found
 
 
 @pytest.mark.parametrize(

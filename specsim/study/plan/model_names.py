@@ -64,6 +64,11 @@ def model_of(name: str) -> str:
             f"model {name}: no shape of it is known, and the last vLLM that serves it is {last}; "
             "name a model that vLLM has"
         )
+    if (what := of_longest(NAMES["not_modelled"], key_of(name))) is not None:
+        raise ConfigError(
+            f"model {name}: has {what}, which is not modelled; fit a profile to measured steps "
+            "instead"
+        )
     others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 50 more"
     hint = nearest(key_of(name), known)
     hint = "specsim list names those that are" if hint.startswith("choose") else hint
@@ -81,6 +86,9 @@ def weights_of(name: str, named: str | None) -> str | None:
     """
     if named and _is_stored_otherwise(name):
         return named
+    known = None if _own_config(name) else known_model(name)
+    if named and known and (load_model(known).quantization or "").startswith(named):
+        return None  # whose shape says more of it
     if (found := _fine_tune(name)) is not None:
         own, known = (load_model(each).quantization for each in found)
         return named if own == known else own or named
