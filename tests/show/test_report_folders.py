@@ -61,8 +61,8 @@ def test_profiles_of_one_model_are_called_by_their_gpu(tmp_path: Path) -> None:
     axes = [{"profile": ["h100/llama-3.1-8b", "a100/llama-7b"]}, {"policy": ["off"]}]
     study = load_study(sweep_folder(tmp_path / "two", axes, 1))
     assert study.axes[0].labels == ["h100/llama-3.1-8b", "a100/llama-7b"]
-    path = tmp_path / "two" / "sweep.yaml"
-    path.write_text(path.read_text().replace("a100/llama-7b", "a100/llama-3.1-8b"))
+    for path in (tmp_path / "two" / "sweep.yaml", tmp_path / "two" / "points" / "00001.json"):
+        path.write_text(path.read_text().replace("a100/llama-7b", "a100/llama-3.1-8b"))
     assert load_study(tmp_path / "two").axes[0].labels == ["h100", "a100"]
 
 
