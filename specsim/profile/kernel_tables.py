@@ -135,22 +135,19 @@ class Scales(NamedTuple):
 
 def tables_folder() -> Path:
     """Return the folder of the installed package; a ProfileError if it is not installed."""
-    if (folder := _package()) is None:
+    if not (folders := _packages()):
         raise ProfileError(
             "kernel tables: the package aiconfigurator-core is not installed; install "
             "'llm-specsim[tables]', or name a folder of that layout (--tables)"
         )
-    return folder / "systems"
+    return folders[0] / "systems"
 
 
-def _package() -> Path | None:
-    """Return where aiconfigurator-core is installed, or else AISimulate, which came after it."""
-    for name in ("aiconfigurator_core", "aisimulate_core"):
-        found = find_spec(name)
-        places = found.submodule_search_locations if found is not None else None
-        if places:
-            return Path(places[0])
-    return None
+def _packages() -> list[Path]:
+    """Return where aiconfigurator-core is installed, and AISimulate, which came after it."""
+    found = map(find_spec, ("aiconfigurator_core", "aisimulate_core"))
+    places = (each.submodule_search_locations for each in found if each is not None)
+    return [Path(each[0]) for each in places if each]
 
 
 @cache
@@ -159,11 +156,11 @@ def published_configs() -> dict[str, Path]:
 
     The name is what follows the organisation.
     """
-    folder = _package()
-    files = sorted((folder / "model_configs").glob("*--*_config.json")) if folder else []
+    folders = _packages()[:1]
+    files = [file for each in folders for file in (each / "model_configs").glob("*--*_config.json")]
     return {
         path.name.removesuffix("_config.json").partition("--")[2].lower(): path
-        for path in files
+        for path in sorted(files)
         if "_hf_quant" not in path.name
     }
 
@@ -362,10 +359,16 @@ class GpuTables:
         return bool(self._files(family, name))
 
     def _files(self, family: str, name: str) -> list[Path]:
-        folder = self.folder / "data" / self.gpu / family
         version = self.versions.get(_KEYS.get(name, family), f"{self.engine}/*")
-        files = folder.glob(f"{version}/{name}.parquet")
-        return sorted(files, key=lambda file: _version(file.parent.name))
+        folders = [self.folder]
+        if family in _OF_AISIMULATE:
+            installed = [each / "systems" for each in _packages()]
+            folders += installed if self.folder in installed else []
+        for folder in folders:
+            files = (folder / "data" / self.gpu / family).glob(f"{version}/{name}.parquet")
+            if found := sorted(files, key=lambda file: _version(file.parent.name)):
+                return found
+        return []
 
     def _file(self, family: str, name: str, known: str | None) -> Path:
         key, files = _KEYS.get(name, family), self._files(family, name)
@@ -381,10 +384,7 @@ class GpuTables:
             engines = ", ".join(sorted({file.parent.parent.name for file in others}))
             remedy = f"choose an engine that has one (--engine: {engines}) or " if engines else ""
             if family in _OF_AISIMULATE and not others:
-                remedy = (
-                    "name a folder with one (`specsim profile build --tables`: aisimulate_core/"
-                )
-                remedy += "systems of the package aisimulate has those of some GPUs) or "
+                remedy = "install the package aisimulate, which has those of some GPUs, or "
             raise ProfileError(
                 f"{self.folder}: {self.gpu} has no table {family}/{name} of {self.engine}; {remedy}"
                 "use `specsim profile roofline`"

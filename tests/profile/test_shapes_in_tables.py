@@ -1,14 +1,17 @@
 """Kernel tables that tell sizes in their own ways."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
+from specsim.core.errors import ProfileError
 from specsim.hardware import load_model
-from specsim.profile.kernel_tables import MeasuredTable, TableOptions
+from specsim.profile import kernel_tables
+from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
 from specsim.profile.kernel_times import StateTimes
 
 
@@ -43,3 +46,20 @@ def test_prompts_of_one_token_are_left_out_of_states() -> None:
     lens, times = StateTimes(shape, options, tables, lambda note: None).prompts()
     assert lens.tolist() == [2, 4]
     assert times == pytest.approx([3000, 5000])
+
+
+def test_what_aiconfigurator_lacks_of_glm_is_taken_from_aisimulate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(kernel_tables, "_packages", lambda: [first, second])
+    (first / "systems" / "data" / "h200_sxm").mkdir(parents=True)
+    for family in ("glm53_attention", "kda"):
+        folder = second / "systems" / "data" / "h200_sxm" / family / "vllm" / "0.31.0"
+        folder.mkdir(parents=True)
+        (folder / f"{family}_perf.parquet").touch()
+    tables = GpuTables(first / "systems", "h200")
+    assert tables.has("glm53_attention", "glm53_attention_perf")
+    assert not tables.has("kda", "kda_perf")
+    with pytest.raises(ProfileError, match="no table glm53_attention/other of vllm; install the p"):
+        tables.table("glm53_attention", "other")
