@@ -10,7 +10,6 @@ import pytest
 
 from specsim.core.errors import ProfileError
 from specsim.hardware import load_model
-from specsim.profile import kernel_tables
 from specsim.profile.kernel_tables import GpuTables, MeasuredTable, TableOptions
 from specsim.profile.kernel_times import StateTimes
 
@@ -52,7 +51,11 @@ def test_what_aiconfigurator_lacks_of_glm_is_taken_from_aisimulate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(kernel_tables, "_packages", lambda: [first, second])
+    places = {"aiconfigurator_core": [str(first)], "aisimulate_core": [str(second)]}
+    monkeypatch.setattr(
+        "specsim.profile.kernel_tables.find_spec",
+        lambda name: SimpleNamespace(submodule_search_locations=places[name]),
+    )
     (first / "systems" / "data" / "h200_sxm").mkdir(parents=True)
     for family in ("glm53_attention", "kda"):
         folder = second / "systems" / "data" / "h200_sxm" / family / "vllm" / "0.31.0"
