@@ -14,9 +14,8 @@ from specsim.hardware import load_gpu
 from specsim.profile import Profile
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
-from specsim.study.plan.advice import gpu_name
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.candidates import SCHEDULE, Option, with_replicas
+from specsim.study.plan.candidates import SCHEDULE, Option, gpu_name, with_replicas
 from specsim.study.plan.command import ServerCommand
 from specsim.study.plan.hardware import PROFILE_FILE
 

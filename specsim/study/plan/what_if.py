@@ -14,14 +14,7 @@ import numpy as np
 from specsim.core.figures import figures, percent
 from specsim.profile.model_error import QUANTILE
 from specsim.study.capacity import Found
-from specsim.study.plan.advice import (
-    DayAdvice,
-    DayFleet,
-    OtherPrice,
-    WhatIf,
-    option_words,
-    speculation_words,
-)
+from specsim.study.plan.advice import DayAdvice, DayFleet, OtherPrice, WhatIf
 from specsim.study.plan.day import START_UP, Day
 
 if TYPE_CHECKING:
@@ -101,7 +94,7 @@ def _what_if(plan: "Plan", taken: str, world: _World) -> WhatIf:
         what=world.what,
         hardware=option.hardware.label,
         policy=option.label,
-        rented=f"{best.gpus:,} {option_words(option)}",
+        rented=f"{best.gpus:,} {option.words}",
         gpus=best.gpus,
         cost_per_hour=best.cost,
         is_searched=best.name in plan.searched,
@@ -211,7 +204,7 @@ def other_prices(plan: "Plan") -> list[OtherPrice]:
             found.append(
                 OtherPrice(
                     gpu=gpu,
-                    speculation=speculation_words(option),
+                    speculation=option.speculation_words,
                     cheaper_below=cost / offer.gpus,
                     now=each.price,
                 )
@@ -267,7 +260,7 @@ def _fleets(plan: "Plan", day: Day, name: str) -> list[DayFleet]:
             way=fleet.way,
             hardware=option.hardware.label,
             policy=option.label,
-            rented=option_words(option),
+            rented=option.words,
             least_servers=fleet.least,
             most_servers=fleet.most,
             gpu_hours=fleet.server_hours * gpus,
