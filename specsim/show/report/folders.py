@@ -14,21 +14,12 @@ from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
 from specsim.results.stability import as_flags
 from specsim.results.timeline import over_time
-from specsim.show.report.axes import (
-    axis_of,
-    check_version,
-    draft_len,
-    fleet_of,
-    load_sweep,
-    of_sessions,
-    single_axes,
-    slo_of,
-    title_of,
-)
+from specsim.show.report.axes import axis_of, check_version, load_sweep, of_sessions, single_axes
+from specsim.show.report.configs import WrittenConfig
 from specsim.show.report.tunings import load_tuning
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
-from specsim.study.capacity.choices import binding_words, promise_words
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
+from specsim.study.capacity.limits import binding_words
 from specsim.study.compare import folder_name
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.words import page_words, title
@@ -66,18 +57,18 @@ def _of_one_server(
     kind: str, configs: list[dict[str, Any]], points: list[Point], model_id: Any
 ) -> Study:
     """Return runs at one load, which differ in their policy alone."""
-    first = configs[0]
-    axes = single_axes(first)
+    written = [WrittenConfig(each) for each in configs]
+    first, axes = written[0], single_axes(written[0])
     return Study(
         kind=kind,
-        title=title_of(first, axes[HARDWARE].labels, model_id),
-        axes=[axes[HARDWARE], axes[POLICY], of_sessions(axes[LOAD], configs, points)],
-        slo=slo_of(first),
+        title=first.title(axes[HARDWARE].labels, model_id),
+        axes=[axes[HARDWARE], axes[POLICY], of_sessions(axes[LOAD], written, points)],
+        slo=first.slo,
         points=points,
         num_expected=len(points),
-        draft_lens=[draft_len(config) for config in configs],
-        profiles=[str(first.get("profile"))],
-        config=as_yaml(first),
+        draft_lens=[each.draft_len for each in written],
+        profiles=[first.profile],
+        config=as_yaml(configs[0]),
         version=__version__,
     )
 
@@ -129,7 +120,7 @@ def _point(
     config: dict[str, Any],
 ) -> Point:
     own, metrics = summary["specsim"], flat_metrics(summary)
-    fleet = fleet_of(config, metrics)
+    fleet = WrittenConfig(config).fleet(metrics)
     details: dict[str, Any] = {}
     if run is not None:
         details = over_time(run.steps, own, run.requests)
@@ -173,7 +164,7 @@ def _load_capacity(folder: Path) -> Study:
     points = _points(plan, places, loads)
     return Study(
         kind="capacity",
-        title=title_of(plan.experiment, hardware) if advice is None else title(advice),
+        title=WrittenConfig(plan.experiment).title(hardware) if advice is None else title(advice),
         slo=plan.slo,
         gpus={result.hardware: result.gpus_per_replica for result in plan.results},
         step_times={result.hardware: result.step_times for result in plan.results},
@@ -186,7 +177,9 @@ def _load_capacity(folder: Path) -> Study:
         ],
         points=points,
         num_expected=len(points),
-        draft_lens=[draft_len({**plan.experiment, "policy": label}) for label in policies],
+        draft_lens=[
+            WrittenConfig({**plan.experiment, "policy": each}).draft_len for each in policies
+        ],
         profiles=hardware,
         config=as_yaml(plan.experiment),
         version=plan.specsim_version,
@@ -246,8 +239,10 @@ _TOLD = (
 def _told(plan: CapacityDocument, places: list[tuple[int, int]]) -> dict[str, Any]:
     return {
         "unit": "unit" if plan.experiment.get("pools") else "server",
-        **{name: getattr(plan, name) for name in ("percentiles", "slo", "target_rate")},
-        "promise": promise_words(plan.slo, plan.attainment, plan.limit_shares),
+        "percentiles": {name: plan.limits.percentile_of(name) for name in plan.slo},
+        "slo": plan.slo,
+        "target_rate": plan.target_rate,
+        "promise": plan.limits.words,
         "most": [each.model_dump() for each in plan.most.leaders],
         "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
         "results": [

@@ -8,15 +8,8 @@ from specsim.core.errors import ConfigError
 from specsim.core.figures import figures
 from specsim.core.settings import Settings, as_yaml, load_mapping, validated
 from specsim.results.stability import Stability, as_flags
-from specsim.show.report.axes import (
-    axis_of,
-    check_version,
-    draft_len,
-    fleet_of,
-    single_axes,
-    slo_of,
-    title_of,
-)
+from specsim.show.report.axes import axis_of, check_version, single_axes
+from specsim.show.report.configs import WrittenConfig
 from specsim.show.study import HARDWARE, LOAD, POLICY, Point, Study
 
 _LOADS = {"requests/s": "workload.arrivals.rate", "clients": "workload.arrivals.concurrency"}
@@ -53,7 +46,7 @@ def load_tuning(folder: Path) -> Study:
     known = {name: data[name] for name in _TuningDocument.model_fields if name in data}
     with validated(f"{path} ({remedy})", ConfigError):
         tuning = _TuningDocument.model_validate(known)
-    config = tuning.config
+    config = WrittenConfig(tuning.config)
     hardware = single_axes(config)[HARDWARE]
     policies = list(dict.fromkeys(each.policy for each in tuning.runs))
     loads = sorted({each.load for each in tuning.runs})
@@ -68,18 +61,20 @@ def load_tuning(folder: Path) -> Study:
     ]
     return Study(
         kind="tuning",
-        title=f"{title_of(config, hardware.labels)}: use {_in_words(tuning.recommended)}",
+        title=f"{config.title(hardware.labels)}: use {_in_words(tuning.recommended)}",
         axes=[
             hardware,
             axis_of(POLICY, "policy", policies, [""] * len(policies)),
             axis_of(LOAD, _LOADS[tuning.load_unit], [figures(load) for load in loads], loads),
         ],
-        slo=slo_of(config),
+        slo=config.slo,
         points=points,
         num_expected=len(points),
-        draft_lens=[draft_len({**config, "policy": policy}) for policy in policies],
-        profiles=[str(config.get("profile"))],
-        config=as_yaml(config),
+        draft_lens=[
+            WrittenConfig({**tuning.config, "policy": each}).draft_len for each in policies
+        ],
+        profiles=[config.profile],
+        config=as_yaml(tuning.config),
         version=tuning.specsim_version,
         warnings=tuning.warnings,
     )
@@ -97,7 +92,7 @@ def _in_words(best: dict[str, Any] | None) -> str:
 def _points(tuning: _TuningDocument, runs: _TunedRuns, own: tuple[int, int]) -> list[Point]:
     config, engine = tuning.config, tuning.config.get("engine") or {}
     engines = config.get("replicas", 1) * (engine.get("data_parallel_size") or 1)
-    fleet = fleet_of({**config, "policy": runs.policy}, {"replicas": engines})
+    fleet = WrittenConfig({**config, "policy": runs.policy}).fleet({"replicas": engines})
     measured = zip(
         tuning.seeds, runs.mean_e2el_ms, runs.output_throughput, runs.stability, strict=True
     )

@@ -22,14 +22,13 @@ from specsim.study.capacity.choices import (
     Goal,
     Hardware,
     Prices,
-    SloLimits,
     check_ranges,
     find_hardware,
     gpu_names,
-    parse_slo,
     spare_of,
 )
 from specsim.study.capacity.findings import Capacity, Found
+from specsim.study.capacity.limits import SloLimits, parse_slo
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Answer, Asked, Search, explore, refine
 from specsim.study.compare import chosen_policies
@@ -122,7 +121,7 @@ def capacity(
         raise ConfigError(
             "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
         )
-    own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
+    own = parse_slo(limits)
     check_ranges(attainment, tolerance, qps)
     spare = spare_of(redundancy)
     if spare and qps is None:

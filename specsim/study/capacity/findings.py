@@ -12,7 +12,7 @@ import numpy as np
 from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
-from specsim.study.capacity.choices import Goal, Hardware, percentile
+from specsim.study.capacity.choices import Goal, Hardware
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer
@@ -145,10 +145,8 @@ class Found:
         if hourly is not None and target is not None:
             length = self.mean_output_len or probe.mean_output_len
             at_target = 1e6 * hourly / (target * length * 3600)
-        reached = {
-            f"{percentile(self.goal.share_of(name))}_{name}": value
-            for name, value in probe.reached_ms.items()
-        }
+        percentile_of = self.goal.limits.percentile_of
+        reached = {f"{percentile_of(name)}_{name}": ms for name, ms in probe.reached_ms.items()}
         return TriedLoad(
             hardware=self.hardware.label,
             policy=self.policy,

@@ -19,6 +19,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.summary import summarized
 from specsim.run.validity import Beyond
 from specsim.study.capacity.choices import Goal
+from specsim.study.capacity.limits import ALL, Promise
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
 from specsim.workload.arrivals import Arrivals
@@ -41,21 +42,6 @@ class Task(NamedTuple):
     trial: Trial
     profile: Profile
     goal: Goal
-
-
-class Promise(NamedTuple):
-    """How many requests must keep a limit, or several of them."""
-
-    missed: float  # share of the requests that did not
-    share: float  # of the requests that must
-
-    @property
-    def is_kept(self) -> bool:
-        return 1.0 - self.missed >= self.share
-
-
-ALL = "all"
-"""Names the promise of all limits that have no share of their own."""
 
 
 @dataclass(frozen=True)
@@ -165,18 +151,19 @@ def measure(task: Task) -> LoadRun:
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
     reached = limited(steady, task.goal.slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}
+    limits = task.goal.limits
     most_running, resource = _waited_for(tables, summary.run.deployment)
     if pools is not None:
-        resource = _pool_of(pools, missed, 1.0 - task.goal.share_of("tpot_ms"))
+        resource = _pool_of(pools, missed, 1.0 - limits.share_of("tpot_ms"))
     return LoadRun(
         load=task.load,
         num_requests=len(requests),
         num_steady=len(steady),
         missed=float(np.any(list(missed.values()), axis=0).mean()),
         missed_by={name: float(each.mean()) for name, each in missed.items()},
-        promises=_promises(task.goal, missed),
+        promises=limits.promises(missed),
         reached_ms={
-            name: float(np.quantile(values, task.goal.share_of(name)))
+            name: float(np.quantile(values, limits.share_of(name)))
             for name, (values, _) in reached.items()
         },
         balance=summary.balance,
@@ -308,18 +295,6 @@ class Interval:
         """
         moved = (self.estimate / before) ** left
         return Interval(self.estimate, self.low * min(1.0, moved), self.high * max(1.0, moved))
-
-
-def _promises(goal: Goal, missed: dict[str, NDArray[np.bool_]]) -> dict[str, Promise]:
-    own = {
-        name: Promise(float(each.mean()), goal.share_of(name))
-        for name, each in missed.items()
-        if name in goal.limit_shares
-    }
-    together = [each for name, each in missed.items() if name not in own]
-    if not together:
-        return own
-    return {ALL: Promise(float(np.any(together, axis=0).mean()), goal.attainment), **own}
 
 
 def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:

@@ -13,7 +13,7 @@ from specsim.core.figures import figures
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Contender, Found, refined, searched
-from specsim.study.capacity.choices import metric_name, percentile
+from specsim.study.capacity.limits import metric_name
 from specsim.study.capacity.probe import Interval
 from specsim.study.plan.answer import SHORT, Plan
 from specsim.study.plan.candidates import (
@@ -140,16 +140,15 @@ def _worth(plan: Plan) -> set[str]:
 
 def _nearest(plan: Plan) -> str:
     """Return what comes nearest to the limits, where nothing keeps them, and what it has."""
-    limits = plan.question.slo.model_dump(exclude_none=True)
+    limits = goal_of(plan.question).limits
     tried = [(name, probe) for name, found in plan.screened.items() for probe in found.probes]
     name, probe = min(
-        tried, key=lambda one: max(one[1].reached_ms[own] / ms for own, ms in limits.items())
+        tried, key=lambda one: max(one[1].reached_ms[own] / ms for own, ms in limits.ms.items())
     )
-    kept = plan.question.limit_shares
     reached = " and ".join(
-        f"{metric_name(own)} {percentile(kept.get(own, plan.question.attainment))} "
+        f"{metric_name(own)} {limits.percentile_of(own)} "
         f"{figures(probe.reached_ms[own], 3)} ms (limit {figures(ms, 6)} ms)"
-        for own, ms in limits.items()
+        for own, ms in limits.ms.items()
     )
     words = plan.options[name].words
     return f"nearest comes {words}: {reached} at {figures(probe.load, 3)} requests/s"

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from specsim.core.figures import figures
 from specsim.study.capacity import Found
-from specsim.study.capacity.choices import kept_words
+from specsim.study.capacity.limits import Limits
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import place_words
 
@@ -173,6 +173,10 @@ class Advice(_Fields):
     warnings: list[str] = []  # what is not simulated, or not as asked
 
     @property
+    def limits(self) -> Limits:
+        return Limits(self.slo, self.attainment, self.limit_shares)
+
+    @property
     def best(self) -> Choice | None:
         return None if self.taken is None else self.choices[self.taken]
 
@@ -181,8 +185,7 @@ def why_not(found: Found) -> str:
     """Return what is wrong with the lowest load that was tried, where none is sustained."""
     lowest, goal = found.probes[0], found.goal
     missed = {n: 1 - each.missed for n, each in lowest.promises.items() if not each.is_kept}
-    limits = goal.slo.model_dump(exclude_none=True)
-    why = kept_words(limits, goal.attainment, goal.limit_shares, missed)
+    why = goal.limits.kept_words(missed)
     if not missed:
         why = "the queue grows" if lowest.is_overloaded else "runs were too short to tell"
     return f"{why} even at {figures(lowest.load, 3)} requests/s"

@@ -4,13 +4,7 @@ from math import inf
 from typing import Any
 
 from specsim.core.figures import figures, percent
-from specsim.study.capacity.choices import (
-    floored,
-    kept_words,
-    metric_name,
-    percentile,
-    promise_words,
-)
+from specsim.study.capacity.limits import floored, metric_name
 from specsim.study.capacity.probe import BACKLOG
 from specsim.study.plan.advice import Advice, ApiAdvice, Choice, DayAdvice, DayFleet, WhatIf
 from specsim.study.plan.candidates import gpu_name
@@ -95,13 +89,13 @@ def title(advice: Advice) -> str:
 
 def asked(advice: Advice) -> str:
     """Return the question."""
-    return f"{title(advice)}; {promise_words(advice.slo, advice.attainment, advice.limit_shares)}"
+    return f"{title(advice)}; {advice.limits.words}"
 
 
 def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of all choices, in words."""
-    shares = {name: advice.limit_shares.get(name, advice.attainment) for name in advice.slo}
-    limits = [f"{metric_name(name)} {percentile(share)}, ms" for name, share in shares.items()]
+    percentile_of = advice.limits.percentile_of
+    limits = [f"{metric_name(name)} {percentile_of(name)}, ms" for name in advice.slo]
     per_million = f"{advice.currency} per 1 M output tokens"
     if advice.day is not None:  # over the day they cost more
         per_million += " at the highest load"
@@ -333,7 +327,7 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     said = []
     if best.beyond is not None:
         load, share = best.beyond
-        kept = kept_words(advice.slo, advice.attainment, advice.limit_shares, best.beyond_kept)
+        kept = advice.limits.kept_words(best.beyond_kept)
         if kept and best.binds == BACKLOG:
             kept += _missed(best.binds)
         kept = (
