@@ -20,6 +20,7 @@ import yaml
 from conftest import tiny_config
 from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
 from rich.console import Console
+from rich.table import Table
 
 from specsim.acceptance.nested import preset_names
 from specsim.core.errors import ConfigError, SpecsimError
@@ -37,7 +38,8 @@ from specsim.results.metrics import Slo
 from specsim.results.stability import UNKNOWN
 from specsim.run.experiment import Experiment
 from specsim.run.validity import Beyond
-from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
+from specsim.show.render import WideTable
+from specsim.show.render.plan_tables import plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
 from specsim.study.capacity.limits import Limits
@@ -1274,7 +1276,14 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
         shown = page["plan"]
         console = [*plan_lines(plan), *notes(plan.advice)]
         assert [shown["asked"].removesuffix("."), shown["headline"], *shown["notes"]] == console
-        assert plan_tables(plan) == [Choices(shown["heads"], shown["rows"])]
+        [choices] = plan_tables(plan)
+        assert cells_of(choices) == [shown["heads"], *shown["rows"]]
+
+
+def cells_of(shown: WideTable | Table) -> list[list[str]]:
+    assert isinstance(shown, WideTable)
+    columns = [[str(column.header), *map(str, column.cells)] for column in shown.whole.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def test_tokens_cost_what_the_servers_cost_however_long_the_answers_of_a_run() -> None:
@@ -1297,7 +1306,7 @@ def test_the_table_fits_the_terminal(width: int, tables: int) -> None:
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= width
     assert sum("speculation" in line and "GPU" in line for line in lines) == tables
-    assert all(cell in shown.get() for row in choices.rows for cell in row[2:])
+    assert all(cell in shown.get() for row in cells_of(choices)[1:] for cell in row[2:])
 
 
 def refined(

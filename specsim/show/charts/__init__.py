@@ -32,13 +32,10 @@ _COLOUR = re.compile(r"--([\w-]+): light-dark\((#\w+), #\w+\)")
 
 
 @cache
-def _print_colours() -> dict[str, str]:
-    return dict(_COLOUR.findall(read_web("base.css") + read_web("page.css")))
-
-
 def print_colour(name: str) -> str:
     """Return a colour of the style sheets on paper, the light one."""
-    return _print_colours()[name]
+    known: dict[str, str] = dict(_COLOUR.findall(read_web("base.css") + read_web("page.css")))
+    return known[name]
 
 
 @cache

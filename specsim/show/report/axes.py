@@ -1,5 +1,6 @@
 """Which axis plays which part: hardware, policy, load, or something else; sweeps read so."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, product, repeat
@@ -14,7 +15,7 @@ from specsim.core.settings import as_yaml, from_short_form, validated
 from specsim.core.version import __version__
 from specsim.show.report.configs import WrittenConfig
 from specsim.show.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
-from specsim.study.sweep import Sweep, SweepFolder, labels
+from specsim.study.sweep import Sweep, SweepFolder, SweepPoint, labels
 
 
 def check_version(path: Path, version: object, remedy: str) -> None:
@@ -111,7 +112,6 @@ def load_sweep(folder: Path) -> Study:
     found = SweepFolder.open(folder)
     check_version(folder, found.specsim_version, "use that version or run the sweep again")
     sweep, base = found.sweep, WrittenConfig(found.sweep.base)
-    grid = _Grid(sweep, base)
     records = list(found.records())
     if not records:
         raise ConfigError(
@@ -119,33 +119,46 @@ def load_sweep(folder: Path) -> Study:
             "or run the sweep again with --resume"
         )
     varies_slo = any(field.startswith("slo") for axis in sweep.axes for field in axis)
-    configs = {point.number: WrittenConfig(point.config) for point in sweep.points()}
-    points = [
-        replace(
-            _point(found.record_path(record["point"]), record, grid.places(record["point"])),
-            fleet_kind=(fleet := configs[record["point"]].fleet(record["metrics"])).kind,
-            fleet=fleet.engines,
-        )
-        for record in records
-    ]
-    hardware, policy, load, *others = grid.axes
+    grid, asked = _Grid(sweep, base), list(sweep.points())
+    places, configs = [*map(grid.places, asked)], [WrittenConfig(each.config) for each in asked]
+    points = []
+    for number, record in ((record["point"], record) for record in records):
+        fleet = configs[number].fleet(record["metrics"])
+        point = _point(found.record_path(number), record, places[number])
+        points.append(replace(point, fleet=fleet.engines, fleet_kind=fleet.kind))
+    profiles, lens = dict[int, str](), defaultdict[int, set[int | None]](set)
+    for (own, policy, *_), config in zip(places, configs, strict=True):
+        profiles[own] = config.profile
+        lens[policy].add(config.draft_len)
+    hardware, policies, load, *others = grid.axes
     ended = [point for point in points if point.error is None]
     return Study(
         kind="sweep",
-        title=base.title(grid.axes[0].labels),
-        axes=[hardware, policy, of_sessions(load, configs.values(), ended), *others],
+        title=base.title(hardware.labels),
+        axes=[hardware, policies, of_sessions(load, configs, ended), *others],
         slo={} if varies_slo else base.slo,
         points=points,
         num_expected=sweep.num_points,
-        draft_lens=grid.draft_lens(configs),
-        profiles=grid.profiles(configs),
+        # Where something else changes a draft length, it is not the policy's own.
+        draft_lens=[own.pop() if len(own) == 1 else None for _, own in sorted(lens.items())],
+        profiles=[name for _, name in sorted(profiles.items())],
         config=as_yaml(sweep.model_dump(mode="json")),
         version=found.specsim_version,
         warnings=found.warnings(records),
     )
 
 
-_MAIN_ROLES = (HARDWARE, POLICY, LOAD)
+def _groups(axes: list[dict[str, list[Any]]]) -> list[list[int]]:
+    """Return which axes of a sweep are hardware, policy and load, and each of the others."""
+    roles = [role_of(list(axis)) for axis in axes]
+    hardware, policy, loads = (
+        [n for n, role in enumerate(roles) if role == wanted] for wanted in (HARDWARE, POLICY, LOAD)
+    )
+    first = [next(iter(axis.values())) for axis in axes]
+    counted = [n for n, role in enumerate(roles) if role == OTHER and _are_numbers(first[n])]
+    load = (loads or counted)[:1]  # anything else that is counted will do
+    main = [hardware, policy, load]
+    return [*main, *([n] for n in range(len(axes)) if not any(n in group for group in main))]
 
 
 class _Grid:
@@ -154,44 +167,26 @@ class _Grid:
     def __init__(self, sweep: Sweep, base: WrittenConfig) -> None:
         self._sweep = sweep
         self._lengths = [len(next(iter(axis.values()))) for axis in sweep.axes]
-        roles = [role_of(list(axis)) for axis in sweep.axes]
-        if LOAD not in roles:  # anything else that is counted will do
-            values = [next(iter(axis.values())) for axis in sweep.axes]
-            numeric = [n for n, r in enumerate(roles) if r == OTHER and _are_numbers(values[n])]
-            roles = [LOAD if n in numeric[:1] else role for n, role in enumerate(roles)]
-        several = [n for n, role in enumerate(roles) if role == LOAD]
-        roles = [OTHER if n in several[1:] else role for n, role in enumerate(roles)]
-        self._groups = [
-            *([n for n, role in enumerate(roles) if role == wanted] for wanted in _MAIN_ROLES),
-            *([n] for n, role in enumerate(roles) if role == OTHER),
-        ]
-        common = single_axes(base)
+        self._groups, common = _groups(sweep.axes), single_axes(base)
+        roles = chain((HARDWARE, POLICY, LOAD), repeat(OTHER))
         self.axes = [
             self._axis(role, group) if group else common[role]
-            for role, group in zip(chain(_MAIN_ROLES, repeat(OTHER)), self._groups, strict=False)
+            for role, group in zip(roles, self._groups, strict=False)
         ]
         self.axes[2], self._load_places = _rising(self.axes[2])
 
-    def places(self, number: int) -> tuple[int, ...]:
-        own = np.unravel_index(number // self._sweep.replications, self._lengths)
+    def places(self, point: SweepPoint) -> tuple[int, ...]:
         hardware, policy, load, *others = (
-            int(np.ravel_multi_index([own[n] for n in group], [self._lengths[n] for n in group]))
+            int(
+                np.ravel_multi_index(
+                    [point.places[n] for n in group], [self._lengths[n] for n in group]
+                )
+            )
             if group
             else 0
             for group in self._groups
         )
         return hardware, policy, self._load_places[load], *others
-
-    def draft_lens(self, configs: dict[int, WrittenConfig]) -> list[int | None]:
-        found: dict[int, set[int | None]] = {}
-        for number, config in configs.items():
-            found.setdefault(self.places(number)[1], set()).add(config.draft_len)
-        # Where something else changes it, it is not the policy's own.
-        return [values.pop() if len(values) == 1 else None for _, values in sorted(found.items())]
-
-    def profiles(self, configs: dict[int, WrittenConfig]) -> list[str]:
-        found = {self.places(n)[0]: config.profile for n, config in configs.items()}
-        return [profile for _, profile in sorted(found.items())]
 
     def _axis(self, role: str, group: list[int]) -> Axis:
         fields = [self._main_field(number, role) for number in group]

@@ -226,7 +226,9 @@ class Found:
         """Return the rate at which all limits less a logarithm are kept, and no queue grows."""
         keeping = [each for each in self.probes if not (each.is_overloaded or each.is_too_short)]
         rates = np.log([self.rate_of(each) for each in keeping])
-        misses = np.maximum.accumulate([self._worst_of(each) for each in keeping])
+        least = (min(each.margins(self.goal.slo).values()) for each in keeping)
+        # The largest logarithm of a limited metric over its limit.
+        misses = np.maximum.accumulate([log(max(1.0 - margin, 1e-9)) for margin in least])
         known = np.unique(misses)
         highest = rates[np.searchsorted(misses, known, side="right") - 1]
         found = float(np.interp(-stricter, known, highest))
@@ -234,10 +236,6 @@ class Found:
             rise = (highest[1] - highest[0]) / (known[1] - known[0])
             found = float(highest[0] + max(rise, 0.0) * (-stricter - known[0]))
         return exp(found)
-
-    def _worst_of(self, probe: LoadProbe) -> float:
-        """Return the largest logarithm of a limited metric over its limit."""
-        return max(log(max(1.0 - each, 1e-9)) for each in probe.margins(self.goal.slo).values())
 
     def cost_if(self, factor: float) -> float | None:
         """Return the cost per hour for the target rate, were the capacity so many times as high."""

@@ -310,7 +310,9 @@ def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
     None with a single replication of either, which says nothing about spread, and where `high`
     failed by nothing that can be told by how much.
     """
-    slopes = _slopes(low, high)
+    pairs = zip(_scores(low), _scores(high), strict=True)
+    # By how much each score rises from one load to the other; 0 if none is missed there.
+    slopes = tuple(above - below if above > 0 else 0.0 for below, above in pairs)
     count = min(len(low.runs), len(high.runs))
     if count < 2 or all(slope <= 0 for slope in slopes):
         return None
@@ -331,12 +333,6 @@ def _scores(probe: LoadProbe) -> list[float]:
         for each in probe.promises.values()
     ]
     return [*over, probe.mean(lambda run: run.balance.excess())]
-
-
-def _slopes(low: LoadProbe, high: LoadProbe) -> tuple[float, ...]:
-    """Return by how much each score rises from one load to the other; 0 if none is missed there."""
-    pairs = zip(_scores(low), _scores(high), strict=True)
-    return tuple(above - below if above > 0 else 0.0 for below, above in pairs)
 
 
 def _root(low: LoadProbe, high: LoadProbe, slopes: tuple[float, ...]) -> float:

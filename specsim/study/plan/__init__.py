@@ -5,7 +5,7 @@ First short runs of all options, then the trustworthy search for those that may 
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from specsim.core.errors import ConfigError
@@ -206,6 +206,5 @@ def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
 
 def _is_pinned(contender: Contender, interval: Interval) -> bool:
     """Whether the whole interval asks for one number of replicas."""
-    target = contender.goal.target_rate
-    assert target is not None
-    return ceil(target / interval.low) == ceil(target / interval.high)
+    fewest, most = contender.goal.replicas_between(interval.low, interval.high) or (0, 0)
+    return fewest == most

@@ -70,6 +70,10 @@ class Choice(_Fields):
         return place_words(self.gpu, self.pools, self.ranks)
 
     @property
+    def refusal(self) -> str:
+        return self.why if self.policy is None else f"{self.place}, {self.speculation}: {self.why}"
+
+    @property
     def unit(self) -> str:
         """What is rented several times."""
         return "server" if self.pools is None else "unit"

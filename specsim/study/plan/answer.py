@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from math import inf
 from typing import Any, TypeVar
 
@@ -116,9 +117,8 @@ class Plan:
         """Return the options to search to the end, the likely best first."""
         chosen: list[str] = []
         for is_off in (True, False):
-            names = [name for name, option in self.options.items() if option.is_off is is_off]
-            names = self.ranked(names)
-            apart = [name for name in names if self.options[name].hardware.pools]
+            names = self.ranked(self._those(self.options, is_off=is_off))
+            apart = [name for name in names if self.options[name].pools]
             chosen += self._of_kind([name for name in names if name not in apart[1:]])
         return self.ranked(chosen)
 
@@ -147,11 +147,8 @@ class Plan:
             if best is None:
                 continue
             cost, latency = self.cost(best), _WORTHWHILE * self._latency(best)
-            names = self.ranked(
-                name
-                for name, option in self.options.items()
-                if option.is_off is is_off and name not in self.searched
-            )
+            left = (name for name in self.options if name not in self.searched)
+            names = self.ranked(self._those(left, is_off=is_off))
             chosen += [
                 name
                 for name in names
@@ -166,7 +163,10 @@ class Plan:
 
     def best(self, *, is_off: bool) -> str | None:
         """Return the best option without or with speculation; None if none keeps the limits."""
-        return self.cheapest(name for name in self.found if self.options[name].is_off is is_off)
+        return self.cheapest(self._those(self.found, is_off=is_off))
+
+    def _those(self, names: Iterable[str], *, is_off: bool) -> list[str]:
+        return [name for name in names if self.options[name].is_off is is_off]
 
     @cached_property
     def taken(self) -> str | None:
@@ -250,23 +250,20 @@ class Plan:
         Both on the hardware that is best of its GPU, so that they compare.
         """
         shown: list[str] = []
-        for gpu in self.question.gpus:
-            for is_apart in (False, True):  # prefill and decode
-                shown += self._shown_of(gpu, is_apart=is_apart)
-        return shown
-
-    def _shown_of(self, gpu: str, *, is_apart: bool) -> list[str]:
-        places = {name: option.hardware for name, option in self.options.items()}
-        own = [n for n, h in places.items() if h.profile.gpu == gpu and bool(h.pools) == is_apart]
-        leader = self.taken if self.taken in own else self.cheapest(own)
-        if leader is None:
-            return own[:1]
-        beside = [name for name in own if places[name].label == places[leader].label]
-        shown = []
-        for is_off in (True, False):
-            names = [name for name in beside if self.options[name].is_off is is_off]
-            best = self.taken if self.taken in names else self.cheapest(names)
-            shown += [best] if best is not None else names[:1]
+        for gpu, is_apart in product(self.question.gpus, (False, True)):  # prefill and decode
+            own = [
+                name
+                for name, option in self.options.items()
+                if option.hardware.profile.gpu == gpu and bool(option.pools) is is_apart
+            ]
+            leader = self.taken if self.taken in own else self.cheapest(own)
+            if leader is None:
+                shown += own[:1]
+                continue
+            beside = self.by_hardware(own)[self.options[leader].hardware.label]
+            for names in (self._those(beside, is_off=is_off) for is_off in (True, False)):
+                best = self.taken if self.taken in names else self.cheapest(names)
+                shown += [best] if best is not None else names[:1]
         return shown
 
     def _none_beside(self, name: str) -> str | None:

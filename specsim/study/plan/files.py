@@ -26,14 +26,6 @@ FILES = (
     _MODEL + _CONFIG, _MODEL + _QUANTIZATION, "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
 )  # fmt: skip
 
-# Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version, but
-# its images for AMD are one for each GPU and day.
-_IMAGES = {
-    ("vllm", "nvidia"): "vllm/vllm-openai:v{}.0",
-    ("vllm", "amd"): "vllm/vllm-openai-rocm:v{}.0",
-    ("sglang", "nvidia"): "lmsysorg/sglang:latest",
-    ("sglang", "amd"): "lmsysorg/sglang-rocm:YOUR-TAG",
-}
 _PORT = 8000
 _GPUS_PER_MACHINE = 8
 _TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
@@ -67,7 +59,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
         line += f" --speculative-config {SCHEDULE}"  # which no server takes for one
     if option.hardware.pools:
         line += f" --kv-transfer-config {shlex.quote(_TRANSFER)}"
-    (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
+    (folder / "serve.sh").write_text(_script(option, line, replicas), encoding="utf-8")
     if option.hardware.pools:
         return  # which proxy stands before them, nobody has said
     _save_servers(shlex.split(line), plan.question.command, option, replicas, folder)
@@ -103,7 +95,7 @@ def _save_servers(
     maker = "amd" if is_amd else "nvidia"
     words, needed = command.in_container(words)
     values = {
-        "$image": _IMAGES[program, maker].format(option.experiment.engine.vllm_version),
+        "$image": _TEXTS["images"][program][maker].format(option.experiment.engine.vllm_version),
         "$start": "args" if program == "vllm" else "command",
         "$arguments": words[2:] if words[0] == "vllm" else words,  # after the image's entry point
         "$resource": f"{maker}.com/gpu",
@@ -184,24 +176,16 @@ def commented(experiment: Experiment, about: str) -> str:
     return "".join(parts)
 
 
-def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
+def _script(option: Option, line: str, replicas: int) -> str:
     hardware, profile = option.hardware, option.hardware.profile
     size = profile.tensor_parallel_size * len(profile.stage_shares) * hardware.ranks
-    gpus, head = f"{size} {gpu_name(profile.gpu)}", f"#!/bin/sh\n{_MARK}"
-    if hardware.pools:
-        prefill, decode = (replicas * count for _, count in hardware.pools)
-        head += (
-            f"# One of {prefill} servers that prefill and {decode} that decode, on {gpus} each: "
-            "all are\n# started so, and a proxy sends each request to one that prefills, then to "
-            "one that decodes.\n"
-        )
-    elif replicas == 1:
-        head += f"# The server, on {gpus}.\n"
-    else:
-        head += (
-            f"# One of {replicas} servers, on {gpus} each, behind a router that prefers the one "
-            "with the fewest open requests.\n"
-        )
+    kind = "pools" if hardware.pools else "one" if replicas == 1 else "several"
+    about = _TEXTS["script"][kind].format(
+        gpus=f"{size} {gpu_name(profile.gpu)}",
+        replicas=replicas,
+        pools=[replicas * count for _, count in hardware.pools],
+    )
+    head = f"#!/bin/sh\n{_MARK}{about}"
     head += f"# {option.needs}\n" if option.needs else ""
     if option.missing is not None:
         said = f"serve.sh: replace {option.missing[0]} by {option.missing[1]}"

@@ -6,7 +6,7 @@ simulated again.
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import ceil, exp, log
+from math import exp, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -126,10 +126,10 @@ def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
     if world.sign and found.time_spread is not None and found.rate is not None:
         slower = exp(world.sign * QUANTILE * found.time_spread)
         rate *= found.rate_if(slower) / found.rate
-    target = plan.question.rate * world.load
-    servers = ceil(target / rate) + plan.question.spare_servers
+    servers = found.goal.replicas_for(rate / world.load)
+    assert servers is not None  # of a plan, which has a target rate
     gpus = servers * found.hardware.gpus_per_replica
-    latency = slower * latency_of(target / servers)
+    latency = slower * latency_of(plan.question.rate * world.load / servers)
     return _Offer(gpus * found.price, option.needs_a_policy, latency, name, gpus)
 
 

@@ -181,7 +181,7 @@ def notes(advice: Advice) -> list[str]:
     found += _what_if_notes(advice)
     if any(choice.state == "estimated" for choice in advice.choices):
         found.append("Estimated: by short runs of each load, which may be 15 % off.")
-    found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
+    found += [f"Impossible: {c.refusal}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
 
 
@@ -364,12 +364,6 @@ def _model_error(best: Choice, between: tuple[float, float]) -> str:
         f"With step times as far off as on four in five servers measured: {figures(between[0])} to "
         f"{figures(between[1])} requests/s per server, {servers}."
     )
-
-
-def _refusal(choice: Choice) -> str:
-    if choice.policy is None:
-        return choice.why
-    return f"{choice.place}, {choice.speculation}: {choice.why}"
 
 
 def _count(best: Choice) -> str:
