@@ -42,7 +42,7 @@ from specsim.show.render import WideTable
 from specsim.show.render.plan_tables import plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
-from specsim.study.capacity.limits import Limits
+from specsim.study.capacity.limits import LatencyLimits
 from specsim.study.capacity.probe import ALL, LoadProbe, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, explore, refine
 from specsim.study.loads import Loads
@@ -973,7 +973,7 @@ def test_capacity_is_told_to_hold_what_the_plan_holds(slo: str, attainment: floa
 
 def test_shares_are_said_as_they_were_given() -> None:
     limits, shares = {"ttft_ms": 500.0, "tpot_ms": 50.0}, {"tpot_ms": 0.29}
-    found = Limits(limits, 0.999999, shares)
+    found = LatencyLimits(limits, 0.999999, shares)
     assert found.words == (
         "99.9999 % of the requests within TTFT 500 ms, 29 % of the requests within TPOT 50 ms"
     )
@@ -982,7 +982,7 @@ def test_shares_are_said_as_they_were_given() -> None:
 
 @pytest.mark.parametrize("share", [0.57, 0.9, 0.93, 0.99])
 def test_a_limit_that_just_enough_requests_keep_is_kept(share: float) -> None:
-    limits = Limits({"ttft_ms": 500.0}, share, {})
+    limits = LatencyLimits({"ttft_ms": 500.0}, share, {})
     kept = [limits.promises({"ttft_ms": np.arange(100) < round(100 - 100 * share) + more})["all"]
             for more in (0, 1)]  # fmt: skip
     assert [each.is_kept for each in kept] == [True, False]

@@ -45,7 +45,7 @@ from specsim.show import filled, read_web
 from specsim.show.report.configs import WrittenConfig
 from specsim.show.study import gpu_first, paid_share
 from specsim.study.capacity import Prices
-from specsim.study.capacity.limits import Limits
+from specsim.study.capacity.limits import LatencyLimits
 from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
 from specsim.study.sweep import flat_metrics
@@ -196,7 +196,7 @@ class Playground:
         cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
-        limits = Limits(slo, ATTAINMENT, shares)
+        limits = LatencyLimits(slo, ATTAINMENT, shares)
         tokens_per_hour = 3600 * outcomes[0]["output_throughput"] / paid_share(metrics)
         return {
             "promise": limits.words,
@@ -264,7 +264,7 @@ def _warnings(runs: list[Summary]) -> list[str]:
     return [*own, *(f"off: {text}" for other in others for text in other if text not in own)]
 
 
-def _is_kept(run: Summary, slo: Slo, limits: Limits) -> bool:
+def _is_kept(run: Summary, slo: Slo, limits: LatencyLimits) -> bool:
     """Return whether enough requests kept the limits, and the server kept up."""
     reached = limited(run.tables.requests, slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}

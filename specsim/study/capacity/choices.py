@@ -24,7 +24,7 @@ from specsim.results.metrics import Slo
 from specsim.run.deployment import drafter_profile, gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.validity import BASES, step_times
-from specsim.study.capacity.limits import Limits
+from specsim.study.capacity.limits import LatencyLimits
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
 _PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
@@ -126,8 +126,10 @@ class Goal:
         return max(1, self.replications * self.num_requests // num_requests)
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.slo.model_dump(exclude_none=True), self.attainment, self.limit_shares)
+    def limits(self) -> LatencyLimits:
+        return LatencyLimits(
+            self.slo.model_dump(exclude_none=True), self.attainment, self.limit_shares
+        )
 
     def replicas_for(self, capacity: float) -> int | None:
         """Return the replicas that serve the target rate; None without one."""

@@ -7,7 +7,7 @@ from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer,
 from specsim.core.settings import Settings
 from specsim.results.stability import Stability
 from specsim.study.capacity.choices import Prices
-from specsim.study.capacity.limits import Limits
+from specsim.study.capacity.limits import LatencyLimits
 
 
 class _WithLatencies(BaseModel):
@@ -154,8 +154,8 @@ class CapacityDocument(Settings):
     notes: list[str]
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.slo, self.attainment, self.limit_shares)
+    def limits(self) -> LatencyLimits:
+        return LatencyLimits(self.slo, self.attainment, self.limit_shares)
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_unset=True)

@@ -33,7 +33,7 @@ class Promise(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Limits:
+class LatencyLimits:
     """Limits, and the shares of the requests that must keep them."""
 
     ms: Mapping[str, float]  # by name, such as ``ttft_ms``
@@ -83,7 +83,7 @@ class Limits:
         parts = []
         for promise, share in kept.items():
             names = [promise] if promise in self.shares else self._together
-            text = Limits({name: self.ms[name] for name in names}, floored(share), {}).words
+            text = LatencyLimits({name: self.ms[name] for name in names}, floored(share), {}).words
             text = text.replace("requests within", "requests are within")
             parts.append(f"{text} ({100 * self.share_of(promise):.10g} % must be)")
         return ", ".join(parts)

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from specsim.core.figures import figures
 from specsim.study.capacity import Found
-from specsim.study.capacity.limits import Limits
+from specsim.study.capacity.limits import LatencyLimits
 from specsim.study.paired import speed_up
 from specsim.study.plan.candidates import place_words
 
@@ -177,8 +177,8 @@ class Advice(_Fields):
     warnings: list[str] = []  # what is not simulated, or not as asked
 
     @property
-    def limits(self) -> Limits:
-        return Limits(self.slo, self.attainment, self.limit_shares)
+    def limits(self) -> LatencyLimits:
+        return LatencyLimits(self.slo, self.attainment, self.limit_shares)
 
     @property
     def best(self) -> Choice | None:

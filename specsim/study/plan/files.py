@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from specsim.core.errors import ConfigError
-from specsim.core.settings import as_yaml, load_mapping
+from specsim.core.settings import as_yaml, load_mapping, with_values
 from specsim.core.version import __version__
 from specsim.hardware import load_gpu
 from specsim.profile import Profile
@@ -105,7 +105,7 @@ def _save_servers(
     here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
     services = {f"llm-{number}": _composed(values, number, maker) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
-    deployment = _filled(_TEXTS["kubernetes"], values)
+    deployment = with_values(_TEXTS["kubernetes"], values)
     _mount(needed, list(services.values()), deployment[0]["spec"]["template"]["spec"])
     missing = option.missing
     fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
@@ -197,18 +197,10 @@ def _composed(values: dict[str, Any], number: int, maker: str) -> Any:
     size = values["$size"]
     gpus = [str(each) for each in range(number * size, (number + 1) * size)]
     own = {"$ports": f"{_PORT + number}:{_PORT}", "$gpus": gpus}
-    service = _filled({**_TEXTS["compose"], **_TEXTS[maker]}, {**values, **own})
+    service = with_values({**_TEXTS["compose"], **_TEXTS[maker]}, {**values, **own})
     if maker == "amd":  # whose containers see all of a machine
         service["environment"]["HIP_VISIBLE_DEVICES"] = ",".join(gpus)
     return service
-
-
-def _filled(part: Any, values: dict[str, Any]) -> Any:
-    if isinstance(part, dict):
-        return {values.get(key, key): _filled(each, values) for key, each in part.items()}
-    if isinstance(part, list):
-        return [_filled(each, values) for each in part]
-    return values.get(part, part) if isinstance(part, str) else part
 
 
 def _write_yaml(path: Path, documents: list[dict[str, Any]], about: str = "") -> None:
