@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 
 _MAX_REQUESTS = 64_000
+_NOT_ASKED = ("config", "drive", "overrides", "seed", "out")
+"""Options of `capacity` that its function in Python has not, or under another name."""
 
 
 def capacity(
@@ -90,6 +92,7 @@ def capacity(
     grow until the answer stops moving. Those whose 95 % intervals overlap are not ranked. With
     --out the folder gets capacity.json, and capacity.parquet with every load that was tried.
     """
+    asked = {name: value for name, value in locals().items() if name not in _NOT_ASKED}
     warm_up(workers)
     from specsim.show.render.study_tables import capacity_tables, capacity_verdict
     from specsim.study.capacity import capacity as ask
@@ -97,23 +100,8 @@ def capacity(
     experiment = load_experiment(config, overrides, seed)
     with results_folder(out, ("capacity.json", "capacity.parquet")) as folder:
         with progress("simulations", None) as on_progress:
-            found = ask(
-                experiment,
-                slo=slo,
-                attainment=attainment,
-                gpus=() if gpus is None else gpus,
-                policies=policies,
-                is_closed=drive == "concurrency",
-                qps=qps,
-                prices=prices,
-                redundancy=redundancy,
-                tolerance=tolerance,
-                replications=replications,
-                num_requests=num_requests,
-                max_requests=max_requests,
-                workers=workers,
-                on_progress=on_progress,
-            )
+            is_closed = drive == "concurrency"
+            found = ask(experiment, **asked, is_closed=is_closed, on_progress=on_progress)
         if folder is not None:
             found.save(folder)
     show(*capacity_tables(found, config.name))

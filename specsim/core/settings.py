@@ -224,6 +224,15 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
+def with_values(part: Any, values: Mapping[str, Any]) -> Any:
+    """Return nested mappings and lists with values in place of the names that stand for them."""
+    if isinstance(part, dict):
+        return {values.get(key, key): with_values(each, values) for key, each in part.items()}
+    if isinstance(part, list):
+        return [with_values(each, values) for each in part]
+    return values.get(part, part) if isinstance(part, str) else part
+
+
 def as_yaml(fields: Mapping[str, Any], **style: Any) -> str:
     """Return fields as YAML, in their order."""
     text: str = yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True, **style)

@@ -19,7 +19,7 @@ from specsim.run.deployment import gpus_of
 from specsim.run.validity import BASES, step_times
 from specsim.study.capacity.choices import Prices
 from specsim.study.paired import SpeedUp, speed_up
-from specsim.study.plan.advice import gpu_name
+from specsim.study.plan.candidates import gpu_name
 
 HARDWARE, POLICY, LOAD, OTHER = "hardware", "policy", "load", "other"
 FleetKind = Literal["replicas", "scaled", "pools", "drafter"]

@@ -128,7 +128,7 @@ def search_splits(
             "looked at one by one; use arrivals with a rate, or leave these options out"
         )
     begun, search, rows = perf_counter(), Search(), list[SplitRow]()
-    loads: list[float | None] = [*rates] if rates else [None]
+    loads: list[float | None] = list(dict.fromkeys(rates)) if rates else [None]
     with Runner(LocalProcesses(workers), on_progress) as runner:
         for rate in loads:
             loaded = at_rate(experiment, rate)

@@ -20,7 +20,8 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.run.validity import BASES, step_times
 from specsim.show.report import load_study, page_data
-from specsim.show.report.axes import draft_len, drafter_of, single_axes, title_of
+from specsim.show.report.axes import single_axes
+from specsim.show.report.configs import WrittenConfig
 from specsim.show.study import (
     MEASURES,
     Point,
@@ -204,7 +205,8 @@ def test_a_choice_that_is_not_there_is_refused(study: Study, choice: str, why: s
 def test_the_draft_length_is_read_off_the_configuration(
     policy: object, proposer: object, expected: int | None
 ) -> None:
-    assert draft_len({"policy": policy, "engine": {"speculative_config": proposer}}) == expected
+    config = {"policy": policy, "engine": {"speculative_config": proposer}}
+    assert WrittenConfig(config).draft_len == expected
 
 
 def test_failed_points_are_listed_with_their_error(cli: Run, tmp_path: Path) -> None:
@@ -277,11 +279,18 @@ def test_a_page_is_called_by_its_experiment_not_by_its_folder(study: Study, cli:
     assert study.slo == {"ttft_ms": 200.0, "tpot_ms": 30.0}
     lengths = {"kind": "dataset", "name": "sharegpt"}
     config = {"profile": "l40s/llama-3.1-8b", "workload": {"lengths": lengths}}
-    assert title_of(config, ["l40s/llama-3.1-8b"]) == "llama-3.1-8b on L40S, sharegpt"
-    assert title_of(config, ["h100", "l40s", "a100", "b200"]).startswith("llama-3.1-8b on 4 GPUs")
-    assert title_of({"workload": None, "engine": None}, ["my/fast.yaml"]) == "fast"
+    assert WrittenConfig(config).title(["l40s/llama-3.1-8b"]) == "llama-3.1-8b on L40S, sharegpt"
+    assert (
+        WrittenConfig(config)
+        .title(["h100", "l40s", "a100", "b200"])
+        .startswith("llama-3.1-8b on 4 GPUs")
+    )
+    assert WrittenConfig({"workload": None, "engine": None}).title(["my/fast.yaml"]) == "fast"
     own = {"profile": "my/fast.yaml"}
-    assert title_of(own, ["my/fast.yaml"], "meta-llama/Llama-3.1-8B") == "Llama-3.1-8B on fast"
+    assert (
+        WrittenConfig(own).title(["my/fast.yaml"], "meta-llama/Llama-3.1-8B")
+        == "Llama-3.1-8B on fast"
+    )
 
 
 @pytest.mark.parametrize(
@@ -512,9 +521,9 @@ def test_an_off_that_yaml_reads_as_false_has_no_drafter_to_pay_for(tmp_path: Pat
     assert (study.axes[1].labels, study.draft_lens) == (["off"], [0])
     [point] = with_prices(study, priced({"h100": 3.0, "l40s": 1.0})).points
     assert (point.gpus, point.cost, point.fleet_kind) == (1, 3.0, "replicas")
-    config = {"policy": False, "engine": {"speculative_config": drafts}}
+    config = WrittenConfig({"policy": False, "engine": {"speculative_config": drafts}})
     assert single_axes(config)["policy"].labels == ["off"]
-    assert drafter_of(config) is None
+    assert config.drafter is None
 
 
 def test_of_replications_that_are_scaled_the_mean_is_shown(tmp_path: Path) -> None:

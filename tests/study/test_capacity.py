@@ -28,9 +28,9 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.run.validity import Beyond
 from specsim.study.capacity import Goal, Prices, capacity, find_capacity, find_hardware, parse_slo
-from specsim.study.capacity.choices import binding_words
 from specsim.study.capacity.document import TriedLoad
 from specsim.study.capacity.findings import Ranked, best, pareto_front
+from specsim.study.capacity.limits import binding_words
 from specsim.study.capacity.probe import (
     ALL,
     LoadProbe,

@@ -17,7 +17,8 @@ from specsim.policies.off import Off
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
-from specsim.show.render.run_tables import Scoreboard, comparison_table
+from specsim.show.render import WideTable
+from specsim.show.render.run_tables import comparison_table
 from specsim.study.compare import Comparison, PolicyResult, compare, folder_name, parse_policies
 from specsim.study.paired import mean_and_half_width, regret, speed_up
 
@@ -121,7 +122,7 @@ FOUR = {
 }  # fmt: skip
 
 
-def text_of(table: Table | Scoreboard, width: int = 200) -> str:
+def text_of(table: Table | WideTable, width: int = 200) -> str:
     console = Console(width=width, file=StringIO(), record=True)
     console.print(table)
     return console.export_text()

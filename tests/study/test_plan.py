@@ -14,11 +14,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from conftest import tiny_config
 from planned import EAGLE, asked, found_of, of_two_gpus, plan_of, run_at
 from rich.console import Console
+from rich.table import Table
 
 from specsim.acceptance.nested import preset_names
 from specsim.core.errors import ConfigError, SpecsimError
@@ -36,10 +38,11 @@ from specsim.results.metrics import Slo
 from specsim.results.stability import UNKNOWN
 from specsim.run.experiment import Experiment
 from specsim.run.validity import Beyond
-from specsim.show.render.plan_tables import Choices, plan_lines, plan_tables
+from specsim.show.render import WideTable
+from specsim.show.render.plan_tables import plan_lines, plan_tables
 from specsim.show.report import load_study, page_data
 from specsim.study.capacity import Contender, Found, parse_slo, searched
-from specsim.study.capacity.choices import percentile, promise_words
+from specsim.study.capacity.limits import LatencyLimits
 from specsim.study.capacity.probe import ALL, LoadProbe, Promise
 from specsim.study.capacity.search import Answer, Asked, Bracket, explore, refine
 from specsim.study.loads import Loads
@@ -991,10 +994,19 @@ def test_capacity_is_told_to_hold_what_the_plan_holds(slo: str, attainment: floa
 
 def test_shares_are_said_as_they_were_given() -> None:
     limits, shares = {"ttft_ms": 500.0, "tpot_ms": 50.0}, {"tpot_ms": 0.29}
-    assert promise_words(limits, 0.999999, shares) == (
+    found = LatencyLimits(limits, 0.999999, shares)
+    assert found.words == (
         "99.9999 % of the requests within TTFT 500 ms, 29 % of the requests within TPOT 50 ms"
     )
-    assert percentile(0.999999) == "p99.9999"
+    assert found.percentile_of("ttft_ms") == "p99.9999"
+
+
+@pytest.mark.parametrize("share", [0.57, 0.9, 0.93, 0.99])
+def test_a_limit_that_just_enough_requests_keep_is_kept(share: float) -> None:
+    limits = LatencyLimits({"ttft_ms": 500.0}, share, {})
+    kept = [limits.promises({"ttft_ms": np.arange(100) < round(100 - 100 * share) + more})["all"]
+            for more in (0, 1)]  # fmt: skip
+    assert [each.is_kept for each in kept] == [True, False]
 
 
 def test_drafters_that_vllm_refuses_beside_a_flag_are_not_tried() -> None:
@@ -1285,7 +1297,14 @@ def test_console_page_json_and_api_say_the_same(tmp_path: Path) -> None:
         shown = page["plan"]
         console = [*plan_lines(plan), *notes(plan.advice)]
         assert [shown["asked"].removesuffix("."), shown["headline"], *shown["notes"]] == console
-        assert plan_tables(plan) == [Choices(shown["heads"], shown["rows"])]
+        [choices] = plan_tables(plan)
+        assert cells_of(choices) == [shown["heads"], *shown["rows"]]
+
+
+def cells_of(shown: WideTable | Table) -> list[list[str]]:
+    assert isinstance(shown, WideTable)
+    columns = [[str(column.header), *map(str, column.cells)] for column in shown.whole.columns]
+    return [list(row) for row in zip(*columns, strict=True)]
 
 
 def test_tokens_cost_what_the_servers_cost_however_long_the_answers_of_a_run() -> None:
@@ -1308,7 +1327,7 @@ def test_the_table_fits_the_terminal(width: int, tables: int) -> None:
     lines = shown.get().splitlines()
     assert max(map(len, lines)) <= width
     assert sum("speculation" in line and "GPU" in line for line in lines) == tables
-    assert all(cell in shown.get() for row in choices.rows for cell in row[2:])
+    assert all(cell in shown.get() for row in cells_of(choices)[1:] for cell in row[2:])
 
 
 def refined(

@@ -131,6 +131,11 @@ def searched(gpus: int, rate: float, *policies: str, **how: Any) -> tuple[Split,
     return search_splits(asked, gpus, policies=chosen, **how)
 
 
+def test_a_rate_that_is_given_twice_is_searched_once() -> None:
+    found, _ = searched(2, 40.0, "off", rates=[20.0, 20.0], most=1)
+    assert [(row.label, row.rate) for row in found.rows].count(("colocated", 20.0)) == 1
+
+
 def test_a_search_finds_what_all_whole_simulations_find() -> None:
     """The same rows, those that are left out apart; and pools by themselves tell nearly all."""
     found, search = searched(5, 40.0, "off", "static:k=3", most=100)

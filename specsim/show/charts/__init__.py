@@ -20,25 +20,21 @@ from numpy.typing import NDArray
 
 from specsim.core.atomic import PICTURE_MARK, new_file
 from specsim.core.errors import ConfigError
+from specsim.core.settings import load_mapping, with_values
 from specsim.show import read_web
 
 Spec = dict[str, Any]
 Rows = list[dict[str, Any]]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-_SERIES = ("#4c6ec8", "#c48326", "#7b1b79", "#921502", "#3b8f6b", "#ac5d1a", "#864e7a", "#57616e")
 _COLOUR = re.compile(r"--([\w-]+): light-dark\((#\w+), #\w+\)")
 
 
 @cache
-def _print_colours() -> dict[str, str]:
-    return dict(_COLOUR.findall(read_web("base.css") + read_web("page.css")))
-
-
 def print_colour(name: str) -> str:
     """Return a colour of the style sheets on paper, the light one."""
-    return _print_colours()[name]
+    known: dict[str, str] = dict(_COLOUR.findall(read_web("base.css") + read_web("page.css")))
+    return known[name]
 
 
 @cache
@@ -51,49 +47,14 @@ def vega() -> str:
     return f"/*\n{licences}*/\n{script}"
 
 
+_THEME = load_mapping(Path(__file__).with_name("theme.yaml"), ConfigError)
+_NAMED = ("ink", "muted", "line", "grid")
+
+
 def theme(colour: Callable[[str], str]) -> Spec:
     """Return the look of all charts; `colour` says what a name of the style sheet stands for."""
-    text = {"labelColor": colour("ink"), "titleColor": colour("muted"), "titleFontWeight": "normal"}
-    return {
-        "font": _FONT,
-        "background": None,
-        "view": {"stroke": None},
-        "axis": {
-            **text,
-            "gridColor": colour("grid"),
-            "domainColor": colour("line"),
-            "tickColor": colour("line"),
-            "labelOverlap": "greedy",
-            "labelSeparation": 5,
-            "labelFontSize": 11,
-            "titleFontSize": 12,
-        },
-        "axisBand": {"grid": False, "labelLimit": 0, "ticks": False},
-        "header": {
-            **text,
-            "labelFontSize": 12.5,
-            "labelFontWeight": "bold",
-            "labelAnchor": "start",
-        },
-        "legend": {
-            **text,
-            "labelLimit": 0,
-            "labelFontSize": 11,
-            "orient": "top",
-            "symbolSize": 60,
-            "symbolOpacity": 1,
-        },
-        "title": {
-            "color": colour("ink"),
-            "anchor": "start",
-            "fontSize": 13,
-            "offset": 10,
-            "fontWeight": "bold",
-        },
-        "text": {"fill": colour("ink"), "fontSize": 11},
-        "scale": {"bandPaddingInner": 0.05, "bandPaddingOuter": 0.02},
-        "range": {"category": list(_SERIES)},
-    }
+    found: Spec = with_values(_THEME, {f"${name}": colour(name) for name in _NAMED})
+    return found
 
 
 def literal(value: object) -> str:

@@ -13,7 +13,7 @@ _OWN_LOADS = "each was tried at loads of its own"
 
 
 class _Plots:
-    """What the charts of one study are drawn from, one method each: rows, and what they show."""
+    """The charts of one study, a method each: with their rows, or why they cannot be drawn."""
 
     def __init__(self, study: Study, measure: Measure) -> None:
         self.study, self.measure = study, measure
@@ -47,30 +47,39 @@ class _Plots:
         data = {"data": {"name": "cells"}, "datasets": {"cells": cells, **datasets}}
         return {**spec, **data, **({"title": title} if title else {})}
 
-    def over_load(self) -> Spec:
+    def over_load(self) -> Spec | str:
+        axis = self.study.axes[2]
+        if len(axis.labels) < 2:
+            return f"all runs have the same load; sweep {axis.field}"
         return self.draw(of_study.over_load(self.sketch, self.shown(self.measure)), self.cells)
 
-    def speed_up(self) -> Spec:
+    def speed_up(self) -> Spec | str:
+        if self.study.capacity is not None:
+            return _OWN_LOADS
+        if self.study.baseline is None:
+            return "there is no run without speculation (policy off) to compare with"
+        if len(self.study.axes[1].labels) < 2:
+            return "there is no run with speculation"
         spec = of_study.speed_up(self.sketch, self.shown(self.measure))
         return self.draw(spec, self.cells, f"Speed-up over no speculation, {self.measure.title}")
 
-    def crossover(self) -> Spec:
+    def crossover(self) -> Spec | str:
+        if self.study.capacity is not None:
+            return _OWN_LOADS
+        hardware, policies, loads = (len(axis.labels) for axis in self.study.axes[:3])
+        if policies < 2:
+            return "all runs have the same policy; sweep policy"
+        if hardware * loads < 2:
+            return "there is one load and one hardware"
         spec = of_study.crossover(self.sketch, self.shown(self.measure))
         return self.draw(spec, self.cells, f"Best policy by {self.measure.title}")
 
-    @property
-    def _latency(self) -> Measure:
-        return self.measure if self.measure.unit == "ms" else self.measures[0]
-
-    @property
-    def places(self) -> tuple[int, int] | None:
-        """Where a cell has its cost and its latency, if costs are known."""
+    def cost(self) -> Spec | str:
         cost = next((n for n, each in enumerate(self.measures) if each.name == COST), None)
-        return None if cost is None else (cost, self.measures.index(self._latency))
-
-    def cost(self) -> Spec:
-        assert self.places is not None  # by `why_not`
-        cost, latency = self.places
+        if cost is None:
+            return "no price of this hardware is known"
+        shown = self.measure if self.measure.unit == "ms" else self.measures[0]
+        latency = self.measures.index(shown)
         priced = [
             cell for cell in self.cells if None not in (cell["mean"][cost], cell["mean"][latency])
         ]
@@ -79,62 +88,26 @@ class _Plots:
         best = lower_front(fine, lambda cell: (cell["mean"][cost], cell["mean"][latency]))
         front = [{**cell, "front": True} for cell in best]
         rows = [*(cell for cell in priced if cell not in best), *front]
-        shown = self.shown(self._latency)
-        return self.draw(of_study.cost(self.sketch, shown, cost), rows, front=front)
+        return self.draw(of_study.cost(self.sketch, self.shown(shown), cost), rows, front=front)
 
-    def cdf(self) -> Spec:
-        return self.draw(of_study.cdf(self.sketch), self.closer, self.closer_title)
+    def cdf(self) -> Spec | str:
+        return self._closer(of_study.cdf, "quantiles", "distributions")
 
-    def timeline(self) -> Spec:
-        return self.draw(of_study.timeline(self.sketch), self.closer, self.closer_title)
+    def timeline(self) -> Spec | str:
+        return self._closer(of_study.timeline, "timeline", "timeline")
 
-    def breakdown(self) -> Spec:
-        kept = [cell for cell in self.closer if cell["parts"]]
-        return self.draw(of_study.breakdown(self.sketch), kept, self.closer_title)
+    def breakdown(self) -> Spec | str:
+        return self._closer(of_study.breakdown, "parts", "breakdown")
 
-
-def _same_load(plots: _Plots) -> str | None:
-    axis = plots.study.axes[2]
-    return f"all runs have the same load; sweep {axis.field}" if len(axis.labels) < 2 else None
-
-
-def _no_baseline(plots: _Plots) -> str | None:
-    if plots.study.capacity is not None:
-        return _OWN_LOADS
-    if plots.study.baseline is None:
-        return "there is no run without speculation (policy off) to compare with"
-    is_alone = len(plots.study.axes[1].labels) < 2
-    return "there is no run with speculation" if is_alone else None
+    def _closer(self, chart: Callable[[Sketch], Spec], field: str, what: str) -> Spec | str:
+        """Return a chart of the cells of the closer look that have a field."""
+        kept = [cell for cell in self.closer if cell[field]]
+        if not kept:
+            return f"the runs at {self.closer_title} kept no {what}"
+        return self.draw(chart(self.sketch), kept, self.closer_title)
 
 
-def _no_choice(plots: _Plots) -> str | None:
-    if plots.study.capacity is not None:
-        return _OWN_LOADS
-    hardware, policies, loads = (len(axis.labels) for axis in plots.study.axes[:3])
-    if policies < 2:
-        return "all runs have the same policy; sweep policy"
-    return "there is one load and one hardware" if hardware * loads < 2 else None
-
-
-def _without(field: str, part: str) -> Callable[[_Plots], str | None]:
-    def why_not(plots: _Plots) -> str | None:
-        if any(cell[field] for cell in plots.closer):
-            return None
-        return f"the runs at {plots.closer_title} kept no {part}"
-
-    return why_not
-
-
-_WHY_NOT: dict[str, Callable[[_Plots], str | None]] = {
-    "over-load": _same_load,
-    "speed-up": _no_baseline,
-    "crossover": _no_choice,
-    "cost": lambda plots: None if plots.places else "no price of this hardware is known",
-    "cdf": _without("quantiles", "distributions"),
-    "timeline": _without("timeline", "timeline"),
-    "breakdown": _without("parts", "breakdown"),
-}
-CHARTS = tuple(_WHY_NOT)
+CHARTS = ("over-load", "speed-up", "crossover", "cost", "cdf", "timeline", "breakdown")
 
 
 def plot_study(
@@ -147,11 +120,10 @@ def plot_study(
     plots = _Plots(for_readers(study), measure)
     drawn, left_out = [], []
     for name in CHARTS:
-        reason = _WHY_NOT[name](plots)
-        if reason is not None:
-            left_out.append(f"{name}: not drawn: {reason}")
+        spec = getattr(plots, name.replace("-", "_"))()
+        if isinstance(spec, str):
+            left_out.append(f"{name}: not drawn: {spec}")
             continue
-        path = folder / f"{name}{suffix}"
-        save(getattr(plots, name.replace("-", "_"))(), path)
-        drawn.append(path)
+        drawn.append(folder / f"{name}{suffix}")
+        save(spec, drawn[-1])
     return drawn, left_out

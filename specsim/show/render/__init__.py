@@ -1,10 +1,13 @@
 """Tables on the terminal, one module per subject, and what all of them have in common."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from math import isnan
 from typing import TYPE_CHECKING
 
+from rich.console import Console, ConsoleOptions
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from specsim.core.figures import figures
@@ -30,6 +33,20 @@ def new_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]] 
     for row in cells:
         table.add_row(*row)
     return table
+
+
+@dataclass(frozen=True)
+class WideTable:
+    """A table that is printed whole where it fits the width of the terminal, else in parts."""
+
+    whole: Table
+    parts: list[Table]
+    is_wrapped: bool  # whether cells may be broken between words
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        width = Measurement.get(console, options.update(width=10_000), self.whole)
+        least = width.minimum if self.is_wrapped else width.maximum
+        yield from [self.whole] if least <= options.max_width else self.parts
 
 
 def add_wide_rows(table: Table, rows: Iterable[tuple[str, str]]) -> None:

@@ -1,15 +1,12 @@
 """What the console says of a plan: the answer, and what else may be rented."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich import box
-from rich.console import Console, ConsoleOptions
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
+from specsim.show.render import WideTable
 from specsim.study.plan.words import asked, day_table, headline, table
 
 if TYPE_CHECKING:
@@ -21,40 +18,27 @@ def plan_lines(plan: "Plan") -> list[str]:
     return [asked(plan.advice), headline(plan.advice)]
 
 
-def plan_tables(plan: "Plan") -> list["Choices | Table"]:
+def plan_tables(plan: "Plan") -> list[WideTable | Table]:
     """Return all GPUs that were asked for, and, if a day was, what it costs."""
     day = day_table(plan.advice)
-    return [Choices(*table(plan.advice)), *([_worded(*day)] if day[1] else [])]
+    return [_choices(*table(plan.advice)), *([_worded(*day)] if day[1] else [])]
 
 
 _NAMES, _COSTS, _SURE = slice(2), slice(2, 5), slice(-1, None)
 """Columns of `table`: which choice, what it costs, how sure that is; the others say how fast."""
+_SPEEDS = slice(_COSTS.stop, _SURE.start)
 
 
-@dataclass(frozen=True)
-class Choices:
-    """What may be rented, to be printed by rich.
-
-    One table where it fits the width of the terminal, else two: what each costs, how fast it is.
-    """
-
-    heads: list[str]
-    rows: list[list[str]]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        whole = _worded(self.heads, self.rows)
-        for place, column in enumerate(whole.columns):
-            column.min_width = max(len(row[place]) for row in self.rows)
-        unlimited = options.update(width=10_000)
-        if Measurement.get(console, unlimited, whole).minimum <= options.max_width:
-            yield whole
-            return
-        speeds = slice(_COSTS.stop, _SURE.start)
-        for parts in ((_NAMES, _COSTS, _SURE), (_NAMES, speeds)):
-            heads, *rows = (
-                [cell for part in parts for cell in row[part]] for row in (self.heads, *self.rows)
-            )
-            yield _worded(heads, rows)
+def _choices(heads: list[str], rows: list[list[str]]) -> WideTable:
+    """Return what may be rented; in parts what each costs, and how fast it is."""
+    whole = _worded(heads, rows)
+    for place, column in enumerate(whole.columns):
+        column.min_width = max(len(row[place]) for row in rows)
+    parts = []
+    for slices in ((_NAMES, _COSTS, _SURE), (_NAMES, _SPEEDS)):
+        first, *others = ([c for own in slices for c in row[own]] for row in (heads, *rows))
+        parts.append(_worded(first, others))
+    return WideTable(whole, parts, is_wrapped=True)
 
 
 def _worded(heads: list[str], rows: list[list[str]]) -> Table:

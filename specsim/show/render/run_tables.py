@@ -1,14 +1,11 @@
 """Runs: one in detail, a few side by side, and many ranked."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, ConsoleOptions
 from rich.markup import escape
-from rich.measure import Measurement
 from rich.table import Table
 
 from specsim.core.figures import figures, percent
@@ -17,7 +14,7 @@ from specsim.results.metrics import SHOWN, TITLES
 from specsim.results.stability import STABILITY_MARKS
 from specsim.results.timeline import PARTS, scalings
 from specsim.run.summary import Summary
-from specsim.show.render import add_wide_rows, interval, model_interval, new_table, shown
+from specsim.show.render import WideTable, add_wide_rows, interval, model_interval, new_table, shown
 
 if TYPE_CHECKING:
     from specsim.show.breakdown import Breakdown, EngineMemory
@@ -165,12 +162,12 @@ def _gib(size: float, whole: float) -> tuple[str, str]:
     return f"{size / GIB:,.2f}", percent(size / whole)
 
 
-def comparison_table(comparison: "Comparison", title: str) -> "Table | Scoreboard":
+def comparison_table(comparison: "Comparison", title: str) -> Table | WideTable:
     """Return the table of a comparison: policies as columns while few, ranked when many."""
     count = comparison.num_replications
     title = f"{title} ({count} replication{'s' if count > 1 else ''})"
     if len(comparison.results) > 4:  # policies; more are ranked
-        return Scoreboard(comparison, title)
+        return _scoreboard(comparison, title)
     return _policies_as_columns(comparison.results, title)
 
 
@@ -234,31 +231,18 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Scoreboard:
-    """A comparison of many policies, ranked by their speed-up, to be printed by rich.
-
-    One table where it fits the width of the terminal, else two: the ranking, and what was measured.
-    """
-
-    comparison: "Comparison"
-    title: str
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
-        standings = self.comparison.standings
-        names, ranking = _name_columns(standings), _ranking_columns(standings)
-        measured = {title: partial(_measured, name) for title, name in _COLUMNS}
-        whole = _ranked(standings, {**names, **ranking, **measured}, self.title)
-        whole.caption = _caption(standings)
-        unlimited = options.update(width=10_000)
-        if Measurement.get(console, unlimited, whole).maximum <= options.max_width:
-            yield whole
-            return
-        first = _ranked(standings, {**names, **ranking}, self.title)
-        first.caption = whole.caption
-        yield first
-        names.pop(_MARK, None)
-        yield _ranked(standings, {**names, **measured}, "")
+def _scoreboard(comparison: "Comparison", title: str) -> WideTable:
+    """Return policies by their speed-up; in parts the ranking, and what was measured."""
+    standings = comparison.standings
+    names, ranking = _name_columns(standings), _ranking_columns(standings)
+    measured = {head: partial(_measured, name) for head, name in _COLUMNS}
+    whole = _ranked(standings, {**names, **ranking, **measured}, title)
+    first = _ranked(standings, {**names, **ranking}, title)
+    whole.caption = first.caption = _caption(standings)
+    names.pop(_MARK, None)
+    return WideTable(
+        whole, [first, _ranked(standings, {**names, **measured}, "")], is_wrapped=False
+    )
 
 
 def _ranked(standings: list["Standing"], columns: dict[str, Cell], title: str) -> Table:

@@ -11,7 +11,7 @@ from rich.table import Table
 from specsim.core.figures import digits_beside, figures, percent
 from specsim.results.stability import STABILITY_MARKS, stability_in, together
 from specsim.show.render import interval, milliseconds, model_interval, new_table, shown
-from specsim.study.capacity.choices import binding_words, floored, metric_name, promise_words
+from specsim.study.capacity.limits import binding_words, floored, metric_name
 from specsim.study.paired import mean_and_half_width
 
 if TYPE_CHECKING:
@@ -228,9 +228,7 @@ def _sustained(capacity: "Capacity", name: str) -> Table:
     if goal.target_rate is not None:
         spare = f" ({goal.spare_replicas:,} in reserve)" if goal.spare_replicas else ""
         columns += [f"{capacity.unit}s{spare}", "GPUs", f"{currency} / h", f"{currency} / 1 M then"]
-    limits = goal.slo.model_dump(exclude_none=True)
-    within = promise_words(limits, goal.attainment, goal.limit_shares)
-    what = f"the most that one {capacity.unit} sustains with {within}"
+    what = f"the most that one {capacity.unit} sustains with {goal.limits.words}"
     return new_table(f"{name}: {what}", columns, map(_sustained_row, capacity.found))
 
 

@@ -21,17 +21,7 @@ from specsim.show.cell_statistics import LATENCIES, PARTS, SERIES, TAILS, all_ce
 from specsim.show.charts import SCHEMA, Spec, of_study, theme, vega
 from specsim.show.charts.of_study import STATES, DrawnMeasure, Sketch
 from specsim.show.report.folders import load_study
-from specsim.show.study import (
-    COST,
-    SYMBOLS,
-    Axis,
-    Measure,
-    Point,
-    Study,
-    Style,
-    for_readers,
-    styles,
-)
+from specsim.show.study import COST, SYMBOLS, Axis, Measure, Point, Study, Style, for_readers
 
 __all__ = ["load_study", "page_data", "write_page", "write_web_page"]
 
@@ -89,6 +79,7 @@ def page_data(study: Study) -> dict[str, Any]:
     """Return the data of a page as plain values, as ``web/study.js`` reads them."""
     study = for_readers(study)
     measures = known_measures(study)
+    sketch = Sketch(study, _colour, lambda name: f"var(--{name})", has_legend=False)
     points = [*study.finished, *study.failed]
     return {
         "axes": [
@@ -97,12 +88,7 @@ def page_data(study: Study) -> dict[str, Any]:
         ],
         "policies": [
             {"colour": _colour(style), "path": SYMBOLS[style.symbol], "k": k, "bound": bound}
-            for style, k, bound in zip(
-                styles([k == 0 for k in study.draft_lens]),
-                study.draft_lens,
-                study.bounds,
-                strict=True,
-            )
+            for style, k, bound in zip(sketch.styles, study.draft_lens, study.bounds, strict=True)
         ],
         "metrics": [
             {
@@ -126,15 +112,15 @@ def page_data(study: Study) -> dict[str, Any]:
         **_told(study, "currency", "price_date", "capacity", "plan", "step_times"),
         **{"series": SERIES, "parts": PARTS, "latencies": LATENCIES, "tails": TAILS},
         "states": STATES,
-        "charts": _charts(study, measures),
+        "charts": _charts(sketch, measures),
         "theme": theme(lambda name: f"var(--{name})"),
     }
 
 
-def _charts(study: Study, measures: Sequence[Measure]) -> dict[str, Spec]:
+def _charts(sketch: Sketch, measures: Sequence[Measure]) -> dict[str, Spec]:
     """Return the charts of a page; what is chosen there is an object ``{"$": its name}``."""
     shown = DrawnMeasure(*({"$": name} for name in DrawnMeasure._fields))
-    sketch = Sketch(study, _colour, lambda name: f"var(--{name})", has_legend=False)
+    study = sketch.study
     cost = next((n for n, measure in enumerate(measures) if measure.name == COST), None)
     charts = {
         "over-load": of_study.over_load(sketch, shown),

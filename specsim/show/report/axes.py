@@ -1,11 +1,11 @@
 """Which axis plays which part: hardware, policy, load, or something else; sweeps read so."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import chain, product, repeat
-from pathlib import Path, PurePath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, field_validator
@@ -13,18 +13,9 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from specsim.core.errors import ConfigError
 from specsim.core.settings import as_yaml, from_short_form, validated
 from specsim.core.version import __version__
-from specsim.show.study import (
-    HARDWARE,
-    LOAD,
-    OTHER,
-    POLICY,
-    Axis,
-    FleetKind,
-    Point,
-    Study,
-    gpu_first,
-)
-from specsim.study.sweep import Sweep, SweepFolder, labels
+from specsim.show.report.configs import WrittenConfig
+from specsim.show.study import HARDWARE, LOAD, OTHER, POLICY, Axis, Point, Study
+from specsim.study.sweep import Sweep, SweepFolder, SweepPoint, labels
 
 
 def check_version(path: Path, version: object, remedy: str) -> None:
@@ -86,9 +77,9 @@ def shortened(names: list[str]) -> list[str]:
     return [part[0] for part in parts] if is_shared and len(parts) > 1 else names
 
 
-def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
+def single_axes(config: WrittenConfig) -> dict[str, Axis]:
     """Return, by role, the axes of a configuration, each with a single value."""
-    arrivals = (config.get("workload") or {}).get("arrivals") or {}
+    arrivals, policy = config.arrivals, config.policy
     field = next((name for name in _LOADS if arrivals.get(name.rsplit(".", 1)[1])), None)
     if field is None:
         kind = str(arrivals.get("kind", "as configured"))
@@ -96,152 +87,31 @@ def single_axes(config: dict[str, Any]) -> dict[str, Axis]:
     else:
         value = arrivals[field.rsplit(".", 1)[1]]
         load = axis_of(LOAD, field, labels([value]), [value])
-    policy = _policy_of(config)
-    name = labels([policy])[0] if policy else _default_policy(config)
+    if not policy:
+        always = config.draft_len
+        policy = "schedule" if always is None else f"static:k={always}" if always else "off"
     return {
-        HARDWARE: axis_of(HARDWARE, "profile", labels([config.get("profile", "?")]), [""]),
-        POLICY: axis_of(POLICY, "policy", [name], [""]),
+        HARDWARE: axis_of(HARDWARE, "profile", labels([config.profile]), [""]),
+        POLICY: axis_of(POLICY, "policy", labels([policy]), [""]),
         LOAD: load,
     }
 
 
-def _default_policy(config: dict[str, Any]) -> str:
-    always = draft_len(config)
-    if always is None:
-        return "schedule"
-    return f"static:k={always}" if always else "off"
-
-
-def title_of(config: dict[str, Any], hardware: list[str], model_id: Any = None) -> str:
-    """Return what was simulated, in a few words, from the experiment and its hardware's labels.
-
-    The summary's `model_id` names the model where the profile is a file of one's own.
-    """
-    workload, engine = config.get("workload") or {}, config.get("engine") or {}
-    profile = str(config.get("profile", ""))
-    is_file = profile.endswith((".yaml", ".yml"))
-    model = PurePath(str(model_id or "")).name if is_file else profile.partition("/")[2]
-    gpus = list(
-        dict.fromkeys(
-            gpu_first(
-                PurePath(name).stem if name.endswith(("yaml", "yml")) else name.partition("/")[0]
-            )
-            for name in hardware
-        )
-    )
-    where = ", ".join(gpus) if len(gpus) < 4 else f"{len(gpus)} GPUs"
-    method = (engine.get("speculative_config") or {}).get("method", "")
-    traffic = [
-        str(part[name])
-        for part in (workload.get("lengths"), workload.get("arrivals"))
-        if isinstance(part, dict)
-        for name in ("name", "path")
-        if part.get(name)
-    ][:1]
-    parts = (f"{model} on {where}" if model else where, method and f"with {method}", *traffic)
-    return ", ".join(filter(None, parts))
-
-
-class PaidEngines(NamedTuple):
-    """The engines of a configuration."""
-
-    kind: FleetKind
-    engines: dict[str, float]  # how many there are of each profile
-
-
-def of_sessions(load: Axis, configs: Iterable[dict[str, Any]], points: Iterable[Point]) -> Axis:
+def of_sessions(load: Axis, configs: Iterable[WrittenConfig], points: Iterable[Point]) -> Axis:
     """Return a load, called a rate of sessions where it is; a trace's is that of its requests."""
     if load.field != "workload.arrivals.rate":
         return load
-    kinds = {((each.get("workload") or {}).get("arrivals") or {}).get("kind") for each in configs}
+    kinds = {each.arrivals.get("kind") for each in configs}
     if "trace" in kinds or not all("sessions.count" in each.metrics for each in points):
         return load
     return replace(load, title="Session rate", unit="sessions/s")
-
-
-def fleet_of(config: dict[str, Any], metrics: Mapping[str, float]) -> PaidEngines:
-    """Return what engines a run had; where they are scaled, those paid for in the mean.
-
-    Args:
-        metrics: Of its summary, flat.
-    """
-    own, pools = str(config.get("profile")), config.get("pools") or {}
-    found: defaultdict[str, float] = defaultdict(float)
-    for name in ("prefill", "decode") if pools else ():
-        pool = pools.get(name) or {}
-        fixed = int(pool.get("replicas") or 1)
-        replicas = metrics.get(f"pools.autoscaling.{name}.mean_replicas", fixed)
-        found[str(pool.get("profile") or own)] += replicas
-    if pools:
-        return PaidEngines("pools", dict(found))
-    is_scaled = "autoscaling.mean_replicas" in metrics
-    replicas = metrics["autoscaling.mean_replicas"] if is_scaled else metrics.get("replicas", 1)
-    found[own] += replicas
-    if (drafter := drafter_of(config)) is not None:
-        found[drafter] += replicas
-        return PaidEngines("drafter", dict(found))
-    return PaidEngines("scaled" if is_scaled else "replicas", dict(found))
-
-
-def drafter_of(config: dict[str, Any]) -> str | None:
-    """Return the profile of a drafter on GPUs of its own, where it drafts; else None."""
-    proposer = (config.get("engine") or {}).get("speculative_config") or {}
-    apart, policy = proposer.get("own_gpus"), _policy_of(config)
-    if apart is None or (policy.get("kind") if isinstance(policy, dict) else policy) == "off":
-        return None
-    return str(apart.get("profile") or config.get("profile"))
-
-
-def slo_of(config: dict[str, Any]) -> dict[str, float]:
-    """Return the limits of a configuration, ms."""
-    found = config.get("slo")
-    limits = found.items() if isinstance(found, dict) else ()
-    return {name: float(value) for name, value in limits if isinstance(value, int | float)}
-
-
-def draft_len(config: dict[str, Any]) -> int | None:
-    """Return the draft length that a configuration always asks for; None if a policy decides.
-
-    Nobody's class is loaded for that: a results folder may come from elsewhere.
-    """
-    policy = _policy_of(config)
-    proposer = (config.get("engine") or {}).get("speculative_config") or {}
-    limit = proposer.get("num_speculative_tokens") if isinstance(proposer, dict) else None
-    if policy is None:
-        if not proposer:
-            return 0
-        return None if "num_speculative_tokens_per_batch_size" in proposer else limit
-    kind, k = _kind_and_k(policy)
-    if kind == "off":
-        return 0
-    if kind != "static":
-        return None
-    return k if k is not None else limit
-
-
-def _policy_of(config: dict[str, Any]) -> Any:
-    """Return the policy of a configuration as it was meant: an unquoted off is False in YAML."""
-    policy = config.get("policy")
-    kind = policy.get("kind") if isinstance(policy, dict) else policy
-    return "off" if kind is False else policy
-
-
-def _kind_and_k(policy: Any) -> tuple[str, int | None]:
-    if isinstance(policy, dict):
-        k = policy.get("k")
-        return str(policy.get("kind")), k if isinstance(k, int) else None
-    kind, _, options = str(policy).partition(":")
-    fields = dict(option.partition("=")[::2] for option in options.split(","))
-    text = fields.get("k", "").strip()
-    return kind, int(text) if text.isdecimal() else None
 
 
 def load_sweep(folder: Path) -> Study:
     """Return a sweep, finished or not; a ConfigError if it is damaged or of another version."""
     found = SweepFolder.open(folder)
     check_version(folder, found.specsim_version, "use that version or run the sweep again")
-    sweep = found.sweep.model_copy(update={"base": _in_full(found.sweep.base)})
-    grid = _Grid(sweep)
+    sweep, base = found.sweep, WrittenConfig(found.sweep.base)
     records = list(found.records())
     if not records:
         raise ConfigError(
@@ -249,101 +119,74 @@ def load_sweep(folder: Path) -> Study:
             "or run the sweep again with --resume"
         )
     varies_slo = any(field.startswith("slo") for axis in sweep.axes for field in axis)
-    configs = {point.number: _in_full(point.config) for point in sweep.points()}
-    points = [
-        replace(
-            _point(found.record_path(record["point"]), record, grid.places(record["point"])),
-            fleet_kind=(fleet := fleet_of(configs[record["point"]], record["metrics"])).kind,
-            fleet=fleet.engines,
-        )
-        for record in records
-    ]
-    hardware, policy, load, *others = grid.axes
+    grid, asked = _Grid(sweep, base), list(sweep.points())
+    places, configs = [*map(grid.places, asked)], [WrittenConfig(each.config) for each in asked]
+    points = []
+    for number, record in ((record["point"], record) for record in records):
+        fleet = configs[number].fleet(record["metrics"])
+        point = _point(found.record_path(number), record, places[number])
+        points.append(replace(point, fleet=fleet.engines, fleet_kind=fleet.kind))
+    profiles, lens = dict[int, str](), defaultdict[int, set[int | None]](set)
+    for (own, policy, *_), config in zip(places, configs, strict=True):
+        profiles[own] = config.profile
+        lens[policy].add(config.draft_len)
+    hardware, policies, load, *others = grid.axes
     ended = [point for point in points if point.error is None]
     return Study(
         kind="sweep",
-        title=title_of(sweep.base, grid.axes[0].labels),
-        axes=[hardware, policy, of_sessions(load, configs.values(), ended), *others],
-        slo={} if varies_slo else slo_of(sweep.base),
+        title=base.title(hardware.labels),
+        axes=[hardware, policies, of_sessions(load, configs, ended), *others],
+        slo={} if varies_slo else base.slo,
         points=points,
         num_expected=sweep.num_points,
-        draft_lens=grid.draft_lens(configs),
-        profiles=grid.profiles(configs),
-        config=as_yaml(found.sweep.model_dump(mode="json")),
+        # Where something else changes a draft length, it is not the policy's own.
+        draft_lens=[own.pop() if len(own) == 1 else None for _, own in sorted(lens.items())],
+        profiles=[name for _, name in sorted(profiles.items())],
+        config=as_yaml(sweep.model_dump(mode="json")),
         version=found.specsim_version,
         warnings=found.warnings(records),
     )
 
 
-_IN_SHORT = {"workload": {"arrivals": "kind", "lengths": "kind"},
-             "engine": {"speculative_config": "method"}}  # fmt: skip
-"""Members of families that are read here, by the block they stand in, and what names them."""
-
-
-def _in_full(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration as a user wrote it, without short forms such as ``poisson:rate=4``."""
-    blocks = {
-        block: {
-            **own,
-            **{
-                name: from_short_form(own[name], tag)
-                for name, tag in tags.items()
-                if isinstance(own.get(name), str)
-            },
-        }
-        for block, tags in _IN_SHORT.items()
-        if isinstance(own := config.get(block), dict)
-    }
-    return {**config, **blocks}
-
-
-_MAIN_ROLES = (HARDWARE, POLICY, LOAD)
+def _groups(axes: list[dict[str, list[Any]]]) -> list[list[int]]:
+    """Return which axes of a sweep are hardware, policy and load, and each of the others."""
+    roles = [role_of(list(axis)) for axis in axes]
+    hardware, policy, loads = (
+        [n for n, role in enumerate(roles) if role == wanted] for wanted in (HARDWARE, POLICY, LOAD)
+    )
+    first = [next(iter(axis.values())) for axis in axes]
+    counted = [n for n, role in enumerate(roles) if role == OTHER and _are_numbers(first[n])]
+    load = (loads or counted)[:1]  # anything else that is counted will do
+    main = [hardware, policy, load]
+    return [*main, *([n] for n in range(len(axes)) if not any(n in group for group in main))]
 
 
 class _Grid:
     """Maps the axes of a sweep to those of a study."""
 
-    def __init__(self, sweep: Sweep) -> None:
+    def __init__(self, sweep: Sweep, base: WrittenConfig) -> None:
         self._sweep = sweep
         self._lengths = [len(next(iter(axis.values()))) for axis in sweep.axes]
-        roles = [role_of(list(axis)) for axis in sweep.axes]
-        if LOAD not in roles:  # anything else that is counted will do
-            values = [next(iter(axis.values())) for axis in sweep.axes]
-            numeric = [n for n, r in enumerate(roles) if r == OTHER and _are_numbers(values[n])]
-            roles = [LOAD if n in numeric[:1] else role for n, role in enumerate(roles)]
-        several = [n for n, role in enumerate(roles) if role == LOAD]
-        roles = [OTHER if n in several[1:] else role for n, role in enumerate(roles)]
-        self._groups = [
-            *([n for n, role in enumerate(roles) if role == wanted] for wanted in _MAIN_ROLES),
-            *([n] for n, role in enumerate(roles) if role == OTHER),
-        ]
-        common = single_axes(sweep.base)
+        self._groups, common = _groups(sweep.axes), single_axes(base)
+        roles = chain((HARDWARE, POLICY, LOAD), repeat(OTHER))
         self.axes = [
             self._axis(role, group) if group else common[role]
-            for role, group in zip(chain(_MAIN_ROLES, repeat(OTHER)), self._groups, strict=False)
+            for role, group in zip(roles, self._groups, strict=False)
         ]
         self.axes[2], self._load_places = _rising(self.axes[2])
 
-    def places(self, number: int) -> tuple[int, ...]:
-        own = np.unravel_index(number // self._sweep.replications, self._lengths)
+    def places(self, point: SweepPoint) -> tuple[int, ...]:
         hardware, policy, load, *others = (
-            int(np.ravel_multi_index([own[n] for n in group], [self._lengths[n] for n in group]))
+            int(
+                np.ravel_multi_index(
+                    [point.places[n] for n in group], [self._lengths[n] for n in group]
+                )
+            )
             if group
             else 0
             for group in self._groups
         )
         return hardware, policy, self._load_places[load], *others
-
-    def draft_lens(self, configs: dict[int, dict[str, Any]]) -> list[int | None]:
-        found: dict[int, set[int | None]] = {}
-        for number, config in configs.items():
-            found.setdefault(self.places(number)[1], set()).add(draft_len(config))
-        # Where something else changes it, it is not the policy's own.
-        return [values.pop() if len(values) == 1 else None for _, values in sorted(found.items())]
-
-    def profiles(self, configs: dict[int, dict[str, Any]]) -> list[str]:
-        found = {self.places(n)[0]: str(config["profile"]) for n, config in configs.items()}
-        return [profile for _, profile in sorted(found.items())]
 
     def _axis(self, role: str, group: list[int]) -> Axis:
         fields = [self._main_field(number, role) for number in group]

@@ -3,32 +3,22 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specsim.core.atomic import MARK
 from specsim.core.errors import ConfigError
 from specsim.core.figures import figures
-from specsim.core.settings import as_yaml, load_mapping, validated
+from specsim.core.settings import Settings, as_yaml, load_mapping, validated
 from specsim.core.version import __version__
 from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
-from specsim.results.stability import as_flags
+from specsim.results.stability import Stability, as_flags
 from specsim.results.timeline import over_time
-from specsim.show.report.axes import (
-    axis_of,
-    check_version,
-    draft_len,
-    fleet_of,
-    load_sweep,
-    of_sessions,
-    single_axes,
-    slo_of,
-    title_of,
-)
-from specsim.show.report.tunings import load_tuning
-from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Point, Study
-from specsim.study.capacity.choices import binding_words, promise_words
+from specsim.show.report.axes import axis_of, check_version, load_sweep, of_sessions, single_axes
+from specsim.show.report.configs import WrittenConfig
+from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Axis, Point, Study
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
+from specsim.study.capacity.limits import binding_words
 from specsim.study.compare import folder_name
 from specsim.study.plan.advice import Advice
 from specsim.study.plan.words import page_words, title
@@ -66,18 +56,18 @@ def _of_one_server(
     kind: str, configs: list[dict[str, Any]], points: list[Point], model_id: Any
 ) -> Study:
     """Return runs at one load, which differ in their policy alone."""
-    first = configs[0]
-    axes = single_axes(first)
+    written = [WrittenConfig(each) for each in configs]
+    first, axes = written[0], single_axes(written[0])
     return Study(
         kind=kind,
-        title=title_of(first, axes[HARDWARE].labels, model_id),
-        axes=[axes[HARDWARE], axes[POLICY], of_sessions(axes[LOAD], configs, points)],
-        slo=slo_of(first),
+        title=first.title(axes[HARDWARE].labels, model_id),
+        axes=[axes[HARDWARE], axes[POLICY], of_sessions(axes[LOAD], written, points)],
+        slo=first.slo,
         points=points,
         num_expected=len(points),
-        draft_lens=[draft_len(config) for config in configs],
-        profiles=[str(first.get("profile"))],
-        config=as_yaml(first),
+        draft_lens=[each.draft_len for each in written],
+        profiles=[first.profile],
+        config=as_yaml(configs[0]),
         version=__version__,
     )
 
@@ -129,7 +119,7 @@ def _point(
     config: dict[str, Any],
 ) -> Point:
     own, metrics = summary["specsim"], flat_metrics(summary)
-    fleet = fleet_of(config, metrics)
+    fleet = WrittenConfig(config).fleet(metrics)
     details: dict[str, Any] = {}
     if run is not None:
         details = over_time(run.steps, own, run.requests)
@@ -165,28 +155,27 @@ def _load_capacity(folder: Path) -> Study:
     words = {} if advice is None else {each.policy: each.speculation for each in advice.tried}
     hardware = list(dict.fromkeys(result.hardware for result in plan.results))
     policies = list(dict.fromkeys(result.policy for result in plan.results))
-    choices = axis_of(POLICY, "policy", _in_words(policies, words), [""] * len(policies))
     loads = sorted({probe.load for result in plan.results for probe in result.probes})
     places = [
         (hardware.index(result.hardware), policies.index(result.policy)) for result in plan.results
     ]
-    points = _points(plan, places, loads)
+    points = _tried_points(plan, places, loads)
+    first, choices, load = _axes(
+        axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
+        _in_words(policies, words),
+        f"workload.arrivals.{plan.drive}",
+        loads,
+    )
     return Study(
         kind="capacity",
-        title=title_of(plan.experiment, hardware) if advice is None else title(advice),
+        title=WrittenConfig(plan.experiment).title(hardware) if advice is None else title(advice),
         slo=plan.slo,
         gpus={result.hardware: result.gpus_per_replica for result in plan.results},
         step_times={result.hardware: result.step_times for result in plan.results},
-        axes=[
-            axis_of(HARDWARE, "profile", hardware, [""] * len(hardware)),
-            replace(choices, title="Speculation") if words else choices,
-            axis_of(
-                LOAD, f"workload.arrivals.{plan.drive}", [figures(load) for load in loads], loads
-            ),
-        ],
+        axes=[first, replace(choices, title="Speculation") if words else choices, load],
         points=points,
         num_expected=len(points),
-        draft_lens=[draft_len({**plan.experiment, "policy": label}) for label in policies],
+        draft_lens=_draft_lens(plan.experiment, policies),
         profiles=hardware,
         config=as_yaml(plan.experiment),
         version=plan.specsim_version,
@@ -198,27 +187,18 @@ def _load_capacity(folder: Path) -> Study:
     )
 
 
-def _points(
+def _tried_points(
     plan: CapacityDocument, places: list[tuple[int, int]], loads: list[float]
 ) -> list[Point]:
     """Return each load that was tried, under the places of its hardware and policy."""
-    tried = [
-        ((*own, loads.index(probe.load)), probe)
-        for own, result in zip(places, plan.results, strict=True)
-        for probe in result.probes
-    ]
-    return [
-        Point(
-            number,
-            place,
-            0,
-            plan.seed,
-            plan.config_hash,
-            metrics=_metrics(probe),
-            keeps_limits=probe.keeps_limits,
-        )
-        for number, (place, probe) in enumerate(tried)
-    ]
+    points = list[Point]()
+    for own, result in zip(places, plan.results, strict=True):
+        for probe in result.probes:
+            run = plan.seed, plan.config_hash
+            place, told = (*own, loads.index(probe.load)), _metrics(probe)
+            kept = probe.keeps_limits
+            points.append(Point(len(points), place, 0, *run, metrics=told, keeps_limits=kept))
+    return points
 
 
 def _load_advice(path: Path) -> Advice | None:
@@ -246,8 +226,10 @@ _TOLD = (
 def _told(plan: CapacityDocument, places: list[tuple[int, int]]) -> dict[str, Any]:
     return {
         "unit": "unit" if plan.experiment.get("pools") else "server",
-        **{name: getattr(plan, name) for name in ("percentiles", "slo", "target_rate")},
-        "promise": promise_words(plan.slo, plan.attainment, plan.limit_shares),
+        "percentiles": {name: plan.limits.percentile_of(name) for name in plan.slo},
+        "slo": plan.slo,
+        "target_rate": plan.target_rate,
+        "promise": plan.limits.words,
         "most": [each.model_dump() for each in plan.most.leaders],
         "cheapest": [each.model_dump() for each in plan.cheapest.leaders],
         "results": [
@@ -271,11 +253,109 @@ def _load_plan(path: Path) -> CapacityDocument:
     return plan
 
 
+class _TunedRuns(Settings):
+    """The runs of one policy at one load, by replication."""
+
+    policy: str
+    load: float
+    mean_e2el_ms: list[float]
+    output_throughput: list[float]
+    stability: list[Stability]
+
+
+class _TuningDocument(Settings):
+    """What a report draws of ``tune.json``."""
+
+    runs: list[_TunedRuns]
+    load_unit: Literal["requests/s", "clients"]
+    config: dict[str, Any]
+    config_hash: str
+    seeds: list[int]
+    recommended: dict[str, Any] | None
+    warnings: list[str]
+    specsim_version: str
+
+
+_LOADS = {"requests/s": "workload.arrivals.rate", "clients": "workload.arrivals.concurrency"}
+
+
+def _load_tuning(folder: Path) -> Study:
+    """Read a tuning: the runs of every k at several loads."""
+    path, remedy = folder / "tune.json", "run specsim tune again"
+    data = load_mapping(path, ConfigError)
+    check_version(path, data.get("specsim_version"), f"use that version or {remedy}")
+    known = {name: data[name] for name in _TuningDocument.model_fields if name in data}
+    with validated(f"{path} ({remedy})", ConfigError):
+        tuning = _TuningDocument.model_validate(known)
+    config = WrittenConfig(tuning.config)
+    hardware = single_axes(config)[HARDWARE]
+    policies = list(dict.fromkeys(each.policy for each in tuning.runs))
+    loads = sorted({each.load for each in tuning.runs})
+    points = _tuned_points(tuning, policies, loads)
+    return Study(
+        kind="tuning",
+        title=f"{config.title(hardware.labels)}: use {_recommended(tuning.recommended)}",
+        axes=_axes(hardware, policies, _LOADS[tuning.load_unit], loads),
+        slo=config.slo,
+        points=points,
+        num_expected=len(points),
+        draft_lens=_draft_lens(tuning.config, policies),
+        profiles=[config.profile],
+        config=as_yaml(tuning.config),
+        version=tuning.specsim_version,
+        warnings=tuning.warnings,
+    )
+
+
+def _tuned_points(tuning: _TuningDocument, policies: list[str], loads: list[float]) -> list[Point]:
+    config, points = tuning.config, list[Point]()
+    ranks = (config.get("engine") or {}).get("data_parallel_size") or 1
+    for runs in tuning.runs:
+        engines = {"replicas": config.get("replicas", 1) * ranks}
+        fleet = WrittenConfig({**config, "policy": runs.policy}).fleet(engines)
+        columns = tuning.seeds, runs.mean_e2el_ms, runs.output_throughput, runs.stability
+        for replication, (seed, latency, rate, stable) in enumerate(zip(*columns, strict=True)):
+            point = Point(
+                number=len(points),
+                places=(0, policies.index(runs.policy), loads.index(runs.load)),
+                replication=replication,
+                seed=seed,
+                config_hash=tuning.config_hash,
+                metrics={"mean_e2el_ms": latency, "output_throughput": rate, **as_flags(stable)},
+                fleet=fleet.engines,
+                fleet_kind=fleet.kind,
+            )
+            points.append(point)
+    return points
+
+
+def _recommended(best: dict[str, Any] | None) -> str:
+    if best is None:
+        return "no speculation"
+    ranges = best.get("num_speculative_tokens_per_batch_size")
+    if ranges is None:
+        return f"k = {best['num_speculative_tokens']}"
+    return "k = " + ", ".join(f"{k} in batches of {first} to {last}" for first, last, k in ranges)
+
+
+def _axes(hardware: Axis, policies: list[str], field: str, loads: list[float]) -> list[Axis]:
+    """Return the axes of a study that has chosen its loads itself, which `field` sets."""
+    return [
+        hardware,
+        axis_of(POLICY, "policy", policies, [""] * len(policies)),
+        axis_of(LOAD, field, [figures(load) for load in loads], loads),
+    ]
+
+
+def _draft_lens(config: dict[str, Any], policies: list[str]) -> list[int | None]:
+    return [WrittenConfig({**config, "policy": policy}).draft_len for policy in policies]
+
+
 _READERS: dict[str, Callable[[Path], Study]] = {
     "sweep.yaml": load_sweep,
     "comparison.json": _load_comparison,
     "capacity.json": _load_capacity,
-    "tune.json": load_tuning,
+    "tune.json": _load_tuning,
     "summary.json": _load_run,
 }
 """By the file that tells what a folder is."""

@@ -44,10 +44,10 @@ from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, summarized
 from specsim.run.validity import BASES, step_times
 from specsim.show import filled, read_web
-from specsim.show.report.axes import fleet_of, title_of
+from specsim.show.report.configs import WrittenConfig
 from specsim.show.study import gpu_first, paid_share
 from specsim.study.capacity import Prices
-from specsim.study.capacity.choices import promise_words
+from specsim.study.capacity.limits import LatencyLimits
 from specsim.study.compare import on_one_engine
 from specsim.study.paired import speed_up
 from specsim.study.sweep import flat_metrics
@@ -120,7 +120,7 @@ class Playground:
         own, proposer = self.experiment, self.experiment.engine.speculative_config
         limit = proposer.num_speculative_tokens if proposer else None
         return {
-            "title": title_of(own.to_dict(), [own.profile]),
+            "title": WrittenConfig(own.to_dict()).title([own.profile]),
             "rate": getattr(own.workload.arrivals, "rate", None),
             "arriving": _arriving(own),
             **{name: round(float(lens.mean())) for name, lens in self._lens.items()},
@@ -193,15 +193,16 @@ class Playground:
         outcomes = [_outcome(run, moved) for run in runs]
         means = [[each["e2el"]["mean"]] for each in outcomes]
         metrics = flat_metrics(runs[0].data)
-        fleet = fleet_of(moved.to_dict(), metrics).engines
+        fleet = WrittenConfig(moved.to_dict()).fleet(metrics).engines
         gpus = gpus_of((self._profile(name), number) for name, number in fleet.items())
         cost = self.prices.per_hour(gpus)
         slo = moved.slo.model_dump(exclude_none=True) if moved.slo else {}
         shares = {name: share for name, share in self.limit_shares.items() if name in slo}
+        limits = LatencyLimits(slo, ATTAINMENT, shares)
         tokens_per_hour = 3600 * outcomes[0]["output_throughput"] / paid_share(metrics)
         return {
-            "promise": promise_words(slo, ATTAINMENT, shares),
-            "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, shares),
+            "promise": limits.words,
+            "is_met": moved.slo is not None and _is_kept(runs[0], moved.slo, limits),
             "slo": slo,
             "speed_up": speed_up(means[1], means[0]).mean if len(means) > 1 else None,
             "gpus": " + ".join(f"{n:.3g} × {gpu_first(gpu)}" for gpu, n in gpus.items()),
@@ -265,15 +266,12 @@ def _warnings(runs: list[Summary]) -> list[str]:
     return [*own, *(f"off: {text}" for other in others for text in other if text not in own)]
 
 
-def _is_kept(run: Summary, slo: Slo, shares: Mapping[str, float]) -> bool:
+def _is_kept(run: Summary, slo: Slo, limits: LatencyLimits) -> bool:
     """Return whether enough requests kept the limits, and the server kept up."""
     reached = limited(run.tables.requests, slo)
-    kept = {name: values <= limit for name, (values, limit) in reached.items()}
-    jointly = [each for name, each in kept.items() if name not in shares]
-    enough = [float(kept[name].mean()) >= share for name, share in shares.items()]
-    if jointly:
-        enough.append(float(np.all(jointly, axis=0).mean()) >= ATTAINMENT)
-    return all(enough) and run.stability != "overloaded"
+    missed = {name: values > limit for name, (values, limit) in reached.items()}
+    is_kept = all(each.is_kept for each in limits.promises(missed).values())
+    return is_kept and run.stability != "overloaded"
 
 
 def _outcome(run: Summary, moved: Experiment) -> dict[str, Any]:

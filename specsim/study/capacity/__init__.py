@@ -22,14 +22,13 @@ from specsim.study.capacity.choices import (
     Goal,
     Hardware,
     Prices,
-    SloLimits,
     check_ranges,
     find_hardware,
     gpu_names,
-    parse_slo,
     spare_of,
 )
 from specsim.study.capacity.findings import Capacity, Found
+from specsim.study.capacity.limits import SloLimits, parse_slo
 from specsim.study.capacity.probe import Interval, LoadProbe, Task, measure
 from specsim.study.capacity.search import FILLS, Answer, Asked, Search, explore, refine
 from specsim.study.compare import chosen_policies
@@ -93,7 +92,7 @@ def capacity(
     *,
     slo: str | Slo | None = None,
     attainment: float = 0.99,
-    gpus: str | Sequence[str] = (),
+    gpus: str | Sequence[str] | None = None,
     policies: Sequence[str] | None = None,
     is_closed: bool = False,
     qps: float | None = None,
@@ -122,7 +121,7 @@ def capacity(
         raise ConfigError(
             "--slo is missing and the experiment has no slo; give limits, such as ttft:500,tpot:50"
         )
-    own = parse_slo(limits) if isinstance(limits, str) else SloLimits(limits, {})
+    own = parse_slo(limits)
     check_ranges(attainment, tolerance, qps)
     spare = spare_of(redundancy)
     if spare and qps is None:
@@ -133,7 +132,7 @@ def capacity(
     count = num_requests or max(experiment.workload.num_requests or 0, _REQUESTS)
     longest = None if num_requests else max_requests
     chosen = chosen_policies(policies, experiment.effective_policy)
-    hardware = find_hardware(experiment, gpu_names(gpus))
+    hardware = find_hardware(experiment, gpu_names(() if gpus is None else gpus))
     asked = own.slo, attainment, tolerance, is_closed, qps, replications, count, longest
     goal = Goal(*asked, spare_replicas=spare, limit_shares=own.shares, prices=Prices.load(prices))
     return find_capacity(
@@ -302,33 +301,24 @@ def model_notes(found: list[Found]) -> list[str]:
     return notes
 
 
+_DOUBTS: dict[str, Callable[[Found], bool]] = {
+    "runs were too short to tell whether more is sustained; raise --num-requests or "
+    "--max-requests": lambda found: found.is_limited_by_length,
+    "keeps the limits at no load that was tried; raise them or lower --attainment": (
+        lambda found: found.at_capacity is None
+    ),
+    "no load was too high; raise --num-requests or lower the limits": (
+        lambda found: found.bracket.exceeded is None
+    ),
+    "the answer had not stopped moving when runs were as long as allowed; raise --max-requests or "
+    "--replications": lambda found: found.is_unsettled,
+    "runs of a fixed length, which may be too short; leave out --num-requests to have them made "
+    "longer until the answer stops moving": (
+        lambda found: found.goal.max_requests is None and found.rate is not None
+    ),
+}
+
+
 def _doubts(found: list[Found]) -> list[str]:
-    notes = []
-    for those, advice in (
-        (
-            [each for each in found if each.is_limited_by_length],
-            "runs were too short to tell whether more is sustained; raise --num-requests or "
-            "--max-requests",
-        ),
-        (
-            [each for each in found if each.at_capacity is None],
-            "keeps the limits at no load that was tried; raise them or lower --attainment",
-        ),
-        (
-            [each for each in found if each.bracket.exceeded is None],
-            "no load was too high; raise --num-requests or lower the limits",
-        ),
-        (
-            [each for each in found if each.is_unsettled],
-            "the answer had not stopped moving when runs were as long as allowed; raise "
-            "--max-requests or --replications",
-        ),
-        (
-            [each for each in found if each.goal.max_requests is None and each.rate is not None],
-            "runs of a fixed length, which may be too short; leave out --num-requests to have them "
-            "made longer until the answer stops moving",
-        ),
-    ):
-        if those:
-            notes.append(f"{', '.join(each.name for each in those)}: {advice}")
-    return notes
+    doubted = {text: [f.name for f in found if is_so(f)] for text, is_so in _DOUBTS.items()}
+    return [f"{', '.join(names)}: {text}" for text, names in doubted.items() if names]

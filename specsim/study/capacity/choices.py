@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, field_validator
 
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
-from specsim.core.figures import figures
 from specsim.core.resources import find_resource
-from specsim.core.settings import Settings, load_mapping, nearest, validated
+from specsim.core.settings import Settings, load_mapping, validated
 from specsim.hardware import GIB, gpu_as_typed, load_model
 from specsim.policies import Policy
 from specsim.policies.off import Off
@@ -25,6 +24,7 @@ from specsim.results.metrics import Slo
 from specsim.run.deployment import drafter_profile, gpus_of
 from specsim.run.experiment import Experiment
 from specsim.run.validity import BASES, step_times
+from specsim.study.capacity.limits import LatencyLimits
 
 _SAME_WEIGHTS = 0.1  # share by which the memory of the same weights may differ between profiles
 _PRICE = re.compile(r"([\w.-]+):([\d.]+)(?:,|$)")
@@ -125,8 +125,11 @@ class Goal:
             return self.replications
         return max(1, self.replications * self.num_requests // num_requests)
 
-    def share_of(self, limit: str) -> float:
-        return self.limit_shares.get(limit, self.attainment)
+    @property
+    def limits(self) -> LatencyLimits:
+        return LatencyLimits(
+            self.slo.model_dump(exclude_none=True), self.attainment, self.limit_shares
+        )
 
     def replicas_for(self, capacity: float) -> int | None:
         """Return the replicas that serve the target rate; None without one."""
@@ -148,122 +151,6 @@ class Goal:
         if self.is_closed:
             loads = [float(max(1, round(load))) for load in loads]
         return list(dict.fromkeys(loads))
-
-
-def percentile(share: float) -> str:
-    """Return ``p90`` for 0.9."""
-    return f"p{100 * share:.10g}"
-
-
-def metric_name(limit: str) -> str:
-    """Return ``TTFT`` for ``ttft_ms``."""
-    return limit.removesuffix("_ms").upper()
-
-
-_RESOURCES = {"kv_memory": "KV memory", "step_time": "steps"} | {
-    option: option for option in ("max_num_seqs", "max_loras")
-}
-
-
-def binding_words(binds: str | None, resource: str | None) -> str:
-    """Return ``TTFT (max_num_seqs)``: what is missed first, and what requests wait for there."""
-    if binds is None:
-        return "-"
-    what = binds if binds == "backlog" else metric_name(binds)
-    resource = resource or "step_time"
-    return f"{what} ({_RESOURCES.get(resource, resource.replace('_', ' '))})"
-
-
-def promise_words(
-    slo: Mapping[str, float], attainment: float, limit_shares: Mapping[str, float]
-) -> str:
-    """Return ``99 % of the requests within TTFT 500 ms and TPOT 50 ms``, by each own share."""
-    groups = {attainment: [name for name in slo if name not in limit_shares]}
-    own = [(share, [name]) for name, share in limit_shares.items()]
-    parts = [
-        f"{100 * share:.10g} % of the requests within "
-        + " and ".join(f"{metric_name(name)} {figures(slo[name], 6)} ms" for name in names)
-        for share, names in [*groups.items(), *own]
-        if names
-    ]
-    return ", ".join(parts)
-
-
-def floored(share: float) -> float:
-    """Return a share to a hundredth of a percent: 98.998 % must not read as the 99 % it misses."""
-    return math.floor(share * 1e4 + 1e-9) / 1e4
-
-
-def kept_words(
-    slo: Mapping[str, float],
-    attainment: float,
-    limit_shares: Mapping[str, float],
-    kept: Mapping[str, float],
-) -> str:
-    """Return which share of the requests keeps each limit, or those without a share, and must.
-
-    Args:
-        kept: By limit, and by any other name of those together that have no share of their own.
-    """
-    parts = []
-    for promise, share in kept.items():
-        names = [promise] if promise in limit_shares else [n for n in slo if n not in limit_shares]
-        text = promise_words({name: slo[name] for name in names}, floored(share), {})
-        text = text.replace("requests within", "requests are within")
-        must = 100 * limit_shares.get(promise, attainment)
-        parts.append(f"{text} ({must:.10g} % must be)")
-    return ", ".join(parts)
-
-
-class SloLimits(NamedTuple):
-    """SloLimits, and how many requests must keep one that has a share of its own."""
-
-    slo: Slo
-    shares: dict[str, float]  # by limit, such as ``ttft_ms``
-
-
-_LIMIT = re.compile(
-    r"(?P<metric>\w+?)(_ms)?([:_ -]?p(?P<percentile>\d+(\.\d+)?))?\s*(:|<=?)\s*"
-    r"(?P<value>[-+.\de]+)\s*(?P<unit>ms|s)?"
-)
-_UNITS = {"ms": 1.0, "s": 1000.0}
-
-
-def parse_slo(text: str) -> SloLimits:
-    """Return the limits in ``ttft:500,tpot:p95<50ms``, ms; a ConfigError if one is wrong."""
-    known = [name.removesuffix("_ms") for name in Slo.model_fields]
-    limits: dict[str, float | str] = {}
-    shares: dict[str, float] = {}
-    for part in text.split(","):
-        found = _LIMIT.fullmatch(part.strip().lower())
-        if found is None:
-            raise ConfigError(
-                f"--slo {text}: '{part.strip()}' is not METRIC:MILLISECONDS, as ttft:500 is, or "
-                "METRIC:PERCENTILE<MILLISECONDS, as ttft:p90<800 or ttft:p90<0.8s is"
-            )
-        metric, name = found["metric"], f"{found['metric']}_ms"
-        if metric not in known:
-            raise ConfigError(f"--slo {text}: no metric '{metric}'; {nearest(metric, known)}")
-        if name in limits:
-            raise ConfigError(f"--slo {text}: '{metric}' is given twice; leave it out once")
-        limits[name] = _milliseconds(found["value"], found["unit"])
-        if found["percentile"] is not None:
-            shares[name] = float(found["percentile"]) / 100
-            if not 0.01 <= shares[name] <= 1:  # p0.9 is meant for p90
-                raise ConfigError(
-                    f"--slo {text}: p{found['percentile']} must be from p1 to p100, as p90 is: "
-                    "90 % of the requests"
-                )
-    with validated(f"--slo {text}", ConfigError):
-        return SloLimits(Slo.model_validate(limits), shares)
-
-
-def _milliseconds(value: str, unit: str | None) -> float | str:
-    """Return a time in milliseconds; what is no number as it is."""
-    try:
-        return float(value) * _UNITS[unit or "ms"]
-    except ValueError:
-        return value
 
 
 def check_ranges(attainment: float, tolerance: float, qps: float | None) -> None:

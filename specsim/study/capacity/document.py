@@ -6,7 +6,8 @@ from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer,
 
 from specsim.core.settings import Settings
 from specsim.results.stability import Stability
-from specsim.study.capacity.choices import Prices, percentile
+from specsim.study.capacity.choices import Prices
+from specsim.study.capacity.limits import LatencyLimits
 
 
 class _WithLatencies(BaseModel):
@@ -153,9 +154,8 @@ class CapacityDocument(Settings):
     notes: list[str]
 
     @property
-    def percentiles(self) -> dict[str, str]:
-        """Of each limit, the one that is held against it."""
-        return {n: percentile(self.limit_shares.get(n, self.attainment)) for n in self.slo}
+    def limits(self) -> LatencyLimits:
+        return LatencyLimits(self.slo, self.attainment, self.limit_shares)
 
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_unset=True)

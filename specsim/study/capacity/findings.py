@@ -12,7 +12,7 @@ import numpy as np
 from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
 from specsim.run.experiment import Experiment
-from specsim.study.capacity.choices import Goal, Hardware, percentile
+from specsim.study.capacity.choices import Goal, Hardware
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.probe import Interval, LoadProbe
 from specsim.study.capacity.search import Answer
@@ -145,10 +145,8 @@ class Found:
         if hourly is not None and target is not None:
             length = self.mean_output_len or probe.mean_output_len
             at_target = 1e6 * hourly / (target * length * 3600)
-        reached = {
-            f"{percentile(self.goal.share_of(name))}_{name}": value
-            for name, value in probe.reached_ms.items()
-        }
+        percentile_of = self.goal.limits.percentile_of
+        reached = {f"{percentile_of(name)}_{name}": ms for name, ms in probe.reached_ms.items()}
         return TriedLoad(
             hardware=self.hardware.label,
             policy=self.policy,
@@ -228,7 +226,9 @@ class Found:
         """Return the rate at which all limits less a logarithm are kept, and no queue grows."""
         keeping = [each for each in self.probes if not (each.is_overloaded or each.is_too_short)]
         rates = np.log([self.rate_of(each) for each in keeping])
-        misses = np.maximum.accumulate([self._worst_of(each) for each in keeping])
+        least = (min(each.margins(self.goal.slo).values()) for each in keeping)
+        # The largest logarithm of a limited metric over its limit.
+        misses = np.maximum.accumulate([log(max(1.0 - margin, 1e-9)) for margin in least])
         known = np.unique(misses)
         highest = rates[np.searchsorted(misses, known, side="right") - 1]
         found = float(np.interp(-stricter, known, highest))
@@ -236,10 +236,6 @@ class Found:
             rise = (highest[1] - highest[0]) / (known[1] - known[0])
             found = float(highest[0] + max(rise, 0.0) * (-stricter - known[0]))
         return exp(found)
-
-    def _worst_of(self, probe: LoadProbe) -> float:
-        """Return the largest logarithm of a limited metric over its limit."""
-        return max(log(max(1.0 - each, 1e-9)) for each in probe.margins(self.goal.slo).values())
 
     def cost_if(self, factor: float) -> float | None:
         """Return the cost per hour for the target rate, were the capacity so many times as high."""

@@ -19,6 +19,7 @@ from specsim.run.deployment import Deployment
 from specsim.run.summary import Summary, summarized
 from specsim.run.validity import Beyond
 from specsim.study.capacity.choices import Goal
+from specsim.study.capacity.limits import ALL, Promise
 from specsim.study.loads import Trial, steady_window
 from specsim.study.paired import mean_and_half_width
 from specsim.workload.arrivals import Arrivals
@@ -41,21 +42,6 @@ class Task(NamedTuple):
     trial: Trial
     profile: Profile
     goal: Goal
-
-
-class Promise(NamedTuple):
-    """How many requests must keep a limit, or several of them."""
-
-    missed: float  # share of the requests that did not
-    share: float  # of the requests that must
-
-    @property
-    def is_kept(self) -> bool:
-        return 1.0 - self.missed >= self.share
-
-
-ALL = "all"
-"""Names the promise of all limits that have no share of their own."""
 
 
 @dataclass(frozen=True)
@@ -166,20 +152,21 @@ def measure(task: Task) -> LoadRun:
     lasts_long = float(latency(requests).mean()) > _LONGEST * float(np.ptp(requests["arrived_at"]))
     reached = limited(steady, task.goal.slo)
     missed = {name: values > limit for name, (values, limit) in reached.items()}
+    limits = task.goal.limits
     most_running, resource = _waited_for(tables, summary.run.deployment)
     if _wait_for_adapters(summary):
         resource = "max_loras"
     if pools is not None:
-        resource = _pool_of(pools, missed, 1.0 - task.goal.share_of("tpot_ms"))
+        resource = _pool_of(pools, missed, 1.0 - limits.share_of("tpot_ms"))
     return LoadRun(
         load=task.load,
         num_requests=len(requests),
         num_steady=len(steady),
         missed=float(np.any(list(missed.values()), axis=0).mean()),
         missed_by={name: float(each.mean()) for name, each in missed.items()},
-        promises=_promises(task.goal, missed),
+        promises=limits.promises(missed),
         reached_ms={
-            name: float(np.quantile(values, task.goal.share_of(name)))
+            name: float(np.quantile(values, limits.share_of(name)))
             for name, (values, _) in reached.items()
         },
         balance=summary.balance,
@@ -339,18 +326,6 @@ class Interval:
         return Interval(self.estimate, self.low * min(1.0, moved), self.high * max(1.0, moved))
 
 
-def _promises(goal: Goal, missed: dict[str, NDArray[np.bool_]]) -> dict[str, Promise]:
-    own = {
-        name: Promise(float(each.mean()), goal.share_of(name))
-        for name, each in missed.items()
-        if name in goal.limit_shares
-    }
-    together = [each for name, each in missed.items() if name not in own]
-    if not together:
-        return own
-    return {ALL: Promise(float(np.any(together, axis=0).mean()), goal.attainment), **own}
-
-
 def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
     """Return where between a sustained load and one that is not the capacity lies.
 
@@ -364,7 +339,9 @@ def interval_between(low: LoadProbe, high: LoadProbe) -> Interval | None:
     None with a single replication of either, which says nothing about spread, and where `high`
     failed by nothing that can be told by how much.
     """
-    slopes = _slopes(low, high)
+    pairs = zip(_scores(low), _scores(high), strict=True)
+    # By how much each score rises from one load to the other; 0 if none is missed there.
+    slopes = tuple(above - below if above > 0 else 0.0 for below, above in pairs)
     count = min(len(low.runs), len(high.runs))
     if count < 2 or all(slope <= 0 for slope in slopes):
         return None
@@ -385,12 +362,6 @@ def _scores(probe: LoadProbe) -> list[float]:
         for each in probe.promises.values()
     ]
     return [*over, probe.mean(lambda run: run.balance.excess())]
-
-
-def _slopes(low: LoadProbe, high: LoadProbe) -> tuple[float, ...]:
-    """Return by how much each score rises from one load to the other; 0 if none is missed there."""
-    pairs = zip(_scores(low), _scores(high), strict=True)
-    return tuple(above - below if above > 0 else 0.0 for below, above in pairs)
 
 
 def _root(low: LoadProbe, high: LoadProbe, slopes: tuple[float, ...]) -> float:

@@ -5,7 +5,7 @@ First short runs of all options, then the trustworthy search for those that may 
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from math import ceil, inf
+from math import inf
 from typing import Any
 
 from specsim.core.errors import ConfigError
@@ -13,9 +13,8 @@ from specsim.core.figures import figures
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.study.capacity import Contender, Found, refined, searched
-from specsim.study.capacity.choices import metric_name, percentile
+from specsim.study.capacity.limits import metric_name
 from specsim.study.capacity.probe import Interval
-from specsim.study.plan.advice import option_words, sized_words
 from specsim.study.plan.answer import SHORT, Plan
 from specsim.study.plan.candidates import (
     FIRST_K,
@@ -93,7 +92,7 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
     chosen = plan.finalists()
     for _ in range(1 + _FURTHER):
         if chosen:
-            tell(f"long runs of {'; '.join(sized_words(plan.options[name]) for name in chosen)}")
+            tell(f"long runs of {'; '.join(plan.options[name].sized_words for name in chosen)}")
             plan = with_long_runs(plan, chosen, runner)
             yield plan
             chosen = plan.overtaking()
@@ -104,16 +103,11 @@ def _plans(question: Question, runner: Runner, tell: Callable[[str], None]) -> I
 
 def _with_moved_acceptance(plan: Plan, runner: Runner) -> dict[float, dict[str, Found]]:
     """Return short runs of what might be rented, with the chance of each draft token moved."""
-    goal, moved = goal_of(plan.question), {}
+    found = {}
     for change in MOVED:
-        options = [
-            option
-            for name in plan.worth_moving
-            if (option := plan.options[name].with_acceptance_moved(change)) is not None
-        ]
-        found = searched([option.contender(goal) for option in options], runner)
-        moved[change] = {option.name: each for option, each in zip(options, found, strict=True)}
-    return moved
+        moved = (plan.options[name].with_acceptance_moved(change) for name in plan.worth_moving)
+        found[change] = _short_runs(plan, [each for each in moved if each is not None], runner)
+    return found
 
 
 def with_short_runs(plan: Plan, options: list[Option], runner: Runner) -> Plan:
@@ -121,10 +115,14 @@ def with_short_runs(plan: Plan, options: list[Option], runner: Runner) -> Plan:
     new = {option.name: option for option in options if option.name not in plan.options}
     if not new:
         return plan
-    goal = goal_of(plan.question)
-    contenders = [option.contender(goal) for option in new.values()]
-    found = dict(zip(new, searched(contenders, runner), strict=True))
+    found = _short_runs(plan, [*new.values()], runner)
     return replace(plan, options=plan.options | new, screened=plan.screened | found)
+
+
+def _short_runs(plan: Plan, options: list[Option], runner: Runner) -> dict[str, Found]:
+    goal = goal_of(plan.question)
+    found = searched([option.contender(goal) for option in options], runner)
+    return {option.name: each for option, each in zip(options, found, strict=True)}
 
 
 def _worth(plan: Plan) -> set[str]:
@@ -142,38 +140,30 @@ def _worth(plan: Plan) -> set[str]:
 
 def _nearest(plan: Plan) -> str:
     """Return what comes nearest to the limits, where nothing keeps them, and what it has."""
-    limits = plan.question.slo.model_dump(exclude_none=True)
+    limits = goal_of(plan.question).limits
     tried = [(name, probe) for name, found in plan.screened.items() for probe in found.probes]
     name, probe = min(
-        tried, key=lambda one: max(one[1].reached_ms[own] / ms for own, ms in limits.items())
+        tried, key=lambda one: max(one[1].reached_ms[own] / ms for own, ms in limits.ms.items())
     )
-    kept = plan.question.limit_shares
     reached = " and ".join(
-        f"{metric_name(own)} {percentile(kept.get(own, plan.question.attainment))} "
+        f"{metric_name(own)} {limits.percentile_of(own)} "
         f"{figures(probe.reached_ms[own], 3)} ms (limit {figures(ms, 6)} ms)"
-        for own, ms in limits.items()
+        for own, ms in limits.ms.items()
     )
-    words = option_words(plan.options[name])
+    words = plan.options[name].words
     return f"nearest comes {words}: {reached} at {figures(probe.load, 3)} requests/s"
 
 
 def _shown(plan: Plan) -> set[str]:
     """Return the hardware of each GPU that does best: its row has the best k, whoever wins."""
-    best: dict[str, str] = {}
-    for name in plan.ranked(plan.options):
-        hardware = plan.options[name].hardware
-        best.setdefault(hardware.profile.gpu, hardware.label)
-    return set(best.values())
+    best = plan.leaders(lambda option: option.hardware.profile.gpu)
+    return {option.hardware.label for option in best.values()}
 
 
-def _drafters(plan: Plan, labels: set[str]) -> dict[str, str]:
+def _drafters(plan: Plan, labels: set[str]) -> dict[str, str | None]:
     """Return, for each hardware of these, the drafter that serves the target best."""
-    chosen: dict[str, str] = {}
-    for name in plan.ranked(plan.options):
-        option = plan.options[name]
-        if option.method is not None and option.hardware.label in labels:
-            chosen.setdefault(option.hardware.label, option.method)
-    return chosen
+    best = plan.leaders(lambda option: None if option.is_off else option.hardware.label)
+    return {label: option.method for label, option in best.items() if label in labels}
 
 
 def _screened_apart(plan: Plan, runner: Runner) -> Plan:
@@ -181,12 +171,12 @@ def _screened_apart(plan: Plan, runner: Runner) -> Plan:
 
     First one server of each; then more in the pool whose queue grew.
     """
-    best: dict[tuple[str, bool], Option] = {}
     shown = _shown(plan) if plan.question.ranks == 1 else set()
-    for name in plan.ranked(plan.options):
-        option = plan.options[name]
-        if option.hardware.label in shown:
-            best.setdefault((option.hardware.profile.gpu, option.is_off), option)
+    best = plan.leaders(
+        lambda option: (
+            (option.hardware.profile.gpu, option.is_off) if option.hardware.label in shown else None
+        )
+    )
     even = [option.in_pools(1, 1) for option in best.values()]
     plan = with_short_runs(plan, even, runner)
     more = []
@@ -216,6 +206,5 @@ def with_long_runs(plan: Plan, chosen: list[str], runner: Runner) -> Plan:
 
 def _is_pinned(contender: Contender, interval: Interval) -> bool:
     """Whether the whole interval asks for one number of replicas."""
-    target = contender.goal.target_rate
-    assert target is not None
-    return ceil(target / interval.low) == ceil(target / interval.high)
+    fewest, most = contender.goal.replicas_between(interval.low, interval.high) or (0, 0)
+    return fewest == most

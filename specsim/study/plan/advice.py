@@ -8,11 +8,10 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 from specsim.core.figures import figures
-from specsim.study.capacity import Found, Hardware
-from specsim.study.capacity.choices import kept_words
+from specsim.study.capacity import Found
+from specsim.study.capacity.limits import LatencyLimits
 from specsim.study.paired import speed_up
-from specsim.study.plan.candidates import Option
-from specsim.study.plan.model_names import NAMES
+from specsim.study.plan.candidates import place_words
 
 
 class _Fields(BaseModel):
@@ -64,6 +63,20 @@ class Choice(_Fields):
     reached_ms: dict[str, float] = {}  # of each limit, its own percentile
     mean_latency_ms: float | None = None
     against_none: AgainstNone | None = None
+
+    @property
+    def place(self) -> str:
+        """Its GPU in words, with pools or ranks."""
+        return place_words(self.gpu, self.pools, self.ranks)
+
+    @property
+    def refusal(self) -> str:
+        return self.why if self.policy is None else f"{self.place}, {self.speculation}: {self.why}"
+
+    @property
+    def unit(self) -> str:
+        """What is rented several times."""
+        return "server" if self.pools is None else "unit"
 
 
 class Tried(_Fields):
@@ -164,112 +177,19 @@ class Advice(_Fields):
     warnings: list[str] = []  # what is not simulated, or not as asked
 
     @property
+    def limits(self) -> LatencyLimits:
+        return LatencyLimits(self.slo, self.attainment, self.limit_shares)
+
+    @property
     def best(self) -> Choice | None:
         return None if self.taken is None else self.choices[self.taken]
 
 
-def gpu_name(gpu: str) -> str:
-    """Return ``H100`` for ``h100``."""
-    return gpu.upper()
-
-
-def drafter_words(option: Option) -> str | None:
-    """Return ``EAGLE-3``; None without speculation."""
-    return option.method and NAMES["proposers"].get(option.method, option.method)
-
-
-def speculation_words(option: Option) -> str:
-    """Return what an option does, in words: ``EAGLE-3, fixed draft length 2``."""
-    drafter = drafter_words(option)
-    if drafter is None:
-        return "no speculation"
-    policy = option.experiment.effective_policy
-    k = getattr(policy, "k", None)
-    how = f"fixed draft length {k}" if policy.kind == "static" else NAMES["policies"].get(
-        policy.kind, f"draft length by {policy.kind}"
-    )  # fmt: skip
-    return f"{drafter}, {how}"
-
-
-def place_words(gpu: str, pools: tuple[int, int] | None, ranks: int = 1) -> str:
-    """Return ``H100``, ``H100 (1 prefill + 2 decode)``, or ``H100 (8 ranks)``."""
-    name = gpu_name(gpu)
-    if ranks > 1:
-        return f"{name} ({ranks} ranks)"
-    return name if pools is None else f"{name} ({pools[0]} prefill + {pools[1]} decode)"
-
-
-def _pools_of(hardware: Hardware) -> tuple[int, int] | None:
-    return (hardware.pools[0][1], hardware.pools[1][1]) if hardware.pools else None
-
-
-def option_words(option: Option) -> str:
-    """Return ``H100, EAGLE-3, fixed draft length 2``."""
-    hardware = option.hardware
-    where = place_words(hardware.profile.gpu, _pools_of(hardware), hardware.ranks)
-    return f"{where}, {speculation_words(option)}"
-
-
-def sized_words(option: Option) -> str:
-    """Return an option in words, with the GPUs of a server if it has several."""
-    size = option.hardware.gpus_per_replica
-    return option_words(option) + (f" ({size} GPUs)" if size > 1 else "")
-
-
-def choice_of(
-    option: Option,
-    found: Found,
-    *,
-    is_searched: bool,
-    over: AgainstNone | None,
-    tokens_per_hour: float,
-) -> Choice:
-    """Return what is known of an option; of output, `tokens_per_hour` at the load asked for."""
-    hardware, probe = found.hardware, found.at_target
-    head = {
-        "gpu": hardware.profile.gpu,
-        "hardware": hardware.label,
-        "policy": option.label,
-        "speculation": speculation_words(option),
-        "gpus_per_server": hardware.gpus_per_replica,
-        "pools": _pools_of(hardware),
-        "ranks": hardware.ranks,
-        "is_measured": hardware.is_measured,
-    }
-    if found.rate is None or found.replicas is None or probe is None:
-        return Choice(**head, state="impossible", why=_why_not(found))
-    cost, by_model = found.cost_per_hour, found.model_interval
-    between = found.interval if is_searched else None
-    beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
-    promises = beyond.promises if beyond is not None and has_own else {}
-    return Choice(
-        **head,
-        state="searched" if is_searched else "estimated",
-        servers=found.replicas,
-        servers_interval=found.replicas_interval if is_searched else None,
-        gpus=found.replicas * hardware.gpus_per_replica,
-        cost_per_hour=cost,
-        cost_per_million_tokens=None if cost is None else 1e6 * cost / tokens_per_hour,
-        capacity=found.rate,
-        capacity_interval=None if between is None else (between.low, between.high),
-        capacity_by_model=by_model,
-        servers_by_model=by_model and found.goal.replicas_between(*by_model),
-        beyond=None if beyond is None else (beyond.load, beyond.attainment),
-        binds=found.binds,
-        beyond_kept={name: 1.0 - each.missed for name, each in promises.items()},
-        spare=1.0 - probe.load / found.rate,
-        reached_ms=probe.reached_ms,
-        mean_latency_ms=probe.latencies_ms["mean_e2el_ms"],
-        against_none=over,
-    )
-
-
-def _why_not(found: Found) -> str:
+def why_not(found: Found) -> str:
     """Return what is wrong with the lowest load that was tried, where none is sustained."""
     lowest, goal = found.probes[0], found.goal
     missed = {n: 1 - each.missed for n, each in lowest.promises.items() if not each.is_kept}
-    limits = goal.slo.model_dump(exclude_none=True)
-    why = kept_words(limits, goal.attainment, goal.limit_shares, missed)
+    why = goal.limits.kept_words(missed)
     if not missed:
         why = "the queue grows" if lowest.is_overloaded else "runs were too short to tell"
     return f"{why} even at {figures(lowest.load, 3)} requests/s"

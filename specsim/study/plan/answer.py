@@ -1,11 +1,12 @@
 """Plan: the answer, and what it rests on."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from math import inf
-from typing import Any
+from typing import Any, TypeVar
 
 from specsim.core.figures import figures
 from specsim.core.version import __version__
@@ -16,15 +17,12 @@ from specsim.study.capacity import Capacity, Found, hardware_notes
 from specsim.study.loads import few_rows
 from specsim.study.plan.advice import (
     Advice,
+    AgainstNone,
     ApiAdvice,
     Choice,
     Tried,
     against,
-    choice_of,
-    drafter_words,
-    option_words,
-    sized_words,
-    speculation_words,
+    why_not,
 )
 from specsim.study.plan.candidates import Option
 from specsim.study.plan.hardware import measured_alike
@@ -32,6 +30,8 @@ from specsim.study.plan.model_names import shape_note
 from specsim.study.plan.question import Question
 from specsim.study.plan.what_if import WORTH, day_advice, other_prices, slower_from, what_ifs
 from specsim.study.plan.words import headline, listed
+
+K = TypeVar("K")
 
 SHORT = 1.15
 """Ratio within which short runs tell the capacity of long ones; see experiments/plan-check."""
@@ -65,7 +65,7 @@ class Plan:
     def capacity(self) -> Capacity:
         found = list(self.found.values())
         experiment = self.options[found[0].name].experiment
-        goal, words = found[0].goal, lambda each: option_words(self.options[each.name])
+        goal, words = found[0].goal, lambda each: self.options[each.name].words
         notes = few_rows(experiment.workload, goal.tolerance) + hardware_notes(found, words)
         return Capacity(experiment, goal, found, notes)
 
@@ -91,6 +91,14 @@ class Plan:
         """Return options from the best on; those that were searched go first."""
         return sorted(names, key=self._rank)
 
+    def leaders(self, kind: Callable[[Option], K | None]) -> dict[K, Option]:
+        """Return the best option of each kind, from the best on, but for those of no kind."""
+        found: dict[K, Option] = {}
+        for option in (self.options[name] for name in self.ranked(self.options)):
+            if (own := kind(option)) is not None:
+                found.setdefault(own, option)
+        return found
+
     def _rank(self, name: str) -> tuple[bool, float, bool, float]:
         # Of equal cost, what vLLM does by itself comes first.
         needs_a_policy = self.options[name].needs_a_policy
@@ -109,9 +117,8 @@ class Plan:
         """Return the options to search to the end, the likely best first."""
         chosen: list[str] = []
         for is_off in (True, False):
-            names = [name for name, option in self.options.items() if option.is_off is is_off]
-            names = self.ranked(names)
-            apart = [name for name in names if self.options[name].hardware.pools]
+            names = self.ranked(self._those(self.options, is_off=is_off))
+            apart = [name for name in names if self.options[name].pools]
             chosen += self._of_kind([name for name in names if name not in apart[1:]])
         return self.ranked(chosen)
 
@@ -140,11 +147,8 @@ class Plan:
             if best is None:
                 continue
             cost, latency = self.cost(best), _WORTHWHILE * self._latency(best)
-            names = self.ranked(
-                name
-                for name, option in self.options.items()
-                if option.is_off is is_off and name not in self.searched
-            )
+            left = (name for name in self.options if name not in self.searched)
+            names = self.ranked(self._those(left, is_off=is_off))
             chosen += [
                 name
                 for name in names
@@ -159,7 +163,10 @@ class Plan:
 
     def best(self, *, is_off: bool) -> str | None:
         """Return the best option without or with speculation; None if none keeps the limits."""
-        return self.cheapest(name for name in self.found if self.options[name].is_off is is_off)
+        return self.cheapest(self._those(self.found, is_off=is_off))
+
+    def _those(self, names: Iterable[str], *, is_off: bool) -> list[str]:
+        return [name for name in names if self.options[name].is_off is is_off]
 
     @cached_property
     def taken(self) -> str | None:
@@ -181,6 +188,10 @@ class Plan:
             return leaders
         return [name for name in leaders if self.cost(name) != self.cost(self.taken)]
 
+    @property
+    def _rented(self) -> Option | None:
+        return None if self.taken is None else self.options[self.taken]
+
     @cached_property
     def advice(self) -> Advice:
         question, names = self.question, self._shown
@@ -198,7 +209,7 @@ class Plan:
             choices=[*choices, *self._impossible()],
             taken=taken,
             off_from=self._off_from(),
-            not_shown_cheaper_than=[sized_words(self.options[name]) for name in self.ties],
+            not_shown_cheaper_than=[self.options[name].sized_words for name in self.ties],
             what_ifs=what_ifs(self),
             other_prices=other_prices(self),
             day=day_advice(self),
@@ -239,23 +250,20 @@ class Plan:
         Both on the hardware that is best of its GPU, so that they compare.
         """
         shown: list[str] = []
-        for gpu in self.question.gpus:
-            for is_apart in (False, True):  # prefill and decode
-                shown += self._shown_of(gpu, is_apart=is_apart)
-        return shown
-
-    def _shown_of(self, gpu: str, *, is_apart: bool) -> list[str]:
-        places = {name: option.hardware for name, option in self.options.items()}
-        own = [n for n, h in places.items() if h.profile.gpu == gpu and bool(h.pools) == is_apart]
-        leader = self.taken if self.taken in own else self.cheapest(own)
-        if leader is None:
-            return own[:1]
-        beside = [name for name in own if places[name].label == places[leader].label]
-        shown = []
-        for is_off in (True, False):
-            names = [name for name in beside if self.options[name].is_off is is_off]
-            best = self.taken if self.taken in names else self.cheapest(names)
-            shown += [best] if best is not None else names[:1]
+        for gpu, is_apart in product(self.question.gpus, (False, True)):  # prefill and decode
+            own = [
+                name
+                for name, option in self.options.items()
+                if option.hardware.profile.gpu == gpu and bool(option.pools) is is_apart
+            ]
+            leader = self.taken if self.taken in own else self.cheapest(own)
+            if leader is None:
+                shown += own[:1]
+                continue
+            beside = self.by_hardware(own)[self.options[leader].hardware.label]
+            for names in (self._those(beside, is_off=is_off) for is_off in (True, False)):
+                best = self.taken if self.taken in names else self.cheapest(names)
+                shown += [best] if best is not None else names[:1]
         return shown
 
     def _none_beside(self, name: str) -> str | None:
@@ -263,18 +271,53 @@ class Plan:
         none = f"{self.options[name].hardware.label} off"
         return none if none in self.options and none != name else None
 
+    def _over_none(self, name: str) -> AgainstNone | None:
+        none = self._none_beside(name)
+        if none is None:
+            return None
+        are_searched = none in self.searched and name in self.searched
+        return against(self.known(none), self.known(name), is_searched=are_searched)
+
     def _choice(self, name: str) -> Choice:
-        none, found = self._none_beside(name), self.known(name)
-        are_searched = none is not None and none in self.searched and name in self.searched
-        over = None if none is None else against(self.known(none), found, is_searched=are_searched)
+        """Return what is known of an option."""
+        option, found, is_searched = self.options[name], self.known(name), name in self.searched
+        hardware, probe = option.hardware, found.at_target
+        head = {
+            "gpu": hardware.profile.gpu,
+            "hardware": hardware.label,
+            "policy": option.label,
+            "speculation": option.speculation_words,
+            "gpus_per_server": hardware.gpus_per_replica,
+            "pools": option.pools,
+            "ranks": hardware.ranks,
+            "is_measured": hardware.is_measured,
+        }
+        if found.rate is None or found.replicas is None or probe is None:
+            return Choice(**head, state="impossible", why=why_not(found))
+        cost, by_model, between = found.cost_per_hour, found.model_interval, found.interval
+        beyond, has_own = found.beyond_capacity, bool(found.goal.limit_shares)
+        promises = beyond.promises if beyond is not None and has_own else {}
         # Of all rows alike: each run has drawn its own requests.
         tokens_per_hour = self.question.rate * self.question.traffic.mean_lens[1] * 3600
-        return choice_of(
-            self.options[name],
-            found,
-            is_searched=name in self.searched,
-            over=over,
-            tokens_per_hour=tokens_per_hour,
+        return Choice(
+            **head,
+            state="searched" if is_searched else "estimated",
+            servers=found.replicas,
+            servers_interval=found.replicas_interval if is_searched else None,
+            gpus=found.replicas * hardware.gpus_per_replica,
+            cost_per_hour=cost,
+            cost_per_million_tokens=None if cost is None else 1e6 * cost / tokens_per_hour,
+            capacity=found.rate,
+            capacity_interval=(between.low, between.high) if between and is_searched else None,
+            capacity_by_model=by_model,
+            servers_by_model=by_model and found.goal.replicas_between(*by_model),
+            beyond=None if beyond is None else (beyond.load, beyond.attainment),
+            binds=found.binds,
+            beyond_kept={name: 1.0 - each.missed for name, each in promises.items()},
+            spare=1.0 - probe.load / found.rate,
+            reached_ms=probe.reached_ms,
+            mean_latency_ms=probe.latencies_ms["mean_e2el_ms"],
+            against_none=self._over_none(name),
         )
 
     def _off_from(self) -> float | None:
@@ -302,7 +345,7 @@ class Plan:
     def _assumptions(self, shown: list[str]) -> list[str]:
         presets: dict[str, list[str]] = {}
         for option in (self.options[name] for name in shown):
-            if option.acceptance and (drafter := drafter_words(option)):
+            if option.acceptance and (drafter := option.drafter):
                 presets.setdefault(option.acceptance, []).append(drafter)
         shape = shape_note(self.question.command.model)
         acceptance = [
@@ -327,17 +370,20 @@ class Plan:
             for text in self.left_out
             if not any(_is_of(c.gpu, text) for c in self._impossible())
         ]
-        missing = None if self.taken is None else self.options[self.taken].missing
-        needs = None if self.taken is None else self.options[self.taken].needs
-        fill_in = "" if missing is None else f"in the files, replace {missing[0]} by {missing[1]}"
-        apart = self.taken is not None and bool(self.options[self.taken].hardware.pools)
-        by_hand = "prefill and decode apart: behind a proxy that knows both (see serve.sh)"
-        cut = "interrupted: this is what was known by then, from short runs where it says estimated"
+        said, rented = [], self._rented
+        if self.is_interrupted:
+            said.append(
+                "interrupted: this is what was known by then, from short runs where it says "
+                "estimated"
+            )
+        if rented is not None and rented.missing is not None:
+            said.append("in the files, replace {} by {}".format(*rented.missing))
+        if rented is not None and rented.needs is not None:
+            said.append(rented.needs)
+        if rented is not None and rented.pools:
+            said.append("prefill and decode apart: behind a proxy that knows both (see serve.sh)")
         return [
-            *([cut] if self.is_interrupted else []),
-            *([fill_in] if missing else []),
-            *([needs] if needs else []),
-            *([by_hand] if apart else []),
+            *said,
             *(
                 f"{label}: no profile{alike}; {ROOFLINE}"
                 for label, alike in sorted(rooflines.items())
@@ -362,13 +408,11 @@ class Plan:
 
     def _little_memory(self) -> list[str]:
         """Return how little is left for KV blocks of what is rented, where that decides."""
-        option = None if self.taken is None else self.options[self.taken]
-        if option is None or option.hardware.pools:
+        option = self._rented
+        if option is None or option.pools:
             return []
-        if (
-            option.experiment.engine.num_gpu_blocks
-            or option.experiment.engine.kv_cache_memory_bytes
-        ):
+        engine = option.experiment.engine
+        if engine.num_gpu_blocks or engine.kv_cache_memory_bytes:
             return []
         memory = Deployment.of(option.experiment, option.hardware.profile).memory
         left = memory.usable_bytes - memory.taken_bytes
@@ -399,7 +443,7 @@ class Plan:
         return Tried(
             hardware=found.hardware.label,
             policy=found.policy,
-            speculation=speculation_words(self.options[name]),
+            speculation=self.options[name].speculation_words,
             is_searched=name in self.searched,
             requests_per_second=found.rate,
             cost_per_hour=found.cost_per_hour,

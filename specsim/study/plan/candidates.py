@@ -39,6 +39,19 @@ _SHORT_AT_MOST = 8000  # of one on a server that holds so many at once that fewe
 _ROOM = 2  # no request of a study is so many times as long as the longest of 20,000
 
 
+def gpu_name(gpu: str) -> str:
+    """Return ``H100`` for ``h100``."""
+    return gpu.upper()
+
+
+def place_words(gpu: str, pools: tuple[int, int] | None, ranks: int = 1) -> str:
+    """Return ``H100``, ``H100 (1 prefill + 2 decode)``, or ``H100 (8 ranks)``."""
+    name = gpu_name(gpu)
+    if ranks > 1:
+        return f"{name} ({ranks} ranks)"
+    return name if pools is None else f"{name} ({pools[0]} prefill + {pools[1]} decode)"
+
+
 @dataclass(frozen=True)
 class Option:
     """A hardware, a drafter and a policy."""
@@ -63,6 +76,40 @@ class Option:
         """Of its drafter; None without speculation."""
         proposer = self.experiment.engine.speculative_config
         return None if proposer is None else proposer.method
+
+    @property
+    def drafter(self) -> str | None:
+        """In words: ``EAGLE-3``; None without speculation."""
+        return self.method and NAMES["proposers"].get(self.method, self.method)
+
+    @property
+    def speculation_words(self) -> str:
+        """What it does: ``EAGLE-3, fixed draft length 2``."""
+        if self.drafter is None:
+            return "no speculation"
+        policy = self.experiment.effective_policy
+        how = NAMES["policies"].get(policy.kind, f"draft length by {policy.kind}")
+        if policy.kind == "static":
+            how = f"fixed draft length {getattr(policy, 'k', None)}"
+        return f"{self.drafter}, {how}"
+
+    @property
+    def pools(self) -> tuple[int, int] | None:
+        """Servers of a unit that prefill, and that decode."""
+        pools = self.hardware.pools
+        return (pools[0][1], pools[1][1]) if pools else None
+
+    @property
+    def words(self) -> str:
+        """Such as ``H100, EAGLE-3, fixed draft length 2``."""
+        where = place_words(self.hardware.profile.gpu, self.pools, self.hardware.ranks)
+        return f"{where}, {self.speculation_words}"
+
+    @property
+    def sized_words(self) -> str:
+        """The same with the GPUs of a server if it has several."""
+        size = self.hardware.gpus_per_replica
+        return self.words + (f" ({size} GPUs)" if size > 1 else "")
 
     @property
     def missing(self) -> tuple[str, str] | None:

@@ -9,15 +9,14 @@ import yaml
 
 from specsim.core.errors import ConfigError
 from specsim.core.resources import within
-from specsim.core.settings import as_yaml, load_mapping
+from specsim.core.settings import as_yaml, load_mapping, with_values
 from specsim.core.version import __version__
 from specsim.hardware import load_gpu
 from specsim.profile import Profile
 from specsim.results.folder import write_json
 from specsim.run.experiment import Experiment
-from specsim.study.plan.advice import gpu_name
 from specsim.study.plan.answer import Plan
-from specsim.study.plan.candidates import SCHEDULE, Option, with_replicas
+from specsim.study.plan.candidates import SCHEDULE, Option, gpu_name, with_replicas
 from specsim.study.plan.command import ServerCommand
 from specsim.study.plan.hardware import PROFILE_FILE
 
@@ -28,14 +27,6 @@ FILES = (
     _MODEL + _CONFIG, _MODEL + _QUANTIZATION, "serve.sh", "docker-compose.yaml", "kubernetes.yaml",
 )  # fmt: skip
 
-# Of vLLM the version that was simulated; SGLang is scheduled as vLLM is, whatever its version, but
-# its images for AMD are one for each GPU and day.
-_IMAGES = {
-    ("vllm", "nvidia"): "vllm/vllm-openai:v{}.0",
-    ("vllm", "amd"): "vllm/vllm-openai-rocm:v{}.0",
-    ("sglang", "nvidia"): "lmsysorg/sglang:latest",
-    ("sglang", "amd"): "lmsysorg/sglang-rocm:YOUR-TAG",
-}
 _PORT = 8000
 _GPUS_PER_MACHINE = 8
 _TRANSFER = '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'
@@ -69,7 +60,7 @@ def save_plan(plan: Plan, folder: Path) -> None:
         line += f" --speculative-config {SCHEDULE}"  # which no server takes for one
     if option.hardware.pools:
         line += f" --kv-transfer-config {shlex.quote(_TRANSFER)}"
-    (folder / "serve.sh").write_text(_script(plan, option, line, replicas), encoding="utf-8")
+    (folder / "serve.sh").write_text(_script(option, line, replicas), encoding="utf-8")
     if option.hardware.pools:
         return  # which proxy stands before them, nobody has said
     _save_servers(shlex.split(line), plan.question.command, option, replicas, folder)
@@ -105,7 +96,7 @@ def _save_servers(
     maker = "amd" if is_amd else "nvidia"
     words, needed = command.in_container(words)
     values = {
-        "$image": _IMAGES[program, maker].format(option.experiment.engine.vllm_version),
+        "$image": _TEXTS["images"][program][maker].format(option.experiment.engine.vllm_version),
         "$start": "args" if program == "vllm" else "command",
         "$arguments": words[2:] if words[0] == "vllm" else words,  # after the image's entry point
         "$resource": f"{maker}.com/gpu",
@@ -115,7 +106,7 @@ def _save_servers(
     here = min(replicas, max(1, _GPUS_PER_MACHINE // size))
     services = {f"llm-{number}": _composed(values, number, maker) for number in range(here)}
     hosts = f"one machine of {_GPUS_PER_MACHINE} GPUs: {here} of {replicas} servers"
-    deployment = _filled(_TEXTS["kubernetes"], values)
+    deployment = with_values(_TEXTS["kubernetes"], values)
     _mount(needed, list(services.values()), deployment[0]["spec"]["template"]["spec"])
     missing = option.missing
     fill_in = f"; replace {missing[0]} by {missing[1]}" if missing else ""
@@ -186,24 +177,16 @@ def commented(experiment: Experiment, about: str, folder: Path) -> str:
     return "".join(parts)
 
 
-def _script(plan: Plan, option: Option, line: str, replicas: int) -> str:
+def _script(option: Option, line: str, replicas: int) -> str:
     hardware, profile = option.hardware, option.hardware.profile
     size = profile.tensor_parallel_size * len(profile.stage_shares) * hardware.ranks
-    gpus, head = f"{size} {gpu_name(profile.gpu)}", f"#!/bin/sh\n{_MARK}"
-    if hardware.pools:
-        prefill, decode = (replicas * count for _, count in hardware.pools)
-        head += (
-            f"# One of {prefill} servers that prefill and {decode} that decode, on {gpus} each: "
-            "all are\n# started so, and a proxy sends each request to one that prefills, then to "
-            "one that decodes.\n"
-        )
-    elif replicas == 1:
-        head += f"# The server, on {gpus}.\n"
-    else:
-        head += (
-            f"# One of {replicas} servers, on {gpus} each, behind a router that prefers the one "
-            "with the fewest open requests.\n"
-        )
+    kind = "pools" if hardware.pools else "one" if replicas == 1 else "several"
+    about = _TEXTS["script"][kind].format(
+        gpus=f"{size} {gpu_name(profile.gpu)}",
+        replicas=replicas,
+        pools=[replicas * count for _, count in hardware.pools],
+    )
+    head = f"#!/bin/sh\n{_MARK}{about}"
     head += f"# {option.needs}\n" if option.needs else ""
     if option.missing is not None:
         said = f"serve.sh: replace {option.missing[0]} by {option.missing[1]}"
@@ -215,18 +198,10 @@ def _composed(values: dict[str, Any], number: int, maker: str) -> Any:
     size = values["$size"]
     gpus = [str(each) for each in range(number * size, (number + 1) * size)]
     own = {"$ports": f"{_PORT + number}:{_PORT}", "$gpus": gpus}
-    service = _filled({**_TEXTS["compose"], **_TEXTS[maker]}, {**values, **own})
+    service = with_values({**_TEXTS["compose"], **_TEXTS[maker]}, {**values, **own})
     if maker == "amd":  # whose containers see all of a machine
         service["environment"]["HIP_VISIBLE_DEVICES"] = ",".join(gpus)
     return service
-
-
-def _filled(part: Any, values: dict[str, Any]) -> Any:
-    if isinstance(part, dict):
-        return {values.get(key, key): _filled(each, values) for key, each in part.items()}
-    if isinstance(part, list):
-        return [_filled(each, values) for each in part]
-    return values.get(part, part) if isinstance(part, str) else part
 
 
 def _write_yaml(path: Path, documents: list[dict[str, Any]], about: str = "") -> None:

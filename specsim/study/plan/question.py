@@ -18,7 +18,7 @@ from specsim.core.resources import following, locate
 from specsim.core.settings import load_mapping, nearest, validated
 from specsim.hardware import load_model
 from specsim.results.metrics import Slo
-from specsim.study.capacity import Prices, SloLimits, parse_slo
+from specsim.study.capacity import Prices, parse_slo
 from specsim.study.capacity.choices import check_ranges, gpu_names, spare_of
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
@@ -214,7 +214,7 @@ def question_of(
     day = None if daily is None else read_day(daily)
     rate = _rate_of(qps, day)
     check_ranges(attainment, 0.02, rate)
-    limits = parse_slo(slo) if isinstance(slo, str) else SloLimits(slo, {})
+    limits = parse_slo(slo)
     command = read_command(vllm or sglang or "", "sglang" if vllm is None else "vllm")
     if pools and "kv_offload" in command.engine:
         raise ConfigError(

@@ -6,7 +6,7 @@ simulated again.
 
 from collections.abc import Callable
 from itertools import pairwise
-from math import ceil, exp, log
+from math import exp, log
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -14,14 +14,7 @@ import numpy as np
 from specsim.core.figures import figures, percent
 from specsim.profile.model_error import QUANTILE
 from specsim.study.capacity import Found
-from specsim.study.plan.advice import (
-    DayAdvice,
-    DayFleet,
-    OtherPrice,
-    WhatIf,
-    option_words,
-    speculation_words,
-)
+from specsim.study.plan.advice import DayAdvice, DayFleet, OtherPrice, WhatIf
 from specsim.study.plan.day import START_UP, Day
 
 if TYPE_CHECKING:
@@ -101,7 +94,7 @@ def _what_if(plan: "Plan", taken: str, world: _World) -> WhatIf:
         what=world.what,
         hardware=option.hardware.label,
         policy=option.label,
-        rented=f"{best.gpus:,} {option_words(option)}",
+        rented=f"{best.gpus:,} {option.words}",
         gpus=best.gpus,
         cost_per_hour=best.cost,
         is_searched=best.name in plan.searched,
@@ -133,10 +126,10 @@ def _offer(plan: "Plan", world: _World, name: str) -> _Offer | None:
     if world.sign and found.time_spread is not None and found.rate is not None:
         slower = exp(world.sign * QUANTILE * found.time_spread)
         rate *= found.rate_if(slower) / found.rate
-    target = plan.question.rate * world.load
-    servers = ceil(target / rate) + plan.question.spare_servers
+    servers = found.goal.replicas_for(rate / world.load)
+    assert servers is not None  # of a plan, which has a target rate
     gpus = servers * found.hardware.gpus_per_replica
-    latency = slower * latency_of(target / servers)
+    latency = slower * latency_of(plan.question.rate * world.load / servers)
     return _Offer(gpus * found.price, option.needs_a_policy, latency, name, gpus)
 
 
@@ -211,7 +204,7 @@ def other_prices(plan: "Plan") -> list[OtherPrice]:
             found.append(
                 OtherPrice(
                     gpu=gpu,
-                    speculation=speculation_words(option),
+                    speculation=option.speculation_words,
                     cheaper_below=cost / offer.gpus,
                     now=each.price,
                 )
@@ -267,7 +260,7 @@ def _fleets(plan: "Plan", day: Day, name: str) -> list[DayFleet]:
             way=fleet.way,
             hardware=option.hardware.label,
             policy=option.label,
-            rented=option_words(option),
+            rented=option.words,
             least_servers=fleet.least,
             most_servers=fleet.most,
             gpu_hours=fleet.server_hours * gpus,

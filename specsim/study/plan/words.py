@@ -4,24 +4,10 @@ from math import inf
 from typing import Any
 
 from specsim.core.figures import figures, percent
-from specsim.study.capacity.choices import (
-    floored,
-    kept_words,
-    metric_name,
-    percentile,
-    promise_words,
-)
+from specsim.study.capacity.limits import floored, metric_name
 from specsim.study.capacity.probe import BACKLOG
-from specsim.study.plan.advice import (
-    Advice,
-    ApiAdvice,
-    Choice,
-    DayAdvice,
-    DayFleet,
-    WhatIf,
-    gpu_name,
-    place_words,
-)
+from specsim.study.plan.advice import Advice, ApiAdvice, Choice, DayAdvice, DayFleet, WhatIf
+from specsim.study.plan.candidates import gpu_name
 
 _LITTLE_MORE, _MUCH_FASTER = 1.05, 1.2
 
@@ -32,8 +18,7 @@ def headline(advice: Advice) -> str:
     if best is None or best.servers is None or best.gpus is None:
         return "None of these GPUs keeps the limits at any load; raise --slo or lower --attainment."
     size = "1 GPU" if best.gpus_per_server == 1 else f"{best.gpus_per_server} GPUs"
-    unit = _unit(best)
-    servers = f"1 {unit}" if best.servers == 1 else f"{best.servers:,} {unit}s"
+    servers = f"1 {best.unit}" if best.servers == 1 else f"{best.servers:,} {best.unit}s"
     if advice.spare_servers:
         servers += f" ({advice.spare_servers:,} in reserve)"
     rent = (
@@ -41,7 +26,7 @@ def headline(advice: Advice) -> str:
         f"{best.cost_per_hour or 0:,.2f} {advice.currency} per hour."
     )
     if best.servers_interval is not None and best.servers_interval[1] > best.servers:
-        rent += f" That is on the edge: {best.servers_interval[1]:,} {unit}s may be needed."
+        rent += f" That is on the edge: {best.servers_interval[1]:,} {best.unit}s may be needed."
     if best.pools is not None:
         rent += f" In each unit {best.pools[0]} prefill and {best.pools[1]} decode."
     return f"{rent} {_on_speculation(advice, best)}{_on_day(advice)}"
@@ -55,10 +40,6 @@ def _on_day(advice: Advice) -> str:
         return f" A day costs {costs[0]} {advice.currency}, however servers come and go."
     ways = ", ".join(f"{c} {f.way}" for c, f in zip(costs, advice.day.fleets, strict=True))
     return f" A day costs {ways} ({advice.currency})."
-
-
-def _unit(choice: Choice) -> str:
-    return "server" if choice.pools is None else "unit"
 
 
 def _on_speculation(advice: Advice, best: Choice) -> str:
@@ -108,13 +89,13 @@ def title(advice: Advice) -> str:
 
 def asked(advice: Advice) -> str:
     """Return the question."""
-    return f"{title(advice)}; {promise_words(advice.slo, advice.attainment, advice.limit_shares)}"
+    return f"{title(advice)}; {advice.limits.words}"
 
 
 def table(advice: Advice) -> tuple[list[str], list[list[str]]]:
     """Return heads and rows of all choices, in words."""
-    shares = {name: advice.limit_shares.get(name, advice.attainment) for name in advice.slo}
-    limits = [f"{metric_name(name)} {percentile(share)}, ms" for name, share in shares.items()]
+    percentile_of = advice.limits.percentile_of
+    limits = [f"{metric_name(name)} {percentile_of(name)}, ms" for name in advice.slo]
     per_million = f"{advice.currency} per 1 M output tokens"
     if advice.day is not None:  # over the day they cost more
         per_million += " at the highest load"
@@ -160,9 +141,7 @@ def _day_notes(day: DayAdvice) -> list[str]:
 
 def _row(advice: Advice, place: int) -> list[str]:
     choice = advice.choices[place]
-    name = place_words(choice.gpu, choice.pools, choice.ranks) + (
-        "" if choice.is_measured else " (roofline)"
-    )
+    name = choice.place + ("" if choice.is_measured else " (roofline)")
     head = [name + (" (taken)" if place == advice.taken else ""), choice.speculation]
     if choice.servers is None:
         return [*head, *["-"] * (len(advice.slo) + 6), choice.state]
@@ -191,20 +170,7 @@ def _milliseconds(value: float | None) -> str:
 
 def notes(advice: Advice) -> list[str]:
     """Return what the answer hangs on, one sentence each."""
-    best = advice.best
-    found = []
-    if best is not None and best.capacity is not None and best.servers is not None:
-        each = advice.requests_per_second / best.servers
-        found.append(
-            f"One {_unit(best)} takes up to {figures(best.capacity)} requests/s within the limits"
-            f"{_between(best.capacity_interval)}; each gets {figures(each)}{_count(best)}."
-        )
-    if best is not None:
-        found += _cliff(advice, best)
-    if best is not None and best.servers == 1 and not advice.spare_servers:
-        found.append(
-            f"One {_unit(best)} carries all, and none is in reserve (--redundancy n+1 adds one)."
-        )
+    found = [] if advice.best is None else _on_best(advice, advice.best)
     found += _on_more_servers(advice)
     found += _none_elsewhere(advice)
     found += _faster_for_little(advice)
@@ -215,14 +181,30 @@ def notes(advice: Advice) -> list[str]:
     found += _what_if_notes(advice)
     if any(choice.state == "estimated" for choice in advice.choices):
         found.append("Estimated: by short runs of each load, which may be 15 % off.")
-    found += [f"Impossible: {_refusal(c)}." for c in advice.choices if c.state == "impossible"]
+    found += [f"Impossible: {c.refusal}." for c in advice.choices if c.state == "impossible"]
     return [*found, *(f"Assumed: {text}." for text in advice.assumptions)]
+
+
+def _on_best(advice: Advice, best: Choice) -> list[str]:
+    said = []
+    if best.capacity is not None and best.servers is not None:
+        each = advice.requests_per_second / best.servers
+        said.append(
+            f"One {best.unit} takes up to {figures(best.capacity)} requests/s within the limits"
+            f"{_between(best.capacity_interval)}; each gets {figures(each)}{_count(best)}."
+        )
+    said += _cliff(advice, best)
+    if best.servers == 1 and not advice.spare_servers:
+        said.append(
+            f"One {best.unit} carries all, and none is in reserve (--redundancy n+1 adds one)."
+        )
+    return said
 
 
 def _on_more_servers(advice: Advice) -> list[str]:
     """Return which speculation has more servers than none has, which alone makes answers faster."""
     more = [
-        f"{place_words(each.gpu, each.pools, each.ranks)}, {each.speculation}, has "
+        f"{each.place}, {each.speculation}, has "
         f"{each.servers:,} where no speculation has "
         f"{each.servers / each.against_none.times_the_cost:,.0f}"
         for each in advice.choices
@@ -270,9 +252,8 @@ def _faster_for_little(advice: Advice) -> list[str]:
         return []
     latency, more, best = min(found, key=lambda each: each[:2])
     about = "" if best.state == "searched" else "about "
-    place = place_words(best.gpu, best.pools, best.ranks)
     return [
-        f"{best.gpus:,} {place}, {best.speculation}, answer {about}"
+        f"{best.gpus:,} {best.place}, {best.speculation}, answer {about}"
         f"{own.mean_latency_ms / latency:.2f} times as fast for {percent(more)} more."
     ]
 
@@ -350,10 +331,9 @@ def _rented(each: WhatIf, currency: str) -> str:
 def _cliff(advice: Advice, best: Choice) -> list[str]:
     """Return how fast the limits are lost beyond the capacity, and up to where they are safe."""
     said = []
-    unit = _unit(best)
     if best.beyond is not None:
         load, share = best.beyond
-        kept = kept_words(advice.slo, advice.attainment, advice.limit_shares, best.beyond_kept)
+        kept = advice.limits.kept_words(best.beyond_kept)
         if kept and best.binds == BACKLOG:
             kept += _missed(best.binds)
         kept = (
@@ -364,8 +344,9 @@ def _cliff(advice: Advice, best: Choice) -> list[str]:
     if best.capacity_interval is not None:
         low = best.capacity_interval[0]
         said.append(
-            f"Plan for at most {figures(low)} requests/s per {unit}: the lower end of the interval"
-            ", a risk of 2.5 % by sampling alone, without the errors of step times and acceptance."
+            f"Plan for at most {figures(low)} requests/s per {best.unit}: the lower end of the "
+            "interval, a risk of 2.5 % by sampling alone, without the errors of step times and "
+            "acceptance."
         )
     if best.capacity_by_model is None:
         said.append("How far such step times are off, nobody has measured.")
@@ -391,19 +372,11 @@ def _model_error(best: Choice, between: tuple[float, float]) -> str:
     )
 
 
-def _refusal(choice: Choice) -> str:
-    if choice.policy is None:
-        return choice.why
-    return (
-        f"{place_words(choice.gpu, choice.pools, choice.ranks)}, {choice.speculation}: {choice.why}"
-    )
-
-
 def _count(best: Choice) -> str:
     if best.servers_interval is None or best.servers_interval[0] == best.servers_interval[1]:
         return ""
     fewest, most = best.servers_interval
-    return f"; {fewest} to {most} {_unit(best)}s may be needed"
+    return f"; {fewest} to {most} {best.unit}s may be needed"
 
 
 def _between(ends: tuple[float, float] | None) -> str:

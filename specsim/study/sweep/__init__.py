@@ -296,11 +296,14 @@ def run_point(point: SweepPoint) -> dict[str, Any]:
         check_size(experiment)
         requests = _requests(experiment.workload.model_dump_json(), experiment.seed)
         summary = Summary(simulate(experiment, requests=requests))
+        tables = summary.tables
+        columns = {"replica": tables.step_replicas, **structured_columns(tables.steps)}
+        steps = StepsTable(columns, summary.provenance)
         found = {
             "metrics": flat_metrics(summary.data),
             "warnings": summary.warnings,
-            "distributions": distributions(summary.tables.requests),
-            **_over_time(summary),
+            "distributions": distributions(tables.requests),
+            **over_time(steps, summary.data["specsim"], summary.request_columns),
         }
     except SpecsimError as error:
         return _failed(point, str(error))
@@ -348,10 +351,3 @@ def flat_metrics(summary: dict[str, Any]) -> dict[str, float | int]:
         for name, value in flattened({**outer, **own, **as_flags(stability_of(own))}).items()
         if isinstance(value, int | float) and name.rpartition(".")[2] != "seed"
     }
-
-
-def _over_time(summary: Summary) -> dict[str, Any]:
-    tables = summary.tables
-    columns = structured_columns(tables.steps)
-    steps = StepsTable({"replica": tables.step_replicas, **columns}, summary.provenance)
-    return over_time(steps, summary.data["specsim"], summary.request_columns)

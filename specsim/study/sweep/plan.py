@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import count, product
+from itertools import count, islice, product
 from math import isfinite, prod
 from pathlib import Path, PurePath
 from typing import Any, Self
@@ -46,6 +46,7 @@ class SweepPoint:
     """One run of a sweep."""
 
     number: int  # place in the order of the sweep, from 0
+    places: tuple[int, ...]  # index of its values on each axis
     axes: dict[str, Any]  # value of each field that an axis sets
     labels: dict[str, str]  # the same in a few characters, different for each value of a field
     replication: int
@@ -179,6 +180,7 @@ class Sweep(Settings):
                 seed = self.seed + replication
                 yield SweepPoint(
                     number=next(numbers),
+                    places=tuple(place for place, _ in combination),
                     axes={field: value for _, row in combination for field, value in row.items()},
                     labels={f: known[f][place] for place, row in combination for f in row},
                     replication=replication,
@@ -348,9 +350,7 @@ def seconds_of(sweep: Sweep) -> float:
 
 
 def _first_replications(sweep: Sweep) -> Iterator[SweepPoint]:
-    points = (point for point in sweep.points() if not point.replication)
-    for _, point in zip(range(_MOST_CHECKED), points, strict=False):
-        yield point
+    yield from islice((p for p in sweep.points() if not p.replication), _MOST_CHECKED)
 
 
 def _problems(point: SweepPoint) -> Iterator[str]:
