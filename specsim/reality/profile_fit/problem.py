@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,17 +75,9 @@ class Parameter:
         return math.asinh(place) if self.may_be_far else place
 
 
-class _Kind(NamedTuple):
-    about: str
-    scale: float
-    lowest: float
-    highest: float
-
-
-_FACTORS, _TIMES, _OF_DRAFTS = (
-    {name: _Kind(*row) for name, row in rows.items()}
-    for rows in load_mapping(Path(__file__).with_name("parameters.yaml"), ConfigError).values()
-)
+_FACTORS, _TIMES, _OF_DRAFTS = load_mapping(
+    Path(__file__).with_name("parameters.yaml"), ConfigError
+).values()
 
 
 def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Parameter]:
@@ -128,10 +120,10 @@ def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Paramet
     return found
 
 
-def _parameter(part: Any, path: tuple[str, ...], kind: _Kind, **options: bool) -> Parameter:
+def _parameter(part: Any, path: tuple[str, ...], kind: list[Any], **options: bool) -> Parameter:
+    about, scale, lowest, highest = kind
     start = float(getattr(part, path[-1]))
-    lowest, highest = min(kind.lowest, start), max(kind.highest, start)
-    return Parameter(path, kind.about, start, kind.scale, lowest, highest, **options)
+    return Parameter(path, about, start, scale, min(lowest, start), max(highest, start), **options)
 
 
 def changed(profile: Profile, values: Mapping[tuple[str, ...], Any]) -> Profile:

@@ -1,7 +1,7 @@
 """What a measured run is simulated as: its engine, its requests, and a profile."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
 from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.measured_run import say_lookup
-from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
+from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed, section_of
 from specsim.reality.validation.table_replay import is_same_gpu, is_same_model
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
@@ -159,6 +159,35 @@ def _note_others(run: RunFolder, profile: Profile, model: str | None, notes: lis
         said = [name for name in theirs if isinstance(name, str) and name]
         if said and ours and not any(is_same(name, ours) for name in said):
             notes.append(f"the run's {what} is {short(said[0])}, the profile is of '{ours}'")
+
+
+_CHANGE_STEPS = ("quantization", "enable_lora")
+
+
+def doubts_of(sources: Sequence[Path], model: str | None, gpu: str | None) -> list[str]:
+    """Return where the runs in some folders are not of a model, plain, on a GPU; by their names."""
+    found = []
+    for source in sources:
+        folder = source if source.is_dir() else source.parent
+        path = folder / "meta.json"
+        if path.is_file() and (folder / "steps.jsonl").is_file():
+            doubts = _doubts_of(load_mapping(path, ProfileError), model or "", gpu or "")
+            found += [f"{path}: {doubt}" for doubt in doubts]
+    return found
+
+
+def _doubts_of(meta: Mapping[str, Any], model: str, gpu: str) -> list[str]:
+    options, hardware = (section_of(meta, name) for name in ("engine_kwargs", "hardware"))
+    named = options.get("model") or meta.get("model")
+    device = hardware.get("device_name") or meta.get("gpu")
+    own = "" if model.endswith(".json") else model  # a path need not name it
+    found = []
+    if named and own and not is_same_model(str(named), own):
+        found.append(f"is of model '{named}', the profile of '{own}'")
+    if device and gpu and not is_same_gpu(str(device), gpu):
+        found.append(f"was measured on '{device}', the profile is of '{gpu}'")
+    said = [f"{name} = {options[name]!r}" for name in _CHANGE_STEPS if options.get(name)]
+    return found + [f"{each}: the profile is of such steps, and does not say so" for each in said]
 
 
 def _parallel(run: RunFolder, name: str) -> int:

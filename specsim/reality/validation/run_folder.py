@@ -1,7 +1,7 @@
 """A measured run: its folder, read and checked, and what was drafted and accepted in it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -53,10 +53,7 @@ class RunFolder:
 
     def section(self, *names: str) -> dict[str, Any]:
         """Return a mapping inside ``meta.json``; empty if it has none of that name."""
-        found: Any = self.meta
-        for name in names:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
+        return section_of(self.meta, *names)
 
     @property
     def profile_folder(self) -> Path | None:
@@ -72,6 +69,14 @@ class RunFolder:
         places = (self.path, self.path.parent)
         found = (place / f"{name}{zipped}" for place in places for zipped in ("", ".gz"))
         return next((path for path in found if path.is_file()), None)
+
+
+def section_of(meta: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return a mapping inside another; empty if it has none of that name."""
+    found: Any = meta
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def load_run(path: Path) -> RunFolder:
