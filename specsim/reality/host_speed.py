@@ -71,7 +71,8 @@ class HostSpeed:
         sums = np.concatenate([[0.0], np.cumsum(self.seconds)])
         first = np.searchsorted(self.at, instants - _WINDOW / 2)
         end = np.searchsorted(self.at, instants + _WINDOW / 2)
-        nearest = _nearest(self.at, instants)
+        places = np.interp(instants, self.at, np.arange(len(self.at)))
+        nearest = np.ceil(places - 0.5).astype(np.intp)  # of equally near ones the earlier
         alone = end <= first
         first, end = np.where(alone, nearest, first), np.where(alone, nearest + 1, end)
         found: Seconds = (sums[end] - sums[first]) / (end - first) / usual
@@ -90,12 +91,3 @@ class HostSpeed:
             Slowdown(replica=0, at=at, until=until, factor=factor)
             for at, until, factor in zip(starts.tolist(), ends, found.tolist(), strict=True)
         )
-
-
-def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
-    after = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
-    before = np.clip(after - 1, 0, None)
-    found: NDArray[np.intp] = np.where(
-        np.abs(values[before] - wanted) <= np.abs(values[after] - wanted), before, after
-    )
-    return found
