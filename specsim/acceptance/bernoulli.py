@@ -85,8 +85,27 @@ class Bernoulli(IndependentTokens):
         return self.model_copy(update={"alpha": shifted_rate(self.alpha, change)})
 
 
+class BetaAlphas(IndependentTokens):
+    """Each request has its own alpha, drawn from Beta(a, b); within a request it stays the same."""
+
+    a: float = Field(gt=0)
+    b: float = Field(gt=0)
+
+    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
+        from scipy.special import betaincinv
+
+        drawn = luck.child("request").per_request(indices)
+        return np.asarray(betaincinv(self.a, self.b, drawn))
+
+    def shifted(self, change: float) -> Self:
+        """Return the model with a + b and all factors as they were; the first token's moves."""
+        total = self.a + self.b
+        mean = shifted_rate(self.a / total, change / self.place_factors[0])
+        return self.model_copy(update={"a": mean * total, "b": (1.0 - mean) * total})
+
+
 @final
-class Beta(IndependentTokens):
+class Beta(BetaAlphas):
     """Each request has its own alpha, drawn from Beta(a, b); within a request it stays the same.
 
     The mean of alpha over requests is a / (a + b); the smaller a + b, the more requests differ.
@@ -94,34 +113,13 @@ class Beta(IndependentTokens):
 
     kind: Literal["beta"] = "beta"
     examples = ({"a": 6.0, "b": 3.0},)
-    a: float = Field(gt=0)
-    b: float = Field(gt=0)
-
-    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
-        return _alphas(self.a, self.b, luck, indices)
-
-    def shifted(self, change: float) -> "Beta":
-        return self.model_copy(update=_shifted_ab(self.a, self.b, change))
-
-
-def _shifted_ab(a: float, b: float, change: float) -> dict[str, float]:
-    """Return a and b of another mean, with a + b as it was."""
-    mean = shifted_rate(a / (a + b), change)
-    return {"a": mean * (a + b), "b": (1.0 - mean) * (a + b)}
-
-
-def _alphas(a: float, b: float, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
-    """Return what each request draws from Beta(a, b)."""
-    from scipy.special import betaincinv
-
-    return np.asarray(betaincinv(a, b, luck.child("request").per_request(indices)))
 
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 @final
-class BetaPosition(IndependentTokens):
+class BetaPosition(BetaAlphas):
     """The j-th token of a draft is accepted with the request's own alpha times the j-th factor.
 
     Alpha is drawn once per request from Beta(a, b). P(token j accepted | all before it were) is
@@ -130,20 +128,11 @@ class BetaPosition(IndependentTokens):
 
     kind: Literal["beta_position"] = "beta_position"
     examples = ({"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},)
-    a: float = Field(gt=0)
-    b: float = Field(gt=0)
     factors: tuple[Rate, ...] = Field(min_length=1)
 
     @property
     def place_factors(self) -> tuple[float, ...]:
         return self.factors
-
-    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
-        return _alphas(self.a, self.b, luck, indices)
-
-    def shifted(self, change: float) -> "BetaPosition":
-        """Return the model with every factor as it was, and the first token's chance moved."""
-        return self.model_copy(update=_shifted_ab(self.a, self.b, change / self.factors[0]))
 
 
 @final
