@@ -97,8 +97,10 @@ class BetaAlphas(IndependentTokens):
         drawn = luck.child("request").per_request(indices)
         return np.asarray(betaincinv(self.a, self.b, drawn))
 
-    def shifted(self, change: float) -> Self:
+    def shifted(self, change: float) -> Self | None:
         """Return the model with a + b and all factors as they were; the first token's moves."""
+        if not self.place_factors[0]:
+            return None
         total = self.a + self.b
         mean = shifted_rate(self.a / total, change / self.place_factors[0])
         return self.model_copy(update={"a": mean * total, "b": (1.0 - mean) * total})
