@@ -1,6 +1,6 @@
 """TokenLuck: what decides on each token of a draft, for a drafter that says how sure it is."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -45,16 +45,17 @@ def chosen(is_second: NDArray[np.bool_], first: TokenLuck, second: TokenLuck) ->
     return TokenLuck(own, scores, (first.state_share + second.state_share) / 2.0)
 
 
-class _Counts:
-    """How often drafts survived their next token, by what had become of those made before.
+class CountedLuck:
+    """Luck that agrees with tables of any origin, by chances that are counted in them.
 
+    Counted is how often drafts survived their next token, by what had become of those before.
     The state at a position is the mean acceptance of its request, and its age: for how many tokens
     the oldest draft has survived that would have been right so far. Wherever drafts begin by what
     became of those before, their chances depend on it (after a rejection it is low).
     """
 
-    def __init__(self, tables: Iterable[bytes], max_draft_len: int) -> None:
-        self._longest = max_draft_len
+    def __init__(self, luck: Luck, max_draft_len: int, tables: Iterable[bytes]) -> None:
+        self._luck, self._longest = luck, max_draft_len
         places = min(max_draft_len, _MOST)
         tried, survived = np.zeros((2, _MEANS, _MOST + 1, places))
         for table in tables:
@@ -65,7 +66,7 @@ class _Counts:
                     counts[mean, :, place] += np.bincount(ages, is_counted, _MOST + 1)
         overall = (survived.sum(axis=0) + 0.5) / (tried.sum(axis=0) + 1.0)
         self._chances = (survived + _PRIOR * overall) / (tried + _PRIOR)
-        self.state_share = _share(tried[..., 0], survived[..., 0])
+        self._state_share = _share(tried[..., 0], survived[..., 0])
 
     def _states(self, lens: NDArray[np.uint8]) -> tuple[int, NDArray[np.intp]]:
         ages = np.zeros(len(lens), dtype=np.intp)
@@ -73,10 +74,27 @@ class _Counts:
             ages[age:][lens[:-age] >= age] = age
         return min(int((lens > 0).mean() * _MEANS), _MEANS - 1), ages
 
-    def chances(self, lens: NDArray[np.uint8]) -> Floats:
+    def _chances_at(self, lens: NDArray[np.uint8]) -> Floats:
         """Return the chance of each place of the drafts from each position, (places, positions)."""
         chances: Floats = self._chances[self._states(lens)].T
         return chances[np.minimum(np.arange(self._longest), len(chances) - 1)]
+
+    def __call__(self, requests: Sequence[Request], tables: Sequence[bytes]) -> TokenLuck:
+        """Return the luck of the tokens of some requests, of which the tables are given."""
+        longest = self._longest
+        ends = np.cumsum([len(table) + longest for table in tables])
+        own, chances = np.zeros((2, longest, ends[-1]))
+        for request, table, end in zip(requests, tables, ends.tolist(), strict=True):
+            lens, first = np.frombuffer(table, dtype=np.uint8), end - len(table) - longest
+            uniforms = self._luck.child("own").uniforms([request.index], [len(table) + longest])
+            for place, row in enumerate(self._chances_at(lens)):
+                here = slice(first + place, first + place + len(table))
+                drawn = uniforms[place : place + len(table)]
+                chances[place, here] = row
+                known = np.where(lens > place, row * drawn, row + (1.0 - row) * drawn)
+                # What no draft has reached is open: only trees come there, past a better candidate.
+                own[place, here] = np.where(lens >= place, known, drawn)
+        return TokenLuck(normals(own), normals(chances), self._state_share)
 
 
 def _share(tried: Floats, survived: Floats) -> float:
@@ -86,27 +104,3 @@ def _share(tried: Floats, survived: Floats) -> float:
     explained = np.sum(tried * (rates - means[:, np.newaxis]) ** 2)
     total = np.sum(tried.sum(axis=1) * means * (1.0 - means))
     return float(explained / max(total, 1e-300))
-
-
-def counted(
-    luck: Luck, max_draft_len: int, survival_tables: Sequence[bytes]
-) -> Callable[[Sequence[Request], Sequence[bytes]], TokenLuck]:
-    """Return luck that agrees with tables of any origin, by chances that are counted in them."""
-    counts = _Counts(survival_tables, max_draft_len)
-
-    def of(requests: Sequence[Request], tables: Sequence[bytes]) -> TokenLuck:
-        ends = np.cumsum([len(table) + max_draft_len for table in tables])
-        own, chances = np.zeros((2, max_draft_len, ends[-1]))
-        for request, table, end in zip(requests, tables, ends.tolist(), strict=True):
-            lens, first = np.frombuffer(table, dtype=np.uint8), end - len(table) - max_draft_len
-            uniforms = luck.child("own").uniforms([request.index], [len(table) + max_draft_len])
-            for place, row in enumerate(counts.chances(lens)):
-                here = slice(first + place, first + place + len(table))
-                drawn = uniforms[place : place + len(table)]
-                chances[place, here] = row
-                known = np.where(lens > place, row * drawn, row + (1.0 - row) * drawn)
-                # What no draft has reached is open: only trees come there, past a better candidate.
-                own[place, here] = np.where(lens >= place, known, drawn)
-        return TokenLuck(normals(own), normals(chances), counts.state_share)
-
-    return of

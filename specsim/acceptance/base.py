@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from specsim.acceptance._token_luck import TokenLuck, counted
+from specsim.acceptance._token_luck import CountedLuck, TokenLuck
 from specsim.core.blame import held_to
 from specsim.core.errors import ConfigError
 from specsim.core.families import Member
@@ -88,7 +88,7 @@ class Acceptance(Member):
 
         Where nothing is known but the tables, chances are counted in them.
         """
-        return counted(luck, max_draft_len, survival_tables)
+        return CountedLuck(luck, max_draft_len, survival_tables)
 
     @property
     def counts_chances(self) -> bool:

@@ -1,8 +1,9 @@
 """Independent draft tokens: one probability, one per request or position, or both; and FLy."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, Self, final
+from typing import Annotated, Literal, Self, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,20 +23,49 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck
 
 
-def _constant(alphas: NDArray[np.float64], factors: NDArray[np.float64]) -> Rates:
-    """Return rates that depend on the request, by index, and on the place in a draft."""
-    table = alphas[:, np.newaxis] * factors
-    return lambda requests, positions: (table[requests], table[requests] ** 2)
+class IndependentTokens(DrawnAcceptance):
+    """The j-th token of a draft is accepted with the request's alpha times the j-th factor."""
 
+    @abstractmethod
+    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
+        """Return alpha of each request."""
 
-def _scores(rates: Any) -> NDArray[np.float64]:
-    from scipy.special import ndtri
+    @property
+    def place_factors(self) -> tuple[float, ...]:
+        """Of the places in a draft; the last holds for all later ones."""
+        return (1.0,)
 
-    return np.asarray(ndtri(rates))
+    def position_rates(self, num_positions: int) -> list[float]:
+        """Return the factor of each place."""
+        factors = self.place_factors[:num_positions]
+        return [*factors, *factors[-1:] * (num_positions - len(factors))]
+
+    def drawn_lens(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.uint8]:
+        """Follow every possible draft token by token; position p + j holds the luck of token j."""
+        alphas = self.alphas(luck, indices)
+        # Dividing the luck once, not multiplying alpha anew for every token of the draft.
+        needed = luck.uniforms(indices, counts) / np.repeat(np.maximum(alphas, 1e-300), counts)
+        return runs_below(needed, self.position_rates(max_draft_len))
+
+    def scores(
+        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
+    ) -> NDArray[np.float64]:
+        from scipy.special import ndtri
+
+        factors = np.array(self.place_factors[:max_draft_len])
+        rates = factors[:, np.newaxis] * self.alphas(luck, indices)
+        return np.repeat(np.asarray(ndtri(rates)), counts, axis=1)
+
+    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
+        alphas = self.alphas(luck, [request.index for request in requests])
+        table = alphas[:, np.newaxis] * np.array(self.position_rates(max_draft_len))
+        return lambda requests, positions: (table[requests], table[requests] ** 2)
 
 
 @final
-class Bernoulli(DrawnAcceptance):
+class Bernoulli(IndependentTokens):
     """Every draft token is accepted with probability `alpha`, given that all before it were.
 
     The i.i.d. model of Leviathan, Kalman, Matias (2023), "Fast Inference from Transformers via
@@ -48,26 +78,36 @@ class Bernoulli(DrawnAcceptance):
     alpha: float = Field(ge=0, le=1)
     """P(a draft token is accepted | all before it in the draft were)."""
 
-    def drawn_lens(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.uint8]:
-        accepted = luck.uniforms(indices, counts) < self.alpha
-        return run_lengths(accepted, max_draft_len)
-
-    def scores(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.float64]:
-        return _scores([[self.alpha]])
-
-    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        return _constant(np.full(len(requests), self.alpha), np.ones(max_draft_len))
+    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
+        return np.full(len(indices), self.alpha)
 
     def shifted(self, change: float) -> "Bernoulli":
         return self.model_copy(update={"alpha": shifted_rate(self.alpha, change)})
 
 
+class BetaAlphas(IndependentTokens):
+    """Each request has its own alpha, drawn from Beta(a, b); within a request it stays the same."""
+
+    a: float = Field(gt=0)
+    b: float = Field(gt=0)
+
+    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
+        from scipy.special import betaincinv
+
+        drawn = luck.child("request").per_request(indices)
+        return np.asarray(betaincinv(self.a, self.b, drawn))
+
+    def shifted(self, change: float) -> Self | None:
+        """Return the model with a + b and all factors as they were; the first token's moves."""
+        if not self.place_factors[0]:
+            return None
+        total = self.a + self.b
+        mean = shifted_rate(self.a / total, change / self.place_factors[0])
+        return self.model_copy(update={"a": mean * total, "b": (1.0 - mean) * total})
+
+
 @final
-class Beta(DrawnAcceptance):
+class Beta(BetaAlphas):
     """Each request has its own alpha, drawn from Beta(a, b); within a request it stays the same.
 
     The mean of alpha over requests is a / (a + b); the smaller a + b, the more requests differ.
@@ -75,47 +115,13 @@ class Beta(DrawnAcceptance):
 
     kind: Literal["beta"] = "beta"
     examples = ({"a": 6.0, "b": 3.0},)
-    a: float = Field(gt=0)
-    b: float = Field(gt=0)
-
-    def drawn_lens(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.uint8]:
-        alphas = _alphas(self.a, self.b, luck, indices)
-        accepted = luck.uniforms(indices, counts) < np.repeat(alphas, counts)
-        return run_lengths(accepted, max_draft_len)
-
-    def scores(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.float64]:
-        return np.repeat(_scores([_alphas(self.a, self.b, luck, indices)]), counts, axis=1)
-
-    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        indices = [request.index for request in requests]
-        return _constant(_alphas(self.a, self.b, luck, indices), np.ones(max_draft_len))
-
-    def shifted(self, change: float) -> "Beta":
-        return self.model_copy(update=_shifted_ab(self.a, self.b, change))
-
-
-def _shifted_ab(a: float, b: float, change: float) -> dict[str, float]:
-    """Return a and b of another mean, with a + b as it was."""
-    mean = shifted_rate(a / (a + b), change)
-    return {"a": mean * (a + b), "b": (1.0 - mean) * (a + b)}
-
-
-def _alphas(a: float, b: float, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
-    """Return what each request draws from Beta(a, b)."""
-    from scipy.special import betaincinv
-
-    return np.asarray(betaincinv(a, b, luck.child("request").per_request(indices)))
 
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
 
 @final
-class BetaPosition(DrawnAcceptance):
+class BetaPosition(BetaAlphas):
     """The j-th token of a draft is accepted with the request's own alpha times the j-th factor.
 
     Alpha is drawn once per request from Beta(a, b). P(token j accepted | all before it were) is
@@ -124,41 +130,15 @@ class BetaPosition(DrawnAcceptance):
 
     kind: Literal["beta_position"] = "beta_position"
     examples = ({"a": 6.0, "b": 2.0, "factors": [1.0, 0.9, 0.8]},)
-    a: float = Field(gt=0)
-    b: float = Field(gt=0)
     factors: tuple[Rate, ...] = Field(min_length=1)
 
-    def drawn_lens(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.uint8]:
-        """Follow every possible draft token by token; position p + j holds the luck of token j."""
-        alphas = _alphas(self.a, self.b, luck, indices)
-        # Dividing the luck once, not multiplying alpha anew for every token of the draft.
-        needed = luck.uniforms(indices, counts) / np.repeat(np.maximum(alphas, 1e-300), counts)
-        return runs_below(needed, self._factors(max_draft_len))
-
-    def scores(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.float64]:
-        factors = np.array(self.factors[:max_draft_len])
-        rates = factors[:, np.newaxis] * _alphas(self.a, self.b, luck, indices)
-        return np.repeat(_scores(rates), counts, axis=1)
-
-    def _factors(self, max_draft_len: int) -> tuple[float, ...]:
-        last = self.factors[-1:] * max(max_draft_len - len(self.factors), 0)
-        return (self.factors + last)[:max_draft_len]
-
-    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        alphas = _alphas(self.a, self.b, luck, [request.index for request in requests])
-        return _constant(alphas, np.array(self._factors(max_draft_len)))
-
-    def shifted(self, change: float) -> "BetaPosition":
-        """Return the model with every factor as it was, and the first token's chance moved."""
-        return self.model_copy(update=_shifted_ab(self.a, self.b, change / self.factors[0]))
+    @property
+    def place_factors(self) -> tuple[float, ...]:
+        return self.factors
 
 
 @final
-class PerPosition(DrawnAcceptance):
+class PerPosition(IndependentTokens):
     """The j-th token of a draft is accepted with its own probability.
 
     Two conventions are in use and must be told apart, so exactly one of the fields is given:
@@ -198,24 +178,12 @@ class PerPosition(DrawnAcceptance):
             for last, now in zip(before, self.unconditional_rates, strict=False)
         ]
 
-    def drawn_lens(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.uint8]:
-        """Follow every possible draft token by token; position p + j holds the luck of token j."""
-        return runs_below(luck.uniforms(indices, counts), self.rates[:max_draft_len])
+    @property
+    def place_factors(self) -> tuple[float, ...]:
+        return (*self.rates, 0.0)
 
-    def scores(
-        self, luck: Luck, indices: list[int], counts: list[int], max_draft_len: int
-    ) -> NDArray[np.float64]:
-        places = min(len(self.rates) + 1, max_draft_len)
-        return _scores(self.position_rates(places))[:, np.newaxis]
-
-    def known_rates(self, requests: Sequence[Request], luck: Luck, max_draft_len: int) -> Rates:
-        return _constant(np.ones(len(requests)), np.array(self.position_rates(max_draft_len)))
-
-    def position_rates(self, num_positions: int) -> list[float]:
-        """Return the conditional rates, 0 beyond the last."""
-        return (self.rates + [0.0] * num_positions)[:num_positions]
+    def alphas(self, luck: Luck, indices: list[int]) -> NDArray[np.float64]:
+        return np.ones(len(indices))
 
     def shifted(self, change: float) -> "PerPosition":
         rates = tuple(shifted_rate(rate, change) for rate in self.rates)

@@ -122,7 +122,7 @@ def _fit_steps(
     from specsim.core.settings import as_yaml, nearest
     from specsim.hardware.specs import load_gpu, load_model
     from specsim.reality.profile_fit import KINDS, fit_and_test, fitted_profile, measured_steps
-    from specsim.reality.profile_fit.doubts import doubts_of
+    from specsim.reality.validation.compose import doubts_of
     from specsim.show.render.profile_tables import study_tables
 
     if kind not in KINDS:

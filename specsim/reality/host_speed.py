@@ -5,7 +5,7 @@ on one probes it now and then: does a small piece of work, always the same, whil
 measurement stands still. How long that took says how slow the machine was around that instant.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +53,14 @@ class HostSpeed:
         return cls.of(zip(columns["at"], columns["seconds"], strict=True))
 
     @staticmethod
-    def usual(measured: "Sequence[HostSpeed]") -> float:
-        """Return how long a probe took on average over several measurements, seconds."""
-        return float(np.concatenate([each.seconds for each in measured]).mean())
+    def usual(measured: "Iterable[HostSpeed | None]") -> float | None:
+        """Return what a probe took on average over measurements, seconds; None if none has any."""
+        known = [each.seconds for each in measured if each is not None]
+        return float(np.concatenate(known).mean()) if known else None
+
+    def mean_slowness(self, usual: float) -> float:
+        """Return how many times as long as usual (s) the probes took on average."""
+        return float(self.seconds.mean()) / usual
 
     def slowness(self, instants: Seconds, usual: float) -> Seconds:
         """Return how many times as long as usual everything took around some instants.
@@ -66,7 +71,8 @@ class HostSpeed:
         sums = np.concatenate([[0.0], np.cumsum(self.seconds)])
         first = np.searchsorted(self.at, instants - _WINDOW / 2)
         end = np.searchsorted(self.at, instants + _WINDOW / 2)
-        nearest = _nearest(self.at, instants)
+        places = np.interp(instants, self.at, np.arange(len(self.at)))
+        nearest = np.ceil(places - 0.5).astype(np.intp)  # of equally near ones the earlier
         alone = end <= first
         first, end = np.where(alone, nearest, first), np.where(alone, nearest + 1, end)
         found: Seconds = (sums[end] - sums[first]) / (end - first) / usual
@@ -85,12 +91,3 @@ class HostSpeed:
             Slowdown(replica=0, at=at, until=until, factor=factor)
             for at, until, factor in zip(starts.tolist(), ends, found.tolist(), strict=True)
         )
-
-
-def _nearest(values: Seconds, wanted: Seconds) -> NDArray[np.intp]:
-    after = np.clip(np.searchsorted(values, wanted), 0, len(values) - 1)
-    before = np.clip(after - 1, 0, None)
-    found: NDArray[np.intp] = np.where(
-        np.abs(values[before] - wanted) <= np.abs(values[after] - wanted), before, after
-    )
-    return found

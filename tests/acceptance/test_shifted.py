@@ -62,3 +62,8 @@ def test_fates_move_one_way(model: Any) -> None:
 def test_records_are_what_they_are(kind: str) -> None:
     fields = {"kind": kind, **ACCEPTANCE.members[kind].examples[0]} if kind == "recorded" else kind
     assert ACCEPTANCE.parse(fields).shifted(0.1) is None
+
+
+def test_a_first_token_that_is_never_accepted_cannot_be_moved() -> None:
+    given = {"kind": "beta_position", "a": 6.0, "b": 2.0, "factors": [0.0, 0.5]}
+    assert ACCEPTANCE.parse(given).shifted(0.1) is None

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from specsim.acceptance.base import Acceptance
-from specsim.acceptance.nested import AcceptanceFile, FitProvenance, FitValidation
 from specsim.core.errors import ConfigError, TraceError, UnknownFormatError
 from specsim.core.rng import Luck, stream_id
 from specsim.core.settings import nearest
@@ -120,34 +119,31 @@ class AcceptanceFit:
         }
 
     def to_preset(self, source: str) -> dict[str, Any]:
+        """Return what a `specsim.acceptance.nested.AcceptanceFile` holds."""
         records, candidate = self.records, self.candidates[self.chosen_kind]
-        file = AcceptanceFile(
-            acceptance=self.chosen,
-            provenance=FitProvenance(
-                source=source,
-                fitted_to=(
+        return {
+            "acceptance": fields(self.chosen),
+            "provenance": {
+                "source": source,
+                "fitted_to": (
                     f"acc_{records.proposer} of all {len(records.tables)} requests in "
                     f"{records.file.name}, drafts of {self.draft_len} tokens; {records.left_out}"
                 ),
-                command=(
+                "command": (
                     f"specsim acceptance fit {records.file.name} --proposer {records.proposer} "
                     f"--k {self.draft_len} --max-output-len {records.max_output_len} "
                     f"--split-seed {self.split_seed} --kind {self.chosen_kind}"
                 ),
-            ),
-            validation=FitValidation(
-                acceptance=candidate.model,
-                split_seed=self.split_seed,
-                num_fitted=self.num_fitted,
-                num_held_out=self.num_held_out,
-                held_out=candidate.held_out.rounded(),
-                halves=self.halves.rounded(),
-            ),
-        )
-        content = file.model_dump(mode="json", exclude_none=True)
-        content["acceptance"] = fields(self.chosen)  # nothing that was not fitted
-        content["validation"]["acceptance"] = fields(candidate.model)
-        return content
+            },
+            "validation": {
+                "acceptance": fields(candidate.model),
+                "split_seed": self.split_seed,
+                "num_fitted": self.num_fitted,
+                "num_held_out": self.num_held_out,
+                "held_out": candidate.held_out.rounded(),
+                "halves": self.halves.rounded(),
+            },
+        }
 
 
 def fields(model: Acceptance) -> dict[str, Any]:

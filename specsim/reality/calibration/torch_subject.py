@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -171,10 +171,8 @@ class TorchSubject:
 
         In the grid, between other work, the same probe on the same machine takes less.
         """
-        profiling = [served.host_speed for _, served in self._profiling]
-        cases = [speed for each in self._speeds.values() for speed in each]
-        known = [speed for speed in (*profiling, *cases) if speed is not None]
-        return HostSpeed.usual(known) if known else 0.0
+        profiling = (served.host_speed for _, served in self._profiling)
+        return HostSpeed.usual([*profiling, *chain.from_iterable(self._speeds.values())]) or 0.0
 
     def _steps(self) -> list[tuple[StepRow, float, float]]:
         """Return all steps of the profiling runs, seconds of the target, and how slow all was."""
@@ -246,7 +244,7 @@ class TorchSubject:
             _simulated(case, profile, {"incidents": speed.slowdowns(usual, 0.0)})
             for speed in speeds
         ]
-        slowness = [HostSpeed.usual([speed]) / usual for speed in speeds]
+        slowness = [speed.mean_slowness(usual) for speed in speeds]
         return CaseResult.of(case, runs, untold, slowness, told or untold)
 
 

@@ -286,8 +286,7 @@ class VllmSubject:
         fitted = [folder / name for name in FITTED]
         profile = self._fitted(fitted)
         write_profile(profile, path)
-        speeds = [speed for each in fitted if (speed := HostSpeed.of_run(each)) is not None]
-        usual = HostSpeed.usual(speeds) if speeds else None
+        usual = HostSpeed.usual(map(HostSpeed.of_run, fitted))
         replays = [_replayed(folder / name, speculation, path, usual) for name in COMPARED]
         results = []
         for load in dict.fromkeys(load_of(name) for name in COMPARED):
@@ -376,8 +375,8 @@ def _replayed(
         return Replayed(folder.name, validation, validation, None)
     slow = {"incidents": speed.slowdowns(usual, run.started_at)}
     told = composed.experiment.model_copy(update=slow)
-    slowness, at_its_speed = HostSpeed.usual([speed]) / usual, replace(composed, experiment=told)
-    return Replayed(folder.name, validation, replay(run, at_its_speed), slowness)
+    at_speed = replay(run, replace(composed, experiment=told))
+    return Replayed(folder.name, validation, at_speed, speed.mean_slowness(usual))
 
 
 def _checked_shape(folder: Path, option: str, plan: VllmPlan) -> ModelShape:

@@ -216,10 +216,9 @@ def _steps(path: Path, header: Sequence[str]) -> tuple[Columns, str]:
 def _points_at_usual_speed(tables: Sequence[Path]) -> list[Points]:
     points = [read_points(table) for table in tables]
     speeds = [HostSpeed.of_run(table.parent) if table.name == _STEPS else None for table in tables]
-    known = [speed for speed in speeds if speed is not None]
-    usual = HostSpeed.usual(known) if known else 0.0
+    usual = HostSpeed.usual(speeds)
     for place, speed in enumerate(speeds):
-        if speed is not None:
+        if speed is not None and usual is not None:
             columns, _ = read_columns(tables[place], ("started_at", "batched_tokens"))
             started_at = columns["started_at"][columns["batched_tokens"] > 0]  # as in `points`
             seconds = points[place].seconds

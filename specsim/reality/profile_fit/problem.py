@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,17 +75,9 @@ class Parameter:
         return math.asinh(place) if self.may_be_far else place
 
 
-class _Kind(NamedTuple):
-    about: str
-    scale: float
-    lowest: float
-    highest: float
-
-
-_FACTORS, _TIMES, _OF_DRAFTS = (
-    {name: _Kind(*row) for name, row in rows.items()}
-    for rows in load_mapping(Path(__file__).with_name("parameters.yaml"), ConfigError).values()
-)
+_FACTORS, _TIMES, _OF_DRAFTS = load_mapping(
+    Path(__file__).with_name("parameters.yaml"), ConfigError
+).values()
 
 
 def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Parameter]:
@@ -128,10 +120,10 @@ def parameters_of(profile: Profile, runs: Sequence[MeasuredRun]) -> list[Paramet
     return found
 
 
-def _parameter(part: Any, path: tuple[str, ...], kind: _Kind, **options: bool) -> Parameter:
+def _parameter(part: Any, path: tuple[str, ...], kind: list[Any], **options: bool) -> Parameter:
+    about, scale, lowest, highest = kind
     start = float(getattr(part, path[-1]))
-    lowest, highest = min(kind.lowest, start), max(kind.highest, start)
-    return Parameter(path, kind.about, start, kind.scale, lowest, highest, **options)
+    return Parameter(path, about, start, scale, min(lowest, start), max(highest, start), **options)
 
 
 def changed(profile: Profile, values: Mapping[tuple[str, ...], Any]) -> Profile:
@@ -173,8 +165,18 @@ class Problem:
         self._on_progress = on_progress
         self._known: dict[bytes, Values] = {}
         self.lowest, self.highest = np.array([each.bounds for each in self.parameters]).T
-        self._weights = self._weigh()
-        if not len(self._weights):
+        keys, loads = replayer.keys, [_load_of(run) for run in replayer.runs]
+        rows = list(zip(replayer.runs, keys, map(loads.index, loads), strict=True))
+        told = [(name, row) for name in metrics for row in rows if measured_of(row[0], name)]
+        self.loads = [load for _, (_, _, load) in told]
+        """Number of the load that each error is of; repetitions are of one load."""
+        self._weights = np.array(
+            [
+                1 / np.sqrt(keys.count(key) * self._told_as_often(name, run))
+                for name, (run, key, _) in told
+            ]
+        )
+        if not told:
             raise ConfigError(
                 f"{replayer.runs[0].place}: has none of {', '.join(metrics)}; give at least one of "
                 "them, or choose others with --metric"
@@ -227,26 +229,6 @@ class Problem:
             change = self.errors(moved) - self.errors(places)
             columns.append(change / (moved[number] - place))
         return np.column_stack(columns)
-
-    @property
-    def loads(self) -> list[int]:
-        """Number of the load that each error is of; repetitions are of one load."""
-        loads = [_load_of(run) for run in self._replayer.runs]
-        told = [
-            (run, loads.index(load)) for run, load in zip(self._replayer.runs, loads, strict=True)
-        ]
-        return [n for metric in self._metrics for run, n in told if measured_of(run, metric)]
-
-    def _weigh(self) -> Values:
-        keys = self._replayer.keys
-        return np.array(
-            [
-                1 / np.sqrt(keys.count(key) * self._told_as_often(metric, run))
-                for metric in self._metrics
-                for run, key in zip(self._replayer.runs, keys, strict=True)
-                if measured_of(run, metric)
-            ]
-        )
 
     def _told_as_often(self, metric: str, run: MeasuredRun) -> int:
         """Return how many metrics of a run tell what this one does."""

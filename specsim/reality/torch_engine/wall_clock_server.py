@@ -1,8 +1,7 @@
 """The engine and policies of a simulation on the wall clock, with a real model under them."""
 
 import gc
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import accumulate
 from math import inf
 from time import sleep
@@ -84,9 +83,13 @@ class WallClockServer:
         replica = self._replica
         arrived_at = np.array([request.arrived_at for request in requests], dtype=np.float64)
         replica.submit_all(np.arange(len(requests)), arrived_at)
-        with _no_garbage_collection():
+        gc.collect()
+        gc.disable()  # Python would look for garbage in the middle of a step
+        try:
             self._start = self._clock.now()
             replica.advance(inf)
+        finally:
+            gc.enable()
         return self.served
 
     def _now(self) -> float:
@@ -239,14 +242,3 @@ def _rows(step: StepView) -> list[PassRow]:
         step["is_padded"] == 1,
     )
     return [PassRow(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Keep Python from looking for garbage in the middle of a step."""
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

@@ -1,13 +1,10 @@
 """What a measured run is simulated as: its engine, its requests, and a profile."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from specsim.core.errors import ConfigError, ProfileError, TraceError
 from specsim.core.reading import short
@@ -24,9 +21,8 @@ from specsim.proposers import PROPOSERS
 from specsim.reality.profile_fit import kernels_of
 from specsim.reality.profile_fit.points import Origin
 from specsim.reality.validation.measured_run import say_lookup
-from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed
+from specsim.reality.validation.run_folder import RECORD, RunFolder, replayed, section_of
 from specsim.reality.validation.table_replay import is_same_gpu, is_same_model
-from specsim.results.metrics import Requests
 from specsim.run.experiment import Experiment
 from specsim.workload.readers import read_trace
 
@@ -97,7 +93,7 @@ def compose(run: RunFolder, replaced: Replaced) -> Replay:
         },
         str(run.path / "meta.json"),
     )
-    requests = _with_priorities(_requests(run, replaced.tokens, notes), run)
+    requests = _requests(run, replaced.tokens, notes)
     if speculation is not None:
         requests = replayed(requests, run, speculation, notes)
     return Replay(experiment, profile, requests, notes)
@@ -163,6 +159,35 @@ def _note_others(run: RunFolder, profile: Profile, model: str | None, notes: lis
         said = [name for name in theirs if isinstance(name, str) and name]
         if said and ours and not any(is_same(name, ours) for name in said):
             notes.append(f"the run's {what} is {short(said[0])}, the profile is of '{ours}'")
+
+
+_CHANGE_STEPS = ("quantization", "enable_lora")
+
+
+def doubts_of(sources: Sequence[Path], model: str | None, gpu: str | None) -> list[str]:
+    """Return where the runs in some folders are not of a model, plain, on a GPU; by their names."""
+    found = []
+    for source in sources:
+        folder = source if source.is_dir() else source.parent
+        path = folder / "meta.json"
+        if path.is_file() and (folder / "steps.jsonl").is_file():
+            doubts = _doubts_of(load_mapping(path, ProfileError), model or "", gpu or "")
+            found += [f"{path}: {doubt}" for doubt in doubts]
+    return found
+
+
+def _doubts_of(meta: Mapping[str, Any], model: str, gpu: str) -> list[str]:
+    options, hardware = (section_of(meta, name) for name in ("engine_kwargs", "hardware"))
+    named = options.get("model") or meta.get("model")
+    device = hardware.get("device_name") or meta.get("gpu")
+    own = "" if model.endswith(".json") else model  # a path need not name it
+    found = []
+    if named and own and not is_same_model(str(named), own):
+        found.append(f"is of model '{named}', the profile of '{own}'")
+    if device and gpu and not is_same_gpu(str(device), gpu):
+        found.append(f"was measured on '{device}', the profile is of '{gpu}'")
+    said = [f"{name} = {options[name]!r}" for name in _CHANGE_STEPS if options.get(name)]
+    return found + [f"{each}: the profile is of such steps, and does not say so" for each in said]
 
 
 def _parallel(run: RunFolder, name: str) -> int:
@@ -298,53 +323,30 @@ def _with_graphs(run: RunFolder, kernels: Kernels) -> Kernels | dict[str, Any]:
 
 
 def _requests(run: RunFolder, tokens: Path | None, notes: list[str]) -> list[Request]:
-    measured, path = run.runs[0], tokens or run.tokens_path()
-    if path is None and run.token_ids is not None:
-        notes.append("token ids: those of the run")
-        return [_request(measured, index, *ids) for index, ids in enumerate(run.token_ids)]
+    path = tokens or run.tokens_path()
     if path is None:
-        notes.append("no token ids: prefixes are not shared between requests")
-        return [_request(measured, index) for index in range(len(run.rows))]
+        has_ids = run.requests[0].prompt_token_ids is not None
+        told = "those of the run" if has_ids else "prefixes are not shared between requests"
+        notes.append(f"{'' if has_ids else 'no '}token ids: {told}")
+        return run.requests
     trace = read_trace(path)
     prompts, outputs = trace.prompt_token_ids, trace.output_token_ids
     if prompts is None:
         raise TraceError(f"{path}: has no token ids; leave --tokens out or name a trace with them")
     notes.append(f"token ids: {path}")
     requests = []
-    for index, row in enumerate(run.rows):
-        prompt_len = int(measured["prompt_len"][index])
-        if row >= len(prompts) or len(prompts[row]) != prompt_len:
+    for request, row in zip(run.requests, run.rows, strict=True):
+        if row >= len(prompts) or len(prompts[row]) != request.prompt_len:
             found = f"has {len(prompts[row])} prompt tokens" if row < len(prompts) else "is missing"
             raise TraceError(
-                f"{path}: request {row} {found}, but {prompt_len} were measured; "
+                f"{path}: request {row} {found}, but {request.prompt_len} were measured; "
                 "name the workload of this very run (--tokens)"
             )
-        output_len = int(measured["output_len"][index])
-        known = outputs is not None and len(outputs[row]) >= output_len
-        answer = outputs[row][:output_len] if outputs and known else None
-        requests.append(_request(measured, index, prompts[row], answer))
+        answer = outputs[row][: request.output_len] if outputs else None
+        if answer is not None and len(answer) < request.output_len:
+            answer = None
+        requests.append(replace(request, prompt_token_ids=prompts[row], output_token_ids=answer))
     return requests
-
-
-def _with_priorities(requests: list[Request], run: RunFolder) -> list[Request]:
-    both = zip(requests, run.priorities, strict=True)
-    return [replace(request, priority=priority) for request, priority in both]
-
-
-def _request(
-    measured: Requests,
-    index: int,
-    prompt_token_ids: NDArray[np.int64] | None = None,
-    output_token_ids: NDArray[np.int64] | None = None,
-) -> Request:
-    return Request(
-        index=index,
-        prompt_len=int(measured["prompt_len"][index]),
-        output_len=int(measured["output_len"][index]),
-        arrived_at=float(measured["arrived_at"][index]),
-        prompt_token_ids=prompt_token_ids,
-        output_token_ids=output_token_ids,
-    )
 
 
 def speculative_config(run: RunFolder, notes: list[str]) -> dict[str, Any] | None:

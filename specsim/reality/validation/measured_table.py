@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from specsim.core.columns import first_line, read_columns, table_header
 from specsim.core.errors import ConfigError
-from specsim.core.reading import UnreadableError, parse_json, read_text
+from specsim.core.reading import UnreadableError, number_in, parse_json, read_text
 from specsim.core.settings import load_mapping, nearest
 from specsim.engine.config import EngineConfig
 from specsim.reality.validation.measured_run import (
@@ -274,8 +274,11 @@ def select_rows(
         wanted.setdefault(column, []).append(value.strip())
 
     def is_kept(run: MeasuredRun) -> bool:
-        cells = ((run.cells.get(column, ""), values) for column, values in wanted.items())
-        return all(any(_is_same(cell, value) for value in values) for cell, values in cells)
+        for column, values in wanted.items():
+            cell, numbers = run.cells.get(column, ""), {*map(number_in, values)} - {None}
+            if cell not in values and number_in(cell) not in numbers:
+                return False
+        return True
 
     kept = [run for run in runs if is_kept(run)]
     if not kept:
@@ -286,13 +289,6 @@ def select_rows(
             f"{', '.join(map(repr, known[:8]))}"
         )
     return kept
-
-
-def _is_same(cell: str, value: str) -> bool:
-    try:
-        return cell == value or float(cell) == float(value)
-    except ValueError:
-        return False
 
 
 def with_lengths(runs: Sequence[MeasuredRun], path: Path) -> list[MeasuredRun]:

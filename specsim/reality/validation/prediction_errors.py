@@ -225,10 +225,8 @@ def _said(column: str, cell: str) -> str:
 def _speed_of(members: Sequence[Prediction]) -> str:
     is_open = members[0].run.request_rate is not None
     order: tuple[str, ...] = ("e2e_mean_ms", *SPEEDS) if is_open else tuple(SPEEDS)
-    for metric in order:
-        if all(metric in each.run.measured for each in members):
-            return metric
-    return "output_tok_s"
+    measured = (name for name in order if all(name in each.run.measured for each in members))
+    return next(measured, "output_tok_s")
 
 
 def _speeds(members: Sequence[Prediction], metric: str) -> dict[str, tuple[float, float]]:

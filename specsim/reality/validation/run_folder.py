@@ -1,7 +1,7 @@
 """A measured run: its folder, read and checked, and what was drafted and accepted in it."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,8 +20,6 @@ from specsim.workload.readers import Row, TraceFile
 
 Entries = Sequence[tuple[int, int, int]]
 
-_TIMES = ("arrived_at", "first_token_at", "ended_at")
-_LENS = ("prompt_len", "output_len")
 RECORD = "run"  # the record that `replayed` adds to each request, for acceptance ``recorded``
 _UNKNOWN = -1
 _READ = (
@@ -44,9 +42,8 @@ class RunFolder:
     accepted: list[Entries]
     """Of each request of the first run, its verified drafts: output tokens before the step, draft
     length, accepted length."""
-    token_ids: list[tuple[NDArray[np.int64], NDArray[np.int64] | None]] | None
-    """Of each request of the first run, prompt and, if recorded, answer; None if not recorded."""
-    priorities: list[int]  # of each request of the first run; 0 where nothing is said
+    requests: list[Request]
+    """Those of the first run, to be simulated; with token ids if all prompts are recorded."""
     num_failed: int  # requests of the first run that ended with an error, and so are left out
     started_at: float  # the first arrival of the first run, on the clock of its stamps, seconds
 
@@ -56,10 +53,7 @@ class RunFolder:
 
     def section(self, *names: str) -> dict[str, Any]:
         """Return a mapping inside ``meta.json``; empty if it has none of that name."""
-        found: Any = self.meta
-        for name in names:
-            found = found.get(name) if isinstance(found, dict) else None
-        return found if isinstance(found, dict) else {}
+        return section_of(self.meta, *names)
 
     @property
     def profile_folder(self) -> Path | None:
@@ -75,6 +69,14 @@ class RunFolder:
         places = (self.path, self.path.parent)
         found = (place / f"{name}{zipped}" for place in places for zipped in ("", ".gz"))
         return next((path for path in found if path.is_file()), None)
+
+
+def section_of(meta: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return a mapping inside another; empty if it has none of that name."""
+    found: Any = meta
+    for name in names:
+        found = found.get(name) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def load_run(path: Path) -> RunFolder:
@@ -98,17 +100,24 @@ def load_run(path: Path) -> RunFolder:
     (rows, num_failed), *others = [_read(file) for file in files]
     numbers = [row.number for row in rows]
     by_name = len(set(numbers)) == len(numbers) and min(numbers) >= 0
-    known_ids = [(row.prompt_ids, row.output_ids) for row in rows if row.prompt_ids is not None]
+    started_at = rows[0].request.arrived_at
+    requests = [
+        replace(row.request, index=index, arrived_at=row.request.arrived_at - started_at)
+        for index, row in enumerate(rows)
+    ]
+    if any(request.prompt_token_ids is None for request in requests):
+        requests = [
+            replace(each, prompt_token_ids=None, output_token_ids=None) for each in requests
+        ]
     return RunFolder(
         path=path,
         runs=[_columns(each) for each in (rows, *(other for other, _ in others))],
         rows=numbers if by_name else [row.place for row in rows],
         meta=meta,
         accepted=[row.accepted for row in rows],
-        token_ids=known_ids if len(known_ids) == len(rows) else None,
-        priorities=[row.priority for row in rows],
+        requests=requests,
         num_failed=num_failed,
-        started_at=rows[0].arrived_at,
+        started_at=started_at,
     )
 
 
@@ -128,22 +137,21 @@ class _Answer(NamedTuple):
 
     place: int  # its row in the file, from 0
     number: int  # in the workload, as the row says; -1 if it does not
-    priority: int
-    arrived_at: float
+    request: Request  # not yet numbered, and by the clock of the file, as the times
     first_token_at: float
     ended_at: float
-    prompt_len: int
-    output_len: int
     accepted: Entries
-    prompt_ids: NDArray[np.int64] | None
-    output_ids: NDArray[np.int64] | None
 
 
 def _columns(rows: list[_Answer]) -> dict[str, NDArray[Any]]:
-    times = {name: np.array([getattr(row, name) for row in rows]) for name in _TIMES}
+    requests = [row.request for row in rows]
+    arrived_at = np.array([request.arrived_at for request in requests])
     return {
-        **{name: values - rows[0].arrived_at for name, values in times.items()},
-        **{name: np.array([getattr(row, name) for row in rows], np.int64) for name in _LENS},
+        "arrived_at": arrived_at - arrived_at[0],
+        "first_token_at": np.array([row.first_token_at for row in rows]) - arrived_at[0],
+        "ended_at": np.array([row.ended_at for row in rows]) - arrived_at[0],
+        "prompt_len": np.array([request.prompt_len for request in requests], np.int64),
+        "output_len": np.array([request.output_len for request in requests], np.int64),
     }
 
 
@@ -167,7 +175,7 @@ def _read(path: Path) -> tuple[list[_Answer], int]:
     if not rows:
         failed = f" that ended well ({num_failed} failed)" if num_failed else ""
         raise TraceError(f"{path}: no request in it{failed}; a run has at least one")
-    rows.sort(key=lambda row: row.arrived_at)  # stable: of equals the one that stands first
+    rows.sort(key=lambda row: row.request.arrived_at)  # stable: of equals the one that stands first
     return rows, num_failed
 
 
@@ -186,13 +194,17 @@ def _row(place: int, row: Row) -> _Answer:
         )
     output_len = row.integer("output_toks", minimum=1)
     drafts = _accepted(row, output_len)
-    prompt_len = row.integer("input_toks", minimum=1)
-    ids = (_token_ids(row, which) for which in ("input", "output"))
-    priority = 0
-    if row.values.get("priority") is not None:
-        priority = row.integer("priority", minimum=-(2**31))
-    times, lens = (queued, first, last), (prompt_len, output_len)
-    return _Answer(place, _number(row), priority, *times, *lens, drafts, *ids)
+    has_priority = row.values.get("priority") is not None
+    request = Request(
+        index=place,
+        prompt_len=row.integer("input_toks", minimum=1),
+        output_len=output_len,
+        arrived_at=queued,
+        priority=row.integer("priority", minimum=-(2**31)) if has_priority else 0,
+        prompt_token_ids=_token_ids(row, "input"),
+        output_token_ids=_token_ids(row, "output"),
+    )
+    return _Answer(place, _number(row), request, first, last, drafts)
 
 
 def _number(row: Row) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from specsim.acceptance.base import runs_below, split_rows
 from specsim.core.errors import ConfigError, ProfileError, SpecsimError
 from specsim.core.processes import LocalProcesses
+from specsim.core.reading import number_in
 from specsim.core.request import PrefixIds
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.runner import Runner
@@ -400,7 +401,7 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{size}; keep its rows only (--rows tp={size}), or name another profile"
             )
         gpus, stages = run.cells.get("num_gpus", ""), len(profile.stage_shares)
-        if _number(gpus) not in (profile.num_gpus, None if stages == 1 else profile.num_gpus):
+        if number_in(gpus) not in (profile.num_gpus, None if stages == 1 else profile.num_gpus):
             how = f", in {stages} stages" if stages > 1 else ""
             raise ProfileError(
                 f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}{how}; "
@@ -408,13 +409,6 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{profile.num_gpus}), or name another profile"
             )
     _check_numbers(runs, profile)
-
-
-def _number(cell: str) -> float | None:
-    try:
-        return None if math.isnan(value := float(cell)) else value
-    except ValueError:
-        return None
 
 
 def _check_numbers(runs: Sequence[MeasuredRun], profile: Profile) -> None:

@@ -260,7 +260,7 @@ class TableRow:
     def _output(self, count: int) -> MeasuredLengths | None:
         """Return the lengths of the answers: as they were, if they could end by themselves."""
         given = self._lengths("osl")
-        if given is not None and (given.is_spread or self._ignores_eos()):
+        if given is not None and (given.is_spread or self.flag("ignore_eos")):
             return given
         mean = self._mean("osl", count)
         found = MeasuredLengths(mean) if mean else given
@@ -293,12 +293,9 @@ class TableRow:
         asked = self.whole("max_tokens", 1), given and given.mean, mean
         return any(each and not each % 1 and _CUT_OFF * each <= mean <= each for each in asked)
 
-    def _ignores_eos(self) -> bool:
-        return bool(self.flag("ignore_eos"))
-
     def _max_tokens(self, output: MeasuredLengths | None) -> int | None:
         """Return what clients asked for, where most answers ended before it; None where not."""
-        if output is None or output.is_spread or self._ignores_eos():
+        if output is None or output.is_spread or self.flag("ignore_eos"):
             return None
         asked, given = self.whole("max_tokens", 1), self._lengths("osl")
         if asked is None and given is not None and not given.mean % 1:
@@ -345,18 +342,17 @@ class TableRow:
         tokens, block_size = self._kv_tokens(), options["block_size"] or 16  # vLLM's default
         blocks = self.whole("num_gpu_blocks", 2) if tokens is None else tokens // block_size
         options |= {
-            "gpu_memory_utilization": self._utilization(),
+            "gpu_memory_utilization": self.number("gpu_memory_utilization"),
             "enable_prefix_caching": self.flag("prefix_caching"),
             "enforce_eager": self.flag("enforce_eager"),
             "num_gpu_blocks": blocks,
             "async_scheduling": self._is_async(),
-            "vllm_version": self._vllm_version(),
         }
+        if version := self._said_version():
+            options["vllm_version"] = nearest_version(version)
+            if options["gpu_memory_utilization"] is None:
+                options["gpu_memory_utilization"] = usual_utilization(version)
         return {name: value for name, value in options.items() if value is not None}
-
-    def _utilization(self) -> float | None:
-        said, version = self.number("gpu_memory_utilization"), self._said_version()
-        return usual_utilization(version) if said is None and version else said
 
     def _kv_tokens(self) -> int | None:
         match = _KV_TOKENS.fullmatch(self.text("num_gpu_blocks"))
@@ -382,10 +378,6 @@ class TableRow:
     def _is_other_engine(self) -> bool:
         engine = self.text("engine").lower()
         return bool(engine) and not engine.startswith("vllm")
-
-    def _vllm_version(self) -> str | None:
-        version = self._said_version()
-        return nearest_version(version) if version else None
 
     def _rates(self, k: int, measured: Mapping[str, float]) -> tuple[float, ...]:
         """Return the row's own acceptance by position; from its mean where it has no more."""
