@@ -14,7 +14,6 @@ from specsim.acceptance.base import (
     DrawnAcceptance,
     Rates,
     drawn_positions,
-    run_lengths,
     runs_below,
     shifted_rate,
     split_rows,
