@@ -19,6 +19,7 @@ from planned import plan_of
 
 from specsim.__main__ import main
 from specsim.cli import EXAMPLES, app, app_of
+from specsim.core.resources import find_resource
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 
@@ -300,7 +301,7 @@ def test_what_init_writes_beside_a_model_moves_with_it(
     cli: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here" / "mine").mkdir(parents=True)
-    shape = json.loads((ROOT / "profiles" / "qwen3-8b.json").read_text())
+    shape = json.loads(find_resource("profiles", "qwen3-8b.json").read_text())
     (tmp_path / "here" / "mine" / "config.json").write_text(json.dumps(shape))
     piped(monkeypatch, "vllm serve here/mine\n")
     assert cli("init", "here/my.yaml")[0] == 0

@@ -713,6 +713,7 @@ def test_what_a_row_lacks(tmp_path: Path, cli: Run, cells: dict[str, str], words
         ({"gpu": "NVIDIA H100 PCIe"}, ["gpu = 'NVIDIA H100 PCIe'", "profile is of 'h100'"]),
         ({"tp": "2"}, ["tp = 2", "--rows tp=1"]),
         ({"num_gpus": "8"}, ["num_gpus = '8', but the profile is of 1; say on how many one"]),
+        ({"num_gpus": "two"}, ["num_gpus = 'two', but the profile is of 1; say on how many one"]),
         ({"quantisation": "FP8 weights, kv bf16"}, ["quantisation = 'FP8", "weights have 16 bits"]),
         ({"quantisation": "w4a16"}, ["weights have 16 bits", "--dtype"]),
         ({"model": "acme/Llama-3.1-8B-Instruct-FP8"}, ["model = ", "weights have 16 bits"]),

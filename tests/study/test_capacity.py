@@ -868,7 +868,7 @@ def test_a_load_has_the_adapters_and_limits_of_the_workload(
 
 
 def test_prices_may_be_given_in_short_or_without_a_date(tmp_path: Path) -> None:
-    in_short = Prices.load("h100:2.10,a100-40gb:0.95")
+    in_short = Prices.load("h100:2.10, a100-40gb:0.95")
     assert in_short.per_gpu_hour == {"h100": 2.1, "a100-40gb": 0.95}
     (tmp_path / "prices.yaml").write_text("per_gpu_hour: {h100: 2.1}\ncurrency: EUR\n")
     assert Prices.load(tmp_path / "prices.yaml").per_gpu_hour == {"h100": 2.1}

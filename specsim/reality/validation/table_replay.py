@@ -401,7 +401,8 @@ def check_same(runs: Sequence[MeasuredRun], profile: Profile) -> None:
                 f"{size}; keep its rows only (--rows tp={size}), or name another profile"
             )
         gpus, stages = run.cells.get("num_gpus", ""), len(profile.stage_shares)
-        if number_in(gpus) not in (profile.num_gpus, None if stages == 1 else profile.num_gpus):
+        may_be_empty = stages == 1 and not gpus.strip()
+        if not may_be_empty and number_in(gpus) != profile.num_gpus:
             how = f", in {stages} stages" if stages > 1 else ""
             raise ProfileError(
                 f"{run.place}: num_gpus = {gpus!r}, but the profile is of {profile.num_gpus}{how}; "

@@ -61,8 +61,9 @@ class Prices(Settings):
 
         A ConfigError if they are wrong.
         """
-        given = dict(_PRICE.findall(str(path or "")))
-        if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == str(path):
+        typed = re.sub(r"\s*,\s*", ",", str(path or "").strip())
+        given = dict(_PRICE.findall(typed))
+        if given and ",".join(f"{gpu}:{price}" for gpu, price in given.items()) == typed:
             with validated(f"--prices {path}", ConfigError):
                 return cls.model_validate({"per_gpu_hour": given})
         if path is not None and not Path(path).exists():
