@@ -105,14 +105,24 @@ def inlined(function: Function) -> Function:
 def _for_loops(function: Function, *, forceinline: bool) -> Function:
     if IS_COMPILER not in os.environ:
         return function
-    # Unlike `njit` it makes no way in from Python; no other way in either, no whole-array sums, and
-    # nothing is counted that refers to arrays.
-    options = {"no_cfunc_wrapper": True, "no_rewrites": True, "_nrt": False}
+    # Unlike `njit` it makes no way in from Python, and no other way in either.
     mark = import_module("numba.extending").register_jitable(
-        error_model="numpy", forceinline=forceinline, **options
+        error_model="numpy",
+        forceinline=forceinline,
+        no_cfunc_wrapper=True,
+        no_rewrites=not may_allocate(function.__module__),
+        _nrt=may_allocate(function.__module__),
     )
     compiled: Function = mark(function)
     return compiled
+
+
+def may_allocate(module: str) -> bool:
+    """Return whether loops of a module may make arrays, and raise: those of users.
+
+    In specsim's own nothing is counted that refers to arrays, and there are no whole-array sums.
+    """
+    return not module.startswith("specsim.")
 
 
 class Hook:
@@ -240,10 +250,11 @@ class Loop:
     Loops of one module are compiled together.
 
     Args:
-        function: Neither allocates nor raises. Defined at the top of its module, and so is the
-            loop.
+        function: Neither allocates nor raises, but for `may_allocate`. Defined at the top of its
+            module, and so is the loop.
         types: Element type and number of dimensions of each field of the tuple, in order; of a
-            field that is such a tuple itself, its types.
+            field that is such a tuple itself, its types. A hook ``has_raised`` is called where
+            machine code has.
         name: What the loops of the module are called together.
         rooms: Modules and packages from whose files they are compiled; a change there compiles them
             anew.

@@ -34,6 +34,7 @@ from specsim.core.compiled import (
     has,
     inner,
     loops_of,
+    may_allocate,
     run,
     run_at,
     symbol,
@@ -51,6 +52,86 @@ _NO_REASON = re.compile(
 )
 """How those lines of numba's errors begin that say no more than that there is one."""
 _OF_PYTHON = ("Py", "_Py", "NRT_", "numba_")  # what numba's code refers to where it would raise
+_ENTRY = """
+declare i32 @"{called}"(ptr, ptr, ptr)
+define i64 @"{name}"(ptr %address) {{
+  %found = alloca i64
+  %error = alloca ptr
+  %status = call i32 @"{called}"(ptr %found, ptr %error, ptr %address)
+  %value = load i64, ptr %found
+  ret i64 %value
+}}
+"""
+"""The way in from Python. numba's own would tell Python of an error, of which there is none."""
+_NEVER_CALLED = {
+    "PyErr_SetString": "define void @PyErr_SetString() { call void @llvm.trap() unreachable }\n",
+    "PyExc_RuntimeError": "@PyExc_RuntimeError = global ptr null\n",
+}
+"""What stays of telling Python an error's text, by name, and what stands in its place."""
+_MEMORY = """
+declare ptr @malloc(i64)
+declare void @free(ptr)
+define ptr @NRT_Allocate(i64 %size) {
+  %data = call ptr @malloc(i64 %size)
+  ret ptr %data
+}
+define void @NRT_Free(ptr %data) {
+  call void @free(ptr %data)
+  ret void
+}
+define ptr @NRT_MemInfo_alloc_aligned(i64 %size, i32 %align) {
+  %step = zext i32 %align to i64
+  %room = add i64 %step, 48
+  %all = add i64 %size, %room
+  %info = call ptr @malloc(i64 %all)
+  %failed = icmp eq ptr %info, null
+  br i1 %failed, label %done, label %made
+made:
+  %start = ptrtoint ptr %info to i64
+  %end = add i64 %start, %room
+  %over = urem i64 %end, %step
+  %place = sub i64 %end, %over
+  %data = inttoptr i64 %place to ptr
+  store [6 x i64] [i64 1, i64 0, i64 0, i64 0, i64 0, i64 0], ptr %info
+  %field = getelementptr i64, ptr %info, i64 3
+  store ptr %data, ptr %field
+  br label %done
+done:
+  ret ptr %info
+}
+define ptr @NRT_MemInfo_alloc(i64 %size) {
+  %info = call ptr @NRT_MemInfo_alloc_aligned(i64 %size, i32 16)
+  ret ptr %info
+}
+define ptr @NRT_MemInfo_new_varsize_dtor(i64 %size, ptr %drop) {
+  %info = call ptr @NRT_MemInfo_alloc_aligned(i64 %size, i32 16)
+  %failed = icmp eq ptr %info, null
+  br i1 %failed, label %done, label %made
+made:
+  %field = getelementptr i64, ptr %info, i64 1
+  store ptr %drop, ptr %field
+  br label %done
+done:
+  ret ptr %info
+}
+define void @NRT_MemInfo_call_dtor(ptr %info) {
+  %field = getelementptr i64, ptr %info, i64 1
+  %drop = load ptr, ptr %field
+  %owns = icmp ne ptr %drop, null
+  br i1 %owns, label %drops, label %done
+drops:
+  %place = getelementptr i64, ptr %info, i64 3
+  %data = load ptr, ptr %place
+  call void %drop(ptr %data, i64 0, ptr null)
+  br label %done
+done:
+  call void @free(ptr %info)
+  ret void
+}
+"""
+"""What numba's arrays and the texts of its errors are made of: in front of the data 48 bytes, a
+count of references first and the place of the data as the fourth (numba ``core/runtime/nrt.cpp``).
+"""
 
 
 def _numba() -> Any:
@@ -70,15 +151,16 @@ def machine_code(loops: list[Loop]) -> bytes:
     _let_hooks_be_called()
     libraries: dict[int, Any] = {}
     for loop in loops:
-        _collect(_lowered(loop), libraries)
+        _collect(_lowered(llvm, loop), libraries)
     for library in libraries.values():
         whole.link_in(library._final_module)
-    _cut_off(llvm, whole)
+    whole.link_in(llvm.parse_assembly(_MEMORY))
     names = [symbol(loop) for loop in loops]
     for value in [*whole.functions, *whole.global_variables]:
         if not value.is_declaration and value.name not in names:
             value.linkage = "internal"  # the code of another module may have the same name
     _optimise(llvm, whole)
+    _cut_off(llvm, whole)
     library = _linked(_emitted(llvm, whole, reloc="pic", codemodel="small"), names)
     return library or _emitted(llvm, whole, reloc="static", codemodel="large")
 
@@ -145,6 +227,9 @@ def _keep_apart(functions: list[Any]) -> None:
     long, and the result is no faster.
     """
     for function in functions:
+        if function.name in ("NRT_incref", "NRT_decref"):  # apart for passes that do not run here
+            function.attributes.discard("noinline")
+            function.attributes.add("alwaysinline")
         is_copied = "alwaysinline" in function.attributes
         if function.blocks and _OF_TUPLES_ALONE.search(function.name) and not is_copied:
             function.attributes.add("noinline")
@@ -177,14 +262,19 @@ def _optimise(llvm: Any, whole: Any) -> None:
 
 
 def _cut_off(llvm: Any, whole: Any) -> None:
-    """Make code stand alone: what it refers to in Python and never reaches becomes a trap."""
+    """Make code stand alone, where that can be.
+
+    Raises:
+        ValueError: It calls what numba has in C, or Python.
+    """
     text = "declare void @llvm.trap()\n"
-    for value in whole.functions:
+    for value in [*whole.functions, *whole.global_variables]:
         if value.is_declaration and value.name.startswith(_OF_PYTHON):
-            text += f"define void @{value.name}() {{ call void @llvm.trap() unreachable }}\n"
-    for value in whole.global_variables:
-        if value.is_declaration and value.name.startswith(_OF_PYTHON):
-            text += f"@{value.name} = global ptr null\n"
+            if value.name.startswith("NRT_"):
+                raise ValueError("it makes a list, a set or a dictionary")
+            if value.name not in _NEVER_CALLED:
+                raise ValueError(f"it calls {value.name}, which only numba has")
+            text += _NEVER_CALLED[value.name]
     whole.link_in(llvm.parse_assembly(text))
 
 
@@ -222,7 +312,7 @@ def _linked(code: bytes, names: list[str]) -> bytes | None:
     return None
 
 
-def _lowered(loop: Loop) -> Any:
+def _lowered(llvm: Any, loop: Loop) -> Any:
     """Return numba's library of a loop, whose entry has the loop's name."""
     numba = _numba()
     function = inner(loop.function)
@@ -239,10 +329,19 @@ def _lowered(loop: Loop) -> Any:
     def entry(address: Any) -> Any:
         return function(as_handle(address))
 
+    def guarded(address: Any) -> Any:
+        arrays = as_handle(address)
+        try:
+            return function(arrays)
+        except Exception:  # machine code knows no more of it
+            return run(arrays.has_raised)
+
     whole = numba.types.int64
-    compiled = numba.cfunc(whole(numba.types.CPointer(whole)), _nrt=False)(entry)
-    library = compiled._library
-    library._final_module.get_function(compiled.native_name).name = symbol(loop)
+    kind, allocates = whole(numba.types.CPointer(whole)), may_allocate(loop.module)
+    compiled = numba.cfunc(kind, _nrt=allocates)(guarded if "has_raised" in loop.types else entry)
+    library, called = compiled._library, compiled.native_name.removeprefix("cfunc.")
+    text = _ENTRY.format(name=symbol(loop), called=called)
+    library._final_module.link_in(llvm.parse_assembly(text))
     return library
 
 
@@ -352,7 +451,6 @@ def _told(error: BaseException) -> str:
     down to the reason, after which come the places, the innermost first.
     """
     text = _OF_ARRAYS.sub("", str(error)).replace(" found for signature:", "")
-    text = text.replace("NRT required but not enabled", "it allocates, raises or uses an object")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reasons = [line for line in lines if not _NO_REASON.match(line)]
     place = next((found for found in _PLACE.finditer(text) if not _OURS.search(found[0])), None)

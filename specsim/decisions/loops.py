@@ -16,7 +16,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from specsim.core.compiled import Bound, Hook, Loop, Pointers, Rows, inner, record_of, types_of
+from specsim.core.compiled import (
+    HOOK,
+    Hook,
+    Loop,
+    Pointers,
+    Rows,
+    Types,
+    inner,
+    record_of,
+    types_of,
+)
 from specsim.core.desk import Desk, Flags, Floats, Ints
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.profile.step_time import Pricing
@@ -107,6 +117,7 @@ class Asking(NamedTuple):
 class _Both(NamedTuple):
     seen: Any
     memory: Any
+    has_raised: Hook  # called where machine code has
 
 
 VIEW_TYPES = types_of(View)
@@ -150,8 +161,8 @@ ROOMS = ("specsim.latency.form", "specsim.profile.step_time", "specsim.policies.
 class Loops:
     """The functions of a policy over a `View` and what it remembers.
 
-    They neither allocate nor raise, and functions that they call are marked as
-    `specsim.core.compiled.inner`. All stand in one module, at its top.
+    They use numbers and arrays (`specsim.core.compiled.may_allocate`), and functions that they call
+    are marked as `specsim.core.compiled.inner`. All stand in one module, at its top.
 
     Args:
         memory: A `NamedTuple` of arrays. A field of the name of one of the view is the view's.
@@ -171,7 +182,7 @@ class Loops:
         self, memory: type, *, rooms: tuple[str, ...] = (), decide: Act, **others: Act
     ) -> None:
         self.memory = memory
-        types = {"seen": VIEW_TYPES, "memory": types_of(memory)}
+        types: Types = {"seen": VIEW_TYPES, "memory": types_of(memory), "has_raised": HOOK}
         module = decide.__module__
         name = f"policies-{module.rpartition('.')[2]}"
         rooms = (module, __name__, "specsim.core.desk", *ROOMS, *rooms)
@@ -210,6 +221,10 @@ def _of_both(function: Act) -> Callable[[Any], int]:
     return both
 
 
+def _raise() -> int:
+    raise RuntimeError("its loops raised an error, which NUMBA_DISABLE_JIT=1 shows")
+
+
 class LoopMemory:
     """What a policy with loops remembers of one replica, and how Python asks it.
 
@@ -227,7 +242,7 @@ class LoopMemory:
     def __init__(
         self,
         loops: Loops,
-        call: Callable[[Bound], None],
+        call: Callable[[Callable[[], int]], None],
         server: Any,
         pricing: Desk[Pricing],
         **fields: Any,
@@ -251,7 +266,8 @@ class LoopMemory:
         room = most * self._longest
         view = view._replace(pricing=self._pricing.made(room, requests, {}))
         memory = self.desk.made(room, requests, view._asdict())
-        both = Pointers(_Both(view, memory), self._types)
+        has_raised = Hook(partial(self._call, _raise))
+        both = Pointers(_Both(view, memory, has_raised), self._types)
         bound = {verb: loop.bind(both) for verb, loop in self._loops.items()}
         return {
             verb: each if each.is_compiled else Hook(partial(self._call, each))

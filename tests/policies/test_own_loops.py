@@ -32,7 +32,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., st
     """Write the tutorial's policy with a line of `decide` replaced; return how it is named."""
 
     def write(name: str, lens: str = "", before: str = "") -> str:
-        text = block("following.py")
+        text = block("following.py").replace("from specsim", "import numpy as np\nfrom specsim", 1)
         old = next(line for line in text.splitlines() if "view.lens[row]" in line).strip()
         text = text.replace(old, lens or old).replace("    for row", f"{before}\n    for row", 1)
         (tmp_path / f"{name}.py").write_text(text)
@@ -47,21 +47,56 @@ def tables(experiment: Experiment) -> tuple[bytes, bytes]:
     return found.requests.tobytes(), found.steps.tobytes()
 
 
-@pytest.mark.parametrize("before", ["", "    some = [1, 2]; some.append(len(str(view.step)))"])
+@pytest.mark.parametrize(
+    ("before", "why"),
+    [
+        ("", ""),
+        ("    some = [1, 2]; some.append(3)", "it makes a list, a set or a dictionary"),
+        ("    np.eye(2) @ np.eye(2)", r"it calls numba_\w+, which only numba has"),
+        ("    some = vars()", r"Untyped global name 'vars'.*does_not_compile\w*\.py, line \d+\)"),
+    ],
+)
 def test_the_tutorials_two_ways_to_follow_are_the_same(
-    before: str, written: Callable[..., str], tiny: Callable[..., Experiment], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+    before: str, why: str, written: Callable[..., str], tiny: Callable[..., Experiment],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "learning_by_itself.py").write_text(block("learning.py"))
     in_python = tables(tiny(policy="learning_by_itself:Follow"))
     for verb in ("_decide", "_observe"):
         monkeypatch.delattr(Speculation, verb)  # as it is asked in Python
-    name = written("does_not_compile" if before else "compiles", before=before)
-    assert tables(tiny(policy=name)) == in_python
+    name = f"does_not_compile_{crc32(before.encode())}" if before else "compiles"
+    assert tables(tiny(policy=written(name, before=before))) == in_python
     said = capfd.readouterr().err
-    assert ("running its policies-does_not_compile as Python" in said) == bool(before)
-    why = f"it allocates, raises or uses an object ({tmp_path / 'does_not_compile.py'}, line "
-    assert (why in said) == bool(before)
+    assert (f"running its policies-{name} as Python" in said) == bool(before)
+    assert re.search(why, said)
+
+
+def test_what_a_policy_in_numpy_decides_is_the_same_in_python(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    (tmp_path / "in_numpy.py").write_text(block("in_batch.py"))
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = tiny(policy="in_numpy:InBatch")
+    compiled = tables(experiment)
+    assert "as Python" not in capfd.readouterr().err
+    with experiment.policy.loops.as_python():
+        assert tables(experiment) == compiled
+
+
+@pytest.mark.parametrize("verb", ["decide", "observe"])
+def test_machine_code_that_raises_ends_the_run_in_one_line(
+    verb: str, tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = f"def {verb}(view: View, memory: Memory) -> None:\n    view.lens[:9] = np.zeros(7)\n"
+    text = block("in_batch.py").replace(f"def {verb}(view: View, memory: Memory) -> None:\n", wrong)
+    (tmp_path / f"raises_{verb}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = tiny(policy=f"raises_{verb}:InBatch")
+    with pytest.raises(PluginError, match=r"InBatch 'raises_.*NUMBA_DISABLE_JIT=1 shows"):
+        simulate(experiment)
+    with experiment.policy.loops.as_python(), pytest.raises(PluginError, match="broadcast"):
+        simulate(experiment)
 
 
 @pytest.mark.parametrize(
