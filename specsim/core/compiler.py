@@ -114,23 +114,50 @@ made:
 done:
   ret ptr %info
 }
-define void @NRT_MemInfo_call_dtor(ptr %info) {
+define ptr @NRT_MemInfo_data_fast(ptr %info) {
+  %field = getelementptr i64, ptr %info, i64 3
+  %data = load ptr, ptr %field
+  ret ptr %data
+}
+define void @NRT_incref(ptr %info) alwaysinline {
+  %is_none = icmp eq ptr %info, null
+  br i1 %is_none, label %done, label %counts
+counts:
+  %count = load i64, ptr %info
+  %more = add i64 %count, 1
+  store i64 %more, ptr %info
+  br label %done
+done:
+  ret void
+}
+define void @NRT_decref(ptr %info) alwaysinline {
+  %is_none = icmp eq ptr %info, null
+  br i1 %is_none, label %done, label %counts
+counts:
+  %count = load i64, ptr %info
+  %left = sub i64 %count, 1
+  store i64 %left, ptr %info
+  %is_last = icmp eq i64 %left, 0
+  br i1 %is_last, label %last, label %done
+last:
   %field = getelementptr i64, ptr %info, i64 1
   %drop = load ptr, ptr %field
   %owns = icmp ne ptr %drop, null
-  br i1 %owns, label %drops, label %done
+  br i1 %owns, label %drops, label %frees
 drops:
-  %place = getelementptr i64, ptr %info, i64 3
-  %data = load ptr, ptr %place
+  %data = call ptr @NRT_MemInfo_data_fast(ptr %info)
   call void %drop(ptr %data, i64 0, ptr null)
+  br label %frees
+frees:
+  call void @free(ptr %info)
   br label %done
 done:
-  call void @free(ptr %info)
   ret void
 }
 """
-"""What numba's arrays and the texts of its errors are made of: in front of the data 48 bytes, a
-count of references first and the place of the data as the fourth (numba ``core/runtime/nrt.cpp``).
+"""What numba's arrays and the texts of its errors are made of: in front of the data 48 bytes, first
+a count of references, second what lets go of what they hold, fourth the place of the data (numba
+``core/runtime/nrt.cpp``). numba's own is for threads that share arrays, and in C.
 """
 
 
@@ -172,7 +199,8 @@ def _lower_only() -> None:
     class Library(JITCodeLibrary):
         def add_ir_module(self, module: Any) -> None:
             _keep_apart(module.functions)
-            super().add_ir_module(module)
+            if module.name != "nrt_module":  # what `_MEMORY` is for
+                super().add_ir_module(module)
 
         def _optimize_functions(self, module: Any) -> None:
             module.data_layout = self._codegen._data_layout
@@ -227,9 +255,6 @@ def _keep_apart(functions: list[Any]) -> None:
     long, and the result is no faster.
     """
     for function in functions:
-        if function.name in ("NRT_incref", "NRT_decref"):  # apart for passes that do not run here
-            function.attributes.discard("noinline")
-            function.attributes.add("alwaysinline")
         is_copied = "alwaysinline" in function.attributes
         if function.blocks and _OF_TUPLES_ALONE.search(function.name) and not is_copied:
             function.attributes.add("noinline")
