@@ -9,7 +9,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.fading import change_of_variance, keep
+from specsim.policies.parts.recent import change_of_variance, keep
 from specsim.policies.parts.stopping import draft_on
 
 TOKENS, SHORTEST = 30, 2

@@ -27,9 +27,12 @@ from specsim.policies.parts.exchange import (
     Trade,
     ask_ahead,
     best_of,
+    learn_prices,
+    note_asked,
     note_dearer,
     note_step,
     rate_of,
+    restate,
     saved_by,
     set_prices,
     spend_before,
@@ -41,7 +44,6 @@ from specsim.policies.parts.exchange import (
     weigh_choices,
 )
 from specsim.policies.parts.joint_memory import Joining, JointState, no_lives
-from specsim.policies.parts.prices import learn_prices, note_asked, restate
 from specsim.policies.parts.prospects import (
     LEVELS,
     add_surest,
