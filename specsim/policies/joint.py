@@ -43,7 +43,6 @@ from specsim.policies.parts.exchange import (
     value_of,
     weigh_choices,
 )
-from specsim.policies.parts.joint_memory import Joining, JointState, no_lives
 from specsim.policies.parts.prospects import (
     LEVELS,
     add_surest,
@@ -58,8 +57,11 @@ from specsim.policies.parts.prospects import (
 )
 from specsim.policies.parts.upkeep import (
     LOSS,
+    Joining,
+    JointState,
     has_tried,
     life_of,
+    no_lives,
     note_gains,
     pay_back,
     settle_served,
