@@ -11,7 +11,7 @@ a prefill pool that queues hands over its requests in another rhythm than they c
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import compress, product
+from itertools import product
 from operator import lt
 from pathlib import Path
 from statistics import fmean
@@ -506,8 +506,8 @@ def _together(way: Way, prefill: _Piece, decode: _Piece) -> SplitPrediction:
 def _finalists(predictions: list[SplitPrediction], most: int) -> list[SplitPrediction]:
     """Return the best, and what nothing beats in both latencies, in their order."""
     front = []
-    for is_bound in (False, True):
-        own = [each for each in predictions if each.way.is_bound == is_bound]
+    for bound in (False, True):
+        own = [each for each in predictions if each.way.is_bound == bound]
         pairs = [(each.p99_ttft_ms, each.mean_tpot_ms) for each in own]
         front += [
             each for each, pair in zip(own, pairs, strict=True) if not _is_beaten(pair, pairs)
