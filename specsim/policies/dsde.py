@@ -9,8 +9,8 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts.everybody import draft_on
 from specsim.policies.parts.recent import change_of_variance, keep
-from specsim.policies.parts.stopping import draft_on
 
 TOKENS, SHORTEST = 30, 2
 
