@@ -169,7 +169,7 @@ def _correct(desk: Trade) -> None:
 
 
 @inner
-def set_load(desk: Spending, load: Ints, longest: int) -> None:
+def _set_load(desk: Spending, load: Ints, longest: int) -> None:
     """Put down a step and the length of all drafts that it makes."""
     put_load(desk.pricing, load[0], load[1], load[2], load[3])
     put_len(desk.pricing, longest)
@@ -178,7 +178,7 @@ def set_load(desk: Spending, load: Ints, longest: int) -> None:
 
 @inner
 def _time(desk: Trade, load: Ints, longest: int) -> float:
-    set_load(desk.spending, load, longest)
+    _set_load(desk.spending, load, longest)
     return priced(desk.spending.pricing, load[1], longest)
 
 
@@ -216,7 +216,7 @@ def note_step(desk: Trade) -> None:
         return
     plain = 1.0
     if desk.limits[0].has_plain:
-        set_load(desk.spending, desk.decodes, 0)
+        _set_load(desk.spending, desk.decodes, 0)
         plain = priced_plain(desk.spending.pricing, desk.decodes[2])
     _add(exchange[0], num, tokens, time / plain)
     _add(exchange[size_class(int(num))], num, tokens, time / plain)
@@ -263,7 +263,7 @@ def note_dearer(desk: Trade) -> None:
 @inner
 def _added(desk: Trade, load: Ints, tokens: int) -> float:
     """Return what so many more tokens take in a step, seconds."""
-    set_load(desk.spending, load, 0)
+    _set_load(desk.spending, load, 0)
     pricing = desk.spending.pricing
     return priced(pricing, load[1] + tokens, 0) - priced(pricing, load[1], 0)
 
@@ -276,7 +276,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     be trimmed: there are several choices; shorter ones are not worth a look then.
     """
     values, emitted, choices, num = desk.values, desk.emitted, desk.sizes[0], desk.decodes[2]
-    set_load(desk.spending, desk.decodes, 0)
+    _set_load(desk.spending, desk.decodes, 0)
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
     dearer = desk.learned[0].dearer / max(desk.learned[0].priced_steps, 1.0)
@@ -344,7 +344,7 @@ def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
 
     Nothing of it is trimmed afterwards. Return what it is worth.
     """
-    set_load(desk.spending, desk.decodes, 0)
+    _set_load(desk.spending, desk.decodes, 0)
     extra = desk.spending.extra
     extra[0] = desk.drafting[limit]
     if not desk.limits[0].by_model:  # pays for what it drafts, which is what is verified
@@ -370,7 +370,7 @@ def spend_on_drafts(desk: Trade, rate: float) -> None:
         desk.decodes[1] -= desk.draft_lens[row]
         longest = max(longest, desk.draft_lens[row])
     # The drafts of the next step will take about as long, which matters to goodput.
-    set_load(desk.spending, desk.decodes, 0 if rate else longest)
+    _set_load(desk.spending, desk.decodes, 0 if rate else longest)
     _spend(desk, desk.sizes[2], desk.sizes[1] * desk.sizes[2], rate)
     for row in range(desk.sizes[1]):
         desk.lens[row] = min(desk.spending.counts[row], desk.draft_lens[row])
@@ -489,7 +489,7 @@ def learn_prices(desk: Trade) -> None:
     if not limits.has_plain:
         return
     if learned.target_steps < _SOON or learned.asked % _ONE_OF == 0:
-        set_load(desk.spending, desk.running, 0)
+        _set_load(desk.spending, desk.running, 0)
         plain = priced_plain(desk.spending.pricing, desk.running[1])
         ratio = _bounded((outcome[2] - outcome[3]) / plain)
         learned.target_ratios = _KEPT * learned.target_ratios + ratio

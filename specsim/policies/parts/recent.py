@@ -36,7 +36,7 @@ def count(gate: Gate, ring: Floats, number: float) -> None:
         gate.is_shut = gate.total / gate.window < gate.threshold
 
 
-FADING = 0.85
+_FADING = 0.85
 """What a number weighs by that after it."""
 
 
@@ -65,7 +65,7 @@ def change_of_variance(ring: Floats, count: int) -> float:
         place = place - 1 if place else len(ring) - 1
         total, first = total + weight, first + weight * number
         second += weight * number * number
-        weight *= FADING
+        weight *= _FADING
         if age < max(num // 3, 1):
             late = second / total - (first / total) ** 2
     steady = second / total - (first / total) ** 2

@@ -19,9 +19,9 @@ from specsim.policies.parts.prospects import STALE_DRAFTS, Seen, age
 
 NEW, SERVED, TRIED, LET_GO = range(4)
 """What is in `Joining.states`."""
-PRIOR_REQUESTS = 5.0
+_PRIOR_REQUESTS = 5.0
 """Requests that count for a prior: they are expected to decode for as many steps as"""
-STEADY = 100.0
+_STEADY = 100.0
 """those over which a drafter has to be worth its upkeep."""
 
 
@@ -84,8 +84,8 @@ class Lives(Protocol):
 
 def no_lives() -> NDArray[Any]:
     """Return the prior."""
-    lived = PRIOR_REQUESTS * STEADY
-    return row_of(Lives, ended=PRIOR_REQUESTS, lived=lived, decoded=lived, emitted=lived)
+    lived = _PRIOR_REQUESTS * _STEADY
+    return row_of(Lives, ended=_PRIOR_REQUESTS, lived=lived, decoded=lived, emitted=lived)
 
 
 class Joining(NamedTuple):
@@ -145,7 +145,7 @@ def note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) ->
     if state.num_seen < _EVIDENCE:  # before, gains are what the prior says
         return
     state.num_noted += 1
-    num, steps = desk.trade.decodes[2], min(float(state.num_noted), STEADY)
+    num, steps = desk.trade.decodes[2], min(float(state.num_noted), _STEADY)
     for_all, with_prefills, for_served = gains
     state.batch += (num - state.batch) / steps
     state.for_all += (num * for_all - state.for_all) / steps
@@ -153,11 +153,11 @@ def note_gains(desk: Joining, gains: tuple[float, float, float], idle: float) ->
     soon = min(steps, _SOON)
     state.batch_served += (num - state.batch_served) / soon
     state.for_served += (num * for_served - state.for_served) / soon
-    prior = PRIOR_REQUESTS / (state.num_tried + PRIOR_REQUESTS)
+    prior = _PRIOR_REQUESTS / (state.num_tried + _PRIOR_REQUESTS)
     least = max(idle / 2.0, _WORTHWHILE) if state.is_closed else _WORTHWHILE
     costs = idle + for_all - with_prefills > _NOTHING
     state.is_closed = costs and _shrunk(state.with_prefills / state.batch, prior) < least
-    is_waning = state.is_closed or state.steps_since_new > STEADY
+    is_waning = state.is_closed or state.steps_since_new > _STEADY
     of_all = _shrunk(state.for_all / state.batch, prior)
     of_served = _shrunk(state.for_served / state.batch_served, prior)
     state.is_off = is_waning and min(of_all, of_served) < 0.0
