@@ -7,11 +7,22 @@ experiment = Experiment.load(Path("experiment.yaml"), ["policy.k=3"])
 summary = Summary(simulate(experiment, keeps_deliveries=True))  # for vLLM's lists per request
 print(summary.data["mean_tpot_ms"])
 summary.save(Path("results"))
+
+A study says what is wrong once, in the words of the command line, ``--num-requests``; called as a
+function, it is ``num_requests`` that is to be changed.
 """
+
+import re
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import ParamSpec, TypeVar
 
 from specsim.acceptance.base import Acceptance
 from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints, PerRequest
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.core.reading import short
 from specsim.core.request import Request
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.core.trees import Tree
@@ -29,6 +40,7 @@ from specsim.policies import (
 )
 from specsim.profile import Profile, load_profile
 from specsim.run import simulate as _simulate
+from specsim.run.checks import ALLOWS_LARGE
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run
 from specsim.run.summary import Summary
@@ -38,7 +50,6 @@ from specsim.study import plan as _plan
 from specsim.study import sweep as _sweep
 from specsim.study import tune as _tune
 from specsim.study.gate import verdict as _verdict
-from specsim.study.in_python import in_python
 from specsim.workload.readers import read_trace
 from specsim.workload.trace import Trace
 
@@ -50,11 +61,66 @@ __all__ = [
     "parse_policies", "plan", "read_trace", "row_of", "simulate", "sweep", "tune",
 ]  # fmt: skip
 
-capacity = in_python(_capacity.capacity)
-compare = in_python(_compare.compare)
-gate = in_python(_verdict.gate)
-parse_policies = in_python(_compare.parse_policies)
-plan = in_python(_plan.plan, _plan.question_of)
-simulate = in_python(_simulate.simulate)
-sweep = in_python(_sweep.sweep)
-tune = in_python(_tune.tune)
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OTHERS = {"--set": "overrides", "--tolerance": "tolerances", "--drive concurrency": "is_closed"}
+"""Arguments that are not called as their option is."""
+_WITHOUT_AN_ARGUMENT = {
+    "`specsim --large` before the command": f"{ALLOWS_LARGE}=1 in the environment"
+}
+_MISSING = object()
+_OPTION = re.compile(
+    "|".join(map(re.escape, _OTHERS | _WITHOUT_AN_ARGUMENT)) + r"|`[^`]*`|(?<![\w-])--[a-z][a-z-]*"
+)
+
+
+def _in_python(
+    function: Callable[P, R], takes: Callable[..., object] | None = None
+) -> Callable[P, R]:
+    """Return a study whose errors name its arguments, also those that it leaves to `takes`."""
+    whole = signature(function)
+    if takes is not None:
+        own = [p for p in whole.parameters.values() if p.kind != p.VAR_KEYWORD]
+        whole = whole.replace(parameters=[*own, *signature(takes).parameters.values()])
+    known = whole.parameters
+
+    def argument(option: re.Match[str]) -> str:
+        """Return what is said in the place of an option; commands of a shell stay."""
+        alike = option[0].removeprefix("--").replace("-", "_")
+        name = alike if alike in known else _OTHERS.get(option[0], "")
+        if name in known:
+            return f"{name}=True" if isinstance(known[name].default, bool) else name
+        return _WITHOUT_AN_ARGUMENT.get(option[0], option[0])
+
+    @wraps(function)
+    def told(*args: P.args, **kwargs: P.kwargs) -> R:
+        if takes is not None and (unknown := kwargs.keys() - known):
+            text = f"{function.__name__}() got an unexpected keyword argument '{min(unknown)}'"
+            raise TypeError(text)
+        given = args[0] if args else kwargs.get("experiment", _MISSING)
+        is_one = isinstance(given, Experiment) or given is _MISSING
+        if "experiment" in known and not is_one:
+            raise ConfigError(
+                f"experiment = {short(given)}: should be an Experiment; Experiment.load(PATH) "
+                "reads a file, Experiment.parse(MAPPING, NAME) takes a mapping"
+            )
+        try:
+            return function(*args, **kwargs)
+        except SpecsimError as error:
+            error.args = (_OPTION.sub(argument, str(error)),)
+            raise
+
+    vars(told)["__signature__"] = whole
+    told.__module__ = __name__  # where other processes find it
+    return told
+
+
+capacity = _in_python(_capacity.capacity)
+compare = _in_python(_compare.compare)
+gate = _in_python(_verdict.gate)
+parse_policies = _in_python(_compare.parse_policies)
+plan = _in_python(_plan.plan, _plan.question_of)
+simulate = _in_python(_simulate.simulate)
+sweep = _in_python(_sweep.sweep)
+tune = _in_python(_tune.tune)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from specsim.profile import Profile
-from specsim.reality.profile_fit.problem import changed
+from specsim.reality.profile_fit.run_fit import changed
 from specsim.reality.validation import predict, read_table
 
 ATTENTION = {

@@ -6,7 +6,7 @@ import torch
 
 from specsim.hardware import ModelShape
 from specsim.profile import Profile
-from specsim.reality.calibration.torch_plan import Served
+from specsim.reality.calibration.torch_subject import Served
 from specsim.reality.torch_engine.engine import CacheRoom, TorchEngine
 from specsim.reality.torch_engine.model import Recipe
 from specsim.run.experiment import Experiment

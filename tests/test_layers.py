@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 
 from specsim.autoscaling import AUTOSCALING
@@ -200,6 +201,23 @@ def test_no_name_is_used_twice() -> None:
     classes = [name for path in MODULES for name in facts(path).classes if name != "_Memory"]
     files = [path.name for path in MODULES if path.name not in {"__init__.py", "base.py"}]
     assert [name for name, count in Counter(classes + files).items() if count > 1] == []
+
+
+def test_no_column_is_a_method_of_numpys_rows() -> None:
+    """Loops that run as Python would find the method: `specsim.core.compiled.as_records`."""
+    rows = [
+        node
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+    ]
+    fields = {
+        ast.unparse(each.target)
+        for row in rows
+        for each in row.body
+        if isinstance(each, ast.AnnAssign)
+    }
+    assert not fields & set(dir(np.void))
 
 
 def test_every_unit_has_a_place() -> None:

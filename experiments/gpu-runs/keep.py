@@ -21,8 +21,7 @@ from run import SERVERS, Server, data_folder
 
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
-from specsim.reality.profile_fit.problem import Problem, parameters_of
-from specsim.reality.profile_fit.run_fit import ROUNDS, Solution, solved
+from specsim.reality.profile_fit.run_fit import ROUNDS, Problem, Solution, parameters_of, solved
 from specsim.reality.validation import Replayer, read_table, select_rows
 from specsim.reality.validation.prediction_errors import measured_of
 

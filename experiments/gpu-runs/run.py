@@ -26,8 +26,7 @@ from specsim.core.atomic import new_file
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.profile.from_tables import TableProfile
 from specsim.profile.kernel_tables import TableOptions, tables_folder
-from specsim.reality.profile_fit.problem import DEVIATIONS
-from specsim.reality.profile_fit.run_fit import RunFit, fit_runs
+from specsim.reality.profile_fit.run_fit import DEVIATIONS, RunFit, fit_runs
 from specsim.reality.validation import MeasuredRun, TableErrors, read_table, select_rows
 
 HERE = Path(__file__).parent

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from pydantic import Field, PrivateAttr
 
 from specsim.acceptance import ACCEPTANCE, NestedAcceptance
-from specsim.acceptance._token_luck import TokenLuck, chosen
-from specsim.acceptance.base import Acceptance, Rates, TokenLucks
+from specsim.acceptance.base import Acceptance, Rates, TokenLuck, TokenLucks, chosen
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.resources import find_resource, resource_names

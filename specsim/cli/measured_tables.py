@@ -276,8 +276,7 @@ def fit_tables(
 ) -> None:
     """Read rows, fit the start profile to some of them, and tell the errors on the others."""
     from specsim.profile import load_profile
-    from specsim.reality.profile_fit.problem import DEVIATIONS
-    from specsim.reality.profile_fit.run_fit import fit_runs
+    from specsim.reality.profile_fit.run_fit import DEVIATIONS, fit_runs
     from specsim.reality.validation.measured_table import select_rows
     from specsim.show.render.reality_tables import run_fit_tables
 

@@ -102,8 +102,7 @@ def _torch_subject(
     device: Device, model: str | None, *, quick: bool, threads: int, seed: int, stated_error: float
 ) -> "Subject":
     from specsim.hardware import find_gpu, load_model
-    from specsim.reality.calibration.torch_plan import CPU, CUDA, QUICK, QUICK_CUDA
-    from specsim.reality.calibration.torch_subject import TorchSubject
+    from specsim.reality.calibration.torch_subject import CPU, CUDA, QUICK, QUICK_CUDA, TorchSubject
 
     name = model or ("llama-3.1-8b" if device == "cuda" else "llama-7m")
     shape = load_model(name)

@@ -333,8 +333,7 @@ def split(
     warm_up(workers)
     from specsim.show.render.study_tables import search_lines, split_table
     from specsim.study.compare import chosen_policies
-    from specsim.study.split import compare_splits
-    from specsim.study.split_search import search_splits
+    from specsim.study.split import compare_splits, search_splits
 
     experiment, search = load_experiment(config, overrides, seed), None
     how: dict[str, Any] = {

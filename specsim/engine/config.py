@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.settings import Settings
+from specsim.engine.adapters import LoraConfig
 from specsim.engine.engine_limits import IDLE, NOT_SKIPPED, SKIPPED
-from specsim.engine.lora_config import LoraConfig
 from specsim.engine.setup import Setup
 from specsim.engine.transfer import OffloadConfig
 from specsim.engine.versions import (

@@ -11,13 +11,14 @@ from specsim.core.compiled import Pointers, address_of, types_of
 from specsim.core.errors import CapacityError
 from specsim.core.request import Text
 from specsim.lookup import NO_DRAFT, Draft, Lookup
-from specsim.lookup.suffix_drafts import NO_ROOM, Scratch
 from specsim.lookup.suffix_nodes import CURSOR_FIELDS, NODE_COLUMNS, UNKNOWN, Arrays
 from specsim.lookup.suffix_tree import (
     LOCAL,
+    NO_ROOM,
     REMOVED,
     Removal,
     RequestArrays,
+    Scratch,
     draft,
     fill_table,
     learn,

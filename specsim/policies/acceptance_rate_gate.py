@@ -10,7 +10,7 @@ from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.everybody import ask_all, let_go_of
-from specsim.policies.parts.gates import Gate, count
+from specsim.policies.parts.recent import Gate, count
 from specsim.policies.parts.tiers_by_size import LensUpTo, lens_up_to
 
 

@@ -9,7 +9,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.stopping import draft_on, least_entropy
+from specsim.policies.parts.everybody import draft_on, least_entropy
 
 MOST_OF_TWO = 0.6931472  # the entropy of two outcomes is log 2 at most, in nats; rounded up
 

@@ -9,8 +9,8 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Floats, Ints, PerRequest
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.fading import change_of_variance, keep
-from specsim.policies.parts.stopping import draft_on
+from specsim.policies.parts.everybody import draft_on
+from specsim.policies.parts.recent import change_of_variance, keep
 
 TOKENS, SHORTEST = 30, 2
 
@@ -20,7 +20,7 @@ class DsdeState(Protocol):
 
     steps_left: int  # of them
     most_accepted: int  # tokens of a draft
-    sum: float  # of divergences,
+    added: float  # divergences, added up,
     num: int  # their number,
     largest: float  # and the largest
     by_confidence: int
@@ -44,7 +44,7 @@ def learn(view: View, memory: DsdeMemory, row: int, lost: float) -> None:
         total += divergence
         keep(memory.divergences, memory.counts, request, divergence)
         if state.steps_left:
-            state.sum, state.num = state.sum + divergence, state.num + 1
+            state.added, state.num = state.added + divergence, state.num + 1
             state.largest = max(state.largest, divergence)
     memory.means[request] = total / length
 
@@ -55,7 +55,7 @@ def decide(view: View, memory: DsdeMemory) -> None:
     if state.steps_left or not step.num_rows:
         draft_on(view)
         return
-    stretch = 1.0 + state.sum / max(state.num, 1) / (state.largest + 1e-9)
+    stretch = 1.0 + state.added / max(state.num, 1) / (state.largest + 1e-9)
     longest = max(state.most_accepted * stretch, float(SHORTEST))  # eq. 1
     for row, request in enumerate(view.requests[: step.num_rows]):
         change = change_of_variance(memory.divergences[request], memory.counts[request])

@@ -27,9 +27,12 @@ from specsim.policies.parts.exchange import (
     Trade,
     ask_ahead,
     best_of,
+    learn_prices,
+    note_asked,
     note_dearer,
     note_step,
     rate_of,
+    restate,
     saved_by,
     set_prices,
     spend_before,
@@ -40,8 +43,6 @@ from specsim.policies.parts.exchange import (
     value_of,
     weigh_choices,
 )
-from specsim.policies.parts.joint_memory import Joining, JointState, no_lives
-from specsim.policies.parts.prices import learn_prices, note_asked, restate
 from specsim.policies.parts.prospects import (
     LEVELS,
     add_surest,
@@ -56,8 +57,11 @@ from specsim.policies.parts.prospects import (
 )
 from specsim.policies.parts.upkeep import (
     LOSS,
+    Joining,
+    JointState,
     has_tried,
     life_of,
+    no_lives,
     note_gains,
     pay_back,
     settle_served,

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.stopping import Stopping, StopRule, draft_on
+from specsim.policies.parts.everybody import Stopping, StopRule, draft_on
 
 
 def decide(view: View, memory: Stopping) -> None:

@@ -13,7 +13,7 @@ from specsim.core.desk import Floats
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.arms import note_reward, ucb1
-from specsim.policies.parts.stopping import draft_on, least_entropy
+from specsim.policies.parts.everybody import draft_on, least_entropy
 
 RISE = 3  # the arm that goes by two tokens
 GAMMA = 0.2  # AdaEDL's

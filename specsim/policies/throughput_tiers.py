@@ -10,7 +10,7 @@ from specsim.core.desk import FloatRows, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.everybody import ask_all
-from specsim.policies.parts.shares import mean_share, note_shares
+from specsim.policies.parts.recent import mean_share, note_shares
 from specsim.policies.parts.tiers_by_size import (
     Tiers,
     TiersBySize,

@@ -15,7 +15,7 @@ from specsim.core.reading import short
 from specsim.core.request import Columns, Request
 from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
-from specsim.engine.offload import Offload
+from specsim.engine.transfer import Offload
 from specsim.profile import Profile
 from specsim.results.logs import EveryDelivery
 from specsim.results.records import ReplicaRecords

@@ -21,12 +21,11 @@ from specsim.engine.config import check_padding
 from specsim.engine.fleet import Fleet, Scaling
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep
-from specsim.engine.offload import Offload
 from specsim.engine.pools import PoolCluster, Pools, check_free
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Setup, Wiring
 from specsim.engine.table import BLOCKS_HELD
-from specsim.engine.transfer import KVPart, KVSize
+from specsim.engine.transfer import KVPart, KVSize, Offload
 from specsim.hardware import load_model
 from specsim.hardware.kv_groups import CHUNKED, SLIDING, STATE
 from specsim.results.logs import Deliveries

@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, ProfileError
-from specsim.policies.draft_selection import DraftSelection
-from specsim.policies.parts.least_squares import least_squares
+from specsim.policies.draft_selection import DraftSelection, least_squares
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import Run, simulate
 from specsim.run.summary import Summary

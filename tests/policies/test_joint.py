@@ -18,7 +18,6 @@ from specsim.decisions.loops import row_of
 from specsim.decisions.policy import pricing_of
 from specsim.policies import POLICIES, KnowsModel, Policy
 from specsim.policies.parts.exchange import known_rate, note_step, put_outcome, trade_desk
-from specsim.policies.parts.joint_memory import JointState, no_lives
 from specsim.policies.parts.prospects import (
     LEVELS,
     foresee,
@@ -27,7 +26,7 @@ from specsim.policies.parts.prospects import (
     prospects,
     take_in,
 )
-from specsim.policies.parts.upkeep import admit, pay_back, share_of
+from specsim.policies.parts.upkeep import JointState, admit, no_lives, pay_back, share_of
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary, summarized

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specsim.core.step import StepLoad
-from specsim.policies.parts.stopping import least_entropy
+from specsim.policies.parts.everybody import least_entropy
 
 SEEDS = st.integers(0, 10_000)
 

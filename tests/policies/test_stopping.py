@@ -10,7 +10,7 @@ from driving import batch, outcome, plain, started, sure_drafts
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from specsim.policies.parts.stopping import least_entropy
+from specsim.policies.parts.everybody import least_entropy
 
 SURE = st.lists(st.integers(0, 16).map(lambda each: each / 16), min_size=1, max_size=6)
 ROWS = st.lists(SURE, min_size=1, max_size=5)

@@ -25,8 +25,13 @@ from specsim.reality.calibration import (
     swaps,
     tells,
 )
-from specsim.reality.calibration.torch_plan import QUICK, Served, TorchPlan, acceptance_rates
-from specsim.reality.calibration.torch_subject import TorchSubject
+from specsim.reality.calibration.torch_subject import (
+    QUICK,
+    Served,
+    TorchPlan,
+    TorchSubject,
+    acceptance_rates,
+)
 from specsim.reality.profile_fit import read_points
 from specsim.reality.profile_fit.grid import GridPoint, Sample, fit_costs, medians
 from specsim.reality.validation import load_run

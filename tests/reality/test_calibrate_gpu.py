@@ -11,7 +11,7 @@ from conftest import ROOT, Run
 from test_calibrate_vllm import FakeVllm
 
 from specsim.profile import load_profile
-from specsim.reality.calibration import Load, torch_plan, vllm_subject
+from specsim.reality.calibration import Load, torch_subject, vllm_subject
 
 
 @pytest.fixture
@@ -68,17 +68,17 @@ def test_our_own_engine_leaves_profile_and_errors(
 ) -> None:
     pytest.importorskip("torch")
     grid = replace(
-        torch_plan.QUICK.grid, num_decodes=(1, 4), context_lens=(32, 96), chunk_lens=(16, 64)
+        torch_subject.QUICK.grid, num_decodes=(1, 4), context_lens=(32, 96), chunk_lens=(16, 64)
     )
     plan = replace(
-        torch_plan.QUICK,
+        torch_subject.QUICK,
         grid=replace(grid, draft_lens=(0, 1, 3), chunk_decodes=(0, 4), rounds=2),
         loads=(Load("low", 0.25, 1.0),),
         repetitions=1,
         policies=("off", "static:k=3"),
         real_loads=(),
     )
-    monkeypatch.setattr(torch_plan, "QUICK", plan)
+    monkeypatch.setattr(torch_subject, "QUICK", plan)
     kept = rehearse(script, cli, tmp_path, "torch") / "experiments" / "calibration-cpu"
     assert load_profile(str(kept / "torch" / "profile.yaml")).model == "llama-7m"
     assert (kept / "errors.md").read_text().count("| torch |") == 2

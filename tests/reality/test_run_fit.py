@@ -13,8 +13,7 @@ from conftest import Run
 from specsim.cli.options import write_profile
 from specsim.core.step import StepLoad
 from specsim.profile import Profile, load_profile
-from specsim.reality.profile_fit.problem import changed, parameters_of
-from specsim.reality.profile_fit.run_fit import RunFit, fit_runs
+from specsim.reality.profile_fit.run_fit import RunFit, changed, fit_runs, parameters_of
 from specsim.reality.validation import read_table, table_replay
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import torch
 from small_engine import CPU, PROFILE, SHAPE, answers, experiment, make_engine, serve
 
 from specsim.core.request import Request
-from specsim.reality.calibration.torch_plan import Served
+from specsim.reality.calibration.torch_subject import Served
 from specsim.reality.torch_engine.attention import Span, make_batch
 from specsim.reality.validation import load_run
 from specsim.run.simulate import simulate

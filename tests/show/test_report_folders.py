@@ -20,8 +20,7 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.run.validity import BASES, step_times
 from specsim.show.report import load_study, page_data
-from specsim.show.report.axes import single_axes
-from specsim.show.report.configs import WrittenConfig
+from specsim.show.report.axes import WrittenConfig, single_axes
 from specsim.show.study import (
     MEASURES,
     Point,

@@ -61,7 +61,7 @@ from specsim.study.plan.command import read_command
 from specsim.study.plan.day import read_day
 from specsim.study.plan.files import commented, save_plan
 from specsim.study.plan.hardware import measured_alike
-from specsim.study.plan.model_names import NAMES, context_of, model_of, shape_note, weights_of
+from specsim.study.plan.names import NAMES, context_of, model_of, shape_note, weights_of
 from specsim.study.plan.question import KINDS, find_traffic
 from specsim.study.plan.what_if import day_advice, latency_at, slower_from
 from specsim.study.plan.words import day_table, headline, notes
@@ -274,7 +274,7 @@ def test_a_model_without_a_shape_here_has_its_published_config(
 def test_without_published_configs_it_is_said_what_brings_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("specsim.study.plan.model_names.published_configs", dict)
+    monkeypatch.setattr("specsim.study.plan.names.published_configs", dict)
     with pytest.raises(ConfigError, match=r"'llm-specsim\[tables\]' brings those of some 50 more"):
         model_of("Qwen/Qwen9-1T-A1B")
 

@@ -14,8 +14,17 @@ from specsim.results.stability import Stability
 from specsim.run.experiment import Experiment
 from specsim.show.render.study_tables import split_table
 from specsim.study.compare import chosen_policies
-from specsim.study.split import COLUMNS, Split, SplitRow, at_rate, compare_splits, splits
-from specsim.study.split_search import Search, search_splits, thinned
+from specsim.study.split import (
+    COLUMNS,
+    Search,
+    Split,
+    SplitRow,
+    at_rate,
+    compare_splits,
+    search_splits,
+    splits,
+    thinned,
+)
 
 pytestmark = pytest.mark.slow
 

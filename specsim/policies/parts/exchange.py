@@ -1,4 +1,4 @@
-"""What a second is worth in tokens, and what to draft and to verify at that price: the loops."""
+"""What a second is worth in tokens, what steps really take, and what is best drafted at that."""
 
 from typing import Annotated, Any, NamedTuple, Protocol
 
@@ -169,7 +169,7 @@ def _correct(desk: Trade) -> None:
 
 
 @inner
-def set_load(desk: Spending, load: Ints, longest: int) -> None:
+def _set_load(desk: Spending, load: Ints, longest: int) -> None:
     """Put down a step and the length of all drafts that it makes."""
     put_load(desk.pricing, load[0], load[1], load[2], load[3])
     put_len(desk.pricing, longest)
@@ -178,7 +178,7 @@ def set_load(desk: Spending, load: Ints, longest: int) -> None:
 
 @inner
 def _time(desk: Trade, load: Ints, longest: int) -> float:
-    set_load(desk.spending, load, longest)
+    _set_load(desk.spending, load, longest)
     return priced(desk.spending.pricing, load[1], longest)
 
 
@@ -216,7 +216,7 @@ def note_step(desk: Trade) -> None:
         return
     plain = 1.0
     if desk.limits[0].has_plain:
-        set_load(desk.spending, desk.decodes, 0)
+        _set_load(desk.spending, desk.decodes, 0)
         plain = priced_plain(desk.spending.pricing, desk.decodes[2])
     _add(exchange[0], num, tokens, time / plain)
     _add(exchange[size_class(int(num))], num, tokens, time / plain)
@@ -263,7 +263,7 @@ def note_dearer(desk: Trade) -> None:
 @inner
 def _added(desk: Trade, load: Ints, tokens: int) -> float:
     """Return what so many more tokens take in a step, seconds."""
-    set_load(desk.spending, load, 0)
+    _set_load(desk.spending, load, 0)
     pricing = desk.spending.pricing
     return priced(pricing, load[1] + tokens, 0) - priced(pricing, load[1], 0)
 
@@ -276,7 +276,7 @@ def weigh_choices(desk: Trade, known: int, longest: int, rate: float) -> None:
     be trimmed: there are several choices; shorter ones are not worth a look then.
     """
     values, emitted, choices, num = desk.values, desk.emitted, desk.sizes[0], desk.decodes[2]
-    set_load(desk.spending, desk.decodes, 0)
+    _set_load(desk.spending, desk.decodes, 0)
     none = desk.times[0].next
     wrong = none - spent_time(desk.spending, 0)
     dearer = desk.learned[0].dearer / max(desk.learned[0].priced_steps, 1.0)
@@ -344,7 +344,7 @@ def _spend_before(desk: Trade, limit: int, longest: int, rate: float) -> float:
 
     Nothing of it is trimmed afterwards. Return what it is worth.
     """
-    set_load(desk.spending, desk.decodes, 0)
+    _set_load(desk.spending, desk.decodes, 0)
     extra = desk.spending.extra
     extra[0] = desk.drafting[limit]
     if not desk.limits[0].by_model:  # pays for what it drafts, which is what is verified
@@ -370,7 +370,7 @@ def spend_on_drafts(desk: Trade, rate: float) -> None:
         desk.decodes[1] -= desk.draft_lens[row]
         longest = max(longest, desk.draft_lens[row])
     # The drafts of the next step will take about as long, which matters to goodput.
-    set_load(desk.spending, desk.decodes, 0 if rate else longest)
+    _set_load(desk.spending, desk.decodes, 0 if rate else longest)
     _spend(desk, desk.sizes[2], desk.sizes[1] * desk.sizes[2], rate)
     for row in range(desk.sizes[1]):
         desk.lens[row] = min(desk.spending.counts[row], desk.draft_lens[row])
@@ -455,3 +455,56 @@ def put_outcome(desk: Trade, outcome: StepOutcome) -> None:
     numbers[0], numbers[1] = len(outcome.requests), outcome.output_tokens
     numbers[2] = outcome.target_time + outcome.draft_time + outcome.overhead_time
     numbers[3] = outcome.draft_time
+
+
+_KEPT = 0.99  # share of what is known of earlier steps that a step leaves
+_SOON = 20.0  # steps after which one in so many is compared: it takes time to do so
+_ONE_OF = 8
+_MOST_OFF = 4.0  # times, either way, that a step is believed to take
+
+
+@inner
+def note_asked(desk: Trade, longest: int, tokens: int, is_comparable: bool) -> None:
+    """Note what the running step's drafts take by the profile: so long, and so many tokens."""
+    learned, limits, times = desk.learned[0], desk.limits[0], desk.times[0]
+    drafting = desk.drafting[longest]
+    if not (limits.by_model or limits.one_cost) and longest:
+        drafting = desk.drafting[1] * tokens / desk.decodes[2]
+    drafting += times.running - times.running_plain
+    desk.stated[learned.asked % len(desk.stated)] = drafting / learned.drafting * is_comparable
+    learned.asked += 1
+
+
+@inner
+def restate(desk: Trade, longest: int) -> None:
+    """Note that the drafter has stopped there."""
+    desk.learned[0].asked -= 1
+    note_asked(desk, longest, 0, True)
+
+
+@inner
+def learn_prices(desk: Trade) -> None:
+    """Compare what the step `running` took with what the profile says."""
+    learned, limits, outcome = desk.learned[0], desk.limits[0], desk.outcome
+    if not limits.has_plain:
+        return
+    if learned.target_steps < _SOON or learned.asked % _ONE_OF == 0:
+        _set_load(desk.spending, desk.running, 0)
+        plain = priced_plain(desk.spending.pricing, desk.running[1])
+        ratio = _bounded((outcome[2] - outcome[3]) / plain)
+        learned.target_ratios = _KEPT * learned.target_ratios + ratio
+        learned.target_steps = _KEPT * learned.target_steps + 1.0
+    if learned.answered < learned.asked:
+        stated = 0.0 if learned.answered < 0 else desk.stated[learned.answered % len(desk.stated)]
+        learned.answered += 1
+        if stated > 0.0 and outcome[3] > 0.0:
+            ratio = _bounded(outcome[3] / stated)
+            learned.drafting_ratios = _KEPT * learned.drafting_ratios + ratio
+            learned.drafting_steps = _KEPT * learned.drafting_steps + 1.0
+    learned.target = learned.target_ratios / learned.target_steps
+    learned.drafting = learned.drafting_ratios / learned.drafting_steps / learned.target
+
+
+@inner
+def _bounded(ratio: float) -> float:
+    return min(max(ratio, 1.0 / _MOST_OFF), _MOST_OFF)

@@ -10,7 +10,8 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Flags, Ints
-from specsim.policies.parts.leavers import MOST
+
+MOST = 1 << 20  # what engine.max_num_seqs may be
 
 
 def _for_all_sizes(tiers: Any) -> Any:

@@ -26,10 +26,10 @@ from specsim.core.request import Request
 from specsim.core.rng import Luck, indexed_hash, indexed_hashes
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.decisions.policy import Policy, ServerView
+from specsim.engine.adapters import LoraConfig
 from specsim.engine.config import EngineConfig
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.lock_step import LockStep
-from specsim.engine.lora_config import LoraConfig
 from specsim.engine.replica import Replica
 from specsim.engine.setup import Facts, Setup, Wiring
 from specsim.engine.speculation import Speculation

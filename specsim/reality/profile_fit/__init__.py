@@ -15,14 +15,16 @@ from specsim.latency import LatencyModel
 from specsim.latency.measured import Coefficients, Linear, TwoRegime
 from specsim.profile import Profile
 from specsim.reality.profile_fit.points import (
+    UNITS,
     Origin,
     Points,
+    are_collinear,
     kernel_points,
     kernels_of,
     measured_steps,
     read_points,
+    robust_fit,
 )
-from specsim.reality.profile_fit.regression import UNITS, are_collinear, robust_fit
 
 __all__ = [
     "KINDS", "ModelFit", "Points", "ProfileErrors", "fit_and_test", "fit_model", "fitted_profile",

@@ -24,7 +24,7 @@ from specsim.profile.costs import draft_load
 from specsim.profile.step_time import HAS_DRAFTER, HAS_LATENCY, NUM_COSTS, draft_time
 from specsim.reality.host_speed import HostSpeed
 from specsim.reality.profile_fit import DISTURBED
-from specsim.reality.profile_fit.regression import robust_fit
+from specsim.reality.profile_fit.points import robust_fit
 
 Seconds = NDArray[np.float64]
 

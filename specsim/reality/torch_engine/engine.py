@@ -19,7 +19,7 @@ from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.hardware import GIB, ModelShape
 from specsim.profile import Profile
-from specsim.reality.calibration.torch_plan import Served, TorchPlan
+from specsim.reality.calibration.torch_subject import Served, TorchPlan
 from specsim.reality.profile_fit.grid import GridPoint, Sample
 from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import (

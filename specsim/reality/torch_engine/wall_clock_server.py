@@ -17,7 +17,7 @@ from specsim.engine.replica import Replica
 from specsim.engine.setup import Wiring
 from specsim.engine.table import FINISHED, WAITING
 from specsim.engine.view import StepView
-from specsim.reality.calibration.torch_plan import Served
+from specsim.reality.calibration.torch_subject import Served
 from specsim.reality.torch_engine.model_runner import ModelRunner, PassRow
 from specsim.reality.torch_engine.speed_probe import Timing
 from specsim.results.logs import Deliveries

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from specsim.study.capacity.findings import Ranking
     from specsim.study.gate.verdict import GateVerdict, MetricChange
     from specsim.study.paired import SpeedUp
-    from specsim.study.split import Split, SplitRow
-    from specsim.study.split_search import Search
+    from specsim.study.split import Search, Split, SplitRow
     from specsim.study.tune import Tuning
     from specsim.study.tune.batch import BatchTuning
     from specsim.study.tune.crossover import Check, Crossover, LoadCheck

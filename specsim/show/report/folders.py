@@ -14,8 +14,14 @@ from specsim.results.folder import ResultsFolder, own_block
 from specsim.results.metrics import distributions
 from specsim.results.stability import Stability, as_flags
 from specsim.results.timeline import over_time
-from specsim.show.report.axes import axis_of, check_version, load_sweep, of_sessions, single_axes
-from specsim.show.report.configs import WrittenConfig
+from specsim.show.report.axes import (
+    WrittenConfig,
+    axis_of,
+    check_version,
+    load_sweep,
+    of_sessions,
+    single_axes,
+)
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Axis, Point, Study
 from specsim.study.capacity.document import CapacityDocument, TriedLoad
 from specsim.study.capacity.limits import binding_words

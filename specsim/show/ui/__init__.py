@@ -44,7 +44,7 @@ from specsim.run.experiment import Experiment
 from specsim.run.summary import Summary, summarized
 from specsim.run.validity import BASES, step_times
 from specsim.show import filled, read_web
-from specsim.show.report.configs import WrittenConfig
+from specsim.show.report.axes import WrittenConfig
 from specsim.show.study import gpu_first, paid_share
 from specsim.study.capacity import Prices
 from specsim.study.capacity.limits import LatencyLimits

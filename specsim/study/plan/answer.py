@@ -26,7 +26,7 @@ from specsim.study.plan.advice import (
 )
 from specsim.study.plan.candidates import Option
 from specsim.study.plan.hardware import measured_alike
-from specsim.study.plan.model_names import shape_note
+from specsim.study.plan.names import shape_note
 from specsim.study.plan.question import Question
 from specsim.study.plan.what_if import WORTH, day_advice, other_prices, slower_from, what_ifs
 from specsim.study.plan.words import headline, listed

@@ -14,7 +14,7 @@ from specsim.study.capacity import Contender, Goal, Hardware
 from specsim.study.loads import Loads
 from specsim.study.plan.flags import SGLANG_METHODS, unknown_fields
 from specsim.study.plan.hardware import LOOKUPS, PROFILE_FILE, hardware_of
-from specsim.study.plan.model_names import NAMES, context_of, own_drafter
+from specsim.study.plan.names import NAMES, context_of, own_drafter
 from specsim.study.plan.question import Question
 
 FIRST_K = 3

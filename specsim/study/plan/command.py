@@ -33,7 +33,7 @@ from specsim.study.plan.flags import (
     unknown_fields,
     vllm_drafts,
 )
-from specsim.study.plan.model_names import HOW_STORED
+from specsim.study.plan.names import HOW_STORED
 
 _ENGINE = {name: getattr(builtins, kind) for name, kind in FLAGS["engine"].items()}
 _REFUSED = FLAGS["refused"]

@@ -22,8 +22,7 @@ from specsim.study.capacity import Prices, parse_slo
 from specsim.study.capacity.choices import check_ranges, gpu_names, spare_of
 from specsim.study.plan.command import ServerCommand, read_command
 from specsim.study.plan.day import Day, read_day
-from specsim.study.plan.model_names import NAMES, context_of, model_of, weights_of
-from specsim.study.plan.presets import Wanted
+from specsim.study.plan.names import NAMES, Wanted, context_of, model_of, weights_of
 from specsim.workload import WorkloadConfig
 from specsim.workload.lengths.distributions import DATASETS
 from specsim.workload.readers import read_trace
