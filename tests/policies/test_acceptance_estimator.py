@@ -10,7 +10,7 @@ from estimator_steps import LONGEST, NUM, RECORDED, STEPS, steps
 
 from specsim.core.compiled import as_records
 from specsim.core.errors import ConfigError
-from specsim.policies.adaptive_verification import estimator_desk, learn_fates, predict
+from specsim.policies.parts.acceptance_estimator import estimator_desk, learn_fates, predict
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
