@@ -21,6 +21,7 @@ from specsim.results.stability import Stability, stability_of, together
 from specsim.run.experiment import Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.study.paired import replicated
+from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.patterns import TraceReplay
 
 COLUMNS = (
@@ -155,7 +156,7 @@ def simulated_rows(ways: list[Way], replications: int, runner: Runner) -> list[S
 
 
 def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
-    """Return an experiment at another rate; a ConfigError if its arrivals have none."""
+    """Return an experiment at another rate, requests/s; a ConfigError if its arrivals have none."""
     if rate is None:
         return experiment
     workload = experiment.workload
@@ -164,10 +165,16 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
             f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
         )
     scale = {"time_scale": 1.0} if isinstance(workload.arrivals, TraceReplay) else {}
-    arrivals = workload.arrivals.model_copy(update={"rate": rate, **scale})
+    starts = rate / _turns(workload)  # per second, of sessions
+    arrivals = workload.arrivals.model_copy(update={"rate": starts, **scale})
     return experiment.replace(
         "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
     )
+
+
+def _turns(workload: WorkloadConfig) -> float:
+    """Return how many requests an arrival brings in the mean."""
+    return 1.0 if workload.lengths is None else workload.lengths.mean_turns
 
 
 def _run_one(experiment: Experiment) -> dict[str, Any]:
@@ -180,9 +187,10 @@ def _row(way: Way, group: list[dict[str, Any]]) -> SplitRow:
         found = [value for data in group if (value := _value(data, name)) is not None]
         values[name] = fmean(found) if len(found) == len(group) else None
     arm, pools = way.experiment, way.experiment.pools
+    rate: float | None = getattr(arm.workload.arrivals, "rate", None)
     return SplitRow(
         label=way.label,
-        rate=getattr(arm.workload.arrivals, "rate", None),
+        rate=None if rate is None else rate * _turns(arm.workload),
         prefill_replicas=pools.prefill.replicas if pools else 0,
         decode_replicas=pools.decode.replicas if pools else arm.replicas,
         gpus=way.gpus,
