@@ -168,7 +168,8 @@ class Shift(Acceptance):
         },
     )
     at_request: int = Field(ge=0)
-    """Index of the first request that follows `after`, in the order of arrival."""
+    """Number of the first request that follows `after`, as results number them: of drawn sessions,
+    all turns of one come before those of the next."""
     before: NestedAcceptance
     after: NestedAcceptance
 

@@ -50,7 +50,7 @@ class StepRow(TypedDict):
     prefill_tokens: int
     draft_tokens: int  # verified in this step
     accepted_tokens: int
-    num_waiting: int
+    num_waiting: int  # once it is scheduled, without those that it admitted
     free_blocks: int
     requests: NotRequired[list[int]]
     """Number of each of its requests, -1 for one that had ended; likewise the lists below."""

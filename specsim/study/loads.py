@@ -7,6 +7,7 @@ from math import ceil, inf, isinf
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.acceptance.nested import Shift
 from specsim.core.errors import ConfigError
 from specsim.core.figures import percent
 from specsim.core.request import Request
@@ -21,7 +22,7 @@ from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals import Arrivals, OpenArrivals, drawn_times
 from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.lengths import Lengths, drawn
-from specsim.workload.lengths.distributions import TraceRows
+from specsim.workload.lengths.distributions import ShiftedLengths, TraceRows
 from specsim.workload.readers import read_named
 from specsim.workload.trace import Trace, mean_rate
 
@@ -119,8 +120,19 @@ def fixed_policy(k: int) -> Policy:
 def check_steady(experiment: Experiment) -> None:
     """Raise a ConfigError unless what a server sustains is the same at all times.
 
-    With incidents or autoscaling, runs of other loads and lengths would meet them at other moments.
+    With incidents or autoscaling, runs of other loads and lengths would meet them at other moments;
+    so they would the shift of an acceptance model, and one of lengths is of two servers.
     """
+    models, lengths = [experiment.acceptance], experiment.workload.lengths
+    shifts = "workload.lengths" if isinstance(lengths, ShiftedLengths) else ""
+    for model in filter(None, models):
+        models += model.inner
+        shifts = "acceptance" if isinstance(model, Shift) else shifts
+    if shifts:
+        raise ConfigError(
+            f"{shifts}: a load cannot be looked for while requests change; look with what is "
+            "'before' the shift and with what is 'after' it, each by itself"
+        )
     if experiment.incidents:
         raise ConfigError(
             "incidents: a load cannot be looked for while replicas fail or get slow; leave them "

@@ -36,6 +36,7 @@ from specsim.run.experiment import POOLS, Experiment, PoolsConfig
 from specsim.run.summary import summarized
 from specsim.run.whole import prefill_requests
 from specsim.study.paired import replicated
+from specsim.workload import WorkloadConfig
 from specsim.workload.arrivals.patterns import ClosedLoop, TraceReplay
 from specsim.workload.trace import TraceRequests
 
@@ -177,7 +178,7 @@ def _simulated_rows(ways: list[Way], replications: int, runner: Runner) -> list[
 
 
 def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
-    """Return an experiment at another rate; a ConfigError if its arrivals have none."""
+    """Return an experiment at another rate, requests/s; a ConfigError if its arrivals have none."""
     if rate is None:
         return experiment
     workload = experiment.workload
@@ -186,10 +187,16 @@ def at_rate(experiment: Experiment, rate: float | None) -> Experiment:
             f"--rates: arrivals of kind {workload.arrivals.kind} have no rate; leave --rates out"
         )
     scale = {"time_scale": 1.0} if isinstance(workload.arrivals, TraceReplay) else {}
-    arrivals = workload.arrivals.model_copy(update={"rate": rate, **scale})
+    starts = rate / _turns(workload)  # per second, of sessions
+    arrivals = workload.arrivals.model_copy(update={"rate": starts, **scale})
     return experiment.replace(
         "--rates", workload=workload.model_copy(update={"arrivals": arrivals})
     )
+
+
+def _turns(workload: WorkloadConfig) -> float:
+    """Return how many requests an arrival brings in the mean."""
+    return 1.0 if workload.lengths is None else workload.lengths.mean_turns
 
 
 def _run_one(experiment: Experiment) -> dict[str, Any]:
@@ -202,9 +209,10 @@ def _row(way: Way, group: list[dict[str, Any]]) -> SplitRow:
         found = [value for data in group if (value := _value(data, name)) is not None]
         values[name] = fmean(found) if len(found) == len(group) else None
     arm, pools = way.experiment, way.experiment.pools
+    rate: float | None = getattr(arm.workload.arrivals, "rate", None)
     return SplitRow(
         label=way.label,
-        rate=getattr(arm.workload.arrivals, "rate", None),
+        rate=None if rate is None else rate * _turns(arm.workload),
         prefill_replicas=pools.prefill.replicas if pools else 0,
         decode_replicas=pools.decode.replicas if pools else arm.replicas,
         gpus=way.gpus,

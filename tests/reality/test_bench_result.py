@@ -154,6 +154,16 @@ def test_lines_of_sglang_s_benchmark_are_a_run_each(tmp_path: Path) -> None:
     assert (drafted.gaps, drafted.measured["acceptance_length"]) == ((), 2.25)
 
 
+def test_sglang_s_client_sends_its_first_request_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "runs.jsonl"
+    row = {**SGLANG, "request_rate": 5.0, "max_concurrency": None}
+    path.write_text("".join(f"{json.dumps(row)}\n" for _ in range(2)))
+    for run, begins in ((read_table(path)[0], 0.0), (read(tmp_path, request_rate=5.0), None)):
+        arrived_at = compose_row(run).requests.arrived_at
+        assert arrived_at is not None
+        assert (arrived_at[0] == 0) == (begins == 0)
+
+
 def test_one_line_with_that_ending_is_a_result_too(tmp_path: Path) -> None:
     path = write(tmp_path / "runs.jsonl")
     [run] = read_table(path)
@@ -242,6 +252,7 @@ def test_a_closed_loop_of_a_simulation_is_repeated_as_one(tmp_path: Path) -> Non
     Summary(simulate(experiment, keeps_deliveries=True)).save(tmp_path / "out")
     (run,) = read_table(tmp_path / "out" / "summary.json")
     assert (run.concurrency, run.request_rate) == (4, None)
+    assert "LoRA adapters, arrivals neither" in run.notes[0]
     (found,) = predict([run], load_profile("h100/llama-3.1-8b"))
     assert found.values["ttft_mean_ms"] == pytest.approx(run.measured["ttft_mean_ms"])
 
@@ -252,6 +263,7 @@ def test_a_closed_loop_of_a_simulation_is_repeated_as_one(tmp_path: Path) -> Non
         ({"replicas": 2}, "2 replicas or ranks"),
         ({"replicas": 1, "sessions": {}, "hits": {}}, "sessions, hits"),
         ({"replicas": 1, "policy": {"kind": "goodput"}}, "policy goodput"),
+        ({"replicas": 1, "think_time": 0.5}, "think_time"),
         ({"replicas": 1, "incidents": 1}, "incidents"),
     ],
 )

@@ -180,6 +180,7 @@ def test_a_router_that_looks_all_the_same() -> None:
 
 @pytest.mark.extras
 def test_a_ray_cluster_runs_the_same(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
     lengths = {"kind": "constant", "prompt": 16, "output": 3}
     workload = {**BASE["workload"], "lengths": lengths, "num_requests": 45_000}
     path = tmp_path / "many.yaml"

@@ -51,6 +51,8 @@ ERRORS: dict[str, Callable[[], object]] = {
     "gpus: 'h100' is given twice": lambda: capacity(tiny(), slo="ttft:9", gpus="h100, h100"),
     "policies statik: no kind": lambda: capacity(tiny(), slo="ttft:9", policies="statik"),
     "tolerance 9: must be from": lambda: capacity(tiny(), slo="ttft:9", tolerance=9),
+    "num_requests 0: must be a whole": lambda: capacity(tiny(), slo="ttft:9", num_requests=0),
+    "max_requests 0.5: must be a wh": lambda: capacity(tiny(), slo="ttft:9", max_requests=0.5),
     "or is_closed=True": lambda: capacity(
         tiny(workload={**tiny_config()["workload"], "arrivals": {"kind": "burst"}}), slo="ttft:9"
     ),

@@ -140,6 +140,17 @@ def searched(gpus: int, rate: float, *policies: str, **how: Any) -> tuple[Split,
     return search_splits(asked, gpus, policies=chosen, **how)
 
 
+def test_a_rate_of_sessions_is_that_of_their_requests() -> None:
+    sizes = {"first_prompt": 20, "new_input": 20, "output": 5, "think_time": 0.01}
+    lengths = {"kind": "sessions", "turns": 4, **sizes}
+    workload = {"arrivals": {"kind": "poisson", "rate": 9}, "lengths": lengths, "num_requests": 400}
+    experiment = Experiment.parse(tiny_config(policy="off", workload=workload), "tiny")
+    for rate, rates in ((36.0, None), (8.0, [8.0])):
+        for row in compare_splits(experiment, 2, rates=rates).rows:
+            assert row.rate == rate
+            assert row.values["request_throughput"] == pytest.approx(rate, rel=0.2)
+
+
 def test_a_rate_that_is_given_twice_is_searched_once() -> None:
     found, _ = searched(2, 40.0, "off", rates=[20.0, 20.0], most=1)
     assert [(row.label, row.rate) for row in found.rows].count(("colocated", 20.0)) == 1

@@ -402,6 +402,20 @@ def test_one_replication_has_no_intervals(small: Experiment) -> None:
         tune(small, replications=1)
 
 
+@pytest.mark.parametrize("field", ["acceptance", "workload.lengths"])
+def test_a_load_is_not_looked_for_while_requests_change(field: str) -> None:
+    config = tiny_config()
+    one = config["acceptance"] if field == "acceptance" else config["workload"]["lengths"]
+    at = {"at_request": 9} if field == "acceptance" else {"at": 0.5}
+    shift = {"kind": "shift", "before": one, "after": one, **at}
+    if field == "acceptance":
+        config["acceptance"] = {"kind": "per_drafter", "models": {"eagle3": shift}}
+    else:
+        config["workload"]["lengths"] = shift
+    with pytest.raises(ConfigError, match=f"{field}: a load cannot be looked for while req"):
+        Loads(Experiment.parse(config, "changing"), 1)
+
+
 def test_a_load_is_not_looked_for_while_replicas_fail() -> None:
     incidents = [{"kind": "failure", "replica": 1, "at": 1.0, "until": 2.0}]
     with pytest.raises(ConfigError, match="incidents: a load cannot be looked for"):

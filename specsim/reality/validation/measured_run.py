@@ -97,6 +97,9 @@ class MeasuredRun:
     gaps: tuple[str, ...] = ()  # of load, speculation or measured values, and what would do
     kv_tokens: int | None = None  # of the KV cache, if logged; `engine` has blocks of one group
     lens: NDArray[np.int64] | None = None  # of single requests, if known; (num_prompts, 2)
+    begins_at_once: bool = False
+    """Whether the client sends the first of its requests at a rate when it begins, as SGLang's does
+    (``bench_serving.py get_request`` at 0033168); vLLM's waits a gap."""
 
     @property
     def missing(self) -> tuple[str, ...]:

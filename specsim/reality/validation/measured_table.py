@@ -139,13 +139,20 @@ def _run_of(
         )
     run = row.run()
     run = _with_lens(run, _lens(path, result, run.num_prompts))
+    if "specsim" in result:
+        notes.append(
+            "of a simulation: LoRA adapters, arrivals neither Poisson nor gamma, and options of "
+            "its engine that no column gives, are not in its result and are left out"
+        )
     if failed := result.get("failed"):
         notes.append(f"{failed} requests failed: they are left out")
-    return replace(run, notes=(*run.notes, *notes))
+    is_sglang = "mean_e2e_latency_ms" in result
+    return replace(run, notes=(*run.notes, *notes), begins_at_once=is_sglang)
 
 
 _NO_ROW = (
     "sessions", "pools", "autoscaling", "incidents", "hits", "drafter", "stage_shares",
+    "think_time",
 )  # fmt: skip
 """Parts of specsim's own block of a result, of runs that a row of a table cannot say."""
 _SERVER = {
@@ -161,7 +168,7 @@ def _check_simulated(path: Path, result: Mapping[str, Any]) -> None:
     own = result.get("specsim")
     if not isinstance(own, dict):
         return
-    found = [name for name in _NO_ROW if name in own]
+    found = [name for name in _NO_ROW if own.get(name, 0) != 0]
     if (replicas := own.get("replicas", 1)) != 1:
         found = [f"{replicas} replicas or ranks", *found]
     policy = own.get("policy")

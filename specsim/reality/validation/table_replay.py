@@ -119,7 +119,7 @@ def compose_row(run: MeasuredRun, *, seed: int = 0, spread: float = DEFAULT_SPRE
         waiting = 1 if run.concurrency is None else min(run.concurrency, len(lens))
         first = _requests(run, np.tile((lens[0, 0], 1), (waiting, 1)), concentration, seed + 1)
     what = (experiment.hash, lens.tobytes(), len(warmups), first is None)
-    how = (run.rates, concentration, shared, run.max_tokens, run.graph_tokens)
+    how = (run.rates, concentration, shared, run.max_tokens, run.graph_tokens, run.begins_at_once)
     return ReplayedRow(
         run.place,
         experiment,
@@ -143,7 +143,7 @@ def _arrivals(run: MeasuredRun, experiment: Experiment) -> NDArray[np.float64] |
         return arrived_at
     seconds = len(arrived_at) / run.request_rate
     stretched: NDArray[np.float64] = arrived_at * (seconds / float(arrived_at[-1]))
-    return stretched
+    return stretched - stretched[0] if run.begins_at_once else stretched
 
 
 def _engine(run: MeasuredRun) -> dict[str, Any]:
@@ -341,7 +341,7 @@ def in_blocks(row: ReplayedRow, profile: Profile) -> Experiment:
 
 
 def _client_metrics(tables: RunTables, start: float) -> dict[str, float]:
-    """Return what a client measures that begins then: at a rate, a gap before the first request.
+    """Return what a client measures that begins then: at a rate, a gap before its first request.
 
     As vLLM's benchmark does (0.33.0 ``benchmarks/serve.py benchmark``).
     """

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from specsim.core.blame import is_whole
 from specsim.core.errors import CapacityError, ConfigError
 from specsim.core.figures import figures
 from specsim.core.processes import LocalProcesses
+from specsim.core.reading import short
 from specsim.core.runner import Runner
 from specsim.policies import Policy, is_bound
 from specsim.results.metrics import Slo
@@ -123,6 +125,9 @@ def capacity(
         )
     own = parse_slo(limits)
     check_ranges(attainment, tolerance, qps)
+    for option, given in (("--num-requests", num_requests), ("--max-requests", max_requests)):
+        if given is not None and not (is_whole(given) and given >= 1):
+            raise ConfigError(f"{option} {short(given)}: must be a whole number, at least 1")
     spare = spare_of(redundancy)
     if spare and qps is None:
         raise ConfigError(

@@ -29,7 +29,7 @@ from specsim.study.plan.hardware import measured_alike
 from specsim.study.plan.names import shape_note
 from specsim.study.plan.question import Question
 from specsim.study.plan.what_if import WORTH, day_advice, other_prices, slower_from, what_ifs
-from specsim.study.plan.words import headline, listed
+from specsim.study.plan.words import headline, in_words
 
 K = TypeVar("K")
 
@@ -349,7 +349,7 @@ class Plan:
                 presets.setdefault(option.acceptance, []).append(drafter)
         shape = shape_note(self.question.command.model)
         acceptance = [
-            f"acceptance of {listed([*dict.fromkeys(drafters)])}: {said}"
+            f"acceptance of {in_words([*dict.fromkeys(drafters)])}: {said}"
             for said, drafters in presets.items()
         ]
         traffic = self.question.traffic

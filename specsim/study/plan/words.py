@@ -290,7 +290,7 @@ def _what_if_notes(advice: Advice) -> list[str]:
     gpus = best and best.gpus
     same = [each for each in advice.what_ifs if not each.is_other and each.gpus == gpus]
     if same:
-        said.append(f"The same answer with {listed([_in_world(each) for each in same])}.")
+        said.append(f"The same answer with {in_words([_in_world(each) for each in same])}.")
     said += [
         f"With {each.what}: {_rented(each, advice.currency)}{_slower(each)}."
         for each in advice.what_ifs
@@ -316,7 +316,7 @@ def _slower(each: WhatIf) -> str:
     return f" (then {percent(1 / each.times_as_fast - 1)} slower than without speculation)"
 
 
-def listed(texts: list[str]) -> str:
+def in_words(texts: list[str]) -> str:
     """Return ``a, b and c``."""
     return " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
 

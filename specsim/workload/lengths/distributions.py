@@ -225,7 +225,7 @@ class ShiftedLengths(Lengths):
         },
     )
     at: float = Field(gt=0, lt=1)
-    """Share of the run's requests, in the order of arrival, that comes before the change."""
+    """Share of the run's requests, as results number them, that comes before the change."""
     before: _Nested
     after: _Nested
 

@@ -29,7 +29,7 @@ function number(value) {
   return (Number.isInteger(value) ? SHORT : PLAIN).format(value);
 }
 
-/** What step times rest on, as `specsim.run.trust.step_times` says it. */
+/** What step times rest on, as `specsim.run.validity.step_times` says it. */
 const BASIS = {
   fitted: "fitted to measured steps",
   kernels: "composed of kernels measured one by one",

@@ -1,4 +1,4 @@
-/* What was run, and what is selected of it. Its statistics are those of `specsim.show.report.cell_statistics`. */
+/* What was run, and what is selected of it. Its statistics are those of `specsim.show.cell_statistics`. */
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const [HARDWARE, POLICY, LOAD] = DATA.axes;
