@@ -476,7 +476,10 @@ def _admit(table: Table, row: int, cached_len: int, scheduled_len: int, is_loade
     entry.is_padded = entry.draft_len > 0
     sequence.in_chunk = sequence.computed_len < sequence.known_len
     entry.is_partial = sequence.in_chunk
-    entry.prefill_len = scheduled_len
+    # The last token of a prompt whose KV entries came from elsewhere runs as a decode, with dummy
+    # drafts or none: vLLM 0.33.0 ``v1/worker/gpu/model_runner.py gather_batch_req_state``.
+    if not is_loaded or scheduled_len > 1 + entry.draft_len:
+        entry.prefill_len = scheduled_len
 
 
 @inner

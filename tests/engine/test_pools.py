@@ -542,3 +542,13 @@ def test_blocks_are_free_when_no_step_that_was_launched_before_runs_any_more(
         policy="static:k=2", acceptance={"kind": "bernoulli", "alpha": 0.6},
     )  # fmt: skip
     assert len(times(ended)) == 30
+
+
+@pytest.mark.parametrize("engine", [{}, {"vllm_version": "0.33"}])
+def test_the_token_after_a_transfer_runs_as_a_decode(
+    engine: dict[str, Any], run: Callable[..., Run]
+) -> None:
+    """Prompts are read in the first pool; the second decodes from its first step on."""
+    steps = Summary(run([(0.0, 20, 4), (0.1, 30, 4)], engine=engine)).tables.steps
+    assert steps["prefill_tokens"].sum() == 20 + 30
+    assert steps["batched_tokens"].sum() == 20 + 30 + 2 * 4  # last tokens of prompts once more
