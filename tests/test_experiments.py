@@ -435,6 +435,21 @@ def test_silicon_draws_the_same_loads_whole_and_in_part(
         assert rows(asked) == of_all
 
 
+@pytest.mark.parametrize(
+    ("model", "precision", "is_whole"),
+    [("MiniMaxAI/MiniMax-M2.5", "fp8", True), ("moonshotai/Kimi-K2.5", "fp4", False)],
+)
+def test_silicon_takes_ranks_that_no_script_gave_for_none(
+    model: str, precision: str, is_whole: bool
+) -> None:
+    row = {"model_path": model, "precision": precision, "backend": "vllm", "system": "b200_sxm"}
+    row |= {"tp_size": "4", "attention_dp_size": "4", "moe_tp_size": "1", "moe_ep_size": "16"}
+    row |= {"silicon_data_source": "", "batch_size": "1"}
+    inferencex = load_script(ROOT / "experiments" / "silicon" / "inferencex.py")
+    server = inferencex.server_of(row, Path("systems"))
+    assert (server.tp, server.dp, server.is_expert_parallel) == (4, 1, is_whole)
+
+
 def test_gallery_is_what_the_tables_say() -> None:
     gallery = load_script(ROOT / "experiments" / "gallery.py")
     written = (ROOT / "docs" / "gallery.md").read_text()

@@ -94,6 +94,8 @@ _KERNELS: dict[tuple[str, str, str], dict[str, str]] = {
     ("Qwen3-32B", "h100", ""): {"sampling": "sort"},
     ("Llama-3.1-70B", "b200", "fp8"): {**_FUSED, **_EAGER, "quant": "fused"},
     ("Llama-3.1-70B", "b200", "fp4"): {**_FUSED, **_EAGER},
+    ("Kimi-K2.5", "b200", "fp4"): _FUSED,
+    ("Kimi-K2.5", "b300", "fp4"): _FUSED,
     ("gpt-oss-120b", "h100", "fp4"): {"moe": "marlin"},
     ("gpt-oss-120b", "h200", "fp4"): {"moe": "marlin"},
     ("gpt-oss-120b", "b200", "fp4"): {"moe": "sglang"},
@@ -120,17 +122,17 @@ def _polls(row: dict[str, str], clients: int) -> int:
     return 30 if clients >= 16 or of_fp4 else 10
 
 
-def _split(row: dict[str, str]) -> tuple[int, int, bool]:
+def split_of(row: dict[str, str]) -> tuple[int, int, bool]:
     """Return tensor-parallel size, data-parallel size, and whether experts are shared out whole.
 
-    The sample counts GPUs of InferenceX's servers twice where their experts are shared out: `tp 8,
-    ep 8` of eight GPUs stands there as 64, and with attention in data-parallel ranks as 4 times 4.
+    As the sample has it, which counts GPUs of InferenceX's servers twice where their experts are
+    shared out: `tp 8, ep 8` of eight GPUs stands there as 64, under vLLM `tp 4` as 4 ranks of 4.
     """
     tp, dp, of_experts, ep = (
         int(row[name] or 0) or 1
         for name in ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
     )
-    if dp > 1:  # attention of each rank on one GPU
+    if dp > 1:
         return 1, dp, True
     if ep > 1 and tp == ep * ep:
         return ep, 1, True
@@ -139,6 +141,18 @@ def _split(row: dict[str, str]) -> tuple[int, int, bool]:
     # Blocks of 128 weights do not divide an eighth of MiniMax's 1,536.
     is_block = row["model_path"] == "MiniMaxAI/MiniMax-M2.5" and row["precision"] == "fp8"
     return tp, 1, ep > 1 or (is_block and tp == 8)
+
+
+def _started(row: dict[str, str]) -> tuple[int, int, bool]:
+    """Return the same as scripts say (PROTOCOL.md, claim 7): ranks that share out experts are none.
+
+    Kimi's in nvfp4 shared out no experts before June 2026.
+    """
+    tp, dp, is_whole = split_of(row)
+    if is_whole and tp == 1 and row["backend"] == "vllm":
+        tp, dp = dp, 1
+    is_kimi = row["model_path"] == "moonshotai/Kimi-K2.5" and row["precision"] == "fp4"
+    return tp, dp, is_whole and not is_kimi
 
 
 def server_of(row: dict[str, str], folder: Path) -> Server:
@@ -153,7 +167,7 @@ def server_of(row: dict[str, str], folder: Path) -> Server:
     return Server(
         str(folder.parent / "model_configs" / f"{name}_config.json") if "--" in name else name,
         _OTHER_DTYPE.get((short, gpu), dtype),
-        *_split(row),
+        *_started(row),
         "fp8" if has_small_kv else "bfloat16",
         row["backend"],
         tuple(kernels.items()),

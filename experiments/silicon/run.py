@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inferencex import Server, clients_of, server_of
+from inferencex import Server, clients_of, server_of, split_of
 
 from specsim.core.errors import SpecsimError
 from specsim.profile.from_tables import TableProfile
@@ -48,7 +48,8 @@ def rows_of(folder: Path) -> list[Row]:
         for row in csv.DictReader(file):
             if row["backend"] in {"vllm", "sglang"} and row["mode"] == "agg":
                 load = row["isl"], row["osl"], clients_of(row)
-                found.setdefault((*line_of(row), server_of(row, folder), *load), row)
+                server = server_of(row, folder), split_of(row)
+                found.setdefault((*line_of(row), server, *load), row)
     return sorted(found.values(), key=line_of)
 
 

@@ -43,6 +43,7 @@ _SMALL_KERNELS = 5  # per layer: two norms, rotary embedding, writing keys and v
 _LATENT_SMALL_KERNELS = 3  # two norms and the activation
 _SGLANG_SMALL_KERNELS = 6  # keys and values are written by one each
 _SGLANG_LAUNCH_US = 3.0  # of each, as none is compiled; experiments/silicon/PROTOCOL.md, claim 4
+_SGLANG_GATE_KERNELS = 6  # more of gated attention: copies, norms of heads, the gate; claim 5 there
 _BESIDE_KERNELS = 2  # of a state beside attention: its norm, adding both up
 _NORM_KERNELS = 2  # per layer, before and behind an all-reduce: norms over all heads
 _MEMORY_SHARE = 0.8  # of its bandwidth, that such a kernel reaches
@@ -282,9 +283,10 @@ class Composer:
 
     def _small_kernels(self, tokens: Values) -> Values:
         shape, size = self._shape, self._size
-        usual, launch_us = _SMALL_KERNELS, LAUNCH_US
+        usual, launch_us, gate = _SMALL_KERNELS, LAUNCH_US, 0
         if self._options.engine == "sglang":
             usual, launch_us = _SGLANG_SMALL_KERNELS, _SGLANG_LAUNCH_US
+            gate = _SGLANG_GATE_KERNELS * (shape.attn_output_gate is True)
         width = shape.mlp_width // size * (shape.num_experts_per_tok or 1)
         parts = []  # layers, kernels and numbers per token
         for each, count in shape.attention_widths.items():
@@ -295,6 +297,7 @@ class Composer:
                 kernels = _LATENT_SMALL_KERNELS
             else:
                 numbers += 2 * (queries + keys) + 4 * keys
+                kernels += gate
             if shape.qk_norm_type:
                 kernels, numbers = kernels + _NORM_KERNELS, numbers + 3 * (queries + keys)
             parts.append((count, kernels, numbers))

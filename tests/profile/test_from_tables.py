@@ -121,16 +121,23 @@ def test_what_a_newer_version_has_no_rows_of_comes_from_the_one_before(
         TableProfile.of(options(tables, versions={"gemm": "vllm/0.99.0"}))
 
 
-def test_sglang_launches_the_small_kernels_of_a_layer_one_by_one(tables: Path) -> None:
+@pytest.mark.parametrize(("is_gated", "kernels"), [(False, 6), (True, 12)])
+def test_sglang_launches_the_small_kernels_of_a_layer_one_by_one(
+    is_gated: bool, kernels: int, tables: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "model.json"
+    shape = load_model("llama-3.1-8b").model_dump() | {"attn_output_gate": is_gated}
+    path.write_text(json.dumps(shape))
     for family in ("gemm", "attention"):
         folder = tables / "data/h200_sxm" / family
         copytree(folder / "vllm", folder / "sglang")
     own, other = (
-        TableProfile.of(options(tables, engine=name)).profile.target for name in ("vllm", "sglang")
+        TableProfile.of(options(tables, model=str(path), engine=name)).profile.target
+        for name in ("vllm", "sglang")
     )
     load = StepLoad(64_000, 64, 64)
     more = other.forward_time(load) - own.forward_time(load)
-    assert more == pytest.approx(32 * (6 * 3.0 - 5 * 1.5) * 1e-6, rel=0.01)
+    assert more == pytest.approx(32 * (kernels * 3.0 - 5 * 1.5) * 1e-6, rel=0.01)
 
 
 def test_a_chunk_of_a_prompt_costs_its_pairs(tables: Path) -> None:

@@ -174,7 +174,7 @@ def test_a_server_that_does_not_keep_up_has_no_such_interval() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("slots", "alpha"), [(16, 0.25), (256, 0.4)])
+@pytest.mark.parametrize(("slots", "alpha"), [(16, 0.2), (256, 0.4)])
 def test_a_tuning_says_how_far_the_profile_moves_a_crossover(slots: int, alpha: float) -> None:
     given = experiment(COMPOSED, CLOSED)
     engine = given.engine.model_copy(update={"max_num_seqs": slots})
