@@ -536,6 +536,8 @@ def random_mixed_host_scenario(
 def _layers_with_state(draw: random.Random) -> list[dict[str, Any]]:
     usual = draw.choice([1, 2, 4])
     layers = [{"kind": "state", "layers": draw.choice([1, 2, 3]) * usual}]
+    if draw.random() < 0.5:
+        layers[0]["saves_inside"] = True
     layers.append({"kind": "full_attention", "layers": usual})
     if draw.random() < 0.35:
         window = draw.choice([2, 5, 8, 17, 33])
