@@ -314,7 +314,10 @@ def _group_layers(rng: Random, engine: dict[str, Any]) -> None:
     if rng.random() < 0.2:
         kinds.append({"kind": "chunked_local_attention", "chunk": rng.choice([4, 16]), "layers": 1})
     elif rng.random() < 0.4:
-        kinds[1:] = [{"kind": "state", "layers": rng.choice([1, 2, 6])}, *kinds[2:]]
+        states = {"kind": "state", "layers": rng.choice([1, 2, 6])}
+        if states["layers"] == 2:
+            states["saves_inside"] = True
+        kinds[1:] = [states, *kinds[2:]]
     elif rng.random() < 0.15 and "disable_hybrid_kv_cache_manager" not in engine:
         for each in kinds:
             each["block_size"] = engine["block_size"] * rng.choice([1, 2, 4])

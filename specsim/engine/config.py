@@ -318,7 +318,9 @@ class EngineConfig(Settings):
             return one_group(self.block_size)
         whole_len = None if self.enable_prefix_caching else self.max_model_len
         num_spare = proposer.verified_len(max_draft_len) if proposer else 0
-        states = StateBlocks(whole_len or self.block_size, num_spare)
+        mine = [each.saves_inside for each in self.kv_groups if each.kind == STATE]
+        saves_inside = all(mine) and self.enable_prefix_caching and self.rules.saves_inside
+        states = StateBlocks(whole_len or self.block_size, num_spare, saves_inside)
         return kv_layout(self.kv_layers(self.kv_groups, proposer), self.block_size, states)
 
     def resolved(

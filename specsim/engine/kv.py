@@ -11,7 +11,7 @@ it; all other entries are null.
 
 from specsim.core.compiled import inner
 from specsim.engine.blocks import hold, release_block, take_block
-from specsim.engine.prefix import publish
+from specsim.engine.prefix import length_inside, prefill_end, publish
 from specsim.engine.table import (
     CHUNKED,
     FULL,
@@ -57,7 +57,8 @@ def admit_loaded_blocks(table: Table, row: int, end_len: int) -> bool:
         lacking = min(_blocks_for(known_len, group.block_size), group.most_admitted)
         lacking -= holding.num_blocks
         if group.kind == STATE:
-            lacking = _lacking_states(group, holding, known_len)
+            saved_len = _saved_len(table, row, number, known_len)
+            lacking = _lacking_states(group, holding, known_len, saved_len)
         whole += max(0, lacking)
     if max(whole, _lacking_blocks(table, row, end_len)) + unavailable > state.num_free:
         return False
@@ -134,10 +135,11 @@ def _remaining_blocks(table: Table, row: int, draft_len: int) -> int:
         group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
         if group.kind == STATE and limits.enable_prefix_caching:
             # vLLM leaves drafts out, and lets what is held beyond that count for other groups.
-            remaining += _lacking_states(group, holding, known_len)
+            saved_len = _saved_len(table, row, number, known_len)
+            remaining += _lacking_states(group, holding, known_len, saved_len)
             continue
         if group.kind == STATE:  # one block holds up to `max_model_len`, but drafts go beyond that
-            remaining += max(0, _lacking_states(group, holding, length))
+            remaining += max(0, _lacking_states(group, holding, length, 0))
             continue
         most = min(_blocks_for(length, group.block_size), group.most_admitted)
         remaining += max(0, most - holding.num_blocks)
@@ -171,8 +173,10 @@ def _begin_holding(
             if num_hits and _is_being_computed(table, number, num_hits):
                 return False
             group.wanted_blocks = _blocks_for(end_len, group.block_size) + group.num_spare
-            needed += 1 + group.num_spare
-            whole += 1 + group.num_spare
+            group.saved_len = _length_inside(table, row, computed_len, end_len)
+            needed += 1 + group.num_spare + (group.saved_len > 0)
+            saves = _length_inside(table, row, computed_len, known_len) > 0
+            whole += 1 + group.num_spare + saves
             continue
         # It gives blocks back as they leave the window, and so never needs more at once.
         most = min(_blocks_for(known_len, group.block_size), group.most_admitted)
@@ -227,6 +231,7 @@ def _hold_hits(table: Table, at: int, number: int, left: int, cached_len: int) -
     holding.published_blocks = holding.num_blocks
     holding.has_taken = 0
     holding.last_state = -1
+    holding.saved_len = 0
     for place in range(holding.num_blocks):
         block = NO_BLOCK if place < left else table.hits[number, place]
         table.tables[at, place] = block
@@ -264,9 +269,9 @@ def _lacking_blocks(table: Table, row: int, end_len: int) -> int:
         group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
         held = holding.num_blocks
         if group.kind == STATE:
-            wanted = _blocks_for(end_len, group.block_size) + group.num_spare
-            group.wanted_blocks = max(held, wanted)
-            needed += max(0, _lacking_states(group, holding, end_len))
+            group.wanted_blocks = _blocks_for(end_len, group.block_size) + group.num_spare
+            group.saved_len = _saved_len(table, row, number, end_len)
+            needed += max(0, _lacking_states(group, holding, end_len, group.saved_len))
             continue
         group.wanted_blocks = max(held, _blocks_for(reach, group.block_size))
         needed += group.wanted_blocks - held
@@ -438,7 +443,7 @@ def _take(table: Table, row: int) -> None:
     for number in range(limits.num_groups):
         group, holding = table.groups[number], table.holdings[sequence.tables_at + number]
         if group.kind == STATE:
-            _take_states(table, sequence.tables_at + number, group.wanted_blocks, group.num_spare)
+            _take_states(table, sequence.tables_at + number, group)
             if limits.state_block_size:  # every step may give one back
                 capacity_len = 0
             continue
@@ -453,36 +458,63 @@ def _take(table: Table, row: int) -> None:
 
 
 @inner
-def _lacking_states(group: Group, holding: Holding, length: int) -> int:
+def _lacking_states(group: Group, holding: Holding, length: int, saved_len: int) -> int:
     """Return how many blocks a holding of states lacks up to a length; below 0: it has more."""
     lacking = _blocks_for(length, group.block_size) + group.num_spare - holding.num_blocks
-    return min(lacking, 1 if holding.has_taken else 1 + group.num_spare)
+    return min(lacking, (1 if holding.has_taken else 1 + group.num_spare) + (saved_len > 0))
 
 
 @inner
-def _take_states(table: Table, at: int, wanted: int, num_spare: int) -> None:
-    """Give a holding of states the block that the step writes; those for drafts lie behind it.
+def _length_inside(table: Table, row: int, start: int, end: int) -> int:
+    """Return after how many tokens a step saves a state inside its piece; 0: it does not.
 
-    The latter are not read, and so move along.
+    Where states are kept at prompts' ends only, it is the last piece that does.
     """
+    if end < prefill_end(table, row) and not table.limits[0].retention_len:
+        return 0
+    return length_inside(table, start, end, end)
+
+
+@inner
+def _saved_len(table: Table, row: int, number: int, end: int) -> int:
+    """Return the same of the step that a sequence is to take now, if the place for it is free."""
+    sequence, group = table.sequences[row], table.groups[number]
+    length = _length_inside(table, row, sequence.computed_len, end)
+    holding = table.holdings[sequence.tables_at + number]
+    place = _blocks_for(end, group.block_size) - 2
+    kept = holding.num_blocks - holding.has_taken * group.num_spare
+    if length and place < kept and table.tables[sequence.tables_at + number, place] != NO_BLOCK:
+        return 0
+    return length
+
+
+@inner
+def _take_states(table: Table, at: int, group: Group) -> None:
+    """Give a holding of states the block that the step writes, and before it what it saves inside.
+
+    Those for drafts lie behind it. They are not read, and so move along.
+    """
+    wanted, num_spare = group.wanted_blocks, group.num_spare
     holding = table.holdings[at]
-    held = holding.num_blocks
-    if wanted > held:
+    held, saves = holding.num_blocks, group.saved_len > 0
+    holding.saved_len, holding.saved_at = group.saved_len, wanted - num_spare - 2
+    if wanted > held or saves:
         if holding.has_taken:
             holding.last_state = held - 1 - num_spare
         elif held:
             holding.last_state = held - 1
-        end = max(held, wanted - num_spare - 1)
+        left = wanted - num_spare - 1 - saves
+        end = max(held, left)
         for place in range(held, end):
             table.tables[at, place] = NO_BLOCK
         if holding.has_taken:
-            for place in range(held - num_spare, min(held, wanted - num_spare - 1)):
+            for place in range(held - num_spare, min(held, left)):
                 table.tables[at, end] = table.tables[at, place]
                 table.tables[at, place] = NO_BLOCK
                 end += 1
         for place in range(end, wanted):
             table.tables[at, place] = take_block(table)
-        holding.num_blocks = wanted
+        holding.num_blocks = max(held, wanted)
     holding.has_taken = 1
 
 

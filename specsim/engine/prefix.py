@@ -189,10 +189,48 @@ def publish(table: Table, row: int, end_len: int) -> None:
             told_len = min(final_len, _whole_len(table, final_len) + group.block_size)
             publish_len = told_len
         _publish_in(table, row, number, publish_len // group.block_size)
-        if limits.claims_states and group.kind == STATE:
+        if table.holdings[sequence.tables_at + number].saved_len:
+            _publish_saved(table, row, number)
+        elif limits.claims_states and group.kind == STATE:
             _claim_state(table, row, number, publish_len)
         if group.hashes > 1 and group.kind == FULL:
             _publish_tail(table, row, number, told_len)
+
+
+@inner
+def prefill_end(table: Table, row: int) -> int:
+    """Return the length at which a prefill ends, of outputs that are read anew all but the last."""
+    sequence = table.sequences[row]
+    return max(sequence.prompt_len, sequence.known_len - 1)
+
+
+@inner
+def last_state_len(table: Table, length: int, size: int) -> int:
+    """Return the longest prefix of some tokens, in blocks of a size, whose state a hit may use.
+
+    vLLM 0.33: `get_mamba_prefill_checkpoint_position`.
+    """
+    limits = table.limits[0]
+    if limits.drops_last_hit:  # of what is cached, the last block is dropped
+        return length // size * size - size
+    ahead_len = max(limits.leaves_state_early, limits.hash_lookahead_len)
+    return (length - ahead_len) // size * size
+
+
+@inner
+def length_inside(table: Table, start: int, end: int, length: int) -> int:
+    """Return after how many tokens a piece saves the last state of a length inside; 0: not at all.
+
+    There has to be a place for it between the state that is read and the one at the end
+    (vLLM 0.33: `is_mamba_prefill_checkpoint_valid`).
+    """
+    limits = table.limits[0]
+    if not limits.saves_inside or start % limits.hash_block_size:
+        return 0
+    size = limits.state_block_size
+    saved_len = last_state_len(table, length, limits.common_block_size)
+    has_place = -(-end // size) - 2 > (start - 1) // size
+    return saved_len if has_place and start + limits.hash_block_size <= saved_len < end else 0
 
 
 @inlined
@@ -202,12 +240,37 @@ def _publish_in(table: Table, row: int, number: int, full_blocks: int) -> None:
     holding = table.holdings[sequence.tables_at + number]
     for place in range(holding.published_blocks, full_blocks):
         block = table.tables[sequence.tables_at + number, place]
+        if holding.saved_len and place == holding.saved_at:
+            continue
         if block != NO_BLOCK and (group.period == 1 or _is_kept(table, row, number, place)):
             key = prefix_key(table, sequence.request, number, (place + 1) * group.hashes - 1)
             publish_block(table, block, key)
             if group.kind == STATE:
                 mark_alike(table, key, table.steps[table.state[0].current].index + 1)
     holding.published_blocks = max(holding.published_blocks, full_blocks)
+
+
+@inner
+def _publish_saved(table: Table, row: int, number: int) -> None:
+    """Publish the state that was saved inside a piece, if it is one that is kept.
+
+    vLLM 0.33: `MambaManager._cache_partial_tail_block`.
+    """
+    sequence, group = table.sequences[row], table.groups[number]
+    holding = table.holdings[sequence.tables_at + number]
+    length, period = holding.saved_len, group.period * group.block_size
+    is_kept = period and length % period == 0
+    if not is_kept and length != sequence.junction_len:
+        size = table.limits[0].common_block_size
+        is_kept = length == last_state_len(table, sequence.prompt_len, size)
+        if not is_kept:
+            return
+    block = table.tables[sequence.tables_at + number, holding.saved_at]
+    hashes = length // table.limits[0].hash_block_size
+    key = prefix_key(table, sequence.request, number, hashes - 1)
+    if block != NO_BLOCK and table.blocks[block].key != key:
+        publish_block(table, block, key)
+        mark_alike(table, key, table.steps[table.state[0].current].index + 1)
 
 
 @inner

@@ -15,7 +15,7 @@ from specsim.engine.kv import admit_blocks, admit_loaded_blocks, load_blocks
 from specsim.engine.loading import begin_load, let_wait, take_news
 from specsim.engine.offering import LOADING_NOW, offer_step, stored_prefix
 from specsim.engine.preemption import have_blocks
-from specsim.engine.prefix import cached_prefix, publish
+from specsim.engine.prefix import cached_prefix, last_state_len, length_inside, prefill_end, publish
 from specsim.engine.table import (
     BLOCKS_READ,
     FINISHED,
@@ -417,23 +417,24 @@ def _to_state(table: Table, row: int, start: int, piece_len: int) -> int:
     """Return how much of a piece of a prefill ends where its state is to be kept; 0: none of it.
 
     vLLM: `_mamba_block_aligned_split`. States are kept where steps end, so they end where blocks
-    do, where the last block that a later hit may have does, and where others were seen to part.
+    do, where the last block that a later hit may have does, unless that is saved inside the last
+    piece, and where others were seen to part.
     """
     limits, sequence = table.limits[0], table.sequences[row]
     known_len, size = sequence.known_len, limits.state_block_size
-    prefill_len = max(sequence.prompt_len, known_len - 1)
+    prefill_len = prefill_end(table, row)
     if start >= prefill_len:
         return piece_len
     end = start + piece_len
+    last = last_state_len(table, known_len, size)
+    if end >= prefill_len and length_inside(table, start, end, prefill_len):
+        last = 0
     if end < prefill_len:
         most = limits.max_num_scheduled_tokens
         if limits.long_prefill_token_threshold:
             most = min(most, limits.long_prefill_token_threshold)
         if end // size * size > start or size <= most:
             end = end // size * size
-    last = (known_len - 1 if limits.leaves_state_early else known_len) // size * size
-    if limits.drops_last_hit:  # of what is cached, the last block is dropped
-        last = known_len // size * size - size
     part = sequence.junction_len
     part = start + (part - start) // size * size if start < part < end else 0
     stop = end

@@ -128,6 +128,7 @@ class Setup:
         if self.limits.get("enable_prefix_caching"):
             sizes = (each.block_size for each in self.kv.groups if each.kind == KINDS[STATE])
             limits["state_block_size"] = size = next(sizes, 0)
+            limits["saves_inside"] = any(each.saves_inside for each in self.kv.groups)
             limits["claims_states"] *= size > 0
         limits["common_block_size"] = common = self.kv.common_block_size
         limits["blocks_per_common"] = sum(common // each.block_size for each in self.kv.groups)

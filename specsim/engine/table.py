@@ -256,6 +256,7 @@ class Group(Protocol):
     wanted_blocks: int  # scratch: blocks that a sequence is to hold after an allocation
     period: int  # blocks after which such a tail is kept; 1 if all are, 0 if none
     num_spare: int  # of a state: blocks for those after each draft, which lie behind it
+    saved_len: int  # scratch: tokens after which a step saves one inside its piece; 0: it does not
 
 
 class Bucket(Protocol):
@@ -334,6 +335,8 @@ class Holding(Protocol):
     published_blocks: int  # those that were published, or might have been
     has_taken: int  # of a state: whether it has blocks that are not those of its hit
     last_state: int  # of a state: the place of the one before; -1 if there is none
+    saved_len: int  # tokens after which the last step saves one inside its piece; 0: it does not
+    saved_at: int  # its place, which need not be where a block of so many tokens lies
 
 
 class Stage(Protocol):

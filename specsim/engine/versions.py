@@ -97,6 +97,10 @@ class Rules(NamedTuple):
     trims_ended: bool
     """Drafts that were accepted beyond the end of a request do not count as computed; before, they
     did, so that windows had left more when a KV connector was told of the end."""
+    saves_inside: bool
+    """Mamba2 and FlashKDA save a state inside a piece of a prefill; before, no layers did."""
+    delta_nets_save_inside: bool
+    """FlashInfer's delta nets do, too."""
     keeps_blocks_apart: bool
     """DFlash and DSpark, which draft in a pass of their own from what the target has read alone,
     drop no block of a hit and take no input slots; before, as an EAGLE head with a mask for each
@@ -105,7 +109,7 @@ class Rules(NamedTuple):
 
 NO_LIMITS = (
     *("keeps_few_prefixes", "drops_where_drafted", "hashes_look_ahead", "keeps_blocks_apart"),
-    *("looks_up_on_gpu", "drops_stored"),
+    *("looks_up_on_gpu", "drops_stored", "saves_inside", "delta_nets_save_inside"),
 )
 """Rules that decide what other limits are."""
 
@@ -127,6 +131,7 @@ _0_32 = _0_31._replace(
     leaves_state_early=True,
     claims_states=True,
     looks_up_on_gpu=True,
+    saves_inside=True,
 )
 _0_33 = _0_32._replace(
     drops_where_drafted=True,
@@ -142,6 +147,7 @@ _0_33 = _0_32._replace(
     offers_anew=True,
     drops_stored=True,
     trims_ended=True,
+    delta_nets_save_inside=True,
     keeps_blocks_apart=True,
 )
 RULES = {"0.28": _0_28, "0.29": _0_29, "0.30": _0_30, "0.31": _0_31, "0.32": _0_32, "0.33": _0_33}

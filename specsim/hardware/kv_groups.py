@@ -52,6 +52,9 @@ class KVLayers(Settings):
     block_size: Count | None = None
     """Tokens of a block, where layers have their own (DeepSeek-V4): each such run of layers is a
     group, and a block is as large as the largest group needs."""
+    saves_inside: bool = False
+    """Of layers with a state: whether the last one that a prefill leaves to others is saved inside
+    a piece (Mamba2, FlashKDA, FlashInfer's delta nets), so that no piece has to end there."""
 
     @model_validator(mode="after")
     def _check_span(self) -> Self:
@@ -66,6 +69,10 @@ class KVLayers(Settings):
         if self.kind in (STATE, RING) and self.bytes_per_token is not None:
             raise ValueError(
                 f"bytes_per_token: layers of kind '{self.kind}' have one to a block; leave it out"
+            )
+        if self.saves_inside and self.kind != STATE:
+            raise ValueError(
+                f"saves_inside: layers of kind '{self.kind}' keep no state; leave it out"
             )
         return self
 
@@ -83,6 +90,8 @@ class StateBlocks(NamedTuple):
     max_model_len, so that there is one (``none``)."""
     num_spare: int
     """Further blocks of a sequence, for the states after each of its drafts."""
+    saves_inside: bool = False
+    """Whether one is saved inside a piece of a prefill, into a block besides."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +106,7 @@ class KVGroup:
     has_last_layer: bool = True
     """Whether the bucket holds the layer that was registered last, which is a drafter's, if any."""
     num_spare: int = 0  # see `StateBlocks`
+    saves_inside: bool = False
 
     @property
     def is_found(self) -> bool:
@@ -117,7 +127,7 @@ class KVGroup:
             held_len = min(self.span_len - 1 + in_flight_tokens, length)
             return -(-held_len // self.block_size) + 1
         if self.kind == STATE:  # the one that is read and the one that is written
-            return min(2, -(-length // self.block_size)) + self.num_spare
+            return min(2, -(-length // self.block_size)) + self.num_spare + self.saves_inside
         if self.kind == CHUNKED:
             return -(-min(self.span_len + in_flight_tokens, length) // self.block_size)
         return -(-length // self.block_size)
@@ -251,8 +261,8 @@ def kv_layout(
     groups = []
     for bucket, (alike, count) in enumerate(counts.items()):
         for num_layers in parts_of(count, size):
-            num_spare = states.num_spare if alike[0] == STATE else 0
-            groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last, num_spare))
+            spare = (states.num_spare, states.saves_inside) if alike[0] == STATE else (0, False)
+            groups.append(KVGroup(*alike[:3], num_layers, bucket, alike == last, *spare))
     return KVLayout((*groups, *rings), size * widest * block_size)
 
 

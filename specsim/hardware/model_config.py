@@ -12,7 +12,8 @@ from specsim.hardware.model_fields import STATES
 _TIED = {"bloom", "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gemma4_text", "opt"}
 _TIED |= {"falcon", "gpt2", "minicpm", "starcoder2"}
 _UNGATED = {"bloom", "gpt_neox", "nemotron", "opt", "phi", "starcoder2"}
-_UNGATED |= {"apertus", "arcee", "falcon", "gpt2", "gptj", "jais2", "nanochat", "nemotron_h"}
+_UNGATED |= {"apertus", "apertus1p5_text", "arcee", "cosmos3_edge_text", "falcon", "gpt2", "gptj"}
+_UNGATED |= {"jais2", "nanochat", "nemotron_h"}
 # Whose heads all have keys and values of their own; whose MLP is four times as wide as the rest.
 _MANY_HEADS = {"baichuan", "bloom", "gpt2", "gpt_neox", "gptj", "opt"}
 _FOUR_TIMES = {"bloom", "falcon", "gpt2", "gptj"}

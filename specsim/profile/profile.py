@@ -6,7 +6,7 @@ and what the memory of each GPU is for, and so how many KV blocks fit.
 
 from collections.abc import Sequence
 from difflib import get_close_matches
-from math import ceil
+from math import ceil, lcm
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -24,10 +24,9 @@ from specsim.profile.costs import AdapterCost, DraftCost, Overhead
 NOT_MEASURED = "Overhead is not measured: fit it to runs of your own (`specsim profile fit`)."
 """In the notes of a profile that was composed of kernels and not yet fitted to runs."""
 BLOCK_SIZE, GPU_MEMORY_UTILIZATION = 16, 0.92
-_LATENT_UNIT = (
-    128  # tokens, to whose multiples blocks of latent attention beside states are rounded
-)
 """Defaults of vLLM 0.32.0, ``config/cache.py CacheConfig``."""
+_LATENT_UNIT = 128
+"""Tokens, to whose multiples blocks of latent attention beside states are rounded."""
 
 _NEAR = 1.5
 """Ratio of contexts up to which a fit is believed; an assumption."""
@@ -330,11 +329,14 @@ def layer_bytes(profile: Profile, model: ModelShape) -> float:
     return _all_token_bytes(profile, model) / sum(model.layer_counts.values())
 
 
-def block_len(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE) -> int:
+def block_len(
+    profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE, saved_unit: int = 1
+) -> int:
     """Return how many tokens a block has: so many that a state fits into it, and on every GPU.
 
     Args:
         block_size: As configured: at least, and on each of the GPUs that share a block out.
+        saved_unit: Tokens after which a state can be saved inside a piece of a prefill.
 
     References:
         vLLM 0.33.0 ``platforms/interface.py _align_hybrid_block_size``,
@@ -343,7 +345,7 @@ def block_len(profile: Profile, model: ModelShape, block_size: int = BLOCK_SIZE)
     if not model.state_layers:
         return block_size * profile.decode_context_parallel_size
     state = model.state_bytes(profile.tensor_parallel_size) / model.state_layers
-    unit = _LATENT_UNIT if model.kv_lora_rank else BLOCK_SIZE
+    unit = lcm(_LATENT_UNIT if model.kv_lora_rank else BLOCK_SIZE, saved_unit)
     # An indexer's keys are in pages of their own.
     page = layer_bytes(profile, model) - model.all_index_bytes / sum(model.layer_counts.values())
     return max(block_size, unit * ceil(state / (unit * page)))

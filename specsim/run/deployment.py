@@ -44,6 +44,7 @@ from specsim.run.experiment import Experiment
 
 _MOST_HOLDING = 4096
 _BLACKWELL = re.compile("B[23]00")  # of data centers: compute capability 10
+_SINCE_HOPPER = re.compile(r"\bH[12]\d|B[23]00|Blackwell")  # compute capabilities 9, 10 and 12
 
 
 def gpus_of(engines: Iterable[tuple[Profile, Any]]) -> Counter[str]:
@@ -95,7 +96,7 @@ class Deployment:
         experiment = experiment.serving
         profile = profile or load_profile(experiment.profile)
         model, gpu = load_model(profile.model), load_gpu(profile.gpu)
-        engine = _as_held(experiment.engine, profile, model)
+        engine = _as_held(experiment.engine, profile, model, gpu)
         policy = experiment.effective_policy
         _check_same(engine, profile, model)
         profile = _in_lock_step(engine, profile, model)
@@ -104,7 +105,7 @@ class Deployment:
         drafts = _draft_costs(profile, proposer) if proposer else ()
         on_target = () if proposer and proposer.apart else drafts
         _check_draft_lens(policy, max_draft_len, profile)
-        layers = _kv_layers(engine, profile, model, on_target, proposer)
+        layers = _kv_layers(engine, profile, model, gpu, on_target, proposer)
         memory = _memory(engine, profile, model, gpu, on_target, layers)
         if layers:
             engine = engine.model_copy(update={"kv_groups": layers.target + layers.drafts})
@@ -407,9 +408,31 @@ def _check_draft_lens(policy: Policy, max_draft_len: int, profile: Profile) -> N
         )
 
 
-def _as_held(engine: EngineConfig, profile: Profile, model: ModelShape) -> EngineConfig:
+def _saved_unit(engine: EngineConfig, model: ModelShape, gpu: GpuSpec) -> int:
+    """Return to whose multiples blocks are rounded to save states inside a piece; 0: none is.
+
+    Kimi-K3 and GLM-5.3-Flash have bounded gates, which FlashKDA wants, and Kimi-Linear has not.
+
+    References:
+        vLLM 0.33.0 ``layers/mamba/mamba_mixer2.py get_kv_cache_spec``,
+        ``layers/mamba/gdn/qwen_gdn_linear_attn.py get_prefill_checkpoint_alignment``,
+        ``models/kimi_k3/nvidia/kda.py is_flashkda_supported``.
+    """
+    if any(each.kind in ("mamba", "hybrid") for each in model.layers):
+        return 0 if model.mamba_dt_rank else 1
+    if not (model.state_layers and _SINCE_HOPPER.search(gpu.name)):
+        return 0
+    if model.linear_decay_rank:
+        return 0 if model.linear_gate_rank and model.index_kpool == 1 else 1
+    return 64 if engine.rules.delta_nets_save_inside else 0
+
+
+def _as_held(
+    engine: EngineConfig, profile: Profile, model: ModelShape, gpu: GpuSpec
+) -> EngineConfig:
     """Return the engine with as many tokens in a block as vLLM gives it."""
-    size = block_len(profile, model, engine.block_size)
+    unit = _saved_unit(engine, model, gpu) if engine.enable_prefix_caching else 0
+    size = block_len(profile, model, engine.block_size, unit or 1)
     return engine if size == engine.block_size else engine.model_copy(update={"block_size": size})
 
 
@@ -417,11 +440,17 @@ def _kv_layers(
     engine: EngineConfig,
     profile: Profile,
     model: ModelShape,
+    gpu: GpuSpec,
     drafts: tuple[DraftCost, ...],
     proposer: Proposer | None,
 ) -> LayersOf | None:
     """Return the layers as they keep KV entries: those of the configuration, or of the model."""
     layers = kv_layers(profile, model, drafts)
+    if layers and _saved_unit(engine, model, gpu):
+        target = [
+            each.model_copy(update={"saves_inside": each.kind == STATE}) for each in layers.target
+        ]
+        layers = layers._replace(target=tuple(target))
     if engine.kv_groups is not None:
         given = {"bytes_per_token": layer_bytes(profile, model)}
         groups = engine.kv_groups

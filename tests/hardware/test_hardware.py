@@ -613,7 +613,10 @@ def test_layers_with_and_without_experts_take_turns(written: Written) -> None:
     assert [each.has_experts for each in deepseek.layers[:5]] == [False, False, True, False, True]
 
 
-@pytest.mark.parametrize("model_type", ["apertus", "arcee", "jais2", "nanochat"])
+UNGATED = ["apertus", "apertus1p5_text", "arcee", "cosmos3_edge_text", "jais2", "nanochat"]
+
+
+@pytest.mark.parametrize("model_type", UNGATED)
 def test_mlps_without_a_gate_have_two_matrices(model_type: str, written: Written) -> None:
     gated = load_model(written(LLAMA)).num_parameters
     plain = load_model(written({**LLAMA, "model_type": model_type})).num_parameters

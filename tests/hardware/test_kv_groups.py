@@ -14,6 +14,7 @@ from specsim.core.settings import validated
 from specsim.hardware import GIB, KVLayers, ModelShape, kv_layout, load_model
 from specsim.hardware.kv_groups import as_full_attention
 from specsim.profile import load_profile
+from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import Experiment
 
@@ -373,3 +374,37 @@ def test_caches_of_deepseek_v4_are_packed_as_in_vllm(
     assert layout.block_bytes == in_block
     with pytest.raises(ConfigError, match=r"blocks have their own sizes .* leave it out"):
         as_full_attention(model.kv_layers(1.0, 8))
+
+
+@pytest.mark.parametrize(
+    ("model", "gpu", "version", "saves", "block_size"),
+    [
+        ("nvidia-nemotron-nano-9b-v2", "a100-80gb", "0.33", True, 1312),
+        ("nvidia-nemotron-nano-9b-v2", "h100", "0.32", True, 1312),
+        ("nvidia-nemotron-nano-9b-v2", "h100", "0.31", False, 1312),
+        ("qwen3.5-4b", "h100", "0.33", True, 576),  # FlashInfer's wants multiples of 64
+        ("qwen3.5-4b", "h100", "0.32", False, 528),
+        ("qwen3.5-4b", "a100-80gb", "0.33", False, 528),
+        ("kimi-linear-48b-a3b", "h200", "0.33", False, 1024),
+    ],
+)
+def test_kernels_of_some_gpus_save_states_inside_a_piece(
+    model: str, gpu: str, version: str, saves: bool, block_size: int
+) -> None:
+    options = RooflineOptions(model, gpu, {}, 2, reserved_gib=3.0)
+    config = tiny_config(profile="made", engine={"vllm_version": version})
+    deployment = Deployment.of(
+        Experiment.parse(config, "a test"), RooflineProfile.of(options).profile
+    )
+    assert deployment.engine.block_size == block_size
+    of_states = [group for group in deployment.setup.kv.groups if group.kind == "state"]
+    assert [group.saves_inside for group in of_states] == [saves] * len(of_states)
+    assert {group.most_blocks(10_000, 0) for group in of_states} == {2 + saves}
+
+
+def test_only_states_are_saved_inside_a_piece() -> None:
+    with (
+        pytest.raises(ConfigError, match="keep no state; leave it out"),
+        validated("layers", ConfigError),
+    ):
+        KVLayers(kind="full_attention", layers=1, saves_inside=True)

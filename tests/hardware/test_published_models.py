@@ -222,7 +222,7 @@ def test_later_turns_of_a_model_with_states_begin_where_the_last_one_ended() -> 
     profile = built("Qwen--Qwen3.5-27B", "h200", 1).profile
     run = Summary(simulate(Experiment.parse(fields, "states"), profile=profile, check=True))
     engine = run.run.deployment.engine
-    assert (engine.enable_prefix_caching, engine.block_size) == (True, 784)
+    assert (engine.enable_prefix_caching, engine.block_size) == (True, 832)  # 13 times 64
     hits = run.tables.requests["cached_len"]
     assert (hits % engine.block_size == 0).all()
     assert hits.sum() > 0.5 * run.tables.requests["prompt_len"].sum()

@@ -105,6 +105,8 @@ LACKING = {
 VERSION: Any = tuple(map(int, vllm.__version__.split(".")[:2]))
 HEADS = ("eagle", "mtp", "dflash", "dspark")
 MODULES = "num_nextn_predict_layers"
+SAVED = "num_prefill_checkpoint_blocks"
+"""Of layers with a state: since 0.32 for those that save one inside a piece of a prefill."""
 MASK = (1 << 64) - 1
 ACCEPTANCE, DRAFTS, OUTPUT, PROMPT = 1, 2, 3, 4
 MOST_STEPS = 10_000
@@ -197,6 +199,7 @@ def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
                     dtypes=(torch.float32,),
                     mamba_cache_mode="align" if keeps else "none",
                     num_speculative_blocks=(engine["spec"] or {"k": 0})["k"],
+                    **({SAVED: 1, "prefill_checkpoint_alignment": 1} if saves(run) else {}),
                 )
             elif run["kind"] == "ring":
                 one = {**shape, "num_kv_heads": 1}
@@ -207,6 +210,11 @@ def layer_specs(engine: dict[str, Any]) -> dict[str, KVCacheSpec]:
                 spec = FullAttentionSpec(**shape)
             specs[f"layer{len(specs)}"] = spec
     return specs
+
+
+def saves(run: dict[str, Any]) -> bool:
+    """Return whether layers save a state inside a piece of a prefill, if that release can."""
+    return bool(run.get("saves_inside")) and SAVED in {field.name for field in fields(MambaSpec)}
 
 
 def looks_up(spec: dict[str, Any] | None) -> bool:

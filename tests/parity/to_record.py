@@ -472,6 +472,8 @@ def random_rings_scenario(seed: int, needs_of: Callable[[dict[str, Any]], Needs]
     scenario, draw = random_scenario(seed), random.Random(f"rings {seed}")
     full = draw.choice([1, 2, 4])
     layers = [{"kind": "state", "layers": draw.choice([1, 2, 3, 5, 7])}]
+    if seed % 2:
+        layers[0]["saves_inside"] = True
     layers += [{"kind": kind, "layers": full} for kind in ("full_attention", "ring")]
     scenario |= {"name": f"rings-{seed}", "kind": "random rings"}
     return _with_layers(scenario, layers, draw, needs_of)
@@ -536,6 +538,8 @@ def random_mixed_host_scenario(
 def _layers_with_state(draw: random.Random) -> list[dict[str, Any]]:
     usual = draw.choice([1, 2, 4])
     layers = [{"kind": "state", "layers": draw.choice([1, 2, 3]) * usual}]
+    if draw.random() < 0.5:
+        layers[0]["saves_inside"] = True
     layers.append({"kind": "full_attention", "layers": usual})
     if draw.random() < 0.35:
         window = draw.choice([2, 5, 8, 17, 33])
