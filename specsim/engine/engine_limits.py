@@ -26,8 +26,8 @@ class Limits(Protocol):
     drops_last_hit: int
     """EAGLE-type drafters recompute the last block of a hit to have its hidden states."""
     hash_lookahead_len: int
-    saves_inside: int  # whether a state is saved inside the last piece of a prefill
     """Tokens after a block that its identity covers, `versions.Rules.hashes_look_ahead`."""
+    saves_inside: int  # whether a state is saved inside the last piece of a prefill
     reread_len: int
     """Tokens at the end of what is computed that the later of several MTP modules read once more
     with the next step: each looks one token further ahead than the one before it. So many or fewer
