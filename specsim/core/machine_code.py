@@ -66,17 +66,18 @@ def loaded(source: Source) -> dict[str, int]:
     except NoNumbaError:
         say_no_numba()
     except FailedError as failure:
-        _say_slow(f"its {source.name} as Python", str(failure))
+        say_slow(f"its {source.name} as Python", str(failure))
     return {}
 
 
 @cache
 def say_no_numba() -> None:
     """Say, once, that nothing can be compiled."""
-    _say_slow("without compiled code", "numba is not installed; pip install numba")
+    say_slow("without compiled code", "numba is not installed; pip install numba")
 
 
-def _say_slow(how: str, why: str) -> None:
+def say_slow(how: str, why: str) -> None:
+    """Say that loops run as Python, and why."""
     text = f"specsim: running {how}, some fifty times slower: {why}\n"
     sys.stderr.write(text)  # at once, for other processes may say so, too
 

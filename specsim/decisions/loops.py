@@ -28,6 +28,7 @@ from specsim.core.compiled import (
     types_of,
 )
 from specsim.core.desk import Desk, Flags, Floats, Ints
+from specsim.core.settings import nearest
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.profile.step_time import Pricing
 
@@ -181,6 +182,8 @@ class Loops:
     def __init__(
         self, memory: type, *, rooms: tuple[str, ...] = (), decide: Act, **others: Act
     ) -> None:
+        for verb in others.keys() - set(Asking._fields):
+            raise TypeError(f"no loop '{verb}'; {nearest(verb, list(Asking._fields))}")
         self.memory = memory
         types: Types = {"seen": VIEW_TYPES, "memory": types_of(memory), "has_raised": HOOK}
         module = decide.__module__
