@@ -9,12 +9,13 @@ same results, and said in one line.
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
 from threading import local
+from types import CodeType, FunctionType, ModuleType
 from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
@@ -386,8 +387,8 @@ def address_of(loop: Loop) -> int | None:
         return None
     loops = {symbol(each): each for each in loops_of(loop.module)}
     found = loops.get(symbol(loop))
-    # None of its name: a function of a module, in the `Loops` of another. Another function: it has
-    # two of one name, or was reloaded since, and what would be compiled is what it says now.
+    # None of its name: a function of a module, in the `Loops` of another. Another function: the
+    # module was reloaded since, and what would be compiled is what it says now.
     if found is None or found.text is not loop.text:
         say_slow(
             f"its {loop.name} as Python", f"'{loop.function.__name__}' is another function there"
@@ -419,6 +420,43 @@ def loops_of(module: str) -> list[Loop]:
 
 @cache
 def symbol(loop: Loop) -> str:
-    """Return a name in machine code, which a function has for each kind of arrays anew."""
-    arrays = sha256(repr(loop.types).encode()).hexdigest()[:12]
-    return f"specsim.{loop.module}.{loop.function.__name__}.{arrays}"
+    """Return a name in machine code, which a function has for each kind of arrays anew.
+
+    One of a user's has another if it, or what it takes from outside, is another.
+    """
+    text = repr(loop.types)
+    if may_allocate(loop.module):
+        text += "".join(_taken(loop.text, set()))
+    version = sha256(text.encode()).hexdigest()[:12]
+    return f"specsim.{loop.module}.{loop.function.__name__}.{version}"
+
+
+def _taken(function: Any, seen: set[Any]) -> Iterator[str]:
+    """Yield what a function of a user is, and what it takes from outside, as code of it does.
+
+    Constants, arrays that were read from a file, and functions, whatever file they are in.
+    """
+    if function in seen or function.__module__.startswith(("specsim.", "numpy")):
+        return  # the files of the former are known
+    seen.add(function)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    around = {
+        **function.__globals__,
+        **dict(zip(function.__code__.co_freevars, cells, strict=True)),
+    }
+    codes = [function.__code__]
+    for code in codes:  # grows
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        constants = [each for each in code.co_consts if not isinstance(each, CodeType)]
+        yield repr((code.co_firstlineno, code.co_code, code.co_names, constants))
+        modules = [
+            around[name] for name in code.co_names if isinstance(around.get(name), ModuleType)
+        ]
+        for name in (*code.co_names, *code.co_freevars):
+            for value in [around.get(name), *(vars(each).get(name) for each in modules)]:
+                if isinstance(value, FunctionType):
+                    yield from _taken(value, seen)
+                elif isinstance(value, np.ndarray):
+                    yield f"{value.dtype}{value.shape}{value.tobytes().hex()}"
+                elif isinstance(value, int | float | str | tuple | np.generic):
+                    yield repr(value)

@@ -195,7 +195,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _digest(source: Source) -> str:
     """Return what the code depends on: its sources, the compiler and the processor."""
-    digest = sha256("\0".join([*_machine(), source.module]).encode())
+    digest = sha256("\0".join([*_machine(), source.module, *source.symbols]).encode())
     own = [Path(__file__).with_name(name) for name in ("compiled.py", "compiler.py")]
     for path in [*own, *(path for room in source.rooms for path in _sources(room))]:
         digest.update(path.name.encode())

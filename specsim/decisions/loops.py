@@ -175,8 +175,8 @@ class Loops:
             where it `may_drop`.
         observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`:
             only sequences that emitted tokens.
-        rooms: Other modules than `ROOMS` whose functions they call; when one changes, they are
-            compiled again.
+        rooms: Other modules of specsim than `ROOMS` whose functions they call; when one changes,
+            they are compiled again.
     """
 
     def __init__(

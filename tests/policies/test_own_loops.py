@@ -1,6 +1,10 @@
 """A policy of one's own in the compilable style is asked by the engine's loop, and checked."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -8,6 +12,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+import yaml
 from conftest import ROOT, Run, tiny_config
 
 from specsim.core.errors import PluginError, SpecsimError
@@ -118,6 +123,7 @@ class Whole(LoopPolicy):
         return self.remember(server, seen=PerRequest(0))
 """
 FORGETFUL = WHOLE.replace("    seen: Ints", "    pass").replace(", seen=PerRequest(0)", "")
+FORGETFUL = FORGETFUL.replace("verify=verify, ", "")
 FORGETFUL = re.sub(r"(def (\w+)\(view.*?:\n).*?(?=\n\n)", r"\1    pass", FORGETFUL, flags=re.DOTALL)
 
 
@@ -136,16 +142,49 @@ def test_what_numba_has_in_c_and_what_does_nothing_is_machine_code(
         assert tables(experiment) == compiled
 
 
-def test_of_two_functions_of_one_name_one_is_said_to_run_as_python(
+def test_two_functions_of_one_name_are_two(
     tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     second = FORGETFUL[FORGETFUL.index("def decide") :].replace("Whole", "Second")
-    (tmp_path / "twice_the_name.py").write_text(FORGETFUL + second)
+    (tmp_path / "twice_the_name.py").write_text(
+        FORGETFUL + second.replace("pass", "view.lens[:] = 3")
+    )
     monkeypatch.syspath_prepend(tmp_path)
-    for name, is_python in (("Second", False), ("Whole", True)):
-        simulate(tiny(policy={"kind": f"twice_the_name:{name}"}))
-        assert ("'decide' is another function there" in capfd.readouterr().err) == is_python
+    found = [tables(tiny(policy=f"twice_the_name:{name}")) for name in ("Second", "Whole")]
+    assert found[0] != found[1]
+    assert "as Python" not in capfd.readouterr().err
+
+
+NOTHING = "-> None:\n    pass"
+TAKES = """
+import numpy as np
+from given import WIDE, longest
+TABLE = np.loadtxt("table.txt").astype(int)
+"""
+TAKES += FORGETFUL.replace(
+    NOTHING, "-> None:\n    view.lens[:] = min(TABLE[1], WIDE, longest())", 1
+)
+GIVEN = "from specsim.api import inner\nWIDE = {}\n@inner\ndef longest():\n    return {}\n"
+
+
+def test_what_functions_take_from_elsewhere_is_what_it_is_now(tmp_path: Path) -> None:
+    (tmp_path / "takes.py").write_text(TAKES)
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**tiny_config(), "policy": "takes:Whole"}))
+    command = [sys.executable, "-m", "specsim", "run", "one.yaml", "--out", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = []
+    for numbers in ((3, 3, 3), (1, 3, 3), (3, 2, 3), (3, 3, 0)):
+        (tmp_path / "table.txt").write_text(f"0\n{numbers[0]}\n")
+        (tmp_path / "given.py").write_text(GIVEN.format(*numbers[1:]))
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+        )
+        assert "as Python" not in done.stderr
+        found.append(
+            json.loads((tmp_path / "out/summary.json").read_text())["specsim"]["tokens_per_step"]
+        )
+    assert len(set(found)) == 4
 
 
 @pytest.mark.parametrize(
