@@ -201,7 +201,8 @@ def main(own: list[str]) -> None:
                 save("board.csv", rows)
     if own:
         found = regrets(beside_others(rows, own))
-        Console().print(standings(found, own))
+        wide = max(Console().width, 170)  # else long names would leave no room for numbers
+        Console(width=wide).print(standings(found, own))
         return
     save("regrets.csv", regrets(rows))
 

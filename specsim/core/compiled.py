@@ -9,18 +9,19 @@ same results, and said in one line.
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from functools import cache, partial
 from hashlib import sha256
 from importlib import import_module
 from threading import local
-from typing import Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
+from types import CodeType, FunctionType, ModuleType
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_origin, get_type_hints, overload
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from specsim.core.machine_code import IS_COMPILER, Source, loaded
+from specsim.core.machine_code import IS_COMPILER, Source, loaded, say_slow
 from specsim.core.surroundings import is_on
 
 _PROTOTYPE = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_void_p)
@@ -60,13 +61,23 @@ def types_of(arrays: type) -> Types:
     A field says what numpy's types do not, ``Annotated[NDArray[np.int32], 2]`` its number of axes,
     ``Annotated[Any, Part]`` that it holds pointers to a `Part`, ``Rows[Row]`` the fields of its
     records, `Hook` that it is called if it is there, `Hooks` that one of several is.
+
+    Raises:
+        TypeError: It is no `NamedTuple`, or a field says something else.
     """
+    if not hasattr(arrays, "_fields"):
+        raise TypeError(f"{arrays!r} is no NamedTuple of arrays")
     types: dict[str, tuple[DTypeLike, int] | Types | str] = {}
     for field, hint in get_type_hints(arrays, include_extras=True).items():
         if hint in (Hook, Hook | None, Hooks):
             types[field] = HOOKS if hint is Hooks else HOOK
         elif get_origin(hint) is Rows:
             types[field] = (record_of(*get_args(hint)), 1)
+        elif get_origin(hint) is not Annotated:
+            raise TypeError(
+                f"field '{field}' of {arrays.__name__} is {hint}; it must be Floats, Ints, "
+                "Rows[...] or Annotated[NDArray[...], number of axes]"
+            )
         else:
             kind, more = get_args(hint)
             is_array = isinstance(more, int)
@@ -230,8 +241,7 @@ class Pointers:
                 numbers += (value.numbers.ctypes.data, *value.numbers.shape)
                 continue
             assert isinstance(kind, tuple)
-            if value.dtype != kind[0] or value.ndim != kind[1] or not value.flags.c_contiguous:
-                raise TypeError(f"array '{field}' is not a contiguous {kind[0]} of {kind[1]} axes")
+            check_array(field, value, *kind)
             numbers += (value.ctypes.data, *value.shape, 0)[:3]
         self._numbers[:] = numbers
 
@@ -242,6 +252,16 @@ class Pointers:
     def records(self) -> Any:
         """Return the tuple as Python's loops want it, with tuples where there are pointers."""
         return as_records(self.arrays)
+
+
+def check_array(field: str, array: NDArray[Any], kind: DTypeLike, ndim: int) -> None:
+    """Raise a TypeError for an array that compiled code would take for another."""
+    if array.dtype != kind or array.ndim != ndim or not array.flags.c_contiguous:
+        wanted = np.dtype(kind)
+        raise TypeError(
+            f"array '{field}' is of {array.dtype.name} and {array.ndim} axes; it must be of "
+            f"{wanted.name} and {ndim}, and contiguous"
+        )
 
 
 class Loop:
@@ -370,6 +390,9 @@ def address_of(loop: Loop) -> int | None:
     # None of its name: a function of a module, in the `Loops` of another. Another function: the
     # module was reloaded since, and what would be compiled is what it says now.
     if found is None or found.text is not loop.text:
+        say_slow(
+            f"its {loop.name} as Python", f"'{loop.function.__name__}' is another function there"
+        )
         return None
     if loop.file_version != _version_of(loop.text):  # its file was edited since it was imported
         return None
@@ -397,6 +420,43 @@ def loops_of(module: str) -> list[Loop]:
 
 @cache
 def symbol(loop: Loop) -> str:
-    """Return a name in machine code, which a function has for each kind of arrays anew."""
-    arrays = sha256(repr(loop.types).encode()).hexdigest()[:12]
-    return f"specsim.{loop.module}.{loop.function.__name__}.{arrays}"
+    """Return a name in machine code, which a function has for each kind of arrays anew.
+
+    One of a user's has another if it, or what it takes from outside, is another.
+    """
+    text = repr(loop.types)
+    if may_allocate(loop.module):
+        text += "".join(_taken(loop.text, set()))
+    version = sha256(text.encode()).hexdigest()[:12]
+    return f"specsim.{loop.module}.{loop.function.__name__}.{version}"
+
+
+def _taken(function: Any, seen: set[Any]) -> Iterator[str]:
+    """Yield what a function of a user is, and what it takes from outside, as code of it does.
+
+    Constants, arrays that were read from a file, and functions, whatever file they are in.
+    """
+    if function in seen or function.__module__.startswith(("specsim.", "numpy")):
+        return  # the files of the former are known
+    seen.add(function)
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    around = {
+        **function.__globals__,
+        **dict(zip(function.__code__.co_freevars, cells, strict=True)),
+    }
+    codes = [function.__code__]
+    for code in codes:  # grows
+        codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+        constants = [each for each in code.co_consts if not isinstance(each, CodeType)]
+        yield repr((code.co_firstlineno, code.co_code, code.co_names, constants))
+        modules = [
+            around[name] for name in code.co_names if isinstance(around.get(name), ModuleType)
+        ]
+        for name in (*code.co_names, *code.co_freevars):
+            for value in [around.get(name), *(vars(each).get(name) for each in modules)]:
+                if isinstance(value, FunctionType):
+                    yield from _taken(value, seen)
+                elif isinstance(value, np.ndarray):
+                    yield f"{value.dtype}{value.shape}{value.tobytes().hex()}"
+                elif isinstance(value, int | float | str | tuple | np.generic):
+                    yield repr(value)

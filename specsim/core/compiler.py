@@ -48,7 +48,7 @@ _PLACE = re.compile(r"(?:at |File \")(\S+\.py)(?: \(|\", line )(\d+)")
 _OURS = re.compile(r"/numba/|/specsim/decisions/loops\.py")  # where nobody has anything to correct
 _NO_REASON = re.compile(
     r"(\w+: )?Failed in|No implementation of function Function\(<function|>>>|There are|- Of which|"
-    r"Overload in|With argument|Rejected as"
+    r"Overload in|With argument|Rejected as|- Resolution failure"
 )
 """How those lines of numba's errors begin that say no more than that there is one."""
 _OF_PYTHON = ("Py", "_Py", "NRT_", "numba_")  # what numba's code refers to where it would raise
@@ -57,6 +57,7 @@ declare i32 @"{called}"(ptr, ptr, ptr)
 define i64 @"{name}"(ptr %address) {{
   %found = alloca i64
   %error = alloca ptr
+  store ptr null, ptr %error
   %status = call i32 @"{called}"(ptr %found, ptr %error, ptr %address)
   %value = load i64, ptr %found
   ret i64 %value
@@ -176,11 +177,14 @@ def machine_code(loops: list[Loop]) -> bytes:
     whole = llvm.parse_assembly("")
     _lower_only()
     _let_hooks_be_called()
+    of_arrays: Any = import_module("numba.np.arrayobj")
+    of_arrays._attempt_nocopy_reshape = _strides_in_a_row
     libraries: dict[int, Any] = {}
     for loop in loops:
         _collect(_lowered(llvm, loop), libraries)
     for library in libraries.values():
-        whole.link_in(library._final_module)
+        if library.name != "nrt":  # what `_MEMORY` is for
+            whole.link_in(library._final_module)
     whole.link_in(llvm.parse_assembly(_MEMORY))
     names = [symbol(loop) for loop in loops]
     for value in [*whole.functions, *whole.global_variables]:
@@ -199,8 +203,8 @@ def _lower_only() -> None:
     class Library(JITCodeLibrary):
         def add_ir_module(self, module: Any) -> None:
             _keep_apart(module.functions)
-            if module.name != "nrt_module":  # what `_MEMORY` is for
-                super().add_ir_module(module)
+            _tell_nobody(module.functions)
+            super().add_ir_module(module)
 
         def _optimize_functions(self, module: Any) -> None:
             module.data_layout = self._codegen._data_layout
@@ -248,6 +252,24 @@ def _let_hooks_be_called() -> None:
     overload(has)(lambda hook: lambda hook: hook[0] != 0)
 
 
+def _strides_in_a_row(_: Any, builder: Any, kind: Any, array: Any, *new: Any) -> Any:
+    """Put down the strides of an array in another shape, for which numba calls C; return 1.
+
+    Raises:
+        ValueError: It does not lie row after row. numba itself raises where it has gaps.
+    """
+    from llvmlite import ir
+
+    if kind.layout != "C":
+        raise ValueError("reshape() of an array that is transposed")
+    num, shape, strides = new
+    stride, pick = array.itemsize, import_module("numba.core.cgutils").gep_inbounds
+    for axis in reversed(range(num)):
+        builder.store(stride, pick(builder, strides, 0, axis))
+        stride = builder.mul(stride, builder.load(pick(builder, shape, 0, axis)))
+    return ir.IntType(32)(1)
+
+
 def _keep_apart(functions: list[Any]) -> None:
     """Let functions of tuples alone stay functions: much work, and mostly called in one place.
 
@@ -258,6 +280,18 @@ def _keep_apart(functions: list[Any]) -> None:
         is_copied = "alwaysinline" in function.attributes
         if function.blocks and _OF_TUPLES_ALONE.search(function.name) and not is_copied:
             function.attributes.add("noinline")
+
+
+def _tell_nobody(functions: list[Any]) -> None:
+    """Empty what would tell Python the numbers of an error, of which several modules have one."""
+    from llvmlite import ir
+
+    for function in functions:
+        if function.name.startswith("__excinfo_unwrap_args"):
+            function.blocks.clear()
+            block = ir.IRBuilder(function.append_basic_block())
+            block.ret(ir.Constant(function.function_type.return_type, None))
+            function.linkage = "linkonce_odr"
 
 
 def _collect(library: Any, libraries: dict[int, Any]) -> None:
@@ -296,7 +330,7 @@ def _cut_off(llvm: Any, whole: Any) -> None:
     for value in [*whole.functions, *whole.global_variables]:
         if value.is_declaration and value.name.startswith(_OF_PYTHON):
             if value.name.startswith("NRT_"):
-                raise ValueError("it makes a list, a set or a dictionary")
+                raise ValueError("it makes a list, a set or a dictionary, or numba does for it")
             if value.name not in _NEVER_CALLED:
                 raise ValueError(f"it calls {value.name}, which only numba has")
             text += _NEVER_CALLED[value.name]
@@ -415,7 +449,7 @@ def _type_of(kind: Any) -> Any:
         return types.UniTuple(types.int64, 2)
     if kind == HOOKS:
         return _array(np.int64, 2)
-    return _handle(kind) if isinstance(kind[0], tuple) else _array(*kind)
+    return _handle(kind) if not kind or isinstance(kind[0], tuple) else _array(*kind)
 
 
 def _array(dtype: Any, ndim: int) -> Any:
@@ -476,6 +510,7 @@ def _told(error: BaseException) -> str:
     down to the reason, after which come the places, the innermost first.
     """
     text = _OF_ARRAYS.sub("", str(error)).replace(" found for signature:", "")
+    text = text.replace("Cannot determine Numba type of <class 'function'>", "it is not an @inner")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reasons = [line for line in lines if not _NO_REASON.match(line)]
     place = next((found for found in _PLACE.finditer(text) if not _OURS.search(found[0])), None)

@@ -12,9 +12,10 @@ from threading import local
 from typing import Annotated, Any, Generic, TypeVar, cast
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from specsim.core.compiled import HOOK, Hook, Loop, Pointers, types_of
+from specsim.core.compiled import HOOK, Hook, Loop, Pointers, check_array, types_of
+from specsim.core.settings import nearest
 
 Ints = Annotated[NDArray[np.int64], 1]
 Floats = Annotated[NDArray[np.float64], 1]
@@ -54,6 +55,11 @@ class PerRequest:
             self.values = np.concatenate([self.values, more])
         return self.values
 
+    def become(self, dtype: DTypeLike) -> None:
+        """Hold numbers of another type, if the first one is one."""
+        if np.array(self._initial).astype(dtype) == self._initial:
+            self.values = self.values.astype(dtype, copy=False)
+
     def forget(self, request: int) -> None:
         """Know nothing of a request any more; its index is another's from now on."""
         if request < len(self.values):
@@ -88,10 +94,27 @@ class Desk(Generic[Arrays]):
         self._kind: Any = kind
         self._loops, self._given = loops, given
         self._types = loops[0].types if loops else types_of(cast("type", kind))
+        for field, value in given.items():
+            self._check(field, value)
         self._room = -1
         self._arrays: Any
         self._pointers: Pointers
         self._runs: Sequence[Callable[[], int]] | None = None
+
+    def _check(self, field: str, given: Any) -> None:
+        """Raise a TypeError for what no array of the field can be made of."""
+        kind = self._types.get(field)
+        if kind is None:
+            raise TypeError(f"no field '{field}'; {nearest(field, list(self._types))}")
+        if not isinstance(kind, tuple):
+            return
+        if isinstance(given, PerRequest):
+            given.become(kind[0])
+            given = given.values
+        if isinstance(given, np.ndarray):
+            check_array(field, given, *kind)
+        elif len(np.broadcast_shapes(given)) != kind[1]:  # refuses what is no shape
+            raise TypeError(f"shape {given} of '{field}' must have {kind[1]} axes")
 
     @property
     def runs(self) -> Sequence[Callable[[], int]]:

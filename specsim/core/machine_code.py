@@ -66,17 +66,18 @@ def loaded(source: Source) -> dict[str, int]:
     except NoNumbaError:
         say_no_numba()
     except FailedError as failure:
-        _say_slow(f"its {source.name} as Python", str(failure))
+        say_slow(f"its {source.name} as Python", str(failure))
     return {}
 
 
 @cache
 def say_no_numba() -> None:
     """Say, once, that nothing can be compiled."""
-    _say_slow("without compiled code", "numba is not installed; pip install numba")
+    say_slow("without compiled code", "numba is not installed; pip install numba")
 
 
-def _say_slow(how: str, why: str) -> None:
+def say_slow(how: str, why: str) -> None:
+    """Say that loops run as Python, and why."""
     text = f"specsim: running {how}, some fifty times slower: {why}\n"
     sys.stderr.write(text)  # at once, for other processes may say so, too
 
@@ -194,7 +195,7 @@ def _is_ours(folder: Path) -> bool:
 
 def _digest(source: Source) -> str:
     """Return what the code depends on: its sources, the compiler and the processor."""
-    digest = sha256("\0".join([*_machine(), source.module]).encode())
+    digest = sha256("\0".join([*_machine(), source.module, *source.symbols]).encode())
     own = [Path(__file__).with_name(name) for name in ("compiled.py", "compiler.py")]
     for path in [*own, *(path for room in source.rooms for path in _sources(room))]:
         digest.update(path.name.encode())

@@ -28,6 +28,7 @@ from specsim.core.compiled import (
     types_of,
 )
 from specsim.core.desk import Desk, Flags, Floats, Ints
+from specsim.core.settings import nearest
 from specsim.core.step import BatchView, DraftView, StepLoad, StepOutcome
 from specsim.profile.step_time import Pricing
 
@@ -174,13 +175,15 @@ class Loops:
             where it `may_drop`.
         observe: Learns from a step that has ended. Its view has fewer rows than that of `decide`:
             only sequences that emitted tokens.
-        rooms: Other modules than `ROOMS` whose functions they call; when one changes, they are
-            compiled again.
+        rooms: Other modules of specsim than `ROOMS` whose functions they call; when one changes,
+            they are compiled again.
     """
 
     def __init__(
         self, memory: type, *, rooms: tuple[str, ...] = (), decide: Act, **others: Act
     ) -> None:
+        for verb in others.keys() - set(Asking._fields):
+            raise TypeError(f"no loop '{verb}'; {nearest(verb, list(Asking._fields))}")
         self.memory = memory
         types: Types = {"seen": VIEW_TYPES, "memory": types_of(memory), "has_raised": HOOK}
         module = decide.__module__

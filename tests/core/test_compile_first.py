@@ -42,3 +42,8 @@ def test_nothing_is_compiled_that_no_cache_would_keep(tmp_path: Path) -> None:
     )
     assert "nothing is compiled" in done.stdout
     assert "compiling" not in done.stderr
+
+
+def test_what_is_compiled_is_kept(tmp_path: Path) -> None:
+    python(compile_first.__file__, "specsim.policies.parts.times", SPECSIM_CACHE_DIR=str(tmp_path))
+    assert len(list(tmp_path.glob("policies-times-*.code"))) == 1

@@ -1,6 +1,10 @@
 """A policy of one's own in the compilable style is asked by the engine's loop, and checked."""
 
+import json
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -8,9 +12,10 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+import yaml
 from conftest import ROOT, Run, tiny_config
 
-from specsim.core.errors import PluginError
+from specsim.core.errors import PluginError, SpecsimError
 from specsim.engine.speculation import Speculation
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -53,6 +58,8 @@ def tables(experiment: Experiment) -> tuple[bytes, bytes]:
         ("", ""),
         ("    some = [1, 2]; some.append(3)", "it makes a list, a set or a dictionary"),
         ("    np.eye(2) @ np.eye(2)", r"it calls numba_\w+, which only numba has"),
+        ("    np.ones((2, 3)).max(axis=1)", "unexpected keyword argument 'axis'"),
+        ("    np.ones((2, 3)).T.reshape(-1)", "an array that is transposed"),
         ("    some = vars()", r"Untyped global name 'vars'.*does_not_compile\w*\.py, line \d+\)"),
     ],
 )
@@ -82,6 +89,126 @@ def test_what_a_policy_in_numpy_decides_is_the_same_in_python(
     assert "as Python" not in capfd.readouterr().err
     with experiment.policy.loops.as_python():
         assert tables(experiment) == compiled
+
+
+WHOLE = """
+from typing import Literal, NamedTuple
+import numpy as np
+from specsim.api import Ints, LoopMemory, LoopPolicy, Loops, PerRequest, ServerView, View
+
+class Memory(NamedTuple):
+    seen: Ints
+
+def decide(view: View, memory: Memory) -> None:
+    num, longest = view.step[0].num_rows, view.step[0].max_draft_len
+    mine = view.requests[:num]
+    memory.seen[mine] += 1
+    table = (np.arange(num * longest) % 5).reshape(num, -1) < memory.seen[mine].reshape(-1, 1)
+    middle = np.percentile(memory.seen[mine], 50)
+    view.lens[:num] = np.where(memory.seen[mine] > middle, table.sum(axis=1), 1)
+
+def verify(view: View, memory: Memory) -> None:
+    num = view.step[0].num_rows
+    most = np.percentile(memory.seen[view.requests[:num]], 90)
+    view.lens[:num] = np.minimum(view.draft_lens[:num], most)
+
+def observe(view: View, memory: Memory) -> None:
+    pass
+
+class Whole(LoopPolicy):
+    kind: Literal["whole"] = "whole"
+    loops = Loops(Memory, decide=decide, verify=verify, observe=observe)
+
+    def start(self, server: ServerView) -> LoopMemory:
+        return self.remember(server, seen=PerRequest(0))
+"""
+FORGETFUL = WHOLE.replace("    seen: Ints", "    pass").replace(", seen=PerRequest(0)", "")
+FORGETFUL = FORGETFUL.replace("verify=verify, ", "")
+FORGETFUL = re.sub(r"(def (\w+)\(view.*?:\n).*?(?=\n\n)", r"\1    pass", FORGETFUL, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("text", [WHOLE, FORGETFUL], ids=["whole", "forgetful"])
+def test_what_numba_has_in_c_and_what_does_nothing_is_machine_code(
+    text: str, tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    name = f"whole_{crc32(text.encode())}"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    experiment = tiny(policy=f"{name}:Whole")
+    compiled = tables(experiment)
+    assert "as Python" not in capfd.readouterr().err
+    with experiment.policy.loops.as_python():
+        assert tables(experiment) == compiled
+
+
+def test_two_functions_of_one_name_are_two(
+    tiny: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    second = FORGETFUL[FORGETFUL.index("def decide") :].replace("Whole", "Second")
+    (tmp_path / "twice_the_name.py").write_text(
+        FORGETFUL + second.replace("pass", "view.lens[:] = 3")
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    found = [tables(tiny(policy=f"twice_the_name:{name}")) for name in ("Second", "Whole")]
+    assert found[0] != found[1]
+    assert "as Python" not in capfd.readouterr().err
+
+
+NOTHING = "-> None:\n    pass"
+TAKES = """
+import numpy as np
+from given import WIDE, longest
+TABLE = np.loadtxt("table.txt").astype(int)
+"""
+TAKES += FORGETFUL.replace(
+    NOTHING, "-> None:\n    view.lens[:] = min(TABLE[1], WIDE, longest())", 1
+)
+GIVEN = "from specsim.api import inner\nWIDE = {}\n@inner\ndef longest():\n    return {}\n"
+
+
+def test_what_functions_take_from_elsewhere_is_what_it_is_now(tmp_path: Path) -> None:
+    (tmp_path / "takes.py").write_text(TAKES)
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump({**tiny_config(), "policy": "takes:Whole"}))
+    command = [sys.executable, "-m", "specsim", "run", "one.yaml", "--out", "out"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = []
+    for numbers in ((3, 3, 3), (1, 3, 3), (3, 2, 3), (3, 3, 0)):
+        (tmp_path / "table.txt").write_text(f"0\n{numbers[0]}\n")
+        (tmp_path / "given.py").write_text(GIVEN.format(*numbers[1:]))
+        done = subprocess.run(
+            command, cwd=tmp_path, capture_output=True, text=True, check=True, env=environment
+        )
+        assert "as Python" not in done.stderr
+        found.append(
+            json.loads((tmp_path / "out/summary.json").read_text())["specsim"]["tokens_per_step"]
+        )
+    assert len(set(found)) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("seen=PerRequest(0)", "sene=PerRequest(0)", "no field 'sene'; did you mean 'seen'"),
+        ("PerRequest(0)", "PerRequest(0.5)", "'seen' is of float64 and 1 axes; it must"),
+        ("PerRequest(0)", "PerRequest(0, 4)", "'seen' is of int64 and 2 axes"),
+        ("PerRequest(0)", "np.zeros(3)", "'seen' is of float64"),
+        ("PerRequest(0)", "(3, 3)", "must have 1 axes"),
+        ("seen: Ints", "seen: list[int]", "field 'seen' of Memory is list"),
+        ("Memory(NamedTuple)", "Memory", "no NamedTuple"),
+        ("observe=observe", "observes=observe", "no loop 'observes'; did you mean 'observe'"),
+    ],
+)
+def test_a_memory_that_cannot_be_is_refused_in_one_line(
+    old: str, new: str, message: str, tiny: Callable[..., Experiment], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    name = f"wrong_memory_{crc32((new + message).encode())}"
+    (tmp_path / f"{name}.py").write_text(WHOLE.replace(old, new))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(SpecsimError, match=message):
+        simulate(tiny(policy=f"{name}:Whole"))
 
 
 @pytest.mark.parametrize("verb", ["decide", "observe"])
