@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,9 @@ def test_what_numba_has_in_c_and_what_does_nothing_is_machine_code(
     monkeypatch.syspath_prepend(tmp_path)
     experiment = tiny(policy=f"{name}:Whole")
     compiled = tables(experiment)
-    assert "as Python" not in capfd.readouterr().err
+    # numba 0.62, the oldest that is admitted, makes a list for a percentile; 0.68 does not.
+    if text != WHOLE or int(version("numba").split(".")[1]) >= 68:
+        assert "as Python" not in capfd.readouterr().err
     with experiment.policy.loops.as_python():
         assert tables(experiment) == compiled
 
