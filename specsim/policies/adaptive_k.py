@@ -9,10 +9,11 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts.estimate import put_decodes, time_of_k
 from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.policies.parts.recent import smooth_shares
 from specsim.policies.parts.tiers_by_size import power_of
-from specsim.profile.step_time import priced, priced_plain, put_load
+from specsim.profile.step_time import priced_plain
 
 BUCKETS = 32
 
@@ -42,14 +43,13 @@ def best_k(view: View, memory: Shorter, num: int) -> int:
     if num < memory.known[0].least_size:
         return int(step.max_draft_len)
     best, best_rate, candidate = 0, 0.0, 0
-    put_load(view.pricing, step.next_context_tokens, num, num, 0)
+    put_decodes(view)
     for k in range(step.max_draft_len + 1):
         tokens += memory.survival[k - 1] if k else 0.0
         if k not in (candidate, step.max_draft_len):
             continue
         candidate = 2 * k + 1
-        pricing = view.pricing
-        time = priced(pricing, num * (1 + k), k) if k else priced_plain(pricing, num)
+        time = time_of_k(view, k) if k else priced_plain(view.pricing, num)
         if tokens / time > best_rate:
             best, best_rate = k, tokens / time
     return best

@@ -14,7 +14,7 @@ from specsim.policies.parts.acceptance_estimator import (
     learn_fates,
     predict,
 )
-from specsim.policies.parts.everybody import ask_all, verify_all
+from specsim.policies.parts.everybody import ask_all, say_each, shown_tokens, verify_all
 from specsim.policies.parts.spending import Spending, best_budget, spending_desk, take_largest
 from specsim.profile.step_time import put_len, put_load
 
@@ -34,11 +34,8 @@ def decide(view: View, memory: Adapting) -> None:
 
 
 @inner
-def put_stale(view: View, memory: Adapting) -> int:
-    """Work out how likely drafts are accepted if one believes the last confidences.
-
-    Of the drafts of all sequences, in no particular order. Return how many tokens they have.
-    """
+def put_stale(view: View, memory: Adapting) -> None:
+    """Work out how likely drafts are accepted, in no particular order, by the last confidences."""
     index = 0
     for row in range(view.step[0].num_rows):
         product = 1.0
@@ -46,7 +43,6 @@ def put_stale(view: View, memory: Adapting) -> int:
             product *= memory.stale[view.requests[row], place]
             memory.spending.gains[index] = product
             index += 1
-    return index
 
 
 @inner
@@ -72,11 +68,11 @@ def put_fresh(view: View, memory: Adapting) -> None:
 
 def verify(view: View, memory: Adapting) -> None:
     """Verify of each draft what is among the B surest tokens of the batch."""
-    step, spending, pricing = view.step[0], memory.spending, view.pricing
-    most = put_stale(view, memory)
+    step, spending, most = view.step[0], memory.spending, shown_tokens(view)
+    put_stale(view, memory)
     tokens = step.batched_tokens - most
-    put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
-    put_len(pricing, step.max_draft_len)
+    put_load(view.pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
+    put_len(view.pricing, step.max_draft_len)
     spending.found[0], spending.sizes[0], spending.sizes[1] = step.num_decodes, most, most + 1
     budget = best_budget(spending)
     put_fresh(view, memory)
@@ -84,8 +80,7 @@ def verify(view: View, memory: Adapting) -> None:
     verify_all(view)
     if budget < most:
         take_largest(spending, budget)
-        for row in range(step.num_rows):
-            view.lens[row] = spending.counts[row]
+        say_each(view, spending.counts)
 
 
 def observe(view: View, memory: Adapting) -> None:

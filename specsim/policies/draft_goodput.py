@@ -9,7 +9,7 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Desk, FloatRows, Floats, Ints, PerRequest, ShortRows
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
-from specsim.policies.parts.estimate import longest_of
+from specsim.policies.parts.estimate import longest_of, put_decodes
 from specsim.policies.parts.spending import (
     Spending,
     put_stated,
@@ -17,7 +17,7 @@ from specsim.policies.parts.spending import (
     spend_on_drafts_made,
     spending_desk,
 )
-from specsim.profile.step_time import priced, put_load
+from specsim.profile.step_time import priced
 
 _STATED = 20  # bins of equal width
 _LEN_CLASSES = (2, 3, 5, 9, 17)  # tokens, the least of each class but the first
@@ -172,7 +172,7 @@ def decide(view: View, memory: DraftMemory) -> None:
         k = int(step.max_draft_len)
     elif num and longest_of(view):
         put_gains(view, memory, True)
-        put_load(view.pricing, step.next_context_tokens, num, num, 0)
+        put_decodes(view)
         drafting = priced(view.pricing, num, 1)
         drafting -= priced(view.pricing, num, 0)
         spending.extra[1] = drafting / num  # a lookup is paid by the token

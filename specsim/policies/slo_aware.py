@@ -1,6 +1,6 @@
 """Verification first for those who are about to be late."""
 
-import math
+from math import isnan
 from typing import Annotated, Any, Literal, NamedTuple, final
 
 import numpy as np
@@ -19,7 +19,7 @@ from specsim.policies.parts.by_request import (
     spend_each,
 )
 from specsim.policies.parts.estimate import best_common_len, expected_len
-from specsim.policies.parts.everybody import ask_all
+from specsim.policies.parts.everybody import ask_all, say_each
 from specsim.policies.parts.trials import KEPT, let_go
 from specsim.profile.step_time import priced
 
@@ -27,18 +27,17 @@ from specsim.profile.step_time import priced
 class OnTime(NamedTuple):
     """What it remembers."""
 
-    first_token_at: Floats
-    """When the step was scheduled that showed each request's first token, seconds; NaN before."""
+    first_token_at: Floats  # when the step began that showed each its first, seconds; NaN before
     its: Annotated[Any, ByRequest]
 
 
 @inner
 def needed_len(view: View, memory: OnTime, row: int, step_time: float) -> int:
     """Return the shortest draft that is expected to bring a sequence back on time."""
-    step, request, output_len = view.step[0], view.requests[row], view.known_lens[row]
-    output_len -= view.prompt_lens[row]
+    step, request = view.step[0], view.requests[row]
+    output_len = view.known_lens[row] - view.prompt_lens[row]
     first = memory.first_token_at[request]
-    if math.isnan(first):
+    if isnan(first):
         first = step.now
         if output_len > 0:
             memory.first_token_at[request] = first
@@ -77,9 +76,8 @@ def decide(view: View, memory: OnTime) -> None:
         k = best_common_len(view, step.alpha)
         ask_all(view, k)
         emitted = step.num_decodes * expected_len(step.alpha, k)
-    is_kept = settle_each(view, its, emitted) == KEPT
-    for row in range(step.num_rows if is_kept else 0):
-        view.lens[row] = its.spending.counts[row]
+    if settle_each(view, its, emitted) == KEPT:
+        say_each(view, its.spending.counts)
 
 
 def observe(view: View, memory: OnTime) -> None:
@@ -100,11 +98,9 @@ class SloAware(LoopPolicy):
     (t + T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
     request the shortest draft whose expected length gets it there, as their released code does
     (flexflow/flexflow-serve ``src/runtime/request_manager.cc add_tokens_toward_slo`` at bc67e97);
-    phase 2 spends the rest of the verification by marginal goodput. With all requests on time this
-    is `goodput_exact`. There T is a number set ahead, times 1.05; phase 2 takes the likeliest
-    tokens until a number set ahead is used up, whatever a step costs; drafts are trees; and in
-    phase 1 nobody gets more than 1.2 times an even share of that number, and who needs least comes
-    first. Here phase 1 is left out where it does not fit.
+    phase 2 is marginal goodput, so that with all on time this is `goodput_exact`. There T is set
+    ahead, times 1.05; phase 2 takes the likeliest tokens up to a set number; drafts are trees; and
+    phase 1 gives at most 1.2 times an even share, least needs first; here all or nothing.
     """
 
     kind: Literal["slo_aware"] = "slo_aware"

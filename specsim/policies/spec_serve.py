@@ -1,21 +1,21 @@
 """SpecServe: draft on while it pays for the batch, then verify its surest tokens in time."""
 
-from math import inf
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, final
 
 import numpy as np
 from pydantic import Field
 
-from specsim.core.compiled import Rows, inner
-from specsim.core.desk import Floats, Ints
+from specsim.core.compiled import Rows
+from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.estimate import (
-    PRIOR_TRIALS,
     WindowState,
     alpha_of,
     best_common_len,
     note_trials,
+    put_decodes,
+    time_of_k,
 )
 from specsim.policies.parts.everybody import ask_all, verify_all
 from specsim.policies.parts.spending import (
@@ -23,14 +23,13 @@ from specsim.policies.parts.spending import (
     put_stated,
     spend_on_drafts_made,
     spending_desk,
+    stated_at,
 )
-from specsim.profile.step_time import priced, put_load
 
 
 class ServeState(WindowState, Protocol):
-    """What is known of acceptance and of confidences, and the policy's numbers."""
+    """What is known of acceptance and of confidences."""
 
-    tpot: float  # limit on a step, seconds
     expected: float  # confidence of a token that is not drafted yet: the mean of
     num_drafted: float  # so many before
     by_confidence: int  # whether any are known in time
@@ -42,56 +41,35 @@ class Serving(NamedTuple):
     state: Rows[ServeState]  # one row
     ring: Ints  # accepted tokens, and drafts cut short, of its last steps
     spending: Annotated[Any, Spending]
-    times: Floats  # scratch: of steps, by the length of their drafts
-
-
-@inner
-def price_lens(view: View, times: Floats, num_lens: int) -> None:
-    """Work out what the next step takes if all draft and verify 0, 1, ... tokens."""
-    step, num = view.step[0], view.step[0].num_decodes
-    put_load(view.pricing, step.next_context_tokens, num, num, 0)
-    for k in range(num_lens):
-        times[k] = priced(view.pricing, num * (1 + k), k)
 
 
 def decide(view: View, memory: Serving) -> None:
     """Ask for the longest drafts, which are stopped, or none; or what has been best of late."""
-    step, state, times = view.step[0], memory.state[0], memory.times
-    num, k = step.num_decodes, int(step.max_draft_len)
-    step.alpha, step.may_stop = alpha_of(state), state.by_confidence
+    step, state, k = view.step[0], memory.state[0], int(view.step[0].max_draft_len)
+    step.alpha, step.may_stop, num = alpha_of(state), state.by_confidence, step.num_decodes
+    put_decodes(view)
     if not state.by_confidence:
         k = best_common_len(view, step.alpha)
-    elif num:
-        price_lens(view, times, 2)
-        if (1.0 + state.expected) / times[1] <= 1.0 / times[0]:
-            k = 0
+    elif num and (1.0 + state.expected) / time_of_k(view, 1) <= 1.0 / time_of_k(view, 0):
+        k = 0
     ask_all(view, k)
 
 
 def stop(view: View, memory: Serving) -> None:
     """Stop at the length that has lowered efficiency, or beyond which it is expected to."""
-    step, state, times, num = view.step[0], memory.state[0], memory.times, view.step[0].num_decodes
-    step.stop_len, emitted = step.width, float(num)
-    if not num:
-        return  # all are in mid-prefill
-    price_lens(view, times, step.width + 1)
+    step, state, emitted = view.step[0], memory.state[0], float(view.step[0].num_decodes)
     put_stated(view, memory.spending.gains)
+    put_decodes(view)
+    step.stop_len, rate = step.width, emitted / time_of_k(view, 0)
     for k in range(1, step.width + 1):
-        gain, drafted, stated = 0.0, 0, 0.0
-        for row in range(step.num_rows):
-            if k <= view.draft_lens[row]:
-                gained = memory.spending.gains[(k - 1) * step.num_rows + row]
-                drafted += 1 if gained > 0.0 else 0  # an answer may end before
-                gain += gained
-                stated += view.confidences[row * step.width + k - 1]
-        before, emitted = emitted / times[k - 1], emitted + gain
-        rate = emitted / times[k]
-        step.stop_len = k
+        gain, stated, drafted = stated_at(view, memory.spending.gains, k)
+        emitted += gain
+        step.stop_len, before, rate = k, rate, emitted / time_of_k(view, k)
         if rate < before:
             return
         state.num_drafted += drafted
         state.expected += (stated - drafted * state.expected) / state.num_drafted
-        if k < step.width and (emitted + state.expected * gain) / times[k + 1] < rate:
+        if k < step.width and (emitted + state.expected * gain) / time_of_k(view, k + 1) < rate:
             return
 
 
@@ -100,7 +78,6 @@ def verify(view: View, memory: Serving) -> None:
     verify_all(view)
     if memory.state[0].by_confidence and view.step[0].width:
         put_stated(view, memory.spending.gains)
-        memory.spending.found[2] = memory.state[0].tpot
         spend_on_drafts_made(view, memory.spending)
 
 
@@ -113,18 +90,12 @@ def observe(view: View, memory: Serving) -> None:
 class SpecServe(LoopPolicy):
     """The batch drafts while one more token of each raises efficiency; the surest are verified.
 
-    Huang et al. (2025), "SpecServe: Efficient and SLO-Aware Large Language Model Serving with
-    Adaptive Speculative Decoding", arXiv 2503.05096 (later "AdaSpec"): expected tokens of a step
-    over the time of drafting and verification. Drafting is as in their released code
-    (``vllm/spec_decode/draft_model_runner.py`` at 80d6c4f): a token that is not drafted yet counts
-    as sure as the mean of all before; a step drafts if a first token is expected to raise
-    efficiency, and on until the next is expected to lower it, or one has, which is kept. Of what
-    is drafted the surest tokens are verified, by products of confidences, as many as make
-    efficiency highest; the code only rounds their number down to the next CUDA graph. Chosen here:
-    that a step may not verify beyond the limit on time per output token, unless it would take
-    longer without drafts (the code has a limit, not in use); that the first confidence counts for
-    some tokens, lest one draft ends all; and, where confidences come too late (asynchronous
-    scheduling), the best k for all by acceptance of late.
+    Huang et al. (2025), "SpecServe", arXiv 2503.05096 (later "AdaSpec"). Drafting is as in their
+    code (``vllm/spec_decode/draft_model_runner.py`` at 80d6c4f): a token not drafted yet is as sure
+    as the mean of all before; the batch drafts until the next is expected to lower efficiency, or
+    one has, which is kept. The surest are verified, by products of confidences, while efficiency
+    rises; the code rounds down to a CUDA graph. Chosen here: a step verifies within the limit, or
+    as long as without drafts; asynchronously (no confidences), all draft the k of highest goodput.
     """
 
     kind: Literal["spec_serve"] = "spec_serve"
@@ -142,8 +113,8 @@ class SpecServe(LoopPolicy):
     loops = Loops(Serving, decide=decide, stop=stop, verify=verify, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        tpot = (server.tpot_slo or inf) if self.tpot_ms is None else self.tpot_ms * 1e-3
+        tpot = (server.tpot_slo or 0.0) if self.tpot_ms is None else self.tpot_ms * 1e-3
         known = {"expected": self.first_confidence, "by_confidence": server.has_confidences}
-        state = row_of(ServeState, self, tpot=tpot, num_drafted=PRIOR_TRIALS, **known)
-        ring = np.zeros(2 * self.window, dtype=np.int64)
-        return self.remember(server, state=state, ring=ring, spending=spending_desk())
+        state = row_of(ServeState, self, num_drafted=5.0, **known)
+        ring, spending = np.zeros(2 * self.window, dtype=np.int64), spending_desk(None, tpot)
+        return self.remember(server, state=state, ring=ring, spending=spending)

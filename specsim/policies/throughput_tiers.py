@@ -9,23 +9,22 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import FloatRows, Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
+from specsim.policies.parts.estimate import put_decodes, time_of_k
 from specsim.policies.parts.everybody import ask_all
 from specsim.policies.parts.recent import mean_share, note_shares
 from specsim.policies.parts.tiers_by_size import (
     Tiers,
     TiersBySize,
-    cut_tiers,
+    first_tier,
     has_len,
-    middle,
     range_of,
     rising_from,
     tiers_desk,
 )
-from specsim.profile.step_time import priced, put_load
 
 
 class TierState(Protocol):
-    """Where it stands; the last two are the policy's numbers."""
+    """Where it stands, and the policy's numbers."""
 
     k: int
     num_steps: int  # verified since it was looked at
@@ -37,33 +36,25 @@ class TierMemory(NamedTuple):
     """What it remembers."""
 
     state: Rows[TierState]  # one row
-    shares: FloatRows
-    """Of drafts, those accepted up to each position in its last steps, shape (longest, window);"""
-    counts: Ints
-    """and how many steps these were."""
+    shares: FloatRows  # of drafts accepted up to each position, by step, shape (longest, window)
+    counts: Ints  # steps that each position has had
     tiers: Annotated[Any, Tiers]
 
 
 @inner
 def best_tier(view: View, memory: TierMemory, place: int, held: int, margin: float) -> int:
-    """Return the tier of a range that promises most tokens per second.
-
-    `held` is taken unless another promises more than `margin` times what it does, and where nothing
-    is known.
-    """
-    step, num, tokens, first, last = view.step[0], view.step[0].num_decodes, 1.0, np.nan, np.nan
-    best, best_rate, held_rate = held, 0.0, 0.0
-    put_load(view.pricing, step.next_context_tokens, num, num, 0)
-    for k in range(1, step.max_draft_len + 1):
+    """Return the tier of a range with most tokens per second, if over `margin` times `held`'s."""
+    tokens, first, last, best, best_rate, held_rate = 1.0, np.nan, np.nan, held, 0.0, 0.0
+    put_decodes(view)
+    for k in range(1, view.step[0].max_draft_len + 1):
         last = mean_share(memory.shares, memory.counts, k - 1, first, last)
         first = last if k == 1 else first
         tokens += last
         if has_len(memory.tiers, place, k):
-            rate = tokens / priced(view.pricing, num * (1 + k), k)
+            rate = tokens / time_of_k(view, k)
+            held_rate = rate if k == held else held_rate
             if rate > best_rate:
                 best, best_rate = k, rate
-            if k == held:
-                held_rate = rate
     return best if best_rate > held_rate * margin else held
 
 
@@ -83,11 +74,10 @@ def decide(view: View, memory: TierMemory) -> None:
         if not has_len(memory.tiers, place, state.k):
             take(memory, best_tier(view, memory, place, memory.tiers.middles[place], 0.0))
         if state.num_steps >= state.interval:
+            state.num_steps = 0
             # Windows fill from the first position on, so that the last says whether all are full.
             if not state.k or memory.counts[state.k - 1] >= memory.shares.shape[1]:
-                margin = 1.0 + state.hysteresis
-                take(memory, best_tier(view, memory, place, state.k, margin))
-            state.num_steps = 0
+                take(memory, best_tier(view, memory, place, state.k, 1.0 + state.hysteresis))
     ask_all(view, state.k)
 
 
@@ -103,11 +93,10 @@ class ThroughputTiers(LoopPolicy):
     SGLang's throughput-aware adaptive speculation (PR 28045:
     ``srt/speculative/throughput_aware_controller.py ThroughputAwarePolicy`` at a12239f, its counter
     of steps as in its tests at 1688f2a; ``throughput_aware_spec_params.py`` at 2357074), with its
-    default tiers. The share of drafts accepted up to a position is a mean over its last steps, all
-    batch sizes together; positions not seen are extrapolated by the ratio of those before. A batch
-    whose size does not have the tier takes another at once, the middle one where nothing is known.
-    SGLang rounds sizes up to a CUDA graph's and measures step times once, by size; here sizes are
-    as they are, and times the profile's, for the context of the step.
+    default tiers. The share of drafts accepted up to a position is a mean of late, over all sizes;
+    positions not seen follow the ratio of those before. A size without the tier takes another at
+    once, the middle one if nothing is known. SGLang rounds sizes up to a CUDA graph's and measures
+    step times once; here the profile gives them.
     """
 
     kind: Literal["throughput_tiers"] = "throughput_tiers"
@@ -124,12 +113,8 @@ class ThroughputTiers(LoopPolicy):
     loops = Loops(TierMemory, decide=decide, observe=observe)
 
     def start(self, server: ServerView) -> LoopMemory:
-        """Return the longest tier, or the middle one of the smallest batches; nothing seen."""
         longest = server.max_draft_len
-        _, lens_of = cut_tiers(self.tiers, longest)
-        is_tier = any(longest in lens for lens in lens_of)
-        k = longest if is_tier else lens_of[0][middle(lens_of[0])]
+        k = first_tier(self.tiers, longest)
         state, tiers = row_of(TierState, self, k=k), tiers_desk(self.tiers, longest)
-        shares = np.zeros((longest + 1, self.window))
-        counts = np.zeros(longest + 1, dtype=np.int64)
+        shares, counts = np.zeros((longest + 1, self.window)), np.zeros(longest + 1, np.int64)
         return self.remember(server, state=state, shares=shares, counts=counts, tiers=tiers)

@@ -11,7 +11,7 @@ from specsim.core.desk import Ints
 from specsim.decisions.loops import LoopMemory, Loops, View, row_of
 from specsim.decisions.policy import LoopPolicy, ServerView
 from specsim.policies.parts.estimate import alpha_of, best_common_len, longest_of, note_trials
-from specsim.policies.parts.everybody import ask_all, let_go_of
+from specsim.policies.parts.everybody import ask_all, let_go_of, shown_tokens
 from specsim.policies.parts.trials import Known, ask_in_common, gives_up, learn, no_trials
 from specsim.profile.step_time import priced, put_load
 
@@ -20,7 +20,7 @@ class TurboState(Known, Protocol):
     """And from which batch on it does not."""
 
     by_model: int  # whether a model drafts
-    disable_size: float  # batch size at which nothing was proposed any more
+    disable_size: float  # batch size at which k = 0 was chosen
     num_skips: int
     reset_steps: int  # of the policy
 
@@ -47,22 +47,15 @@ def decide(view: View, memory: Turbo) -> None:
 
 @inner
 def best_verified_len(view: View, alpha: float) -> int:
-    """Return how long drafts are to be verified at most for the highest goodput.
-
-    Only sequences with a match have anything to verify; the rest is there in any case, and so is
-    the drafting, whatever is verified of it.
-    """
-    step, pricing, drafted = view.step[0], view.pricing, 0
-    for row in range(step.num_rows):
-        drafted += view.draft_lens[row]
-    tokens, expected, gain = step.batched_tokens - drafted, float(step.num_decodes), 1.0
+    """Return the longest verification of highest goodput; drafting is paid in any case."""
+    step, pricing, expected, gain = view.step[0], view.pricing, float(view.step[0].num_decodes), 1.0
+    tokens = step.batched_tokens - shown_tokens(view)
     put_load(pricing, step.context_tokens, tokens, step.num_requests, step.prefill_tokens)
-    best_k, best_rate = 0, 0.0
-    for k in range(longest_of(view) + 1):
-        longer = 0
-        for row in range(step.num_rows if k else 0):
+    best_k, best_rate = 0, expected / priced(pricing, tokens, step.max_draft_len)
+    for k in range(1, longest_of(view) + 1):
+        gain, longer = gain * alpha, 0
+        for row in range(step.num_rows):
             longer += 1 if view.draft_lens[row] >= k else 0
-        gain *= alpha if k else 1.0
         tokens, expected = tokens + longer, expected + longer * gain
         rate = expected / priced(pricing, tokens, step.max_draft_len)
         if rate > best_rate:
@@ -86,35 +79,28 @@ def observe(view: View, memory: Turbo) -> None:
 
 
 def drop(view: View, memory: Turbo) -> None:
-    """Let go of whom is new, where the batch is too large for speculation to be worth preparing.
-
-    Of everybody where the drafter is given up.
-    """
-    step, known, lets_all_go = view.step[0], memory.known[0], gives_up(memory.known[0])
-    skips = not lets_all_go and step.num_admitted > 0 and step.num_running > known.disable_size
-    if skips:
+    """Let go of all where the drafter is given up, of new ones where the batch is too large."""
+    step, known = view.step[0], memory.known[0]
+    skips = step.num_admitted > 0 and step.num_running > known.disable_size
+    let_go_of(view, gives_up(known), skips)
+    if skips and not gives_up(known):
         known.num_skips += 1
         if known.num_skips % known.reset_steps == 0:
             known.disable_size = inf
-    let_go_of(view, lets_all_go, skips)
 
 
 @final
 class TurboSpec(LoopPolicy):
     """Proposed length and verification length by goodput, each where it is free to move.
 
-    Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
-    or head is asked for the k of highest goodput and all of it is verified. A method that only
-    looks up is always asked for the longest draft, since length costs it nothing, and goodput
-    decides how many of the tokens found are verified. Whenever k = 0 is chosen, the batch size is
-    remembered: prefills in a larger batch leave out the drafter's prefill, and such a request is
-    never drafted for; every `reset_steps` times the threshold is forgotten. The batch is what
-    decodes once the prompts have been read: the listing's own step of prompts alone is of a few
-    requests, and would never exceed a threshold in decoding ones. As in `goodput`, k = 0 is a
-    candidate. What their code has beyond the paper is not taken (LiuXiaoxuanPKU/vllm
-    ``vllm/spec_decode/dsd.py DSD`` at 647244c): lengths are chosen every 20 steps, no draft counts
-    for 1.1 times its goodput, the search ends with the first length that is worse, alpha is
-    smoothed by 0.15 a step, and a lookup is asked for 8 tokens up to 32 sequences, then for none.
+    Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A model or
+    head is asked for the k of highest goodput, all of it verified; a lookup for the longest draft,
+    which costs nothing, and goodput says how much is verified. Requests admitted to a larger batch
+    (of what decodes after their prompts) than that at which k = 0 was chosen are never drafted for;
+    every `reset_steps` of them it is forgotten. Not taken is what their code has beyond the paper
+    (LiuXiaoxuanPKU/vllm ``vllm/spec_decode/dsd.py DSD`` at 647244c): a choice every 20 steps, 1.1
+    times its goodput for no draft, the first worse length as the end, alpha smoothed by 0.15,
+    lookups of 8 tokens up to 32 sequences, then none.
     """
 
     kind: Literal["turbospec"] = "turbospec"

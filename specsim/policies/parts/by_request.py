@@ -6,10 +6,16 @@ from specsim.core.compiled import Rows, inner
 from specsim.core.desk import Floats
 from specsim.decisions.loops import View, row_of
 from specsim.decisions.policy import ServerView
-from specsim.policies.parts.estimate import Fading, alpha_of_all, fade, fading_desk, survive
+from specsim.policies.parts.estimate import (
+    Fading,
+    alpha_of_all,
+    fade,
+    fading_desk,
+    put_decodes,
+    survive,
+)
 from specsim.policies.parts.spending import Spending, spend_by_len, spending_desk
 from specsim.policies.parts.trials import BEGUN, KEPT, TrialState, learn, no_trials, settle
-from specsim.profile.step_time import put_load
 
 
 class EachKnown(TrialState, Protocol):
@@ -42,7 +48,7 @@ def foresee_each(view: View, memory: ByRequest) -> None:
     memory.fading.sizes[0], memory.fading.sizes[1] = step.num_rows, step.max_draft_len
     step.alpha = alpha_now(memory)
     survive(memory.fading, step.alpha)
-    put_load(view.pricing, step.next_context_tokens, num, num, 0)
+    put_decodes(view)
     spending.sizes[2], spending.found[0] = step.num_rows, num
     for row in range(step.num_rows):
         spending.counts[row] = 0

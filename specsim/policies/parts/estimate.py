@@ -25,18 +25,32 @@ def expected_len(alpha: float, draft_len: int) -> float:
 
 
 @inner
+def put_decodes(view: View) -> None:
+    """Put down the next step, in which each that decodes has one token and no drafts."""
+    num = view.step[0].num_decodes
+    put_load(view.pricing, view.step[0].next_context_tokens, num, num, 0)
+
+
+@inner
+def time_of_k(view: View, k: int) -> float:
+    """Return what that step takes if each drafts and verifies so many tokens, seconds."""
+    time: float = priced(view.pricing, view.step[0].num_decodes * (1 + k), k)
+    return time
+
+
+@inner
 def best_common_len(view: View, alpha: float) -> int:
     """Return the length of highest goodput if all draft alike, of those for which slots are free.
 
     The next step is put down, without drafts.
     """
-    step, num, pricing = view.step[0], view.step[0].num_decodes, view.pricing
-    put_load(pricing, step.next_context_tokens, num, num, 0)
+    step, num = view.step[0], view.step[0].num_decodes
+    put_decodes(view)
     if not num:
         return 0  # all are in mid-prefill
     best, best_rate = 0, -inf
     for k in range(min(step.max_draft_len, step.free_slots // num) + 1):
-        rate = expected_len(alpha, k) / priced(pricing, num * (1 + k), k)
+        rate = expected_len(alpha, k) / time_of_k(view, k)
         if rate > best_rate:
             best, best_rate = k, rate
     return best

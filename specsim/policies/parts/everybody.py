@@ -1,9 +1,10 @@
-"""What loops say of all sequences of a step at once, and when they let drafters stop."""
+"""What loops see and say of all sequences of a step at once, and when they let drafters stop."""
 
 from math import floor, inf, log
 from typing import NamedTuple, Protocol
 
 from specsim.core.compiled import Rows, inner
+from specsim.core.desk import Ints
 from specsim.decisions.loops import View
 
 
@@ -12,6 +13,22 @@ def ask_all(view: View, k: int) -> None:
     """Have every sequence draft so many tokens."""
     for row in range(view.step[0].num_rows):
         view.lens[row] = k
+
+
+@inner
+def say_each(view: View, lens: Ints) -> None:
+    """Have each sequence draft, or be verified, as many tokens as are given for it."""
+    for row in range(view.step[0].num_rows):
+        view.lens[row] = lens[row]
+
+
+@inner
+def shown_tokens(view: View) -> int:
+    """Return how many tokens the drafts have that are shown."""
+    tokens = 0
+    for row in range(view.step[0].num_rows):
+        tokens += view.draft_lens[row]
+    return tokens
 
 
 @inner

@@ -3,6 +3,8 @@
 from math import inf
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
+
 from specsim.core.compiled import inner
 from specsim.core.desk import Desk, Floats, Ints
 from specsim.decisions.loops import View
@@ -45,10 +47,16 @@ class Spending(NamedTuple):
     pricing: Annotated[Any, Pricing]  # what steps take
 
 
-def spending_desk(pricing: Desk[Pricing] | None = None) -> Desk[Spending]:
-    """Return a desk to spend gains on; steps take what the policy's view says, or this."""
-    given = {} if pricing is None else {"pricing": pricing}
-    return Desk(Spending, ends=BUCKETS, extra=2, found=4, sizes=4, **given)
+def spending_desk(
+    pricing: Desk[Pricing] | None = None, longest_time: float = 0.0
+) -> Desk[Spending]:
+    """Return a desk to spend gains on; steps take what the policy's view says, or `pricing`.
+
+    They may take `longest_time` seconds at most, if that is not 0 (see `Spending.found`).
+    """
+    given: dict[str, Any] = {} if pricing is None else {"pricing": pricing}
+    given["found"] = np.array([0.0, 0.0, longest_time, 0.0])
+    return Desk(Spending, ends=BUCKETS, extra=2, sizes=4, **given)
 
 
 @inner
@@ -368,6 +376,21 @@ def put_stated(view: View, gains: Floats) -> None:
             stated *= view.confidences[row * step.width + place]
             is_drafted = place < view.draft_lens[row]
             gains[place * step.num_rows + row] = stated if is_drafted else 0.0
+
+
+@inner
+def stated_at(view: View, gains: Floats, k: int) -> tuple[float, float, int]:
+    """Return of the k-th tokens of drafts their gains and confidences, summed, and how many count.
+
+    After `put_stated`. A token beyond the end of an answer gains nothing and does not count.
+    """
+    step, gain, stated, num = view.step[0], 0.0, 0.0, 0
+    for row in range(step.num_rows):
+        if k <= view.draft_lens[row]:
+            gained = gains[(k - 1) * step.num_rows + row]
+            gain, num = gain + gained, num + (1 if gained > 0.0 else 0)
+            stated += view.confidences[row * step.width + k - 1]
+    return gain, stated, num
 
 
 @inner

@@ -45,6 +45,13 @@ def cut_tiers(tiers: dict[int, tuple[int, ...]], longest: int) -> tuple[list[int
     return [size for size, _ in ranges], cut
 
 
+def first_tier(tiers: dict[int, tuple[int, ...]], longest: int) -> int:
+    """Return the longest draft if it is a tier of any size, else the smallest's middle one."""
+    _, lens_of = cut_tiers(tiers, longest)
+    is_tier = any(longest in lens for lens in lens_of)
+    return longest if is_tier else lens_of[0][middle(lens_of[0])]
+
+
 def middle(lens: list[int]) -> int:
     """Return where a policy stands in its tiers before it has learned anything."""
     return len(lens) // 2

@@ -15,7 +15,13 @@ from typing import Protocol
 from specsim.core.compiled import inner
 from specsim.core.desk import Ints
 from specsim.decisions.loops import View
-from specsim.policies.parts.estimate import WindowState, alpha_of, expected_len, renew_alpha
+from specsim.policies.parts.estimate import (
+    WindowState,
+    alpha_of,
+    expected_len,
+    put_decodes,
+    renew_alpha,
+)
 from specsim.policies.parts.everybody import ask_all, let_go_of
 from specsim.profile.step_time import priced, priced_plain, put_load
 
@@ -116,7 +122,7 @@ def settle(view: View, trials: TrialState, emitted: float) -> int:
     what = TRIED
     if not trials.left:
         if trials.num_settled % _ONE_OF == 0:
-            put_load(view.pricing, step.next_context_tokens, num, num, 0)
+            put_decodes(view)
             time = priced(view.pricing, num + drafted, longest)
             times = (time, priced_plain(view.pricing, num))
             _weigh(trials, drafted > 0, emitted / num, times, served / num)
