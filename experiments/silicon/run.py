@@ -17,7 +17,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,8 @@ from specsim.reality.validation.table_replay import predict
 
 HERE = Path(__file__).parent
 METRICS = ("ttft_mean_ms", "tpot_mean_ms")
+METRICS_MS = ("ttft_ms", "tpot_ms")  # as the sample names them
+ROUNDED = 0.001
 REQUESTS_PER_CLIENT = 10
 MOST = 12
 """Loads of a line (engine, model and GPU) that AIConfigurator is asked, which takes long; drawn."""
@@ -41,16 +43,37 @@ MOST = 12
 Row = dict[str, str]
 
 
-def rows_of(folder: Path) -> list[Row]:
-    """Return all rows; of a load that was measured several times the first."""
-    found: dict[object, Row] = {}
+def measurements(folder: Path) -> Iterator[list[Row]]:
+    """Yield the rows of each load of a server, which may have been measured several times."""
+    found = defaultdict[object, list[Row]](list)
     with (folder / "silicon_sample.csv").open(newline="", encoding="utf-8") as file:
         for row in csv.DictReader(file):
             if row["backend"] in {"vllm", "sglang"} and row["mode"] == "agg":
                 load = row["isl"], row["osl"], clients_of(row)
                 server = server_of(row, folder), split_of(row)
-                found.setdefault((*line_of(row), server, *load), row)
-    return sorted(found.values(), key=line_of)
+                found[(*line_of(row), server, *load)].append(row)
+    yield from found.values()
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """Return all rows; of a load that was measured several times the first."""
+    return sorted((rows[0] for rows in measurements(folder)), key=line_of)
+
+
+def write_repeats(folder: Path, path: Path) -> None:
+    """Write by how much measurements of the same load of the same server differ.
+
+    One row for each pair of them; the same numbers under another id, or rounded, are left out.
+    """
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["engine", "model", "gpu", "ttft", "tpot"])
+        for rows in sorted(measurements(folder), key=lambda rows: line_of(rows[0])):
+            times = {tuple(float(row[f"silicon_{name}"]) for name in METRICS_MS) for row in rows}
+            for pair in combinations(sorted(times), 2):
+                apart = [max(both) / min(both) - 1 for both in zip(*pair, strict=True)]
+                if max(apart) > ROUNDED:
+                    writer.writerow([*line_of(rows[0]), *(f"{each:.4f}" for each in apart)])
 
 
 def line_of(row: Row) -> tuple[str, str, str]:
@@ -181,6 +204,7 @@ def main() -> None:
         rows = (row for row in drawn(rows_of(folder)) if only in " ".join(line_of(row)))
         write_loads(rows, folder, args.loads)
         return
+    write_repeats(folder, args.out.with_name("repeats.csv"))
     theirs = estimates(HERE / "aiconfigurator.csv")
     with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

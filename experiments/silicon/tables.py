@@ -1,4 +1,6 @@
 from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import itemgetter
 from statistics import median
 
 from readme import Rows, read
@@ -58,6 +60,18 @@ def tally() -> Iterator[list[str]]:
             str(_count(off(rows, "error", metric) <= BAR for rows in kept)),
             f"{_count(_is_better(both, metric) for both in pairs)} of {len(pairs)}",
         ]
+
+
+def repeats() -> Iterator[list[str]]:
+    """How far measurements of the same load of the same server lie apart."""
+    yield ["engine", "model", "GPU", "pairs", "TPOT apart", "TTFT apart"]
+    rows = read("silicon/repeats.csv")
+    line = itemgetter("engine", "model", "gpu")
+    for (engine, model, gpu), group in groupby(rows, line):
+        pairs = list(group)
+        apart = [percent(median(float(row[metric]) for row in pairs)) for metric in METRICS]
+        name, system = model.partition("/")[2], gpu.removesuffix("_sxm")
+        yield [engine, name, system, str(len(pairs)), *apart]
 
 
 def _is_better(both: Rows, metric: str) -> bool:
