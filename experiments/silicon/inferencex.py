@@ -7,6 +7,7 @@ and their like) set: a KV cache of 8 bits, VLLM_MXFP4_USE_MARLIN=1, FlashInfer's
 """
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -111,6 +112,26 @@ _SGLANG_TOKENS = 32768
 def clients_of(row: dict[str, str]) -> int:
     told = re.search(r"silicon_concurrency=(\d+)", row["silicon_data_source"])
     return int(told[1] if told else row["batch_size"])
+
+
+def drafting(rows: Iterable[dict[str, str]]) -> set[str]:
+    """Return the ids of rows whose servers drafted, of which the sample says nothing.
+
+    By the scripts and lists of loads that PROTOCOL.md names (claim 8).
+    """
+    of_r1, plain, found = [], set(), set()
+    for row in rows:
+        split = row["precision"], row["system"], row["tp_size"], row["moe_ep_size"]
+        numbers = tuple(round(float(row[f"silicon_{name}_ms"]), 6) for name in ("ttft", "tpot"))
+        if row["backend"] == "sglang" and split == ("fp8", "b200_sxm", "8", "1"):
+            if "config_id=87;" in row["silicon_data_source"]:
+                plain.add(numbers)
+            elif row["model_path"] == "deepseek-ai/DeepSeek-R1":
+                of_r1.append((row["id"], numbers))
+        is_newer = row["backend_version"] == "0.5.10.post1"
+        if "Qwen3.5" in row["model_path"] and split[0::2] == ("fp8", "4") and split[3] == "1":
+            found |= set() if is_newer else {row["id"]}
+    return found | {name for name, numbers in of_r1 if numbers not in plain}
 
 
 def _polls(row: dict[str, str], clients: int) -> int:

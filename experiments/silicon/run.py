@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inferencex import Server, clients_of, server_of, split_of
+from inferencex import Server, clients_of, drafting, server_of, split_of
 
 from specsim.core.errors import SpecsimError
 from specsim.profile.from_tables import TableProfile
@@ -47,17 +47,21 @@ def measurements(folder: Path) -> Iterator[list[Row]]:
     """Yield the rows of each load of a server, which may have been measured several times."""
     found = defaultdict[object, list[Row]](list)
     with (folder / "silicon_sample.csv").open(newline="", encoding="utf-8") as file:
-        for row in csv.DictReader(file):
-            if row["backend"] in {"vllm", "sglang"} and row["mode"] == "agg":
-                load = row["isl"], row["osl"], clients_of(row)
-                server = server_of(row, folder), split_of(row)
-                found[(*line_of(row), server, *load)].append(row)
+        wanted = [row for row in csv.DictReader(file) if row["backend"] in {"vllm", "sglang"}]
+    drafted = drafting(wanted)
+    for row in wanted:
+        if row["mode"] == "agg":
+            load = row["isl"], row["osl"], clients_of(row)
+            server = server_of(row, folder), split_of(row)
+            row["drafts"] = "mtp" if row["id"] in drafted else ""
+            found[(*line_of(row), server, *load)].append(row)
     yield from found.values()
 
 
 def rows_of(folder: Path) -> list[Row]:
-    """Return all rows; of a load that was measured several times the first."""
-    return sorted((rows[0] for rows in measurements(folder)), key=line_of)
+    """Return all rows; of a load that was measured several times the first without drafts."""
+    first = (min(rows, key=lambda row: row["drafts"]) for rows in measurements(folder))
+    return sorted(first, key=line_of)
 
 
 def write_repeats(folder: Path, path: Path) -> None:
@@ -69,7 +73,8 @@ def write_repeats(folder: Path, path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["engine", "model", "gpu", "ttft", "tpot"])
         for rows in sorted(measurements(folder), key=lambda rows: line_of(rows[0])):
-            times = {tuple(float(row[f"silicon_{name}"]) for name in METRICS_MS) for row in rows}
+            times = {tuple(float(row[f"silicon_{name}"]) for name in METRICS_MS) for row in rows
+                     if not row["drafts"]}  # fmt: skip
             for pair in combinations(sorted(times), 2):
                 apart = [max(both) / min(both) - 1 for both in zip(*pair, strict=True)]
                 if max(apart) > ROUNDED:
@@ -85,8 +90,8 @@ def drawn(rows: Iterable[Row]) -> Iterator[Row]:
     rng = np.random.default_rng(0)
     for _, group in groupby(rows, line_of):
         loads = list(group)
-        for number in sorted(rng.permutation(len(loads))[:MOST].tolist()):
-            yield loads[number]
+        chosen = (loads[number] for number in sorted(rng.permutation(len(loads))[:MOST].tolist()))
+        yield from (row for row in chosen if not row["drafts"])
 
 
 def is_inferencex(row: Row) -> bool:
@@ -157,7 +162,7 @@ def sets_of(folder: Path, only: str = "") -> dict[tuple[Any, ...], list[Row]]:
     asked = {row["id"] for row in drawn(rows)}
     sets: defaultdict[tuple[Any, ...], list[Row]] = defaultdict(list)
     for row in rows:
-        if only not in " ".join(line_of(row)):
+        if only not in " ".join(line_of(row)) or row["drafts"]:
             continue
         if row["backend"] == "vllm" and row["id"] not in asked and "32B" not in row["model_path"]:
             continue  # which takes long
