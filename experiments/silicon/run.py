@@ -132,9 +132,9 @@ def runs_of(rows: Sequence[Row], server: Server) -> list[MeasuredRun]:
     return [replace(run, engine={**run.engine, **server.engine}) for run in runs]
 
 
-def built(rows: Sequence[Row], server: Server, folder: Path) -> Profile:
-    """Return a profile of such a server."""
-    options = TableOptions(
+def table_options(rows: Sequence[Row], server: Server, folder: Path) -> TableOptions:
+    """Return what a profile of such a server is composed of."""
+    return TableOptions(
         server.model,
         rows[0]["system"].removesuffix("_sxm"),
         tensor_parallel_size=server.tp,
@@ -146,7 +146,11 @@ def built(rows: Sequence[Row], server: Server, folder: Path) -> Profile:
         kernels=server.kernels,
         tables=folder,
     )
-    profile = TableProfile.of(options).profile
+
+
+def built(rows: Sequence[Row], server: Server, folder: Path) -> Profile:
+    """Return a profile of such a server."""
+    profile = TableProfile.of(table_options(rows, server, folder)).profile
     if server.overlaps_host:  # which the first scheduler of vLLM did not
         overhead = profile.overhead.model_copy(update={"sync_step_ms": profile.overhead.step_ms})
         return profile.model_copy(update={"overhead": overhead})
