@@ -412,7 +412,7 @@ def test_silicon_draws_the_same_loads_whole_and_in_part(
     with (tmp_path / "silicon_sample.csv").open("w", newline="") as stream:
         columns = ("id", *names, "mode", "isl", "osl", "batch_size", "silicon_data_source")
         quant = ("gemm_quant_mode", "moe_quant_mode")
-        sizes = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size")
+        sizes = ("tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "backend_version")
         writer = csv.DictWriter(stream, [*columns, *sizes, *quant], restval="")
         writer.writeheader()
         for line in SAMPLED:
@@ -448,6 +448,33 @@ def test_silicon_takes_ranks_that_no_script_gave_for_none(
     inferencex = load_script(ROOT / "experiments" / "silicon" / "inferencex.py")
     server = inferencex.server_of(row, Path("systems"))
     assert (server.tp, server.dp, server.is_expert_parallel) == (4, 1, is_whole)
+
+
+def test_silicon_tells_servers_that_drafted() -> None:
+    inferencex = load_script(ROOT / "experiments" / "silicon" / "inferencex.py")
+
+    def row(
+        name: str, model: str, tp: int, tpot: str, source: str = "", **other: str
+    ) -> dict[str, str]:
+        one = {"id": name, "model_path": model, "backend": "sglang", "system": "b200_sxm"}
+        one |= {"precision": "fp8", "tp_size": str(tp), "moe_ep_size": "1", "backend_version": ""}
+        numbers = {"silicon_ttft_ms": "200", "silicon_tpot_ms": tpot}
+        return one | numbers | {"silicon_data_source": source} | other
+
+    r1, qwen = "deepseek-ai/DeepSeek-R1", "Qwen/Qwen3.5-397B-A17B"
+    rows = [
+        row("drafts", r1, 8, "5.8"),
+        row("plain", r1, 8, "8.6"),
+        row("four GPUs", r1, 4, "5.8"),
+        row("other name", "deepseek-ai/DeepSeek-V3", 8, "8.6", "dump; config_id=87; x"),
+        row("Qwen drafts", qwen, 4, "5.0"),
+        row("eight GPUs", qwen, 8, "5.0"),
+        row("expert-parallel", qwen, 4, "5.0", moe_ep_size="4"),
+        row("newer", qwen, 4, "5.0", backend_version="0.5.10.post1"),
+        row("vLLM", r1, 8, "5.8", backend="vllm"),
+    ]
+    assert inferencex.drafting(rows) == {"drafts", "Qwen drafts"}
+    assert inferencex.drafting(reversed(rows)) == {"drafts", "Qwen drafts"}
 
 
 def test_gallery_is_what_the_tables_say() -> None:

@@ -1,13 +1,13 @@
-"""Predict the servers of the sample that drafted with the model's own MTP layer, of which it tells nothing.
+"""Predict the servers of the sample that drafted with the model's own MTP layer.
 
     .venv/bin/python experiments/silicon/drafted.py      # beside results.csv: drafted.csv
 
-Which these are, `inferencex.drafting` says. Acceptance is not known: one alpha for all positions is
-chosen for each server so that TPOT of one load is met (PROTOCOL.md, claim 9). That load is marked.
+Which these are, the sample does not tell: `inferencex.drafting`. Nor does it tell acceptance: one
+alpha of all positions is chosen for each server, so that TPOT of one load is met (PROTOCOL.md,
+claim 9). That load takes part, and is marked.
 """
 
 import csv
-import sys
 from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
@@ -28,30 +28,24 @@ HALVINGS = 10
 
 
 def servers(folder: Path) -> dict[tuple[str, str, str, Server], list[Row]]:
-    """Return the rows that drafted, each load once, by line and server."""
+    """Return the rows that drafted, each load once, by line and server; polls are of each row."""
     found = defaultdict[tuple[str, str, str, Server], list[Row]](list)
     for rows in measurements(folder):
         drafted = [row for row in rows if row["drafts"]]
         if drafted:
-            found[*line_of(drafted[0]), replace_polls(server_of(drafted[0], folder))].append(
-                drafted[0]
-            )
+            server = server_of(drafted[0], folder)._replace(polls=0)
+            found[*line_of(drafted[0]), server].append(drafted[0])
     return found
 
 
-def replace_polls(server: Server) -> Server:
-    return server._replace(polls=0)
-
-
 def predicted(rows: list[Row], profile: Profile, folder: Path, alpha: float) -> list[Prediction]:
-    """Simulate rows with drafts of which each token is accepted with alpha if all before it were."""
+    """Simulate rows; alpha is the chance of a draft token, if all before it were accepted."""
     k = DRAFT_LENS[rows[0]["model_path"].partition("/")[2]]
     length = sum(alpha**place for place in range(k + 1))
     found = []
     for row in rows:
         server = server_of(row, folder)
         cells = measured(row, server) | {"method": "mtp", "num_speculative_tokens": k}
-        cells["async_scheduling"] = "off"
         [run] = runs_of_rows([cells | {"acceptance_length": f"{length:.6f}"}])
         found += predict([replace(run, engine={**run.engine, **server.engine})], profile)
     return found
@@ -73,19 +67,21 @@ def main() -> None:
     folder = tables_folder()
     with (HERE / "drafted.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["id", "engine", "model", "gpu", "gpus", "isl", "osl", "clients", "alpha"]
-                        + ["takes_part", "error_ttft", "error_tpot"])  # fmt: skip
+        columns = ["engine", "model", "gpu", "gpus", "isl", "osl", "clients", "k", "alpha"]
+        writer.writerow(["id", *columns, "takes_part", "error_ttft", "error_tpot"])
         for (engine, model, gpu, server), rows in servers(folder).items():
             options = table_options(rows, server, folder)
             profile = TableProfile.of(replace(options, drafts={"mtp": server.model})).profile
             alpha = chosen(rows, profile, folder)
+            size = server.tp * server.dp
             for row, each in zip(rows, predicted(rows, profile, folder, alpha), strict=True):
                 load = row["isl"], row["osl"], clients_of(row)
+                k, part = DRAFT_LENS[model.partition("/")[2]], int(load == CHOSEN_ON)
+                said = [k, f"{alpha:.4f}", part]
                 errors = [f"{each.error(name) or 0.0:.4f}" for name in METRICS]
-                writer.writerow([row["id"], engine, model, gpu, server.tp * server.dp, *load]
-                                + [f"{alpha:.4f}", int(load == CHOSEN_ON), *errors])  # fmt: skip
-                print(model, gpu, load, f"alpha {alpha:.3f}", *errors, flush=True)
+                writer.writerow([row["id"], engine, model, gpu, size, *load, *said, *errors])
+            file.flush()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

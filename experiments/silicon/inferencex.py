@@ -122,8 +122,8 @@ def drafting(rows: Iterable[dict[str, str]]) -> set[str]:
     of_r1, plain, found = [], set(), set()
     for row in rows:
         split = row["precision"], row["system"], row["tp_size"], row["moe_ep_size"]
-        numbers = tuple(round(float(row[f"silicon_{name}_ms"]), 6) for name in ("ttft", "tpot"))
         if row["backend"] == "sglang" and split == ("fp8", "b200_sxm", "8", "1"):
+            numbers = tuple(round(float(row[f"silicon_{name}_ms"]), 6) for name in ("ttft", "tpot"))
             if "config_id=87;" in row["silicon_data_source"]:
                 plain.add(numbers)
             elif row["model_path"] == "deepseek-ai/DeepSeek-R1":

@@ -74,6 +74,18 @@ def repeats() -> Iterator[list[str]]:
         yield [engine, name, system, str(len(pairs)), *apart]
 
 
+def drafted() -> Iterator[list[str]]:
+    """Of servers that drafted: the rows that take no part in choosing alpha."""
+    yield ["model", "GPU", "drafts", "alpha", "loads", "TPOT", "TTFT", "TPOT, worst"]
+    rows = read("silicon/drafted.csv", takes_part=0)
+    for (model, gpu, k, alpha), group in groupby(rows, itemgetter("model", "gpu", "k", "alpha")):
+        loads = list(group)
+        cells = [percent(off(loads, "error", metric)) for metric in METRICS]
+        worst = percent(max(abs(float(row["error_tpot"])) for row in loads))
+        name, system = model.partition("/")[2], gpu.removesuffix("_sxm")
+        yield [name, system, k, f"{float(alpha):.2f}", str(len(loads)), *cells, worst]
+
+
 def _is_better(both: Rows, metric: str) -> bool:
     return off(both, "error", metric) < off(both, "aiconfigurator", metric)
 
