@@ -32,9 +32,7 @@ from specsim.policies import (
     check_proposer,
     has_async_form,
 )
-from specsim.policies.off import Off
-from specsim.policies.size_schedule import Schedule
-from specsim.policies.static import Static
+from specsim.policies.static import Off, Schedule, Static
 from specsim.results.metrics import Slo
 from specsim.routing import ROUTING, Router
 from specsim.routing.simple import RoundRobin
