@@ -43,8 +43,7 @@ from specsim.reality.torch_engine.model import (
 from specsim.reality.torch_engine.model_runner import ModelRunner, PassRow, measure
 from specsim.reality.torch_engine.recordings import PassShape, Record, batch_sizes, cuda_graphs
 from specsim.reality.torch_engine.speed_probe import Timing, keep_kernels
-from specsim.results.logs import Deliveries
-from specsim.results.records import ReplicaRecords
+from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
 from specsim.run.experiment import Experiment
