@@ -35,13 +35,16 @@ from specsim.reality.profile_fit.grid import GridPoint, Sample
 from specsim.reality.torch_engine.attention import Span
 from specsim.reality.torch_engine.model import (
     Llama,
+    PassShape,
     Recipe,
+    Record,
+    batch_sizes,
     check_shape,
+    cuda_graphs,
     out_of_memory,
     random_weights,
 )
 from specsim.reality.torch_engine.model_runner import ModelRunner, PassRow, measure
-from specsim.reality.torch_engine.recordings import PassShape, Record, batch_sizes, cuda_graphs
 from specsim.reality.torch_engine.speed_probe import Timing, keep_kernels
 from specsim.results.records import Deliveries, ReplicaRecords
 from specsim.run.deployment import Deployment
