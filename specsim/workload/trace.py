@@ -20,11 +20,14 @@ _ARRAYS = (
     "prompt_lens", "output_lens", "arrived_at", "priorities", "adapters", "sessions",
     "think_times", "shared_lens",
 )  # fmt: skip
-_IN_FILES = {
-    "priorities": "priority", "adapters": "adapter", "sessions": "session",
-    "think_times": "think_time", "shared_lens": "shared_len", "ids": "id",
-    "prefix_ids": "prefix_hash_ids",
+IN_FILES = {
+    "ids": "id", "arrived_at": "arrived_at", "prompt_lens": "prompt_len",
+    "output_lens": "output_len", "priorities": "priority", "adapters": "adapter",
+    "sessions": "session", "think_times": "think_time", "after_turns": "after_turns",
+    "shared_lens": "shared_len", "prompt_token_ids": "prompt_token_ids",
+    "output_token_ids": "output_token_ids", "prefix_ids": "prefix_hash_ids",
 }  # fmt: skip
+"""Of each column of a trace, what the project's own files call it, in their order."""
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids", "after_turns")
 
 Column = Sequence[NDArray[np.int64]]
@@ -401,7 +404,7 @@ class TraceBuilder:
             if len(column) != len(lens):
                 raise TraceError(
                     f"{self._path}: only {len(column):,} of {len(lens):,} requests have "
-                    f"'{_IN_FILES.get(name, name)}'; all of them must have it, or none"
+                    f"'{IN_FILES.get(name, name)}'; all of them must have it, or none"
                 )
         columns: dict[str, Any] = dict(self._columns)
         if "sessions" in columns:  # as the file calls them, text or number
