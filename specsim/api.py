@@ -40,8 +40,7 @@ from specsim.policies import (
 )
 from specsim.profile import Profile, load_profile
 from specsim.run import simulate as _simulate
-from specsim.run.checks import ALLOWS_LARGE
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import ALLOWS_LARGE, Experiment
 from specsim.run.simulate import Run
 from specsim.run.summary import Summary
 from specsim.study import capacity as _capacity

@@ -23,8 +23,7 @@ from specsim.core.atomic import FORCES
 from specsim.core.step import StepLoad
 from specsim.core.surroundings import OF_TERMINAL
 from specsim.policies import ServerView
-from specsim.run.checks import ALLOWS_LARGE
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import ALLOWS_LARGE, Experiment
 
 ROOT = Path(__file__).parents[1]
 settings.register_profile("specsim", deadline=None)  # machines do other things, too

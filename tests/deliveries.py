@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from specsim.results.logs import Deliveries
+from specsim.results.records import Deliveries
 from specsim.run.simulate import Run
 from specsim.run.summary import Summary
 

@@ -7,7 +7,7 @@ from specsim.core.step import StepLoad
 from specsim.latency import LatencyModel, NestedLatency
 from specsim.policies.goodput import Goodput
 from specsim.policies.joint import Joint
-from specsim.policies.size_schedule import Schedule
+from specsim.policies.static import Schedule
 
 
 class Uncompiled(LatencyModel):

@@ -16,12 +16,11 @@ from typer import Option
 from specsim.cli.inspection import breakdown, export, list_members, plot, report, schema, timeline
 from specsim.cli.measured_tables import validate
 from specsim.cli.options import with_numbers
-from specsim.cli.planning import demo, init, plan
 from specsim.cli.profiles import profile_app
 from specsim.cli.reality import acceptance_app, calibrate, observe, parity
 from specsim.cli.serving import serve, ui
 from specsim.cli.simulation import ManyPolicies, compare, policy_app, run, sweep
-from specsim.cli.studies import capacity, gate, split, tune
+from specsim.cli.studies import capacity, demo, gate, init, plan, split, tune
 from specsim.cli.traces import draft_eval, tokens_app, trace_app
 from specsim.core.atomic import track_inputs
 from specsim.core.version import __version__, foreign

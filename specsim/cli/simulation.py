@@ -268,7 +268,7 @@ _MOST_SHOWN = 50
 def _show_plan(plan: "Sweep", workers: int) -> None:
     from itertools import islice
 
-    from specsim.run.checks import as_time
+    from specsim.run.experiment import as_time
     from specsim.study.sweep.plan import point_name, seconds_of
 
     for point in islice(plan.points(), _MOST_SHOWN):

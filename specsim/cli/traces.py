@@ -32,7 +32,7 @@ def describe(
 
     from specsim.show.render.trace_tables import trace_table
     from specsim.workload.readers import read_trace
-    from specsim.workload.statistics import describe as describe_trace
+    from specsim.workload.trace import describe as describe_trace
 
     with spinner(f"reading {file.name}"):
         description = describe_trace(read_trace(file, reader))

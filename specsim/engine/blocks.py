@@ -29,7 +29,7 @@ def take_block(table: Table) -> int:
     state.num_free -= 1
     state.blocks_used = max(state.blocks_used, number + 1)
     if block.key != NO_KEY:
-        _forget(table, number)
+        forget(table.chains, table.blocks, number)
         block.key = NO_KEY
     return number
 
@@ -90,10 +90,7 @@ def prefix_key(table: Table, request: int, group: int, number: int) -> int:
 @inner
 def cached_block(table: Table, key: int) -> int:
     """Return the block that was published first with a key; the null block if there is none."""
-    number = int(table.chains[_place(table, key)])
-    while number != NO_BLOCK and table.blocks[number].key != key:
-        number = table.blocks[number].next_alike
-    return number
+    return first_alike(table.chains, table.blocks, key)
 
 
 @inner
@@ -101,11 +98,11 @@ def publish_block(table: Table, number: int, key: int) -> None:
     """Let later requests find a full block, which one sequence holds, by its key."""
     block = table.blocks[number]
     if block.key != NO_KEY:  # it was published before it was full
-        _forget(table, number)
+        forget(table.chains, table.blocks, number)
     block.key = key
     block.holders = 1
     block.next_alike = NO_BLOCK
-    place = _place(table, key)
+    place = place_of(table.chains, key)
     last = int(table.chains[place])
     if last == NO_BLOCK:
         table.chains[place] = number
@@ -118,29 +115,37 @@ def publish_block(table: Table, number: int, key: int) -> None:
 @inner
 def mark_alike(table: Table, key: int, step: int) -> None:
     """Note of all blocks with a key the step in which it was published, counted from 1."""
-    number = int(table.chains[_place(table, key)])
+    number = int(table.chains[place_of(table.chains, key)])
     while number != NO_BLOCK:
         if table.blocks[number].key == key:
             table.block_notes[number].published_in = step
         number = table.blocks[number].next_alike
 
 
-@inner
-def _forget(table: Table, number: int) -> None:
-    """Take a block out of the index."""
-    block = table.blocks[number]
-    place = _place(table, block.key)
-    before = int(table.chains[place])
-    if before == number:
-        table.chains[place] = block.next_alike
-        return
-    while table.blocks[before].next_alike != number:
-        before = table.blocks[before].next_alike
-    table.blocks[before].next_alike = block.next_alike
+@inlined
+def first_alike(chains: Any, rows: Any, key: int) -> int:
+    """Return the first row with a key in the index that begins with `chains`; else the null one."""
+    number = int(chains[place_of(chains, key)])
+    while number != NO_BLOCK and rows[number].key != key:
+        number = int(rows[number].next_alike)
+    return number
 
 
 @inlined
-def _place(table: Table, key: int) -> int:
-    """Return the place of a key in the index, whose size is a power of two."""
+def forget(chains: Any, rows: Any, number: int) -> None:
+    """Take a row out of an index."""
+    place = place_of(chains, rows[number].key)
+    before = int(chains[place])
+    if before == number:
+        chains[place] = rows[number].next_alike
+        return
+    while rows[before].next_alike != number:
+        before = int(rows[before].next_alike)
+    rows[before].next_alike = rows[number].next_alike
+
+
+@inlined
+def place_of(chains: Any, key: int) -> int:
+    """Return the place of a key in an index, whose size is a power of two."""
     group = (key >> _OWN_GROUP) & 255  # the same of all shared keys
-    return ((key >> 32) * _SPREAD + (key & _LOW) + group * _SPREAD) & (len(table.chains) - 1)
+    return int(((key >> 32) * _SPREAD + (key & _LOW) + group * _SPREAD) & (len(chains) - 1))

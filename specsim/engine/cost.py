@@ -115,7 +115,7 @@ def read_prefixes(table: Table) -> None:
 def _leave_out(table: Table) -> None:
     """Take the sequences that are never drafted for out of what the drafter reads.
 
-    See `specsim.engine.sources.drafter_loads`.
+    See `specsim.engine.speculation.drafter_loads`.
     """
     current = table.state[0].current
     step = table.steps[current]

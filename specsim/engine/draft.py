@@ -104,7 +104,7 @@ def verify(table: Table) -> None:
     """Look up the fate of every draft: it belongs to the request and its output position.
 
     Every earlier step has been delivered, so positions are known. Trees, and drafts whose fate is
-    not in a table, are verified in Python (`specsim.engine.sources`).
+    not in a table, are verified in Python (`specsim.engine.speculation`).
     """
     current = table.state[0].current
     for place in range(table.steps[current].num_requests):

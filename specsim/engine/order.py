@@ -27,8 +27,7 @@ from specsim.engine.cost import charge_drafts, charge_forward
 from specsim.engine.deliver import deliver, has_room, land, withdraw
 from specsim.engine.draft import ask, offer, verify
 from specsim.engine.offering import settle_ended
-from specsim.engine.preemption import IN_VAIN
-from specsim.engine.schedule import schedule, take_in
+from specsim.engine.schedule import IN_VAIN, schedule, take_in
 from specsim.engine.table import TABLE_TYPES, WITHDRAWN, State, Table
 from specsim.profile.step_time import HAS_DRAFTER
 

@@ -32,8 +32,7 @@ from specsim.engine.order import (
 )
 from specsim.engine.schedule import take_in
 from specsim.engine.setup import Wiring, linked_rows
-from specsim.engine.sources import Drafted
-from specsim.engine.speculation import Speculation
+from specsim.engine.speculation import Drafted, Speculation
 from specsim.engine.table import FINISHED, NO_ROW, REQUEST, TABLE_TYPES, Table
 from specsim.engine.view import StepView
 from specsim.profile import StepCosts

@@ -11,8 +11,8 @@ from specsim.core.errors import CapacityError
 from specsim.core.step import Ints
 from specsim.decisions.loops import Asking
 from specsim.engine.order import FULL, GROW, LAUNCHED, VERBS, WAITS, drop, order_of
-from specsim.engine.preemption import IN_VAIN
 from specsim.engine.python_verbs import Ledger, PythonVerbs
+from specsim.engine.schedule import IN_VAIN
 from specsim.engine.setup import Setup, Wiring, table_of, zeros
 from specsim.engine.speculation import Speculation
 from specsim.engine.table import (

@@ -28,8 +28,7 @@ from specsim.engine.view import StepView
 from specsim.hardware.kv_groups import KINDS, KVLayout
 from specsim.profile import StepCosts
 from specsim.profile.step_time import NUM_COSTS
-from specsim.results.logs import Deliveries
-from specsim.results.records import ReplicaRecords
+from specsim.results.records import Deliveries, ReplicaRecords
 
 _ROWS = 256  # of sequences, arrivals and gaps to begin with
 

@@ -11,12 +11,11 @@ memory is compared with recordings.
 """
 
 from specsim.core.compiled import inlined, inner
-from specsim.engine.blocks import prefix_key
+from specsim.engine.blocks import first_alike, forget, place_of, prefix_key
 from specsim.engine.table import NO_BLOCK, NO_KEY, Pick, Table
 
 HOST, DISK = range(2)
 READING, WRITING = 1, 2  # why a block may not be given up
-_SPREAD = 40503
 _USE = 32  # bits of a rank below the number of a use
 
 
@@ -197,13 +196,15 @@ def _store(table: Table, tier: int, key: int, rank: int) -> None:
     while table.stored[place].offered_in == table.state[0].num_offers:
         place = int(table.tier_heaps[tier, 0])
         _keep(table, tier, place)
-    _forget(table, tier, place)
-    block, chain = table.stored[place], _chain(table, key)
+    block, chains = table.stored[place], table.tier_chains[tier]
+    if block.key != NO_KEY:
+        forget(chains, table.stored, place)
+    chain = place_of(chains, key)
     block.key, block.rank, block.held_for = key, rank, WRITING
     block.next_written = table.tier_written[tier]
     table.tier_written[tier] = place
-    block.next_alike = table.tier_chains[tier, chain]
-    table.tier_chains[tier, chain] = place
+    block.next_alike = chains[chain]
+    chains[chain] = place
 
 
 @inner
@@ -269,29 +270,4 @@ def stored_in(table: Table, tier: int, key: int) -> int:
     """Return where a tier has a block; the null block if nowhere."""
     if tier >= table.limits[0].num_tiers:
         return NO_BLOCK
-    place = int(table.tier_chains[tier, _chain(table, key)])
-    while place != NO_BLOCK and table.stored[place].key != key:
-        place = int(table.stored[place].next_alike)
-    return place
-
-
-@inner
-def _forget(table: Table, tier: int, place: int) -> None:
-    """Take what a place holds out of the index."""
-    block = table.stored[place]
-    if block.key == NO_KEY:
-        return
-    chain = _chain(table, block.key)
-    before = int(table.tier_chains[tier, chain])
-    if before == place:
-        table.tier_chains[tier, chain] = block.next_alike
-        return
-    while table.stored[before].next_alike != place:
-        before = int(table.stored[before].next_alike)
-    table.stored[before].next_alike = block.next_alike
-
-
-@inlined
-def _chain(table: Table, key: int) -> int:
-    """Return the place of a key in the index, whose size is a power of two."""
-    return int(((key >> 32) * _SPREAD + key) & (table.tier_chains.shape[1] - 1))
+    return first_alike(table.tier_chains[tier], table.stored, key)

@@ -30,12 +30,12 @@ from specsim.profile.kernel_tables import (
 from specsim.profile.kernel_times import (
     LAUNCH_US,
     ExpertTimes,
+    MatrixTimes,
     along,
     line_of,
     skewed,
     small_weights,
 )
-from specsim.profile.matrix_times import MatrixTimes
 from specsim.profile.parallel import check_shares, exchange_layers, stage_layers
 
 _MATRIX_BYTES = 2  # of activations, norms and the LM head

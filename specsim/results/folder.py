@@ -19,8 +19,8 @@ from specsim.core.columns import parquet_table
 from specsim.core.errors import ConfigError
 from specsim.core.settings import load_mapping
 from specsim.results import metadata
-from specsim.results.logs import STEP_FIELDS, EveryDelivery, StepLog
 from specsim.results.metrics import latency, queue_time, ttft
+from specsim.results.records import STEP_FIELDS, EveryDelivery, StepLog
 from specsim.results.tables import TABLE_FIELDS, RunTables
 
 RESULT_FILES = ("summary.json", "requests.parquet", "steps.parquet", "config.yaml")
@@ -169,7 +169,7 @@ class RunTable:
 class StepsTable(RunTable):
     """The steps of some replicas of a run, replica after replica, in the order of the clock.
 
-    Its columns are ``replica`` and those of `specsim.results.logs.STEP_FIELDS`;
+    Its columns are ``replica`` and those of `specsim.results.records.STEP_FIELDS`;
     ``alpha_estimate`` is nan where the policy had none.
     """
 

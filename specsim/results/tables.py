@@ -14,8 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specsim.core.errors import SpecsimError
-from specsim.results.logs import STEPS_NOT_KEPT, EveryDelivery, StepLog, record_type
-from specsim.results.records import GAP_FIELDS, REQUEST_FIELDS, TOTAL_FIELDS, ReplicaRecords
+from specsim.results.records import (
+    GAP_FIELDS,
+    REQUEST_FIELDS,
+    STEPS_NOT_KEPT,
+    TOTAL_FIELDS,
+    EveryDelivery,
+    ReplicaRecords,
+    StepLog,
+    record_type,
+)
 
 _BLOCK = 4096  # rows between two cumulative counts, and rows that are multiplied at once
 
@@ -183,7 +191,7 @@ class RunTables:
 
     @property
     def steps(self) -> NDArray[np.void]:
-        """Structured, `specsim.results.logs.STEP_FIELDS`, replica after replica."""
+        """Structured, `specsim.results.records.STEP_FIELDS`, replica after replica."""
         return self._all_steps[1]
 
     @property

@@ -22,8 +22,14 @@ from specsim.engine.clients import instants
 from specsim.engine.integrity import IntegrityCheck
 from specsim.engine.replica import Replica
 from specsim.policies import DraftsTrees
-from specsim.results.logs import Deliveries, DeliveryFile, EveryDelivery
-from specsim.results.records import ReplicaRecords, Share, records_of_run
+from specsim.results.records import (
+    Deliveries,
+    DeliveryFile,
+    EveryDelivery,
+    ReplicaRecords,
+    Share,
+    records_of_run,
+)
 from specsim.routing import PromptView, ReplicaView
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting

@@ -12,7 +12,7 @@ from specsim.core.draft_luck import CandidateLuck, DraftLuck
 from specsim.core.request import Request, Text
 from specsim.core.step import Ints
 from specsim.core.trees import Path, Tree
-from specsim.engine.sources import Confidences, DraftSource, PicksLookup, StatedTables
+from specsim.engine.speculation import Confidences, DraftSource, PicksLookup, StatedTables
 from specsim.engine.view import StepView
 from specsim.lookup import Draft, Lookup, draft_of
 

@@ -25,8 +25,7 @@ from specsim.core.request import Columns, Request
 from specsim.core.rng import Luck, generator, stream_id
 from specsim.core.step import StepLoad
 from specsim.engine.setup import Facts, Wiring
-from specsim.engine.sources import DraftSource
-from specsim.engine.speculation import Speculation
+from specsim.engine.speculation import DraftSource, Speculation
 from specsim.policies import (
     DraftsTrees,
     KnowsModel,

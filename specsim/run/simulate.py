@@ -17,12 +17,10 @@ from specsim.core.runner import Backend
 from specsim.engine.fleet import Scaling
 from specsim.engine.transfer import Offload
 from specsim.profile import Profile
-from specsim.results.logs import EveryDelivery
-from specsim.results.records import ReplicaRecords
+from specsim.results.records import EveryDelivery, ReplicaRecords
 from specsim.run.cells import Kept, run_cells, why_whole
-from specsim.run.checks import check_size
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import Experiment, check_size
 from specsim.run.whole import PoolServers, PoolSystem, Whole
 from specsim.workload.trace import TraceRequests
 

@@ -28,14 +28,12 @@ from specsim.engine.table import BLOCKS_HELD
 from specsim.engine.transfer import KVPart, KVSize, Offload
 from specsim.hardware import load_model
 from specsim.hardware.kv_groups import CHUNKED, SLIDING, STATE
-from specsim.results.logs import Deliveries
 from specsim.results.metrics import LimitUse
-from specsim.results.records import PrefillRecords, ReplicaRecords, records_of_run
+from specsim.results.records import Deliveries, PrefillRecords, ReplicaRecords, records_of_run
 from specsim.run.cells import Ends, Kept
-from specsim.run.checks import most_looks
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import Drafting
-from specsim.run.experiment import Experiment, PoolsConfig
+from specsim.run.experiment import Experiment, PoolsConfig, most_looks
 from specsim.workload.arrivals.patterns import ClosedLoop
 
 

@@ -20,7 +20,7 @@ from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
 from specsim.engine.config import EngineConfig
 from specsim.policies import POLICIES, Policy, has_async_form, is_bound
-from specsim.policies.off import Off
+from specsim.policies.static import Off
 from specsim.profile import load_profile
 from specsim.profile.model_error import TimeError
 from specsim.results.stability import Stability, stability_of, together

@@ -13,8 +13,7 @@ from specsim.core.figures import percent
 from specsim.core.request import Request
 from specsim.core.rng import generator
 from specsim.policies import Policy
-from specsim.policies.off import Off
-from specsim.policies.static import Static
+from specsim.policies.static import Off, Static
 from specsim.profile import load_profile
 from specsim.run.experiment import Experiment
 from specsim.study.paired import replicated

@@ -1,4 +1,4 @@
-"""Trace: a workload as columns, whatever file it came from, and how its rows are collected."""
+"""Trace: a workload as columns, whatever file it came from; how its rows are collected and told."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,11 +20,14 @@ _ARRAYS = (
     "prompt_lens", "output_lens", "arrived_at", "priorities", "adapters", "sessions",
     "think_times", "shared_lens",
 )  # fmt: skip
-_IN_FILES = {
-    "priorities": "priority", "adapters": "adapter", "sessions": "session",
-    "think_times": "think_time", "shared_lens": "shared_len", "ids": "id",
-    "prefix_ids": "prefix_hash_ids",
+IN_FILES = {
+    "ids": "id", "arrived_at": "arrived_at", "prompt_lens": "prompt_len",
+    "output_lens": "output_len", "priorities": "priority", "adapters": "adapter",
+    "sessions": "session", "think_times": "think_time", "after_turns": "after_turns",
+    "shared_lens": "shared_len", "prompt_token_ids": "prompt_token_ids",
+    "output_token_ids": "output_token_ids", "prefix_ids": "prefix_hash_ids",
 }  # fmt: skip
+"""Of each column of a trace, what the project's own files call it, in their order."""
 _LISTS = ("ids", "prompt_token_ids", "output_token_ids", "prefix_ids", "after_turns")
 
 Column = Sequence[NDArray[np.int64]]
@@ -401,7 +404,7 @@ class TraceBuilder:
             if len(column) != len(lens):
                 raise TraceError(
                     f"{self._path}: only {len(column):,} of {len(lens):,} requests have "
-                    f"'{_IN_FILES.get(name, name)}'; all of them must have it, or none"
+                    f"'{IN_FILES.get(name, name)}'; all of them must have it, or none"
                 )
         columns: dict[str, Any] = dict(self._columns)
         if "sessions" in columns:  # as the file calls them, text or number
@@ -477,3 +480,97 @@ def _bunched(
     if 2 * instants > len(times):
         return "", None
     return f"arrivals are {instants:,} instants: {_AT_ONCE}", None
+
+
+_WINDOW = 10.0
+
+
+@dataclass(frozen=True)
+class LengthSummary:
+    """Lengths of prompts or of outputs, tokens."""
+
+    total: int
+    mean: float
+    std: float
+    quantiles: dict[str, float]  # ``min``, ``p10``, ``p50``, ``p90``, ``p99``, ``max``
+
+
+@dataclass(frozen=True)
+class TraceDescription:
+    """A workload in a few numbers."""
+
+    format: str
+    num_requests: int
+    num_dropped: int  # rows of failed requests, left out
+    num_sessions: int | None  # None if no turn waits for another
+    note: str
+    duration: float | None  # seconds from the first arrival to the last; None without arrivals
+    mean_rate: float | None  # requests per second
+    peak_rate: float | None  # requests per second in the busiest ten seconds
+    burstiness: float | None
+    """Shape of the gamma distribution with the spread of the gaps: 1 is Poisson, less is burstier
+    (the meaning of ``vllm bench serve``)."""
+    prompt: LengthSummary
+    output: LengthSummary
+    reused_prefix_share: float | None
+    """Share of the prompt tokens whose whole prefix came before in the trace; None if the trace
+    has neither token ids nor prefix ids."""
+    recorded_acceptance: tuple[str, ...]  # proposers whose accepted lengths the trace carries
+
+
+def describe(trace: Trace) -> TraceDescription:
+    """Return a description of a workload."""
+    arrivals = trace.arrived_at
+    duration = None if arrivals is None else float(arrivals[-1])
+    spread = arrivals if duration else None
+    return TraceDescription(
+        format=trace.format,
+        num_requests=len(trace),
+        num_dropped=trace.num_dropped,
+        num_sessions=None if trace.sessions is None else trace.num_sessions,
+        note=trace.note,
+        duration=duration,
+        mean_rate=None if spread is None else mean_rate(spread),
+        peak_rate=None if spread is None else _peak_rate(spread),
+        burstiness=None if spread is None else _burstiness(spread),
+        prompt=_summary(trace.prompt_lens),
+        output=_summary(trace.output_lens),
+        reused_prefix_share=_reused_share(trace),
+        recorded_acceptance=tuple(trace.recorded_lens),
+    )
+
+
+def _summary(lens: NDArray[np.int64]) -> LengthSummary:
+    names = ("min", "p10", "p50", "p90", "p99", "max")
+    values = np.quantile(lens, (0.0, 0.1, 0.5, 0.9, 0.99, 1.0))
+    return LengthSummary(
+        total=int(lens.sum()),
+        mean=float(lens.mean()),
+        std=float(lens.std()),
+        quantiles={name: float(value) for name, value in zip(names, values, strict=True)},
+    )
+
+
+def _peak_rate(arrivals: NDArray[np.float64]) -> float:
+    ends = np.searchsorted(arrivals, arrivals + _WINDOW, side="left")
+    return float((ends - np.arange(len(arrivals))).max() / min(_WINDOW, arrivals[-1]))
+
+
+def _burstiness(arrivals: NDArray[np.float64]) -> float | None:
+    gaps = np.diff(arrivals)
+    spread = gaps.var()
+    return float(gaps.mean() ** 2 / spread) if spread > 0 else None
+
+
+def _reused_share(trace: Trace) -> float | None:
+    if trace.prompt_token_ids is None and trace.prefix_ids is None:
+        return None
+    seen: set[object] = set()
+    reused = 0
+    for request in trace.requests():
+        size = request.prefix_ids.block_size if request.prefix_ids else 16
+        keys = request.block_keys(size)[: request.prompt_len // size]
+        hits = next((number for number, key in enumerate(keys) if key not in seen), len(keys))
+        reused += hits * size
+        seen.update(keys)
+    return reused / int(trace.prompt_lens.sum())

@@ -15,7 +15,7 @@ from conftest import Run, tiny_config
 from specsim.core.errors import ConfigError
 from specsim.hardware import GIB
 from specsim.results.folder import ResultsFolder, StepsTable, load_steps
-from specsim.results.logs import STEP_FIELDS
+from specsim.results.records import STEP_FIELDS
 from specsim.results.timeline import time_use, timeline
 from specsim.run.deployment import Deployment
 from specsim.run.experiment import POOLS, Experiment

@@ -15,7 +15,7 @@ from conftest import Run, tiny_config
 from specsim.core.atomic import FORCES, new_file, new_folder
 from specsim.core.errors import ConfigError
 from specsim.core.machine_code import CACHE_VARIABLE, cache_folder
-from specsim.results.logs import ArrayFile
+from specsim.results.records import ArrayFile
 
 SHELL = pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 

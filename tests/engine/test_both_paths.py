@@ -33,10 +33,8 @@ from specsim.engine.python_verbs import PythonVerbs
 from specsim.engine.speculation import Speculation
 from specsim.engine.view import StepView
 from specsim.policies import PicksDrafter
-from specsim.policies.off import Off
 from specsim.policies.parts import trials
-from specsim.policies.size_schedule import Schedule
-from specsim.policies.static import Static
+from specsim.policies.static import Off, Schedule, Static
 from specsim.profile import StepCosts
 from specsim.proposers.base import LookupProposer
 from specsim.proposers.lookups import Ngram, Suffix

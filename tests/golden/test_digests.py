@@ -20,7 +20,7 @@ from specsim.autoscaling import AUTOSCALING
 from specsim.latency import LATENCY
 from specsim.policies import POLICIES
 from specsim.proposers import PROPOSERS
-from specsim.results.logs import STEP_FIELDS
+from specsim.results.records import STEP_FIELDS
 from specsim.results.tables import TABLE_FIELDS
 from specsim.routing import ROUTING
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from specsim.profile.kernel_tables import MeasuredTable
-from specsim.profile.matrix_times import MatrixTimes
+from specsim.profile.kernel_times import MatrixTimes
 
 MULTIPROCESSORS = 108
 Law = Callable[[int, int, int], float]

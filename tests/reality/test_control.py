@@ -14,9 +14,8 @@ import pytest
 from specsim.core.errors import ConfigError
 from specsim.core.step import StepLoad
 from specsim.policies.goodput import FOR_ALL
-from specsim.reality.vllm.at_work import MOST_RUNNING, Scheduled
+from specsim.reality.vllm.at_work import MOST_RUNNING, LearnedTimes, Scheduled
 from specsim.reality.vllm.control import MOST, Control, Controller, Engine, replay
-from specsim.reality.vllm.learned_times import LearnedTimes
 
 ENGINE = Engine(method="eagle3", num_speculative_tokens=5, max_num_seqs=8)
 POLICIES = ("static:k=2", "goodput", "joint", "bandit", "ema_tiers", "q_learning", "turbospec")

@@ -29,7 +29,7 @@ from specsim.reality.torch_engine.attention import (
     make_batch,
 )
 from specsim.reality.torch_engine.engine import TorchEngine
-from specsim.reality.torch_engine.recordings import PassShape, Recordings, Run, batch_sizes
+from specsim.reality.torch_engine.model import PassShape, Recordings, Run, batch_sizes
 
 pytestmark = pytest.mark.extras
 SLOT_LEN = 64

@@ -18,9 +18,16 @@ from hypothesis import strategies as st
 
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.results.folder import load_steps, write_steps
-from specsim.results.logs import STEP_FIELDS, ArrayFile, Deliveries, DeliveryFile, StepLog
 from specsim.results.metrics import latency_statistics
-from specsim.results.records import GAP_FIELDS, records_of_run
+from specsim.results.records import (
+    GAP_FIELDS,
+    STEP_FIELDS,
+    ArrayFile,
+    Deliveries,
+    DeliveryFile,
+    StepLog,
+    records_of_run,
+)
 from specsim.results.tables import WeightedSample, assemble, sorted_gaps
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
@@ -153,7 +160,7 @@ def test_a_full_disk_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("specsim.results.logs.ArrayFile.write", fail)
+    monkeypatch.setattr("specsim.results.records.ArrayFile.write", fail)
     log = StepLog(1, max_in_memory=2)
     with pytest.raises(ConfigError, match="No space left on device; set TMPDIR"):
         log.add(0, steps(3))

@@ -42,7 +42,7 @@ def test_a_run_without_measure_is_refused_before_it_begins(
     workload: dict[str, Any], more: dict[str, Any], message: str, tiny: Callable[..., Experiment],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("specsim.run.checks.MOST_LOOKS", 5000)
+    monkeypatch.setattr("specsim.run.experiment.MOST_LOOKS", 5000)
     changed = {**tiny_config()["workload"], **workload}
     with pytest.raises(ConfigError, match=message):
         simulate(tiny(workload=changed, **more))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from specsim.cli.options import write_profile
 from specsim.core.errors import CapacityError, ConfigError, ProfileError
-from specsim.policies.off import Off
+from specsim.policies.static import Off
 from specsim.profile import load_profile
 from specsim.results.metrics import Slo
 from specsim.results.stability import Balance
@@ -28,8 +28,7 @@ from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.run.validity import Beyond
 from specsim.study.capacity import Goal, Prices, capacity, find_capacity, find_hardware, parse_slo
-from specsim.study.capacity.document import TriedLoad
-from specsim.study.capacity.findings import Ranked, best, pareto_front
+from specsim.study.capacity.findings import Ranked, TriedLoad, best, pareto_front
 from specsim.study.capacity.limits import binding_words
 from specsim.study.capacity.probe import (
     ALL,

@@ -13,7 +13,7 @@ from rich.table import Table
 from specsim.cli.options import show
 from specsim.core.errors import ConfigError
 from specsim.policies import Policy
-from specsim.policies.off import Off
+from specsim.policies.static import Off
 from specsim.run.experiment import Experiment
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary

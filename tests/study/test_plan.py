@@ -30,7 +30,7 @@ from specsim.core.runner import Runner
 from specsim.hardware import GIB, ModelShape, load_gpu, load_model
 from specsim.hardware.specs import known_model
 from specsim.latency.composed import Composed
-from specsim.policies.off import Off
+from specsim.policies.static import Off
 from specsim.profile import BLOCK_SIZE, load_profile, memory_plan
 from specsim.profile.kernel_tables import published_configs
 from specsim.proposers.models import Mtp

@@ -15,8 +15,7 @@ from conftest import tiny_config
 from rich.console import Console
 
 from specsim.core.errors import ConfigError
-from specsim.policies.off import Off
-from specsim.policies.size_schedule import Schedule
+from specsim.policies.static import Off, Schedule
 from specsim.run.experiment import Experiment
 from specsim.show.charts.run_plots import plot_tuning
 from specsim.show.render.study_tables import tuning_tables, tuning_verdict

@@ -17,8 +17,7 @@ from specsim.core.errors import ConfigError, PluginError, TraceError
 from specsim.workload import WorkloadConfig
 from specsim.workload.readers import READERS, read_trace
 from specsim.workload.readers.native import write_trace
-from specsim.workload.statistics import describe
-from specsim.workload.trace import Trace
+from specsim.workload.trace import Trace, describe
 
 TOKENS = {"prompt_token_ids": [1, 2, 3], "generated_token_ids": [4, 5]}
 # Format: text of a sample, arrivals, prompt and output lengths, failed rows.

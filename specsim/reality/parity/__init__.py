@@ -38,9 +38,7 @@ from specsim.engine.versions import RULES, VllmVersion, minor_version
 from specsim.hardware import KVLayers
 from specsim.latency import LatencyModel
 from specsim.latency.form import COEFFICIENTS, Form
-from specsim.policies.off import Off
-from specsim.policies.size_schedule import Schedule
-from specsim.policies.static import Static
+from specsim.policies.static import Off, Schedule, Static
 from specsim.profile import Overhead, StepCosts
 from specsim.proposers import PROPOSERS
 from specsim.proposers.base import Proposer

@@ -8,8 +8,7 @@ from numpy.typing import NDArray
 from specsim.core.rng import generator
 from specsim.reality.profile_fit.grid import GridPoint, Sample
 from specsim.reality.torch_engine.attention import Span
-from specsim.reality.torch_engine.model import Llama
-from specsim.reality.torch_engine.recordings import Timer
+from specsim.reality.torch_engine.model import Llama, Timer
 
 
 class PassRow(NamedTuple):

@@ -17,8 +17,7 @@ import torch
 from specsim.hardware import ModelShape
 from specsim.reality.clock import STALL, Clock, MachineClock
 from specsim.reality.torch_engine.attention import Span
-from specsim.reality.torch_engine.model import Llama, Recipe, random_weights
-from specsim.reality.torch_engine.recordings import EventTimer, Timer
+from specsim.reality.torch_engine.model import EventTimer, Llama, Recipe, Timer, random_weights
 
 _KEPT = (  # of the model's shape
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads"),

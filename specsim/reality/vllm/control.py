@@ -33,8 +33,14 @@ from specsim.decisions.policy import (
 )
 from specsim.policies import POLICIES
 from specsim.profile import load_profile
-from specsim.reality.vllm.at_work import MOST_RUNNING, AtWork, Columns, Count, Scheduled
-from specsim.reality.vllm.learned_times import LearnedTimes
+from specsim.reality.vllm.at_work import (
+    MOST_RUNNING,
+    AtWork,
+    Columns,
+    Count,
+    LearnedTimes,
+    Scheduled,
+)
 from specsim.run.deployment import Deployment
 from specsim.run.drafting import server_view
 from specsim.run.experiment import Experiment

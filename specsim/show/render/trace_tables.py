@@ -12,7 +12,7 @@ from specsim.show.render import new_table
 if TYPE_CHECKING:
     from specsim.tokens.describe import TokenDescription
     from specsim.tokens.draft_eval import Combination, DraftEval
-    from specsim.workload.statistics import TraceDescription
+    from specsim.workload.trace import TraceDescription
 
 
 def trace_table(description: "TraceDescription", title: str) -> Table:

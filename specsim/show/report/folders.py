@@ -23,7 +23,7 @@ from specsim.show.report.axes import (
     single_axes,
 )
 from specsim.show.study import COST, HARDWARE, LOAD, POLICY, Axis, Point, Study
-from specsim.study.capacity.document import CapacityDocument, TriedLoad
+from specsim.study.capacity.findings import CapacityDocument, TriedLoad
 from specsim.study.capacity.limits import binding_words
 from specsim.study.compare import folder_name
 from specsim.study.plan.advice import Advice

@@ -29,7 +29,7 @@ from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.reading import UnreadableError, parse_json
 from specsim.core.resources import resource_names
 from specsim.core.settings import Settings, nearest, validated
-from specsim.policies.off import Off
+from specsim.policies.static import Off
 from specsim.profile import Profile, load_profile
 from specsim.results.metrics import (
     Slo,

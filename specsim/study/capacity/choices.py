@@ -17,7 +17,7 @@ from specsim.core.resources import find_resource
 from specsim.core.settings import Settings, load_mapping, validated
 from specsim.hardware import GIB, gpu_as_typed, load_model
 from specsim.policies import Policy
-from specsim.policies.off import Off
+from specsim.policies.static import Off
 from specsim.profile import Profile, load_profile, shipped_to_the_limits
 from specsim.profile.from_roofline import RooflineOptions, RooflineProfile
 from specsim.results.metrics import Slo

@@ -24,7 +24,7 @@ from specsim.results.folder import StepsTable, described, structured_columns
 from specsim.results.metrics import distributions
 from specsim.results.stability import as_flags, stability_of
 from specsim.results.timeline import over_time
-from specsim.run.checks import check_size
+from specsim.run.experiment import check_size
 from specsim.run.simulate import simulate
 from specsim.run.summary import Summary
 from specsim.study.inputs import inputs_of

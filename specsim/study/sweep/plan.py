@@ -27,9 +27,8 @@ from specsim.core.settings import (
     validated,
 )
 from specsim.profile import load_profile
-from specsim.run.checks import check_size, estimated_seconds
 from specsim.run.deployment import Deployment
-from specsim.run.experiment import Experiment
+from specsim.run.experiment import Experiment, check_size, estimated_seconds
 from specsim.study.inputs import load_with_base
 from specsim.workload.readers import read_trace
 

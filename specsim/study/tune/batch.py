@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from specsim.core.processes import LocalProcesses
 from specsim.core.runner import Runner
-from specsim.policies.size_schedule import Schedule
+from specsim.policies.static import Schedule
 from specsim.profile.model_error import TimeError
 from specsim.results.metrics import latency
 from specsim.results.stability import Stability

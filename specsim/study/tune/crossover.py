@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from specsim.policies import Policy
 from specsim.policies.references import OracleGoodput
-from specsim.policies.size_schedule import Schedule
+from specsim.policies.static import Schedule
 from specsim.results.stability import Stability, together
 from specsim.study.loads import Loads, fixed_policy
 from specsim.study.paired import SpeedUp, speed_up

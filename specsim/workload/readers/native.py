@@ -19,16 +19,12 @@ from specsim.core.reading import short
 from specsim.core.request import UNRECORDED, PrefixIds
 from specsim.core.version import __version__
 from specsim.workload.readers import TEXT, Reader, Row, TraceFile
-from specsim.workload.trace import Trace, TraceBuilder
+from specsim.workload.trace import IN_FILES, Trace, TraceBuilder
 
 _ACCEPTED = "accepted_lens_"
 _EMPTY = (None, "")
 _OF_TURNS = {"session", "think_time", "shared_len"}
-_OWN = {
-    "arrived_at", "prompt_len", "output_len", "id", "priority", "adapter", *_OF_TURNS,
-    "after_turns", "prompt_token_ids", "output_token_ids", "prefix_hash_ids", "prefix_block_size",
-    MARK,
-}  # fmt: skip
+_OWN = {*IN_FILES.values(), "prefix_block_size", MARK}
 _MOST_ADAPTERS = 100_000
 
 
@@ -151,20 +147,7 @@ def write_trace(trace: Trace, path: Path) -> None:
 
 
 def _columns(trace: Trace) -> dict[str, Any]:
-    columns: dict[str, Any] = {
-        "id": trace.ids,
-        "arrived_at": trace.arrived_at,
-        "prompt_len": trace.prompt_lens,
-        "output_len": trace.output_lens,
-        "priority": trace.priorities,
-        "adapter": trace.adapters,
-        "session": trace.sessions,
-        "think_time": trace.think_times,
-        "after_turns": trace.after_turns,
-        "shared_len": trace.shared_lens,
-        "prompt_token_ids": trace.prompt_token_ids,
-        "output_token_ids": trace.output_token_ids,
-    }
+    columns = {column: getattr(trace, name) for name, column in IN_FILES.items()}
     if trace.prefix_ids:
         columns["prefix_hash_ids"] = [np.array(prefix.hash_ids) for prefix in trace.prefix_ids]
         columns["prefix_block_size"] = [prefix.block_size for prefix in trace.prefix_ids]
