@@ -1,6 +1,7 @@
 """The scripts of experiments/ run, in small, and the stories that they tell still hold."""
 
 import csv
+import inspect
 import importlib.util
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -575,6 +576,13 @@ def test_the_boards_regrets_are_those_of_its_cells(board: ModuleType) -> None:
     found = board.regrets(cells)
     assert [{name: str(value) for name, value in row.items()} for row in found] == kept
     assert sum(row["cells"] for row in found if row["policy"] == "goodput") == 45
+
+
+def test_a_published_controller_is_one_short_file(board: ModuleType) -> None:
+    for policy in board.parse_policies(board.PUBLISHED).values():
+        file = inspect.getsourcefile(type(policy))
+        assert file is not None
+        assert len(Path(file).read_text(encoding="utf-8").splitlines()) <= 120, file
 
 
 def test_ones_own_policy_is_put_on_the_board(board: ModuleType) -> None:
