@@ -1,8 +1,8 @@
 """The scripts of experiments/ run, in small, and the stories that they tell still hold."""
 
 import csv
-import inspect
 import importlib.util
+import inspect
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
