@@ -59,6 +59,10 @@ def test_the_same_key_may_stand_in_several_mappings() -> None:
     [
         ("workload", "5", "workload = 5: should be a mapping of fields"),
         ("replicas", "2e2", "replicas = '2e2': should be an integer, in digits alone"),
+        ("replicas", "on", "replicas = 'true': should be an integer, in digits alone"),
+        ("workload.arrivals.rate", "true", "rate = 'true': should be a valid number"),
+        ("policy", "static:k=yes", "k = 'true': should be an integer, in digits alone"),
+        ("policy", "static:k=03", "'k=03' is no YAML: 03 is 3 in YAML; write the number that is"),
         (
             "policy",
             "{kind: static_tree, widths: []}",
