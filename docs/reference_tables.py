@@ -333,7 +333,7 @@ def results() -> str:
     spec = {"method": "draft_model", "num_speculative_tokens": 3}
     own = {**spec, "own_gpus": {"profile": "h100/llama-3.2-1b"}}
     apart = {"engine": {"speculative_config": own}}
-    named = [Request(index=0, prompt_len=9, output_len=9, id="a", adapter=1)]
+    named = [Request(index=0, prompt_len=9, output_len=9, id="a", priority=1, adapter=1)]
     with TemporaryDirectory() as folder:
         profile = Path(folder) / "lora.yaml"
         plain = ROOT / "profiles" / f"{TINY['profile']}.yaml"

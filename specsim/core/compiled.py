@@ -123,6 +123,7 @@ def _for_loops(function: Function, *, forceinline: bool) -> Function:
         no_cfunc_wrapper=True,
         no_rewrites=not may_allocate(function.__module__),
         _nrt=may_allocate(function.__module__),
+        boundscheck=may_allocate(function.__module__),
     )
     compiled: Function = mark(function)
     return compiled

@@ -177,6 +177,8 @@ def machine_code(loops: list[Loop]) -> bytes:
     whole = llvm.parse_assembly("")
     _lower_only()
     _let_hooks_be_called()
+    if may_allocate(loops[0].module):
+        _need_whole_numbers()
     of_arrays: Any = import_module("numba.np.arrayobj")
     of_arrays._attempt_nocopy_reshape = _strides_in_a_row
     libraries: dict[int, Any] = {}
@@ -250,6 +252,39 @@ def _let_hooks_be_called() -> None:
     overload(run)(lambda hook: lambda hook: call(hook))  # noqa: PLW0108 - numba wants a function of Python's
     overload(run_at)(lambda hooks, at: lambda hooks, at: call((hooks[at, 0], hooks[at, 1])))
     overload(has)(lambda hook: lambda hook: hook[0] != 0)
+
+
+def _need_whole_numbers() -> None:
+    """Make it an error, as in Python, that NaN or what is too large becomes a whole number.
+
+    LLVM may take any number for it, and leaves out code that would.
+    """
+    from llvmlite import ir
+
+    numba = _numba()
+    real, whole = numba.types.Float, numba.types.Integer
+
+    def cast(context: Any, builder: Any, kind: Any, wanted: Any, value: Any) -> Any:
+        limit = 2.0 ** (wanted.bitwidth - wanted.signed)
+        least = ir.Constant(value.type, -limit if wanted.signed else 0.0)
+        fits = builder.and_(
+            builder.fcmp_ordered(">=", value, least),
+            builder.fcmp_ordered("<", value, ir.Constant(value.type, limit)),
+        )
+        with builder.if_then(builder.not_(fits), likely=False):
+            context.call_conv.return_user_exc(builder, ValueError, (str(wanted),))
+        become = builder.fptosi if wanted.signed else builder.fptoui
+        return become(value, context.get_value_type(wanted))
+
+    def rounded(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        nearest = builder.module.declare_intrinsic("llvm.rint", [values[0].type])
+        found = builder.call(nearest, values)
+        return cast(context, builder, signature.args[0], signature.return_type, found)
+
+    context = import_module("numba.core.registry").cpu_target.target_context
+    context.refresh()  # numba's own come before
+    context._casts.append(cast, (real, whole))
+    numba.extending.lower_builtin(round, real)(rounded)
 
 
 def _strides_in_a_row(_: Any, builder: Any, kind: Any, array: Any, *new: Any) -> Any:
@@ -397,7 +432,8 @@ def _lowered(llvm: Any, loop: Loop) -> Any:
 
     whole = numba.types.int64
     kind, allocates = whole(numba.types.CPointer(whole)), may_allocate(loop.module)
-    compiled = numba.cfunc(kind, _nrt=allocates)(guarded if "has_raised" in loop.types else entry)
+    mark = numba.cfunc(kind, _nrt=allocates, boundscheck=allocates)
+    compiled = mark(guarded if "has_raised" in loop.types else entry)
     library, called = compiled._library, compiled.native_name.removeprefix("cfunc.")
     text = _ENTRY.format(name=symbol(loop), called=called)
     library._final_module.link_in(llvm.parse_assembly(text))

@@ -160,6 +160,10 @@ def _refusal(why: str, where: Any) -> ConstructorError:
     return ConstructorError(None, None, why, where.start_mark)
 
 
+_OF_OTHER_BASE = re.compile(r"[-+]?0[0-7_]+$|[-+]?[0-9_.]+:[0-9_:.]+$")
+"""Numbers to the base of 8 and of 60, as 010 and 1:30 are in YAML 1.1."""
+
+
 def _scalar(kind: str) -> Any:
     construct = getattr(_FASTEST, f"construct_yaml_{kind}")
 
@@ -171,10 +175,14 @@ def _scalar(kind: str) -> Any:
             what = f"a number of {len(node.value):,} digits; at most {MAX_DIGITS} are read"
             raise ConstructorError(None, None, what, node.start_mark)
         try:
-            return construct(loader, node)
+            value = construct(loader, node)
         except (ValueError, OverflowError, LookupError, AttributeError) as problem:
             what = f"{short(node.value)} is no {kind}: {problem}"
             raise ConstructorError(None, None, what, node.start_mark) from problem
+        if _OF_OTHER_BASE.match(node.value):
+            what = f"{node.value} is {value} in YAML; write the number that is meant, or a text"
+            raise ConstructorError(None, None, what, node.start_mark)
+        return value
 
     return checked
 

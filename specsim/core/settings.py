@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import yaml
 from pydantic import (
@@ -40,7 +40,12 @@ class Settings(BaseModel):
     def _check_names(cls, data: Any, check: ModelWrapValidatorHandler[Self]) -> Self:
         """Tell of unknown fields beside all else that is wrong."""
         known = cls.model_fields
-        if not isinstance(data, dict) or data.keys() <= known.keys():
+        if not isinstance(data, dict):
+            return check(data)
+        flags = {name for name, value in data.items() if isinstance(value, bool) and name in known}
+        if flags := {name for name in flags if _is_number(known[name].annotation)}:
+            data = {n: str(v).lower() if n in flags else v for n, v in data.items()}  # no 0 or 1
+        if data.keys() <= known.keys():
             return check(data)
         found = list(_unknown([key for key in data if key not in known], list(known)))
         try:
@@ -55,6 +60,14 @@ class Settings(BaseModel):
         for name in vars(copied).keys() - type(self).model_fields.keys():
             del vars(copied)[name]
         return copied
+
+
+def _is_number(kind: Any) -> bool:
+    """Return whether a field is of numbers, of which pydantic takes truth values for 0 and 1."""
+    parts = [kind]
+    for each in parts:  # grows
+        parts += get_args(each)
+    return bool not in parts and any(each is int or each is float for each in parts)
 
 
 _MOST_SAID = 4
@@ -303,8 +316,9 @@ def from_short_form(text: str, tag: str = "kind") -> dict[str, Any]:
         key, equals, raw = option.partition("=")
         try:
             fields[key.strip()] = parse_yaml(raw)
-        except yaml.YAMLError:
-            equals = ""
+        except yaml.YAMLError as error:
+            why = getattr(error, "problem", None) or "cannot be parsed"
+            raise ConfigError(f"'{text}': '{option}' is no YAML: {why}") from error
         if not equals:
             raise ConfigError(f"'{text}': '{option}' is not field=value")
     return fields

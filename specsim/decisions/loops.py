@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import partial
 from math import nan
 from typing import Annotated, Any, NamedTuple, Protocol
+from warnings import catch_warnings, filterwarnings
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from specsim.core.compiled import (
     Pointers,
     Rows,
     Types,
+    as_records,
     inner,
     record_of,
     types_of,
@@ -118,7 +120,7 @@ class Asking(NamedTuple):
 class _Both(NamedTuple):
     seen: Any
     memory: Any
-    has_raised: Hook  # called where machine code has
+    has_raised: Hook | None  # called where machine code has
 
 
 VIEW_TYPES = types_of(View)
@@ -224,8 +226,15 @@ def _of_both(function: Act) -> Callable[[Any], int]:
     return both
 
 
-def _raise() -> int:
-    raise RuntimeError("its loops raised an error, which NUMBA_DISABLE_JIT=1 shows")
+def _raise(loop: Loop, seen: Any, memory: Any) -> int:
+    """Raise what a loop does in Python, once its machine code has raised, which knows no text."""
+    with catch_warnings():
+        filterwarnings("error", "invalid value encountered in cast")  # of arrays numpy only warns
+        loop.function(as_records(_Both(seen, memory, None)))
+    raise RuntimeError(
+        "its loops raised an error as machine code, and none as Python, where whole numbers may be "
+        "of any size"
+    )
 
 
 class LoopMemory:
@@ -269,9 +278,13 @@ class LoopMemory:
         room = most * self._longest
         view = view._replace(pricing=self._pricing.made(room, requests, {}))
         memory = self.desk.made(room, requests, view._asdict())
-        has_raised = Hook(partial(self._call, _raise))
-        both = Pointers(_Both(view, memory, has_raised), self._types)
-        bound = {verb: loop.bind(both) for verb, loop in self._loops.items()}
+        seen = Pointers(view, VIEW_TYPES)
+
+        def both(loop: Loop) -> Pointers:
+            has_raised = Hook(partial(self._call, partial(_raise, loop, seen, memory)))
+            return Pointers(_Both(seen, memory, has_raised), self._types)
+
+        bound = {verb: loop.bind(both(loop)) for verb, loop in self._loops.items()}
         return {
             verb: each if each.is_compiled else Hook(partial(self._call, each))
             for verb, each in bound.items()

@@ -301,19 +301,20 @@ class Summary:
 
     @cached_property
     def _owners(self) -> dict[str, NDArray[np.int64]]:
-        """``adapter``, ``session`` and ``turn`` of each request, those that any has.
+        """``priority``, ``adapter``, ``session`` and ``turn`` of each request, those that any has.
 
         A request of no session among others is one of its own.
         """
         requests = self.run.requests
         told = Columns.of(requests)
-        adapters = {"adapter": told.adapters} if told.adapters.any() else {}
+        both = {"priority": told.priorities, "adapter": told.adapters}
+        owners = {name: column for name, column in both.items() if column.any()}
         if not told.has_sessions:
-            return adapters
+            return owners
         own = count(max(each.session for each in requests if each.session is not None) + 1)
         sessions = [next(own) if each.session is None else each.session for each in requests]
         turns = np.array([each.turn for each in requests])
-        return {**adapters, "session": np.array(sessions), "turn": turns}
+        return {**owners, "session": np.array(sessions), "turn": turns}
 
     def _request_groups(self) -> Iterator[dict[str, NDArray[Any]]]:
         rows = self.tables.requests

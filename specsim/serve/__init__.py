@@ -199,7 +199,10 @@ class LiveServer:
 
 
 def serve(experiment: Experiment, options: ServeOptions, say: Callable[[str], None] = print) -> int:
-    """Serve an experiment until a signal ends it; return how many requests were cut off."""
+    """Serve an experiment until a signal ends it; return how many requests were cut off.
+
+    What an engine raises ends it, too, and is raised: a PluginError if a user's class did.
+    """
     return asyncio.run(_serve(services(experiment, options), options, say))
 
 
@@ -210,10 +213,16 @@ async def _serve(made: list[Service], options: ServeOptions, say: Callable[[str]
         with contextlib.suppress(NotImplementedError):
             loop.add_signal_handler(number, ended.set)
     server = LiveServer(made, options)
+    for service in made:
+        service.live.on_fault = ended.set
     ports = await server.start()
     gc.collect()
     gc.freeze()  # what is there now stays, and need not be looked through again
     for port in ports:
         say(f"serve: http://{options.host}:{port} (model {made[0].model}; Ctrl-C ends it)")
     await ended.wait()
-    return await server.stop()
+    cut = await server.stop()
+    for service in made:
+        if service.live.fault is not None:
+            raise service.live.fault
+    return cut

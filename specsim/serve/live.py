@@ -11,7 +11,7 @@ All requests share them: while one has its turn the others wait in order, and wh
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, count, cycle
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.blame import blamed
 from specsim.core.errors import ConfigError
 from specsim.core.request import Request
 from specsim.core.rng import generator
@@ -234,7 +235,10 @@ class Live:
         self._alarm: Alarm | None = None
         self._outbox: deque[tuple[LiveAnswer, int, int]] = deque()
         """Deliveries, by first and end token, that have not been sent yet."""
-        self._is_sending = self._is_broken = False
+        self._is_sending = False
+        self.fault: Exception | None = None
+        """What ended the engine: a fault of ours, or a PluginError of who wrote a plug-in."""
+        self.on_fault: Callable[[], object] = lambda: None
         self._origin = self._sent_at = 0.0
         self._clock = _WallClock()
         self._group = lock_step(deployment)
@@ -261,7 +265,7 @@ class Live:
 
     @property
     def is_up(self) -> bool:
-        return not self._is_broken and any(replica.is_up for replica in self.replicas.values())
+        return self.fault is None and any(replica.is_up for replica in self.replicas.values())
 
     @property
     def num_unfinished(self) -> int:
@@ -316,7 +320,7 @@ class Live:
     def _drop(self, answer: LiveAnswer, why: str) -> None:
         if self._answers.get(answer.index) is not answer:
             return  # it has just come to its end
-        engine = None if self._is_broken else self._cluster.withdraw(answer.index)
+        engine = None if self.fault else self._cluster.withdraw(answer.index)
         self._forget(answer)
         for watcher in self.watchers:
             watcher.broken_off(engine or 0, answer, why)
@@ -328,13 +332,14 @@ class Live:
         self.drafting.give_back(answer.index)
 
     def _run(self) -> None:
-        if not self._is_broken:
+        if self.fault is None:
             try:
-                self._clock.catch_up(self.now)
-            except Exception:  # a fault of ours, or of a plug-in: whoever waits must hear of it
-                self._is_broken = True
+                with blamed():
+                    self._clock.catch_up(self.now)
+            except Exception as error:  # whoever waits must hear of it
+                self.fault = error
+                self.on_fault()
                 self.fail_all("the engine has failed; see what the server says")
-                raise
         if self._answers and not self.is_up:
             self.fail_all("no replica is up")
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from specsim.core.atomic import new_folder
 from specsim.core.errors import ConfigError, SpecsimError
 from specsim.core.processes import LocalProcesses
 from specsim.core.resources import find_resource
@@ -107,9 +108,11 @@ class Split:
     rows: list[SplitRow]
 
     def save(self, folder: Path | str, **more: Any) -> None:
+        """Write ``split.json``, with `more` in it; a ConfigError if it cannot be written."""
         rows = [row.to_dict() for row in self.rows]
         data = {"gpus": self.gpus, "rows": rows, **more, "specsim_version": __version__}
-        write_json(data, Path(folder, "split.json"))
+        with new_folder(Path(folder), ["split.json"]) as unfinished:
+            write_json(data, unfinished / "split.json")
 
 
 def splits(experiment: Experiment, gpus: int) -> Iterator[Way]:

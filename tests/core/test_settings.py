@@ -16,6 +16,9 @@ from specsim.run.experiment import Experiment
         ("a: 1\nb: 2024-13-45\n", "line 2: not YAML: '2024-13-45' is no timestamp: month must be"),
         ("a: 1\nb: " + "9" * 5000, "line 2: not YAML: a number of 5,000 digits; at most 400"),
         ("a: 1\nb: 2\na: 3\n", "line 3: not YAML: the key 'a' stands here twice; leave one"),
+        ("a: 010", "line 1: not YAML: 010 is 8 in YAML; write the number that is meant, or a text"),
+        ("a: -1:30", "line 1: not YAML: -1:30 is -90 in YAML; write the number that is meant"),
+        ("a: 1:30.5", "line 1: not YAML: 1:30.5 is 90.5 in YAML; write the number that is meant"),
         ("a: {b: 1, b: 2}", "line 1: not YAML: the key 'b' stands here twice; leave one"),
         ("5", "holds a number; a mapping of fields is expected"),
         ("- 5", "holds a list; a mapping of fields is expected"),
@@ -56,6 +59,10 @@ def test_the_same_key_may_stand_in_several_mappings() -> None:
     [
         ("workload", "5", "workload = 5: should be a mapping of fields"),
         ("replicas", "2e2", "replicas = '2e2': should be an integer, in digits alone"),
+        ("replicas", "on", "replicas = 'true': should be an integer, in digits alone"),
+        ("workload.arrivals.rate", "true", "rate = 'true': should be a valid number"),
+        ("policy", "static:k=yes", "k = 'true': should be an integer, in digits alone"),
+        ("policy", "static:k=03", "'k=03' is no YAML: 03 is 3 in YAML; write the number that is"),
         (
             "policy",
             "{kind: static_tree, widths: []}",

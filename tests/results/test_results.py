@@ -166,6 +166,31 @@ def test_the_resolved_config_runs_to_the_same_numbers(
     assert again.data == summary.data
 
 
+def test_requests_of_a_run_replay_with_their_priorities(
+    constant_step: Callable[..., str], tmp_path: Path
+) -> None:
+    rows = [
+        {"arrived_at": 0.1 * n, "prompt_len": 8, "output_len": 20, "priority": -n % 3 - 1}
+        for n in range(12)
+    ]
+    replayed = tmp_path / "given.jsonl"
+    replayed.write_text("\n".join(map(json.dumps, rows)))
+    ends = []
+    for name in ("first", "again"):
+        config = tiny_config(
+            workload={"arrivals": {"kind": "trace", "path": str(replayed)}},
+            engine={**tiny_config()["engine"], "scheduling_policy": "priority", "max_num_seqs": 2},
+            profile=constant_step(delta_ms=100),
+            policy="off",
+        )
+        Summary(simulate(Experiment.parse(config, name))).save(tmp_path / name)
+        requests = pq.read_table(tmp_path / name / "requests.parquet").to_pydict()
+        assert requests["priority"] == [row["priority"] for row in rows]
+        ends.append(requests["ended_at"])
+        replayed = tmp_path / name / "requests.parquet"
+    assert ends[0] == ends[1] != sorted(ends[0])
+
+
 def test_same_run_same_bytes(tiny: Callable[..., Experiment], tmp_path: Path) -> None:
     for name in ("one", "two"):
         Summary(simulate(tiny(), keeps_deliveries=True)).save(tmp_path / name)

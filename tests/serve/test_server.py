@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +289,6 @@ def test_while_no_replica_is_up_requests_are_refused() -> None:
         check_nothing_is_left(served)
 
 
-@pytest.mark.filterwarnings("ignore")
 def test_a_fault_of_the_engine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     class Faulty(live.Deliverer):
         def delivered(self, step: Any) -> None:
@@ -356,17 +356,43 @@ def test_what_cannot_be_served_is_refused(config: dict[str, Any], says: str) -> 
         services(Experiment.parse(tiny_config(**config), "test"), ServeOptions())
 
 
-def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
-    path = tmp_path / "experiment.yaml"
-    path.write_text(yaml.safe_dump(tiny_config()))
+def started(folder: Path, **config: Any) -> tuple[Any, int, str]:
+    """Start a server of its own; return its process, its port and the line it said."""
+    path = folder / "experiment.yaml"
+    path.write_text(yaml.safe_dump(tiny_config(**config)))
     command = [sys.executable, "-m", "specsim", "serve", str(path), "--port", "0"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=environment
-    )
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=folder, text=True, env=environment, **pipes)
     assert process.stdout is not None
     said = process.stdout.readline()
-    port = int(re.search(r":(\d+) ", said)[1])
+    return process, int(re.search(r":(\d+) ", said)[1]), said
+
+
+def test_a_policy_that_raises_ends_the_server_as_it_ends_a_run(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from typing import Literal\n"
+        "from specsim.api import BatchView, Policy\n"
+        "class Flaky(Policy):\n"
+        '    kind: Literal["flaky"] = "flaky"\n'
+        "    def draft_lens(self, batch: BatchView, memory: object) -> int:\n"
+        '        raise ValueError("no idea")\n'
+    )
+    process, port, _ = started(tmp_path, policy={"kind": "mine:Flaky"})
+    asked = HTTPConnection("127.0.0.1", port, timeout=20)
+    asked.request("POST", "/v1/completions", json.dumps(ASKED))
+    answer = asked.getresponse()
+    assert answer.status == 503
+    assert "the engine has failed; see what the server" in answer.read().decode()
+    asked.close()
+    said = process.communicate(timeout=20)[1]
+    line = r"error: Flaky 'mine:Flaky': ValueError: no idea \(.*mine.py, line 6, .*\)\n"
+    assert re.fullmatch(line, said)
+    assert process.returncode == 2
+
+
+def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
+    process, port, said = started(tmp_path)
     assert "(model llama-3.1-8b; Ctrl-C ends it)" in said
     data = json.dumps({**ASKED, "stream": True, "max_tokens": 60}).encode()
     with socket.create_connection(("127.0.0.1", port)) as connection:
@@ -376,9 +402,8 @@ def test_sigterm_lets_answers_end(tmp_path: Path) -> None:
         while more := connection.recv(1 << 16):
             found += more
     assert b"data: [DONE]" in found
-    assert process.wait(20) == 0
-    with process.stdout as output:
-        assert output.read().endswith("serve: ended\n")
+    assert process.communicate(timeout=20)[0].endswith("serve: ended\n")
+    assert process.returncode == 0
 
 
 def test_a_port_that_is_taken_is_one_line(served: Served) -> None:

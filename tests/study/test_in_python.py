@@ -14,6 +14,7 @@ from conftest import tiny_config
 
 from specsim.api import (
     Experiment,
+    Summary,
     capacity,
     compare,
     gate,
@@ -23,7 +24,8 @@ from specsim.api import (
     sweep,
     tune,
 )
-from specsim.core.errors import SpecsimError
+from specsim.core.errors import ConfigError, SpecsimError
+from specsim.study.split import Split
 
 SERVER = "vllm serve meta-llama/Llama-3.1-8B-Instruct"
 
@@ -140,3 +142,19 @@ def test_what_is_no_experiment_says_how_to_get_one(given: Any) -> None:
 )
 def test_processes_of_the_user_find_each_function(function: Callable[..., object]) -> None:
     assert pickle.loads(pickle.dumps(function)) is function
+
+
+def test_whatever_saves_makes_its_folder(tmp_path: Path) -> None:
+    slow = tiny(workload={**tiny_config()["workload"], "arrivals": {"kind": "poisson", "rate": 1}})
+    results: dict[str, Any] = {
+        "summary.json": Summary(simulate(tiny())),
+        "tune.json": tune(tiny(), max_k=1, replications=2),
+        "capacity.json": capacity(slow, slo="ttft:9000", num_requests=20, replications=2),
+        "split.json": Split(1, []),
+    }
+    for name, found in results.items():
+        found.save(tmp_path / name / "new")
+        assert (tmp_path / name / "new" / name).is_file()
+        (tmp_path / name / "file").touch()
+        with pytest.raises(ConfigError, match="file: is a file; name a folder"):
+            found.save(str(tmp_path / name / "file"))

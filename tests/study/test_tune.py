@@ -188,7 +188,6 @@ def test_the_number_of_processes_changes_nothing(
 ) -> None:
     several = tune(small, max_k=1, replications=2, workers=2)
     for name, found in (("one", tuning), ("two", several)):
-        (tmp_path / name).mkdir()
         found.save(tmp_path / name)
         for suffix in ("png", "svg", "pdf"):
             plot_tuning(found, tmp_path / name / f"plot.{suffix}", "small")

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 from pydantic import BaseModel, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from specsim.core.atomic import new_folder
 from specsim.core.settings import Settings
 from specsim.profile.model_error import QUANTILE, time_error
 from specsim.results.folder import write_groups, write_json
@@ -508,9 +509,10 @@ class Capacity:
         return CapacityDocument.model_validate(document, from_attributes=True).to_dict()
 
     def save(self, folder: Path | str) -> None:
-        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried."""
-        folder = Path(folder)
-        write_json(self.to_dict(), folder / "capacity.json")
+        """Write ``capacity.json``, and ``capacity.parquet`` with a row per load that was tried.
+
+        A ConfigError if the folder cannot be written to.
+        """
         on_front = set(map(id, self.front))
         rows = [
             {**each.model_dump(), "on_front": id(each) in on_front}
@@ -518,7 +520,10 @@ class Capacity:
             for each in found.loads
         ]
         columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-        write_groups([columns], self.experiment.provenance, folder / "capacity.parquet")
+        with new_folder(Path(folder), ["capacity.json", "capacity.parquet"]) as unfinished:
+            write_json(self.to_dict(), unfinished / "capacity.json")
+            provenance = self.experiment.provenance
+            write_groups([columns], provenance, unfinished / "capacity.parquet")
 
 
 def pareto_front(offers: Iterable[TriedLoad]) -> list[TriedLoad]:

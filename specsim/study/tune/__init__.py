@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from specsim.core.atomic import new_folder
 from specsim.core.errors import ConfigError
 from specsim.core.figures import figures
 from specsim.core.version import __version__
@@ -165,8 +166,9 @@ class Tuning:
         }
 
     def save(self, folder: Path | str) -> None:
-        """Write ``tune.json`` into a folder that exists."""
-        write_json(self.to_dict(), Path(folder, "tune.json"))
+        """Write ``tune.json``; a ConfigError if the folder cannot be written to."""
+        with new_folder(Path(folder), ["tune.json"]) as unfinished:
+            write_json(self.to_dict(), unfinished / "tune.json")
 
 
 def _point(point: BatchPoint) -> dict[str, Any]:
