@@ -109,10 +109,13 @@ def read_text(path: Path) -> str:
     return text
 
 
-def parse_yaml(text: str) -> Any:
-    """Return the value that a text in YAML holds; a yaml.YAMLError if it is none."""
+def parse_yaml(text: str, *, is_ours: bool = True) -> Any:
+    """Return the value that a text in YAML holds; a yaml.YAMLError if it is none.
+
+    Where it `is_ours`, 010 and 1:30 are none: whoever writes them does not mean 8 and 90.
+    """
     try:
-        return yaml.load(text, _Yaml)
+        return yaml.load(text, _Yaml if is_ours else _OthersYaml)
     except UnicodeEncodeError as problem:
         raise yaml.MarkedYAMLError(problem=_HALF) from problem
 
@@ -156,6 +159,10 @@ class _Yaml(_FASTEST, Composer):
         return node
 
 
+class _OthersYaml(_Yaml):
+    """Of another program, which says what numbers mean (``defaultMode: 0644``)."""
+
+
 def _refusal(why: str, where: Any) -> ConstructorError:
     return ConstructorError(None, None, why, where.start_mark)
 
@@ -179,7 +186,7 @@ def _scalar(kind: str) -> Any:
         except (ValueError, OverflowError, LookupError, AttributeError) as problem:
             what = f"{short(node.value)} is no {kind}: {problem}"
             raise ConstructorError(None, None, what, node.start_mark) from problem
-        if _OF_OTHER_BASE.match(node.value):
+        if _OF_OTHER_BASE.match(node.value) and not isinstance(loader, _OthersYaml):
             what = f"{node.value} is {value} in YAML; write the number that is meant, or a text"
             raise ConstructorError(None, None, what, node.start_mark)
         return value

@@ -258,7 +258,8 @@ def test_a_manifest_may_be_a_file_of_several_documents(tmp_path: Path) -> None:
     path = tmp_path / "kubernetes.yaml"
     path.write_text(
         "# ours\nkind: Service\nspec: {ports: [80]}\n---\nkind: Deployment\nspec: {template: "
-        "{spec: {containers: [{name: llm, args: [--model, m, --max-num-seqs, 8]}]}}}\n"
+        "{spec: {containers: [{name: llm, args: [--model, m, --max-num-seqs, 8]}], "
+        "volumes: [{secret: {defaultMode: 0644}}]}}}\n"
     )
     assert read_command(str(path), "vllm").engine == {"max_num_seqs": 8}
 

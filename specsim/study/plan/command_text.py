@@ -112,7 +112,7 @@ def _of_manifest(text: str, source: str, program: str) -> list[str]:
     containers: dict[tuple[str, ...], _Container] = {}  # those that start alike are one
     for document in _DOCUMENTS.split(text):
         try:
-            parsed = parse_yaml(document)
+            parsed = parse_yaml(document, is_ours=False)
         except yaml.YAMLError as error:
             raise ConfigError(f"{source}: {where_in(document, error)}") from error
         if isinstance(parsed, list) and not all(isinstance(each, dict) for each in parsed):
