@@ -105,6 +105,7 @@ class UsualStep(NamedTuple):
     block: BlockPass = NO_BLOCK
     own_cost: DraftCost | None = None  # of a drafter on GPUs of its own, which no profile has
     overlaps: bool = False  # whether that one drafts while the target verifies
+    is_async: bool = True  # whether the engine's own time passes while the GPU is at work
 
     def priced(self, profile: Profile) -> Profile:
         """Return a profile with the cost of a drafter on GPUs of its own."""
@@ -126,7 +127,12 @@ class UsualStep(NamedTuple):
         if _is_composed(target) and target.prompts_at_least_us:
             target = target.model_copy(update={"prompts_at_least_us": 0.0})
         costs = StepCosts(
-            target, drafts, profile.overhead, overlaps=self.overlaps, block=self.block
+            target,
+            drafts,
+            profile.overhead.of_engine(is_async=self.is_async),
+            overlaps=self.overlaps,
+            hides_overhead=self.is_async,
+            block=self.block,
         )
         return costs.step_time(load, self.draft_len)
 

@@ -126,6 +126,7 @@ def usual_step(tables: RunTables, deployment: Deployment, arrivals: Arrivals) ->
         block=deployment.costs.block,
         own_cost=deployment.costs.drafts[0] if deployment.drafter else None,
         overlaps=deployment.costs.overlaps,
+        is_async=deployment.costs.hides_overhead,
     )
 
 

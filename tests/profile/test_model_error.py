@@ -51,6 +51,16 @@ def test_launching_steps_with_prompts_hides_nothing() -> None:
     assert spread(launched, few_prompts) == spread(BUILT, few_prompts)
 
 
+def test_what_the_gpu_hides_is_no_part_of_a_step() -> None:
+    own = BUILT.overhead.model_copy(update={"step_ms": 1.0, "sync_step_ms": 2.0, "request_us": 0.0})
+    profile = BUILT.model_copy(update={"overhead": own})
+    step = UsualStep(LONG, 50_000, (), 0, is_open=False)
+    target = profile.target.forward_time(LONG)
+    assert target > 1e-3
+    assert step.time(profile) == pytest.approx(target)
+    assert step._replace(is_async=False).time(profile) == pytest.approx(target + 2e-3)
+
+
 def test_what_was_fitted_is_off_by_less() -> None:
     told = BUILT.provenance.notes.replace(NOT_MEASURED, "")
     provenance = BUILT.provenance.model_copy(update={"notes": told})
