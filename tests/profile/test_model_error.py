@@ -58,7 +58,7 @@ def test_what_the_gpu_hides_is_no_part_of_a_step() -> None:
     target = profile.target.forward_time(LONG)
     assert target > 1e-3
     assert step.time(profile) == pytest.approx(target)
-    assert step._replace(is_async=False).time(profile) == pytest.approx(target + 2e-3)
+    assert step._replace(is_async=False).time(profile) == pytest.approx(target + 3e-3)
 
 
 def test_what_was_fitted_is_off_by_less() -> None:
