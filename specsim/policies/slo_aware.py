@@ -96,15 +96,17 @@ def drop(view: View, memory: OnTime) -> None:
 class SloAware(LoopPolicy):
     """Drafts first for requests that would miss their TPOT limit, then where goodput gains most.
 
-    Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs
-    (t + T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
+    Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs (t +
+    T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
     request the shortest draft whose expected length gets it there, as their released code does
     (flexflow/flexflow-serve ``src/runtime/request_manager.cc add_tokens_toward_slo`` at bc67e97);
     phase 2 spends the rest of the verification by marginal goodput. With all requests on time this
-    is `goodput_exact`. There T is a number set ahead, times 1.05; phase 2 takes the likeliest
-    tokens until a number set ahead is used up, whatever a step costs; drafts are trees; and in
-    phase 1 nobody gets more than 1.2 times an even share of that number, and who needs least comes
-    first. Here phase 1 is left out where it does not fit.
+    is `goodput_exact`.
+
+    There T is a number set ahead, times 1.05; phase 2 takes the likeliest tokens until a number set
+    ahead is used up, whatever a step costs. Drafts are trees, and in phase 1 nobody gets more than
+    1.2 times an even share of that number, and who needs least comes first. Here phase 1 is left
+    out where it does not fit.
     """
 
     kind: Literal["slo_aware"] = "slo_aware"

@@ -115,16 +115,19 @@ class SpecServe(LoopPolicy):
 
     Huang et al. (2025), "SpecServe: Efficient and SLO-Aware Large Language Model Serving with
     Adaptive Speculative Decoding", arXiv 2503.05096 (later "AdaSpec"): expected tokens of a step
-    over the time of drafting and verification. Drafting is as in their released code
-    (``vllm/spec_decode/draft_model_runner.py`` at 80d6c4f): a token that is not drafted yet counts
-    as sure as the mean of all before; a step drafts if a first token is expected to raise
-    efficiency, and on until the next is expected to lower it, or one has, which is kept. Of what
-    is drafted the surest tokens are verified, by products of confidences, as many as make
-    efficiency highest; the code only rounds their number down to the next CUDA graph. Chosen here:
-    that a step may not verify beyond the limit on time per output token, unless it would take
-    longer without drafts (the code has a limit, not in use); that the first confidence counts for
-    some tokens, lest one draft ends all; and, where confidences come too late (asynchronous
-    scheduling), the best k for all by acceptance of late.
+    over the time of drafting and verification.
+
+    Drafting is as in their released code (``vllm/spec_decode/draft_model_runner.py`` at 80d6c4f). A
+    token that is not drafted yet counts as sure as the mean of all before. A step drafts if a first
+    token is expected to raise efficiency, and on until the next is expected to lower it, or one
+    has, which is kept. Of what is drafted the surest tokens are verified, by products of
+    confidences, as many as make efficiency highest; the code only rounds their number down to the
+    next CUDA graph.
+
+    Chosen here: that a step may not verify beyond the limit on time per output token, unless it
+    would take longer without drafts (the code has a limit, not in use). So is that the first
+    confidence counts for some tokens, lest one draft ends all, and, where confidences come too late
+    (asynchronous scheduling), the best k for all by acceptance of late.
     """
 
     kind: Literal["spec_serve"] = "spec_serve"

@@ -106,15 +106,18 @@ class TurboSpec(LoopPolicy):
     Liu et al. (2025), "TurboSpec", arXiv 2406.14066v3, section 4.2, listings 1 and 2. A draft model
     or head is asked for the k of highest goodput and all of it is verified. A method that only
     looks up is always asked for the longest draft, since length costs it nothing, and goodput
-    decides how many of the tokens found are verified. Whenever k = 0 is chosen, the batch size is
-    remembered: prefills in a larger batch leave out the drafter's prefill, and such a request is
-    never drafted for; every `reset_steps` times the threshold is forgotten. The batch is what
-    decodes once the prompts have been read: the listing's own step of prompts alone is of a few
-    requests, and would never exceed a threshold in decoding ones. As in `goodput`, k = 0 is a
-    candidate. What their code has beyond the paper is not taken (LiuXiaoxuanPKU/vllm
-    ``vllm/spec_decode/dsd.py DSD`` at 647244c): lengths are chosen every 20 steps, no draft counts
-    for 1.1 times its goodput, the search ends with the first length that is worse, alpha is
-    smoothed by 0.15 a step, and a lookup is asked for 8 tokens up to 32 sequences, then for none.
+    decides how many of the tokens found are verified.
+
+    Whenever k = 0 is chosen, the batch size is remembered: prefills in a larger batch leave out the
+    drafter's prefill, and such a request is never drafted for; every `reset_steps` times the
+    threshold is forgotten. The batch is what decodes once the prompts have been read: the listing's
+    own step of prompts alone is of a few requests, and would never exceed a threshold in decoding
+    ones. As in `goodput`, k = 0 is a candidate.
+
+    What their code has beyond the paper is not taken (LiuXiaoxuanPKU/vllm ``vllm/spec_decode/dsd.py
+    DSD`` at 647244c). There lengths are chosen every 20 steps, no draft counts for 1.1 times its
+    goodput, the search ends with the first length that is worse. Alpha is smoothed by 0.15 a step,
+    and a lookup is asked for 8 tokens up to 32 sequences, then for none.
     """
 
     kind: Literal["turbospec"] = "turbospec"
