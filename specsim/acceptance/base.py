@@ -145,7 +145,7 @@ class Acceptance(Member):
     """Whether drafts are compared with recorded answers, so that survival is found out online."""
     confidence_concentration: float = Field(default=1.0, gt=0)
     """How little the drafter's confidence in a token says about its survival, for policies that
-    look at it: of the variance of what becomes of a request's tokens it explains 1 / (1 + this),
+    look at it. Of the variance of what becomes of a request's tokens it explains 1 / (1 + this),
     but no less than the state of the model does (docs/explanation/luck.md)."""
     rank_factors: tuple[Annotated[float, Field(ge=0, le=1)], ...] | None = None
     """How likely the drafter's second, third, ... candidate is right where the better ones are not,

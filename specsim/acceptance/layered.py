@@ -139,12 +139,12 @@ class Layered(DrawnAcceptance):
 
         level_j + request_spread * z + sum of spread_i * s_i + drift * ln(q / 100) + e > 0
 
-    where z is normal and drawn once per request, s_i is normal and drawn anew with probability
-    1 / mean_len_i at every output token, e is normal and each token's own, and q = p + 1 for a
-    token at output position p (`REFERENCE_POSITION` is the 100). The levels are chosen so that
-    averaged over all luck a fresh j-th token at q = 100 would be accepted with probability
-    rates[j - 1]; the last rate holds for all tokens after it. A variance-components probit: what
-    `beta_position` and `markov` can do, together.
+    where z, s_i and e are normal. Of these z is drawn once per request, s_i anew with probability 1
+    / mean_len_i at every output token, and e is each token's own. q = p + 1 for a token at output
+    position p (`REFERENCE_POSITION` is the 100). The levels are chosen so that averaged over all
+    luck a fresh j-th token at q = 100 would be accepted with probability rates[j - 1]; the last
+    rate holds for all tokens after it. A variance-components probit: what `beta_position` and
+    `markov` can do, together.
     """
 
     kind: Literal["layered"] = "layered"

@@ -84,11 +84,12 @@ def fit(
     forward-pass metrics of vLLM, SGLang or TensorRT-LLM without drafts (as NVIDIA's Dynamo defines
     them) are such tables, too. Of runs with speculation the steps include drafting, and the profile
     is one for that method and draft length; how fast the host was, from the host_speed.jsonl that
-    `specsim calibrate` writes on a CPU, is taken out of the steps. A folder of kernel tables holds
-    dense.csv, attention.csv, per_sequence.csv and, optionally, skew.csv: each point of the
-    attention kernel becomes a step, as far as it fits into the GPU's memory. Regression by Huber's
-    loss, no coefficient negative; both kinds of model are shown side by side
-    where the steps determine both.
+    `specsim calibrate` writes on a CPU, is taken out of the steps.
+
+    A folder of kernel tables holds dense.csv, attention.csv, per_sequence.csv and, optionally,
+    skew.csv: each point of the attention kernel becomes a step, as far as it fits into the GPU's
+    memory. Regression by Huber's loss, no coefficient negative; both kinds of model are shown side
+    by side where the steps determine both.
 
     With --start, a profile of `specsim profile build` is fitted to runs of a load generator: a few
     factors on its kernels and times on the host, with bounds and a prior around the start. It

@@ -79,9 +79,9 @@ class Rules(NamedTuple):
     (``v1/worker/gpu/model_runner.py``; a draft model makes them nevertheless)."""
 
     counts_running_loras: Annotated[bool, "0.33"]
-    """LoRA adapters of all that run count towards `max_loras`; before, those of sequences in the
-    step, so that one that sits a step out let another adapter in, and vLLM stopped at an assertion
-    of its own when both came into one step (here both are served)."""
+    """LoRA adapters of all that run count towards `max_loras`. Before, those of sequences in the
+    step did, so that one that sits a step out let another adapter in, and vLLM stopped at an
+    assertion of its own when both came into one step (here both are served)."""
     passes_over_short: Annotated[bool, "0.33"]
     """A waiting request of whose prompt no piece may be read, since several MTP modules would have
     too few tokens left behind it, does not end admission; before, it did."""

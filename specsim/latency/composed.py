@@ -104,9 +104,11 @@ class Composed(LatencyModel):
     tokens that are sampled after. Attention of decodes is measured on a grid of sequences and their
     mean context, that of prompts on whole ones; all prompts of a step are launched once. A chunk of
     a prompt takes as long as a prompt that ends with it less one that ends before it, and no less
-    than a prompt of its length. Drafts are verified as several query tokens on a long context: that
-    takes as long as reading the context does, or as computing the kernel's tiles, of which the few
-    query tokens fill a part. `specsim profile build` makes it from kernel tables.
+    than a prompt of its length.
+
+    Drafts are verified as several query tokens on a long context: that takes as long as reading the
+    context does, or as computing the kernel's tiles, of which the few query tokens fill a part.
+    `specsim profile build` makes it from kernel tables.
     """
 
     kind: Literal["composed"] = "composed"

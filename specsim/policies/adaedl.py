@@ -81,12 +81,14 @@ class AdaEdl(LoopPolicy):
     Language Models via an Entropy-based Lower Bound on Token Acceptance Probability", arXiv
     2410.18351. H is the entropy of the drafter's distribution, of which only the confidence is
     modelled: H is taken to be the least that is possible with it, so that the bound is never below
-    the paper's. The threshold moves as in algorithm 1, as others who had the paper have written it
-    down: up while too few are accepted, else down, unless all of the longest draft were accepted.
-    It is that of Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168, but that there no longest
-    draft moves it down (dilab-zju/self-speculative-decoding ``decoding.py`` at f69f2a7, whose
-    numbers both papers have); the first threshold is theirs, which AdaEDL leaves open. As there the
-    token that falls short is drafted, and is the last one.
+    the paper's.
+
+    The threshold moves as in algorithm 1, as others who had the paper have written it down: up
+    while too few are accepted, else down, unless all of the longest draft were accepted. It is that
+    of Zhang et al. (2024), "Draft & Verify", arXiv 2309.08168, but that there no longest draft
+    moves it down (dilab-zju/self-speculative-decoding ``decoding.py`` at f69f2a7, whose numbers
+    both papers have); the first threshold is theirs, which AdaEDL leaves open. As there the token
+    that falls short is drafted, and is the last one.
     """
 
     kind: Literal["adaedl"] = "adaedl"

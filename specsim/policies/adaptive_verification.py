@@ -94,9 +94,9 @@ class AdaptiveVerification(LoopPolicy):
     """Draft the longest length, verify the B drafts of highest survival S = product of confidences.
 
     B = argmax (n + sum of the B largest S) / (draft cost + verify cost at B drafts). The engine has
-    to size the step before this step's confidences have come back from the GPU, so B is chosen by
-    the confidences of each request's previous draft, 1 for a new request, while the GPU gives the
-    B places to the drafts of this step that are surest now. vLLM 0.32.0
+    to size the step before this step's confidences have come back from the GPU. So B is chosen by
+    the confidences of each request's previous draft, 1 for a new request; the GPU gives the B
+    places to the drafts of this step that are surest now. vLLM 0.32.0
     ``enable_adaptive_verification``, ``v1/worker/gpu/spec_decode/adaptive_verification.py
     get_num_tokens, reallocate_drafts``. All drafts are scheduled: what is dropped frees time, not
     token budget.

@@ -31,9 +31,9 @@ class Disco(LoopPolicy):
 
     Mamou et al. (2024), "Dynamic Speculation Lookahead Accelerates Speculative Decoding of Large
     Language Models" (DISCO), arXiv 2405.04304. The paper trains a classifier on the drafter's
-    probabilities, their entropy and the token's place; here the confidence that the drafter states
+    probabilities, their entropy and the token's place. Here the confidence that the drafter states
     stands in for its answer, as in the form without a classifier that the authors put into
-    transformers (``generation/stopping_criteria.py ConfidenceCriteria``): the token that falls
+    transformers (``generation/stopping_criteria.py ConfidenceCriteria``). The token that falls
     short is drafted, and is the last one. Nothing there looks at cost. Where scikit-learn is
     installed, transformers fits a threshold to what was accepted (``candidate_generator.py
     update_candidate_strategy``), which at 00a11b6 none of its drafts is stopped by.

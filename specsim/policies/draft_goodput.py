@@ -210,13 +210,14 @@ class DraftGoodput(LoopPolicy):
 
     are found as in `goodput_exact`. A model drafts at full length, and what is not worth verifying
     is dropped; a lookup states its probabilities as it drafts, and stops where more would not pay
-    for drafting and verification. Over a suffix tree S_ij is the D(N) of its node: the
-    combination of SuffixDecoding with TurboSpec's goodput that Oliaro et al. (2024), appendix C,
-    leave as future work ("more speculation from sequences with higher marginal scores"). Unlike
-    `adaptive_verification` it sizes the step by this step's drafts, and it does not take the
-    drafter at its word: a frequency among few occurrences is overconfident, so stated
-    probabilities are replaced by what came of tokens with about the same one, in drafts of about
-    the same length and at about the same place in them.
+    for drafting and verification. Over a suffix tree S_ij is the D(N) of its node: the combination
+    of SuffixDecoding with TurboSpec's goodput that Oliaro et al. (2024), appendix C, leave as
+    future work ("more speculation from sequences with higher marginal scores").
+
+    Unlike `adaptive_verification` it sizes the step by this step's drafts, and it does not take the
+    drafter at its word. A frequency among few occurrences is overconfident, so stated probabilities
+    are replaced by what came of tokens with about the same one, in drafts of about the same length
+    and at about the same place in them.
     """
 
     kind: Literal["draft_goodput"] = "draft_goodput"

@@ -98,10 +98,11 @@ class DraftSelection(PicksDrafter[_Memory]):
     requests take the models in turn. Their acceptance gives, by ordinary least squares, weights Z
     with alpha = u'Z (eq. 8). From then on a request gets the model whose best window makes most
     tokens per second, max over k of l(alpha, k) / (k a + b): eq. 3 to 5, in which the unknown
-    length of the answer cancels. Windows are chosen as in `window_opt`. Theorem 2 (eq. 7), as
-    printed, is not the same: by eq. 3 a larger model 2 is faster than 1 if b (n1 - n2) exceeds
-    L (a2 / rho2 - a1 / rho1), where eq. 7 has L (a2 - a1) / (rho2 - rho1). Of random pairs they
-    agree on about two in three (tests/policies/test_draft_selection.py).
+    length of the answer cancels. Windows are chosen as in `window_opt`.
+
+    Theorem 2 (eq. 7), as printed, is not the same: by eq. 3 a larger model 2 is faster than 1 if b
+    (n1 - n2) exceeds L (a2 / rho2 - a1 / rho1), where eq. 7 has L (a2 - a1) / (rho2 - rho1). Of
+    random pairs they agree on about two in three (tests/policies/test_draft_selection.py).
 
     Of the paper's features a trace of lengths has one, the prompt's length: u = (1, length / 1000,
     log2 length). Perplexity and term frequencies would need the text.

@@ -94,13 +94,15 @@ class Dsde(LoopPolicy):
     Yang et al. (2025), "DSDE: Dynamic Speculative Decoding with KLD Stability for Real-World
     Serving", arXiv 2509.01083, eq. 1 to 11. D is the mean divergence of drafter and target over the
     last draft; W its variance over 10 tokens by that over 30, fading by 0.85; longest what the
-    first steps accepted at most, times 1 + mean / largest divergence. As in their released code
-    (``vllm/spec_decode/dynamic_scheduler.py KLScheduler`` at 4d571a2) lengths and their mean are
-    rounded up, W is of a third of what is known if that is less, 0 of less than two tokens and 20
-    without variance; its other numbers (0.9 for 0.85, half of mean / largest, shortest a tenth of
-    longest, first steps of each request) are not taken. A token's divergence is the least with
-    its total variation, 2 (1 - c)^2 (Pinsker), c the confidence; asynchronously 1 - c is the share
-    of its trials that a draft lost. Chosen here: how many first steps.
+    first steps accepted at most, times 1 + mean / largest divergence.
+
+    As in their released code (``vllm/spec_decode/dynamic_scheduler.py KLScheduler`` at 4d571a2)
+    lengths and their mean are rounded up. W is of a third of what is known if that is less, 0 of
+    less than two tokens and 20 without variance. Its other numbers (0.9 for 0.85, half of mean /
+    largest, shortest a tenth of longest, first steps of each request) are not taken. A token's
+    divergence is the least with its total variation, 2 (1 - c)^2 (Pinsker), c the confidence;
+    asynchronously 1 - c is the share of its trials that a draft lost. Chosen here: how many first
+    steps.
     """
 
     kind: Literal["dsde"] = "dsde"

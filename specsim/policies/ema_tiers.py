@@ -44,11 +44,13 @@ class EmaTiers(Policy[_Memory]):
     SGLang's adaptive speculation (``srt/speculative/adaptive_spec_params.py`` and
     ``adaptive_step_router.py`` at 015c872 and a12239f, their defaults). A step belongs to the range
     of the largest size that it reaches. Every `interval` verified steps of a range after its
-    warm-up, go down while its smoothed length is at most the next lower tier - 0.5 +
-    `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from 0 to
-    the next tier, to try again. A change takes effect with the next drafts. Cost is known only
-    through the tiers that a size is given. SGLang rounds the size up to one of its CUDA graphs
-    first; here it is not. Nor is there its ``ceiling_coeff``, which it leaves off.
+    warm-up the tier may change. Go down while its smoothed length is at most the next lower tier -
+    0.5 + `down_hysteresis`, else up while it exceeds the current tier - 0.5 + `up_hysteresis`; from
+    0 go to the next tier, to try again.
+
+    A change takes effect with the next drafts. Cost is known only through the tiers that a size is
+    given. SGLang rounds the size up to one of its CUDA graphs first; here it is not. Nor is there
+    its ``ceiling_coeff``, which it leaves off.
     """
 
     kind: Literal["ema_tiers"] = "ema_tiers"

@@ -53,12 +53,13 @@ class GoodputExact(LoopPolicy):
     token of request i, so that l(alpha_i, k_i) = 1 + g_i1 + ... + g_ik_i.
 
     *Claim.* Fix v = max_i k_i and B = sum_i k_i. Then the B largest of the g_ij with j <= v, ties
-    taken by smaller j, maximise the sum of gains. *Proof.* T is constant under v and B, and no B
-    gains sum to more than the B largest. They are a legal choice of lengths, since g_ij does not
-    rise with j: with (i, j + 1) the selection holds (i, j). Its longest draft may be shorter than
-    v; it then costs no more than was charged and is met again at the smaller v. *So* the optimum
-    is a prefix of one sorted list for some v, and trying all v and all prefixes finds it, in
-    O(n V (V + log n V)).
+    taken by smaller j, maximise the sum of gains.
+
+    *Proof.* T is constant under v and B, and no B gains sum to more than the B largest. They are a
+    legal choice of lengths, since g_ij does not rise with j: with (i, j + 1) the selection holds
+    (i, j). Its longest draft may be shorter than v; it then costs no more than was charged and is
+    met again at the smaller v. *So* the optimum is a prefix of one sorted list for some v, and
+    trying all v and all prefixes finds it, in O(n V (V + log n V)).
 
     It is exact wherever T depends on the batch through sum k and max k: on every profile with one
     target cost per batched token. Where a profile charges each drafting pass only for the

@@ -88,9 +88,10 @@ class Nightjar(LoopPolicy):
     with probability 1 / b, else least 1 / (tokens per second) is taken, plus C / k where drafts
     begin anew (eq. 4). Sizes and bins are those of their code, lihuahua123/vllm_speculative
     (``vllm/core/spec_scheduler.py ADABinGreedy``): sizes in pairs, all beyond 22 alike; blocks of
-    1, 2, 4, ... steps in bins of the root of that; tokens are those of one sequence. Not taken are
-    its odds of 1 / sqrt(b), a draw at every step, its prior and its rule that ends drafts of more
-    than 20 sequences. C, there 18 to 102 ms, is what rebuilding the drafter's cache
+    1, 2, 4, ... steps in bins of the root of that; tokens are those of one sequence.
+
+    Not taken are its odds of 1 / sqrt(b), a draw at every step, its prior and its rule that ends
+    drafts of more than 20 sequences. C, there 18 to 102 ms, is what rebuilding the drafter's cache
     takes; here the drafter reads along, and keeps its memory, so that it is 0 unless set.
     """
 

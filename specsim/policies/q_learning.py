@@ -28,14 +28,15 @@ class _Memory:
 class QLearning(Policy[_Memory]):
     """State: a request's previous draft length. Action: its next. Reward: the share accepted.
 
-    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.2 and
-    appendix B.4. The reward does not know what time costs, so the agent settles on short drafts,
-    which are accepted most: there as here. A length of 0 has no reward and is no action. One table
-    serves all requests. The n-th visit of an entry moves it by n^-`decay` of the way, since at a
-    constant rate the noise of a reward outweighs what tells two lengths apart (Watkins and Dayan
-    1992: the steps must add up to infinity, their squares must not). It begins with the most that
-    can be earned: values that grow from 0 leave entries behind that look bad for having been seen
-    early, and without luck in exploring are never looked at again.
+    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.2 and appendix
+    B.4. The reward does not know what time costs, so the agent settles on short drafts, which are
+    accepted most: there as here. A length of 0 has no reward and is no action.
+
+    One table serves all requests. The n-th visit of an entry moves it by n^-`decay` of the way,
+    since at a constant rate the noise of a reward outweighs what tells two lengths apart (Watkins
+    and Dayan 1992: the steps must add up to infinity, their squares must not). It begins with the
+    most that can be earned: values that grow from 0 leave entries behind that look bad for having
+    been seen early, and without luck in exploring are never looked at again.
     """
 
     kind: Literal["q_learning"] = "q_learning"

@@ -94,8 +94,8 @@ def drop(view: View, memory: OnTime) -> None:
 class SloAware(LoopPolicy):
     """Drafts first for requests that would miss their TPOT limit, then where goodput gains most.
 
-    Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs
-    (t + T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
+    Li et al. (2025), "AdaServe", arXiv 2501.12162: a request that has decoded for time t needs (t +
+    T) / TPOT tokens at the end of a step of duration T to be on time. Phase 1 gives each late
     request the shortest draft whose expected length gets it there, as their released code does
     (flexflow/flexflow-serve ``src/runtime/request_manager.cc add_tokens_toward_slo`` at bc67e97);
     phase 2 is marginal goodput, so that with all on time this is `goodput_exact`. There T is set

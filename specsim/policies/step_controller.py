@@ -23,7 +23,7 @@ class StepController(Policy[_Memory]):
     """Per request: any rejection takes one token off its draft, full acceptance adds one.
 
     A saturating counter as in branch prediction, blind to cost. A draft of length 0 has nothing to
-    reject, so a request climbs back from it; a step that verified nothing although the counter
+    reject, so a request climbs back from it. A step that verified nothing although the counter
     stands higher, such as a request's prefill, says nothing. "A Drop-in Solution for On-the-fly
     Adaptation of Speculative Decoding", section 4.2, which calls it a finite state machine.
     """

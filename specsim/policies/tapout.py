@@ -91,9 +91,11 @@ class TapOut(LoopPolicy):
     2511.02017, its bandit of whole drafts. A draft ends when the confidence falls below a limit;
     the root of the entropy exceeds one (SVIP); AdaEDL's bound falls below one; that root rises by
     more than one; the margin to the second likeliest token falls below one. Its reward is a blend
-    of accepted / longest and accepted / drafted. Written from summaries of the paper. Chosen here:
-    the limits, and that the drafts of a step end by one rule, which gets their mean reward. Of the
-    distribution only the confidence is modelled: entropy and margin are the least with it.
+    of accepted / longest and accepted / drafted.
+
+    Written from summaries of the paper. Chosen here: the limits, and that the drafts of a step end
+    by one rule, which gets their mean reward. Of the distribution only the confidence is modelled:
+    entropy and margin are the least with it.
     """
 
     kind: Literal["tapout"] = "tapout"

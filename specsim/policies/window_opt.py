@@ -72,10 +72,10 @@ class WindowOpt(LoopPolicy):
     """Per request, the k that maximises l(alpha, k) / (k a + b), all three observed online.
 
     alpha: maximum likelihood over the request's last drafts, accepted / (accepted + drafts with a
-    rejection), capped at `alpha_max`; a and b: the most recent drafting time per token and
-    verification time, of steps that read no prompt, which says nothing of what verifying takes. "A
-    Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.1, eq. 1 and 2.
-    There is no profile and no term for the batch: b is what the last step happened to take.
+    rejection), capped at `alpha_max`. The others, a and b: the most recent drafting time per token
+    and verification time, of steps that read no prompt, which says nothing of what verifying takes.
+    "A Drop-in Solution for On-the-fly Adaptation of Speculative Decoding", section 4.1, eq. 1 and
+    2. There is no profile and no term for the batch: b is what the last step happened to take.
     """
 
     kind: Literal["window_opt"] = "window_opt"

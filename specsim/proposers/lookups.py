@@ -220,7 +220,7 @@ class Datastore(LookupProposer):
     """Drafts what followed the last tokens in a corpus (He et al. 2023, "REST", section 3).
 
     On token ids (acceptance ``token_match``) the longest match of at most `max_prefix_len` tokens
-    is looked up in a suffix array; of the first `max_continuations` places where it stands, what
+    is looked up in a suffix array. Of the first `max_continuations` places where it stands, what
     follows most often is drafted: a tree of the most frequent sequences, or the chain of the most
     frequent next tokens. No match and no draft crosses from one text of the corpus into the next.
     The corpus is fixed before the run, and nobody checks it against the requests: a trace that is
@@ -265,7 +265,7 @@ class Sssd(LookupProposer):
     """Drafts from the request's own text and from a datastore (Marzollo et al. 2024, "SSSD").
 
     On token ids (acceptance ``token_match``), section 3.1: what followed the last 1 to
-    `input_prefix_len` tokens earlier in prompt and answer makes one candidate tree per length; what
+    `input_prefix_len` tokens earlier in prompt and answer makes one candidate tree per length. What
     followed them in a corpus makes another one, of the longest match and then of shorter ones until
     there are `max_continuations`. The pseudo-probability of a candidate is the occurrences of its
     path over those of its root, dampened by source, length of the match and depth. Algorithm 1

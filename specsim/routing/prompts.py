@@ -92,11 +92,11 @@ class PrefixAffinity(Router):
     """The replica that was sent most of the prompt before, unless the load is too uneven.
 
     Like the cache-aware router of SGLang, whose defaults these are: if a replica was sent at least
-    `threshold` of the prompt, it gets the request, otherwise the one with the fewest requests does;
-    and while the busiest has `balance_abs` requests more than the least busy one and
-    `balance_rel` times as many, that one gets it whatever it has seen. The router goes by what it
-    has sent, not by what the replicas' caches still hold. It needs a workload with token ids or
-    prefix ids; without, no two prompts agree.
+    `threshold` of the prompt, it gets the request; otherwise the one with the fewest requests does.
+    While the busiest has `balance_abs` requests more than the least busy one and `balance_rel`
+    times as many, that one gets it whatever it has seen. The router goes by what it has sent, not
+    by what the replicas' caches still hold. It needs a workload with token ids or prefix ids;
+    without, no two prompts agree.
     """
 
     kind: Literal["prefix_affinity"] = "prefix_affinity"

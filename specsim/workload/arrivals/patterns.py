@@ -200,8 +200,8 @@ class TraceReplay(Arrivals):
     """Mean requests per second to stretch or squeeze to, in place of `time_scale`."""
     sessions: Literal["inferred", "ignored"] | None = None
     """Whether turns wait for each other: by the file's sessions, if it has any; inferred from its
-    prefix ids, where a prompt that begins with all full pieces of an earlier one, and is longer
-    than that and its answer, continues it; or not at all."""
+    prefix ids; or not at all. A prompt that begins with all full pieces of an earlier one, and is
+    longer than that and its answer, is inferred to continue it."""
 
     @model_validator(mode="after")
     def _check_combination(self) -> Self:

@@ -33,12 +33,11 @@ class Native(Reader):
     """``prompt_len``, ``output_len`` and any of the columns below, as Parquet or JSON lines.
 
     ``arrived_at`` (s), ``id``, ``priority``, ``adapter`` (LoRA, from 1; 0 or left out: none),
-    ``session`` with ``think_time`` (s; left out: 0), ``after_turns`` (turns of the session that it
+    ``session``. Of a session also ``think_time`` (s; left out: 0), ``after_turns`` (turns that it
     waits for, from 1, if not the one before it) and ``shared_len`` (of prompts that continue their
-    session: tokens that all sessions begin with),
-    ``prompt_token_ids``, ``output_token_ids``, ``prefix_hash_ids`` with ``prefix_block_size``, and
-    ``accepted_lens_<proposer>``: accepted drafts, without the bonus token, of a draft made at every
-    output position.
+    session: tokens that all sessions begin with). Also ``prompt_token_ids``, ``output_token_ids``,
+    ``prefix_hash_ids`` with ``prefix_block_size``, and ``accepted_lens_<proposer>``: accepted
+    drafts, without the bonus token, of a draft made at every output position.
     """
 
     kind: Literal["native"] = "native"
@@ -199,10 +198,13 @@ class NamedColumns(Reader):
     ends in (``_ms``, ``_us``, ``_ns``), or as ISO 8601; what is too large for seconds since 1970 is
     of milliseconds, microseconds or nanoseconds. ``adapter``, ``session`` and, with that,
     ``think_time`` and ``shared_len`` are those of specsim's own format; a row of no session is one
-    of its own. What was taken for what, and what was ignored, is said. A ``request_length`` or
+    of its own.
+
+    What was taken for what, and what was ignored, is said. A ``request_length`` or
     ``response_size`` is bytes in logs of web servers: it is ignored beside a column of tokens of
     the same side, else refused. So is a ``request_time`` of small numbers, nginx's time that a
     request took. A row whose length is empty, null or ``-`` is a failed request.
+
     CSV may have semicolons, tabs or bars in place of commas, lengths may have thousands as in
     1,000; of OpenAI's API the field ``usage`` is read, also in lines of its Batch API.
     """

@@ -20,10 +20,12 @@ class Weka(Reader):
     ``hash_ids``, and optionally ``api_time`` (s the recorded call took) and ``think_time`` (s from
     the answer before it); or each request is a row with the ``id`` of its conversation. An entry of
     type ``subagent`` has requests of its own: the first waits for the call before it, and a later
-    call of the parent for all that had ended when it was made. Times count from answers, not from
-    the start of the recording: `workload.arrivals` says when conversations begin. Hash ids are of
-    one conversation, those of a sub-agent its own. Source: callanjfox/agentic-coding-analysis,
-    docs/TRACE_FORMAT.md, which the data sets semianalysisai/cc-traces-weka-* follow.
+    call of the parent for all that had ended when it was made.
+
+    Times count from answers, not from the start of the recording: `workload.arrivals` says when
+    conversations begin. Hash ids are of one conversation, those of a sub-agent its own. Source:
+    callanjfox/agentic-coding-analysis, docs/TRACE_FORMAT.md, which the data sets
+    semianalysisai/cc-traces-weka-* follow.
     """
 
     kind: Literal["weka"] = "weka"
