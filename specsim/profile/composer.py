@@ -185,8 +185,8 @@ class Composer:
         of_vocabulary = shape.hidden_size * shape.vocab_size
         own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
         plain = of_vocabulary * own * _MATRIX_BYTES
-        plain += shape.layer_embedding * _MATRIX_BYTES
-        rest = shape.num_parameters - of_vocabulary * own - shape.layer_embedding
+        plain += shape.other_embeddings * _MATRIX_BYTES
+        rest = shape.num_parameters - of_vocabulary * own - shape.other_embeddings
         experts = shape.expert_bytes // shape.bytes_per_weight
         mlps = sum(each.outputs * each.inputs * each.layers for each in shape.mlp_matrices(1))
         small = experts * self._dtype.bytes_per_weight * self._padding / self._ranks
