@@ -98,6 +98,8 @@ _NOT_MODELLED = {
     "is_encoder_decoder": "an encoder",
     "altup_num_inputs": "several residual streams",
     "laurel_rank": "a way past attention",
+    "num_attention_heads_per_layer": "layers of different shapes",
+    "output_vocab_size": "an LM head of other tokens than its embedding",
 }
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
@@ -205,6 +207,24 @@ def _as_global(data: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **{_GLOBAL[name]: value for name, value in first.items()}}
 
 
+def _heads_by_type(data: dict[str, Any]) -> dict[str, Any]:
+    """Return query heads that are listed for each layer as those of its type (Laguna).
+
+    The same if layers of a type differ.
+    """
+    name, types = "num_attention_heads_per_layer", data.get("layer_types")
+    listed = data.get(name)
+    if not (isinstance(listed, list) and isinstance(types, list)):
+        return data
+    heads = dict(zip(types, listed, strict=False))
+    if [heads[kind] for kind in types] != listed:
+        return data
+    rest = {key: value for key, value in data.items() if key != name}
+    sliding = heads.get("sliding_attention")
+    full = heads.get("full_attention", sliding)
+    return {**rest, "num_attention_heads": full, "num_sliding_attention_heads": sliding}
+
+
 def _as_published(data: dict[str, Any]) -> dict[str, Any]:
     """Return what transformers writes of MiniMax-M3 and MiMo-V2-Flash as it was published."""
     types = data.get("layer_types")
@@ -232,7 +252,7 @@ class HuggingFaceConfig(LayerLists):
     def __init__(self, data: dict[str, Any], source: str) -> None:
         data, source = _text_part(data, source)
         self._source, self._type = source, str(data.get("model_type"))
-        data = _as_published(_as_global(data))
+        data = _as_published(_as_global(_heads_by_type(data)))
         for part in ("attn_config", "ffn_config"):  # DBRX
             data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
         inner = data.get("linear_attn_config")
@@ -455,6 +475,8 @@ class HuggingFaceConfig(LayerLists):
 
     def _gate(self) -> dict[str, Any]:
         """Return what multiplies the output of attention, if anything does."""
+        if gating := self._data.get("gating"):  # Laguna
+            return {"attn_output_gate": True if gating == "per-element" else "per_head"}
         if self._data.get("use_head_wise_attn_gate"):
             return {"attn_output_gate": "per_head"}
         if self._data.get("gating_type") == "headwise" and self._data.get("gated_mla"):  # Hy4

@@ -497,7 +497,13 @@ class Composer:
         tables = self._tables.of_engine(options.kernels.get("allreduce"))
         mode = "eager" if options.kernels.get("graphs") == "none" else "graph"
         use = rows_with("all-reduce", num_gpus=self._size, backend=f"{tables.engine}_{mode}")
-        rows = tables.newest("comm", "custom_allreduce_perf", use, next(versions, None))
+        try:
+            rows = tables.newest("comm", "custom_allreduce_perf", use, next(versions, None))
+        except ProfileError as error:
+            if mode == "eager" or "backend = " not in str(error):
+                raise
+            missing = str(error).partition(";")[0]
+            raise ProfileError(f"{missing}; without CUDA graphs: --kernel graphs=none") from error
         self._note(rows.source)
         sizes, times = line_of(rows, "message_size")
 

@@ -566,6 +566,8 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
             {"model_type": "minimax_m3", "sparse_attention_config": {"x": 1}},
             "'sparse_topk_blocks' is",
         ),
+        ({"num_attention_heads_per_layer": [32, 64] * 16}, "layers of different shapes"),
+        ({"output_vocab_size": 1024}, "an LM head of other tokens"),
         ({"conv_L_cache": 3}, "layers of convolution"),
         ({"v_head_dim": 64}, "'v_head_dim' says that the model has values of another width"),
         ({"model_type": "beam"}, "model_type 'beam' says that the model has attention of ano"),
@@ -948,6 +950,7 @@ def test_a_profile_that_cannot_be_made_is_one_line(
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L4", "l4"),
+        ("Intel Arc Pro B60", "b60"),
     ],
 )
 def test_a_gpu_is_found_by_what_others_call_it(called: str, found: str) -> None:

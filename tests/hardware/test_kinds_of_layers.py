@@ -187,6 +187,21 @@ def test_what_transformers_writes_of_minimax_m3_is_as_published(written: Written
     assert shapes[0].index_topk == shapes[1].index_topk == 64
 
 
+def test_heads_may_be_listed_for_each_layer(written: Written) -> None:
+    """Laguna's, as its class in transformers 5.24.0 counts them; its gate is of heads or more."""
+    types = ["full_attention", "sliding_attention"] * 4
+    own = SIZES | {"model_type": "laguna", "layer_types": types, "sliding_window": 16}
+    own |= {"num_attention_heads_per_layer": [8, 16] * 4, "gating": True, "num_attention_heads": 4}
+    shape = load_model(written(own))
+    widths = {kind: each.num_attention_heads for kind, each in shape.attention_kinds}
+    assert widths == {"full_attention": 8, "sliding_attention": 16}
+    assert shape.attn_output_gate == "per_head"
+    assert load_model(written(own | {"gating": "per-element"})).attn_output_gate is True
+    own["num_attention_heads_per_layer"] = [8, 16, 8, 16, 8, 16, 8, 8]
+    with pytest.raises(ProfileError, match="layers of different shapes"):
+        load_model(written(own))
+
+
 def test_what_transformers_writes_of_mimo_v2_is_as_published(written: Written) -> None:
     """Layers with a window have twice as many key-value heads, which its class says."""
     own = SIZES | {"model_type": "mimo_v2_flash", "v_head_dim": 8, "sliding_window": 16}
