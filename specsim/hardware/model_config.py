@@ -21,6 +21,7 @@ _FOUR_TIMES = {"bloom", "falcon", "gpt2", "gptj"}
 # Have nothing but experts, so that their width goes by the plain name.
 _ONLY_EXPERTS = {
     "aria_text",
+    "cohere2_moe",
     "dbrx",
     "flex_olmo",
     "gpt_oss",
@@ -29,6 +30,7 @@ _ONLY_EXPERTS = {
     "granitemoeshared",
     "jamba",
     "granitemoehybrid",
+    "hunyuan_v1_moe",
     "llama4_text",
     "minimax_m2",
     "minimax_m3",
@@ -82,6 +84,7 @@ _DEFAULTS = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
+    "hunyuan_v1_moe": {"n_shared_experts": 1},
     # What the copy in aiconfigurator-core leaves out; as published it is a step3p5 in text_config.
     "step3p7": {"num_sliding_attention_heads": 96, "use_head_wise_attn_gate": True},
     "qwen3_next": {"num_nextn_predict_layers": 1},  # vLLM 0.32.0 ``models/qwen3_next_mtp.py``
@@ -99,13 +102,17 @@ _NOT_MODELLED = {
     "altup_num_inputs": "several residual streams",
     "laurel_rank": "a way past attention",
     "num_attention_heads_per_layer": "layers of different shapes",
+    "loop_num": "layers that run several times",
+    "mova_num_experts": "experts in its attention",
+    "share_q_dim": "queries of a lower rank",
+    "window_sizes": "windows of several widths",
     "output_vocab_size": "an LM head of other tokens than its embedding",
 }
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
     "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
     "linear_num_value_heads": (
-        ("qwen3_5", "qwen3_next", "kimi", "glm5_next"),
+        ("qwen3_5", "qwen3_next", "kimi", "glm5_next", "olmo_hybrid"),
         "layers of linear attention",
     ),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
@@ -137,6 +144,8 @@ _OTHER_KINDS = {
     "dots3_note": "latent attention of two widths",
     "evolla": "layers that attend to proteins",
     "inkling": "convolutions in its layers, and positions that queries are compared with",
+    "ernie4_5_vl": "experts of two widths, for text and for images",
+    "hrm_text": "layers that run several times",
     "kyutai_speech_to_text": "embeddings of sound",
     "longcat": "two attentions in each layer, and experts that compute nothing",
     "muse_spark": "gates of residuals",
@@ -146,6 +155,7 @@ _OTHER_KINDS = {
 }
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
+_KNOWN_SHARED += ("shared_expert_combination_strategy",)  # Cohere's, by which they are added up
 
 
 def _text_part(data: dict[str, Any], source: str) -> tuple[dict[str, Any], str]:
@@ -226,8 +236,13 @@ def _heads_by_type(data: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_published(data: dict[str, Any]) -> dict[str, Any]:
-    """Return what transformers writes of MiniMax-M3 and MiMo-V2-Flash as it was published."""
+    """Return what transformers writes of MiniMax-M3 and MiMo-V2-Flash as it was published.
+
+    And the width of Molmo's MLP as others have it (vLLM 0.33.0 ``models/molmo.py``).
+    """
     types = data.get("layer_types")
+    if data.get("model_type") == "molmo":  # whose MLP's gate is half of that
+        return {**data, "intermediate_size": data.get("intermediate_size", 0) // 2}
     if data.get("model_type") == "mimo_v2_flash" and isinstance(types, list):
         pattern = [int(kind == "sliding_attention") for kind in types]
         heads = 2 * data.get("num_key_value_heads", 0)  # as its class has it

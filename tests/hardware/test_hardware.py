@@ -398,6 +398,33 @@ def test_families_name_their_fields_differently(
              "intermediate_size": None, "tie_word_embeddings": None},
             6_968_057_856,
         ),
+        (
+            {**LLAMA, "model_type": "cohere2_moe", "hidden_size": 8192, "num_hidden_layers": 40,
+             "num_attention_heads": 64, "num_key_value_heads": 64, "intermediate_size": 22528,
+             "vocab_size": 256000, "num_experts": 8, "num_experts_per_tok": 2,
+             "num_shared_experts": 0, "shared_expert_combination_strategy": "average",
+             "tie_word_embeddings": True},
+            190_004_928_512,
+        ),
+        (
+            {**LLAMA, "model_type": "hunyuan_v1_moe", "num_key_value_heads": 32, "head_dim": 128,
+             "intermediate_size": 11008, "vocab_size": 290943, "num_experts": 16,
+             "num_experts_per_tok": 1},
+            78_118_129_664,
+        ),
+        (
+            {**LLAMA, "model_type": "olmo_hybrid", "hidden_size": 3840, "num_attention_heads": 30,
+             "num_key_value_heads": 30, "intermediate_size": 11008, "vocab_size": 100352,
+             "linear_num_key_heads": 30, "linear_num_value_heads": 30, "linear_key_head_dim": 96,
+             "linear_value_head_dim": 192, "linear_conv_kernel_dim": 4},
+            7_430_870_688,
+        ),
+        (  # Qwen2-7B's MLP under another width
+            {**LLAMA, "model_type": "molmo", "hidden_size": 3584, "num_hidden_layers": 28,
+             "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 37888,
+             "vocab_size": 152064},
+            7_615_616_512,
+        ),
     ],
 )  # fmt: skip
 def test_families_have_as_many_weights_as_their_classes(
@@ -567,6 +594,8 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
             "'sparse_topk_blocks' is",
         ),
         ({"num_attention_heads_per_layer": [32, 64] * 16}, "layers of different shapes"),
+        ({"share_q_dim": 2048}, "queries of a lower rank"),
+        ({"loop_num": 2}, "layers that run several times"),
         ({"output_vocab_size": 1024}, "an LM head of other tokens"),
         ({"conv_L_cache": 3}, "layers of convolution"),
         ({"v_head_dim": 64}, "'v_head_dim' says that the model has values of another width"),
