@@ -14,6 +14,12 @@ from specsim.core.reading import short
 from specsim.hardware.model_fields import RATIOS
 
 OTHER = "other"
+INSTEAD = (
+    "which is not modelled; fit a profile to measured steps instead, for a shape of your own that "
+    "keeps as many bytes of a token, in the form of profiles/llama-3.1-8b.json: specsim profile "
+    "fit STEPS --model SHAPE.json --gpu GPU --out PROFILE.yaml"
+)
+"""What to do about a model that is not modelled: the end of a sentence that says why."""
 _ALGORITHMS = {
     "fp8": "fp8",
     "fp8_pb_wo": "fp8_block",
@@ -129,13 +135,16 @@ def _texts(data: Mapping[str, Any], *names: str) -> list[str]:
 
 
 # Other names of the same thing: BLOOM, OPT, GPT-J, DBRX, Falcon, Baichuan, Mixtral, DeepSeek,
-# ERNIE, Hunyuan, newer transformers.
+# ERNIE, Hunyuan, ChatGLM, newer transformers.
 ALIASES = {
-    "num_hidden_layers": ("n_layer", "n_layers"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "hidden_size": ("n_embed", "n_embd", "d_model"),
     "intermediate_size": ("ffn_dim", "n_inner", "ffn_hidden_size"),
     "num_attention_heads": ("n_head", "n_heads"),
-    "num_key_value_heads": ("num_kv_heads", "kv_n_heads", "num_attention_groups"),
+    "num_key_value_heads": (
+        *("num_kv_heads", "kv_n_heads", "num_attention_groups", "multi_query_group_num"),
+    ),
+    "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("seq_length", "n_positions", "max_seq_len", "model_max_length"),
     "torch_dtype": ("dtype",),
     "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
@@ -152,7 +161,7 @@ ALIASES = {
         "share_expert_dim",
         "shared_intermediate_size",
     ),
-    "head_dim": ("attention_head_dim",),
+    "head_dim": ("attention_head_dim", "kv_channels"),
     "mamba_ssm_dtype": ("mamba_ssm_cache_dtype",),
     "hybrid_override_pattern": ("layers_block_type",),
 }
@@ -208,10 +217,7 @@ class LayerLists:
         return ProfileError(f"{self._source}: {name} = {value}: must be {rule}; correct it")
 
     def _strange(self, name: str, what: str) -> ProfileError:
-        return ProfileError(
-            f"{self._source}: '{name}' says that the model has {what}, which is not modelled; fit "
-            "a profile to measured steps instead"
-        )
+        return ProfileError(f"{self._source}: '{name}' says that the model has {what}, {INSTEAD}")
 
     def _mlp_lists(self) -> dict[str, Any]:
         """Return which layers have experts, a dense MLP or both; nothing of a dense model."""
@@ -355,10 +361,7 @@ class LayerLists:
             set() if data.get("linear_num_value_heads") else {"linear_attention"}
         )
         if others := sorted(set(map(str, types or ())) - known):
-            raise ProfileError(
-                f"{self._source}: 'layer_types' has '{others[0]}', which is not modelled; fit a "
-                "profile to measured steps instead"
-            )
+            raise ProfileError(f"{self._source}: 'layer_types' has '{others[0]}', {INSTEAD}")
         if not types and data.get("linear_num_value_heads"):
             name = "full_attention_interval"
             every = self._count(name) if name in data else 4

@@ -5,7 +5,7 @@ from typing import Any
 
 from specsim.core.errors import ProfileError
 from specsim.core.reading import short
-from specsim.hardware.config_parts import ALIASES, LayerLists, precision
+from specsim.hardware.config_parts import ALIASES, INSTEAD, LayerLists, precision
 from specsim.hardware.model_fields import STATES
 
 # Defaults of the classes of these model types, which their configs leave out.
@@ -16,10 +16,12 @@ _UNGATED |= {"apertus", "apertus1p5_text", "arcee", "cosmos3_edge_text", "falcon
 _UNGATED |= {"jais2", "nanochat", "nemotron_h"}
 # Whose heads all have keys and values of their own; whose MLP is four times as wide as the rest.
 _MANY_HEADS = {"baichuan", "bloom", "gpt2", "gpt_neox", "gptj", "opt"}
+_LEARNED = {"gpt2", "opt"}  # have an embedding of each position
 _FOUR_TIMES = {"bloom", "falcon", "gpt2", "gptj"}
 # Have nothing but experts, so that their width goes by the plain name.
 _ONLY_EXPERTS = {
     "aria_text",
+    "cohere2_moe",
     "dbrx",
     "flex_olmo",
     "gpt_oss",
@@ -28,6 +30,7 @@ _ONLY_EXPERTS = {
     "granitemoeshared",
     "jamba",
     "granitemoehybrid",
+    "hunyuan_v1_moe",
     "llama4_text",
     "minimax_m2",
     "minimax_m3",
@@ -81,6 +84,7 @@ _DEFAULTS = {
         "num_key_value_heads": 4,
         "head_dim": 256,
     },
+    "hunyuan_v1_moe": {"n_shared_experts": 1},
     # What the copy in aiconfigurator-core leaves out; as published it is a step3p5 in text_config.
     "step3p7": {"num_sliding_attention_heads": 96, "use_head_wise_attn_gate": True},
     "qwen3_next": {"num_nextn_predict_layers": 1},  # vLLM 0.32.0 ``models/qwen3_next_mtp.py``
@@ -97,12 +101,18 @@ _NOT_MODELLED = {
     "is_encoder_decoder": "an encoder",
     "altup_num_inputs": "several residual streams",
     "laurel_rank": "a way past attention",
+    "num_attention_heads_per_layer": "layers of different shapes",
+    "loop_num": "layers that run several times",
+    "mova_num_experts": "experts in its attention",
+    "share_q_dim": "queries of a lower rank",
+    "window_sizes": "windows of several widths",
+    "output_vocab_size": "an LM head of other tokens than its embedding",
 }
 # These are modelled in some families only, as each has its own rules.
 _OF_FAMILIES = {
     "full_attention_interval": (("qwen3_5", "qwen3_next"), "layers of linear attention"),
     "linear_num_value_heads": (
-        ("qwen3_5", "qwen3_next", "kimi", "glm5_next"),
+        ("qwen3_5", "qwen3_next", "kimi", "glm5_next", "olmo_hybrid"),
         "layers of linear attention",
     ),
     "ssm_state_size": (("nemotron_h",), _NOT_MODELLED["state_size"]),
@@ -126,34 +136,50 @@ _OF_FAMILIES = {
 _GATED = ("qwen3_next", "qwen3_5", "afmoe", "hy_v4", "muse_glimmer")
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
+_TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
 # What types of models, which begin so, have whose fields would not tell or are read otherwise.
 _OTHER_KINDS = {
     "beam": "attention of another kind",
     "deepseek_v41": "keys and choices of tokens that layers share, and embeddings of n-grams",
     "dots3_note": "latent attention of two widths",
+    "evolla": "layers that attend to proteins",
     "inkling": "convolutions in its layers, and positions that queries are compared with",
+    "ernie4_5_vl": "experts of two widths, for text and for images",
+    "hrm_text": "layers that run several times",
+    "kyutai_speech_to_text": "embeddings of sound",
+    "longcat": "two attentions in each layer, and experts that compute nothing",
     "muse_spark": "gates of residuals",
     "musespark": "gates of residuals",
     "qwen4_exp": "residual streams that are mixed by small matrices, and embeddings of n-grams",
+    "voxtral_realtime": "norms that follow the delay of what is heard",
 }
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
 _KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
+_KNOWN_SHARED += ("shared_expert_combination_strategy",)  # Cohere's, by which they are added up
 
 
-def _text_part(data: dict[str, Any], source: str) -> dict[str, Any]:
-    """Return the language model of one that reads images, too, with what holds for all parts."""
-    if not isinstance(data["text_config"], dict):
+def _text_part(data: dict[str, Any], source: str) -> tuple[dict[str, Any], str]:
+    """Return the language model of one that reads images, too, with what holds for all parts.
+
+    And its source. Whether embeddings are tied is said outside, if at all (transformers 5.24.0
+    ``modeling_utils.py``, vLLM 0.33.0 ``config/vllm.py with_hf_config``).
+    """
+    part = next((name for name in _TEXT_PARTS if data.get(name) is not None), None)
+    if part is None or (data.get("hidden_size") and data.get("num_hidden_layers")):
+        return data, source
+    if not isinstance(data[part], dict):
         raise ProfileError(
-            f"{source}: text_config = {short(data['text_config'])}: must be a mapping, the fields "
-            "of the language model; correct it"
+            f"{source}: {part} = {short(data[part])}: must be a mapping, the fields of the "
+            "language model; correct it"
         )
-    numbers = ("torch_dtype", "dtype", "quantization_config", "tie_word_embeddings")
+    numbers = ("torch_dtype", "dtype", "quantization_config")
     of_all = {name: data[name] for name in (*numbers, *_OTHER_PARTS) if name in data}
     # What the language model says comes first, under whichever name.
-    if {"torch_dtype", "dtype"} & data["text_config"].keys():
+    if {"torch_dtype", "dtype"} & data[part].keys():
         of_all = {name: value for name, value in of_all.items() if "dtype" not in name}
     names = {name: data.get(name) for name in ("_name_or_path", "model_type")}
-    return {**names, **of_all, **data["text_config"]}
+    tied = {name: data[name] for name in ("tie_word_embeddings",) if name in data}
+    return _text_part({**names, **of_all, **data[part], **tied}, f"{source}, {part}")
 
 
 def _as_delta_nets(inner: dict[str, Any]) -> dict[str, Any]:
@@ -191,9 +217,36 @@ def _as_global(data: dict[str, Any]) -> dict[str, Any]:
     return {**rest, **{_GLOBAL[name]: value for name, value in first.items()}}
 
 
+def _heads_by_type(data: dict[str, Any]) -> dict[str, Any]:
+    """Return query heads that are listed for each layer as those of its type (Laguna).
+
+    The same if layers of a type differ.
+    """
+    name, types = "num_attention_heads_per_layer", data.get("layer_types")
+    listed = data.get(name)
+    if not (isinstance(listed, list) and isinstance(types, list)):
+        return data
+    heads = dict(zip(types, listed, strict=False))
+    if [heads[kind] for kind in types] != listed:
+        return data
+    rest = {key: value for key, value in data.items() if key != name}
+    sliding = heads.get("sliding_attention")
+    full = heads.get("full_attention", sliding)
+    return {**rest, "num_attention_heads": full, "num_sliding_attention_heads": sliding}
+
+
 def _as_published(data: dict[str, Any]) -> dict[str, Any]:
-    """Return what transformers writes of MiniMax-M3 as it was published."""
+    """Return what transformers writes of MiniMax-M3 and MiMo-V2-Flash as it was published.
+
+    And the width of Molmo's MLP as others have it (vLLM 0.33.0 ``models/molmo.py``).
+    """
     types = data.get("layer_types")
+    if data.get("model_type") == "molmo":  # whose MLP's gate is half of that
+        return {**data, "intermediate_size": data.get("intermediate_size", 0) // 2}
+    if data.get("model_type") == "mimo_v2_flash" and isinstance(types, list):
+        pattern = [int(kind == "sliding_attention") for kind in types]
+        heads = 2 * data.get("num_key_value_heads", 0)  # as its class has it
+        return {**data, "hybrid_layer_pattern": pattern, "swa_num_key_value_heads": heads}
     if "index_topk_blocks" not in data or not isinstance(types, list):
         return data
     sparse: dict[str, Any] = {name: data.get(own) for name, own in _BLOCK_FIELDS.items()}
@@ -212,10 +265,9 @@ class HuggingFaceConfig(LayerLists):
     """A ``config.json``; errors name its source."""
 
     def __init__(self, data: dict[str, Any], source: str) -> None:
-        if data.get("text_config") is not None and data.get("hidden_size") is None:
-            data, source = _text_part(data, source), f"{source}, text_config"
+        data, source = _text_part(data, source)
         self._source, self._type = source, str(data.get("model_type"))
-        data = _as_published(_as_global(data))
+        data = _as_published(_as_global(_heads_by_type(data)))
         for part in ("attn_config", "ffn_config"):  # DBRX
             data = {**(inner if isinstance(inner := data.get(part), dict) else {}), **data}
         inner = data.get("linear_attn_config")
@@ -256,6 +308,7 @@ class HuggingFaceConfig(LayerLists):
             "num_key_value_heads": self._key_value_heads(counts),
             "tie_word_embeddings": self._data.get("tie_word_embeddings", self._type in _TIED),
             "has_gated_mlp": self._type not in _UNGATED,
+            "has_learned_positions": self._type in _LEARNED,
             **self._attention(),
             **self._own_widths(),
             **self._sparse(counts["num_hidden_layers"]),
@@ -294,7 +347,7 @@ class HuggingFaceConfig(LayerLists):
             if self._type.startswith(prefix):
                 raise ProfileError(
                     f"{self._source}: model_type '{self._type}' says that the model has {what}, "
-                    "which is not modelled; fit a profile to measured steps instead"
+                    f"{INSTEAD}"
                 )
         if {"markov_rank", "dspark_block_size", "speculators_model_type"} & self._data.keys():
             raise ProfileError(
@@ -312,13 +365,15 @@ class HuggingFaceConfig(LayerLists):
             if not self._type.startswith(families)
             and not (name == "v_head_dim" and "kv_lora_rank" in self._data)
         ]
-        for name, what in (*_NOT_MODELLED.items(), *strange, *self._strange_experts()):
+        for name, what in (*_NOT_MODELLED.items(), *strange, *self._strange_sizes()):
             if self._data.get(name):
                 raise self._strange(name, what)
 
-    def _strange_experts(self) -> Iterator[tuple[str, str]]:
-        """Yield fields of experts whose names are not known, and what they say."""
+    def _strange_sizes(self) -> Iterator[tuple[str, str]]:
+        """Yield fields of widths and experts that are not known, and what they say."""
         for name in self._data:
+            if name == "word_embed_proj_dim" and self._data[name] != self._data.get("hidden_size"):
+                yield name, "an embedding of another width (OPT-350M)"
             if "shared_expert" in name and name not in _KNOWN_SHARED:
                 yield name, "experts that all tokens share"
             elif "num_expert" in name and "num_experts" not in self._data:
@@ -435,6 +490,8 @@ class HuggingFaceConfig(LayerLists):
 
     def _gate(self) -> dict[str, Any]:
         """Return what multiplies the output of attention, if anything does."""
+        if gating := self._data.get("gating"):  # Laguna
+            return {"attn_output_gate": True if gating == "per-element" else "per_head"}
         if self._data.get("use_head_wise_attn_gate"):
             return {"attn_output_gate": "per_head"}
         if self._data.get("gating_type") == "headwise" and self._data.get("gated_mla"):  # Hy4

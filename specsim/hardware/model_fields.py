@@ -128,6 +128,8 @@ class ModelFields(Settings):
     tie_word_embeddings: bool = False
     has_gated_mlp: bool = True
     """Whether the MLP has a gate, and so three matrices (Llama) instead of two (OPT)."""
+    has_learned_positions: bool = False
+    """Whether each position has an embedding (GPT-2)."""
     num_fused_inputs: int = Field(default=0, ge=0, le=_MOST)
     """Vectors that a drafting head fuses into one: 2 in EAGLE, 3 in EAGLE-3; 0 of a model."""
     num_attention_inputs: int = Field(default=1, gt=0, le=_MOST)

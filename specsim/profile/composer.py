@@ -185,8 +185,8 @@ class Composer:
         of_vocabulary = shape.hidden_size * shape.vocab_size
         own = shape.has_own_embedding + (shape.has_own_lm_head and not shape.tie_word_embeddings)
         plain = of_vocabulary * own * _MATRIX_BYTES
-        plain += shape.layer_embedding * _MATRIX_BYTES
-        rest = shape.num_parameters - of_vocabulary * own - shape.layer_embedding
+        plain += shape.other_embeddings * _MATRIX_BYTES
+        rest = shape.num_parameters - of_vocabulary * own - shape.other_embeddings
         experts = shape.expert_bytes // shape.bytes_per_weight
         mlps = sum(each.outputs * each.inputs * each.layers for each in shape.mlp_matrices(1))
         small = experts * self._dtype.bytes_per_weight * self._padding / self._ranks
@@ -497,7 +497,13 @@ class Composer:
         tables = self._tables.of_engine(options.kernels.get("allreduce"))
         mode = "eager" if options.kernels.get("graphs") == "none" else "graph"
         use = rows_with("all-reduce", num_gpus=self._size, backend=f"{tables.engine}_{mode}")
-        rows = tables.newest("comm", "custom_allreduce_perf", use, next(versions, None))
+        try:
+            rows = tables.newest("comm", "custom_allreduce_perf", use, next(versions, None))
+        except ProfileError as error:
+            if mode == "eager" or "backend = " not in str(error):
+                raise
+            missing = str(error).partition(";")[0]
+            raise ProfileError(f"{missing}; without CUDA graphs: --kernel graphs=none") from error
         self._note(rows.source)
         sizes, times = line_of(rows, "message_size")
 

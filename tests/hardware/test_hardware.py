@@ -204,7 +204,7 @@ PUBLISHED_BY_NAME = {
     "olmo-3-7b": 7_298_011_136,
     "olmo-3.1-32b": 32_233_522_176,
     "olmoe-1b-7b": 6_919_161_856,
-    "opt-6.7b": 6_650_077_184,  # and positions, which take no time
+    "opt-6.7b": 6_658_473_984,
     "phi-2": 2_779_683_840,
     "phi-3-medium-128k": 13_960_238_080,
     "phi-3-mini-128k": 3_821_079_552,
@@ -376,7 +376,7 @@ def test_families_name_their_fields_differently(
         (
             {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 1024,
              "vocab_size": 50257, "n_inner": None},
-            124_439_808 - 1024 * 768,  # without positions
+            124_439_808,
         ),
         (
             {**LLAMA, "model_type": "hunyuan_v1_moe", "num_experts": 64, "moe_topk": [8] * 32,
@@ -397,6 +397,33 @@ def test_families_name_their_fields_differently(
             {**LLAMA, "model_type": "falcon", "multi_query": False, "num_key_value_heads": None,
              "intermediate_size": None, "tie_word_embeddings": None},
             6_968_057_856,
+        ),
+        (
+            {**LLAMA, "model_type": "cohere2_moe", "hidden_size": 8192, "num_hidden_layers": 40,
+             "num_attention_heads": 64, "num_key_value_heads": 64, "intermediate_size": 22528,
+             "vocab_size": 256000, "num_experts": 8, "num_experts_per_tok": 2,
+             "num_shared_experts": 0, "shared_expert_combination_strategy": "average",
+             "tie_word_embeddings": True},
+            190_004_928_512,
+        ),
+        (
+            {**LLAMA, "model_type": "hunyuan_v1_moe", "num_key_value_heads": 32, "head_dim": 128,
+             "intermediate_size": 11008, "vocab_size": 290943, "num_experts": 16,
+             "num_experts_per_tok": 1},
+            78_118_129_664,
+        ),
+        (
+            {**LLAMA, "model_type": "olmo_hybrid", "hidden_size": 3840, "num_attention_heads": 30,
+             "num_key_value_heads": 30, "intermediate_size": 11008, "vocab_size": 100352,
+             "linear_num_key_heads": 30, "linear_num_value_heads": 30, "linear_key_head_dim": 96,
+             "linear_value_head_dim": 192, "linear_conv_kernel_dim": 4},
+            7_430_870_688,
+        ),
+        (  # Qwen2-7B's MLP under another width
+            {**LLAMA, "model_type": "molmo", "hidden_size": 3584, "num_hidden_layers": 28,
+             "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 37888,
+             "vocab_size": 152064},
+            7_615_616_512,
         ),
     ],
 )  # fmt: skip
@@ -566,6 +593,10 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
             {"model_type": "minimax_m3", "sparse_attention_config": {"x": 1}},
             "'sparse_topk_blocks' is",
         ),
+        ({"num_attention_heads_per_layer": [32, 64] * 16}, "layers of different shapes"),
+        ({"share_q_dim": 2048}, "queries of a lower rank"),
+        ({"loop_num": 2}, "layers that run several times"),
+        ({"output_vocab_size": 1024}, "an LM head of other tokens"),
         ({"conv_L_cache": 3}, "layers of convolution"),
         ({"v_head_dim": 64}, "'v_head_dim' says that the model has values of another width"),
         ({"model_type": "beam"}, "model_type 'beam' says that the model has attention of ano"),
@@ -573,6 +604,8 @@ def test_a_missing_field_of_experts_is_named(field: str, written: Written) -> No
         ({"draft_vocab_size": 32000}, "an EAGLE-3 head"),
         ({"markov_rank": 256, "draft_vocab_size": 32000}, "a drafter whose vocabulary or Markov h"),
         ({"hidden_size": None, "text_config": {"model_type": "x"}}, "text_config: 'num_hidden_la"),
+        ({"model_type": "longcat_flash"}, "two attentions in each layer"),
+        ({"model_type": "opt", "word_embed_proj_dim": 512}, "an embedding of another width"),
         ({"hidden_size": None, "text_config": []}, r"text_config = \[\]: must be a mapping"),
         ({"hidden_size": None, "text_config": {**LLAMA, "index_topk": 8}}, "config: .* sparse a"),
     ],
@@ -657,6 +690,41 @@ def test_of_several_models_the_one_for_text_is_taken(written: Written) -> None:
     assert shape.num_parameters == load_model(written(LLAMA)).num_parameters
     assert (shape.torch_dtype, shape.quantization) == ("float16", "fp8")
     assert "parts for images and sound are not counted" in shape.source
+
+
+@pytest.mark.parametrize("part", ["text_config", "llm_config", "language_config", "thinker_config"])
+def test_the_language_model_goes_by_several_names(part: str, written: Written) -> None:
+    """InternVL, DeepSeek-OCR, Qwen-Omni; PaliGemma says the width outside, too."""
+    inner = {"text_config": LLAMA} if part == "thinker_config" else LLAMA
+    shape = load_model(written({"model_type": "x", "hidden_size": 4096, part: inner}))
+    assert shape.num_parameters == load_model(written(LLAMA)).num_parameters
+
+
+@pytest.mark.parametrize(("outside", "inside"), [(True, False), (False, True), (None, True)])
+def test_whether_embeddings_are_tied_is_said_outside_if_at_all(
+    outside: bool | None, inside: bool, written: Written
+) -> None:
+    """LightOnOCR ties though its language model by itself would not, Qwen3-VL the other way."""
+    said = {} if outside is None else {"tie_word_embeddings": outside}
+    config = {**said, "text_config": {**LLAMA, "tie_word_embeddings": inside}}
+    expected = inside if outside is None else outside
+    assert load_model(written(config)).tie_word_embeddings is expected
+
+
+def test_embeddings_of_positions_are_weights(written: Written) -> None:
+    plain, gpt = (
+        load_model(written({**LLAMA, "model_type": name, "num_key_value_heads": 32}))
+        for name in ("gpt_neox", "gpt2")
+    )
+    positions = LLAMA["max_position_embeddings"] * LLAMA["hidden_size"]
+    assert gpt.num_parameters - plain.num_parameters == positions == gpt.other_embeddings
+
+
+def test_chatglm_is_read_under_its_own_names(written: Written) -> None:
+    renamed = {"num_hidden_layers": "num_layers", "vocab_size": "padded_vocab_size"}
+    renamed |= {"num_key_value_heads": "multi_query_group_num", "head_dim": "kv_channels"}
+    own = {renamed.get(name, name): value for name, value in {**LLAMA, "head_dim": 128}.items()}
+    assert load_model(written(own)).num_parameters == load_model(written(LLAMA)).num_parameters
 
 
 def test_families_leave_out_what_their_classes_say(written: Written) -> None:
@@ -911,6 +979,7 @@ def test_a_profile_that_cannot_be_made_is_one_line(
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA L40S", "l40s"),
         ("NVIDIA L4", "l4"),
+        ("Intel Arc Pro B60", "b60"),
     ],
 )
 def test_a_gpu_is_found_by_what_others_call_it(called: str, found: str) -> None:

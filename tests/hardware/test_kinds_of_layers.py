@@ -187,6 +187,32 @@ def test_what_transformers_writes_of_minimax_m3_is_as_published(written: Written
     assert shapes[0].index_topk == shapes[1].index_topk == 64
 
 
+def test_heads_may_be_listed_for_each_layer(written: Written) -> None:
+    """Laguna's, as its class in transformers 5.24.0 counts them; its gate is of heads or more."""
+    types = ["full_attention", "sliding_attention"] * 4
+    own = SIZES | {"model_type": "laguna", "layer_types": types, "sliding_window": 16}
+    own |= {"num_attention_heads_per_layer": [8, 16] * 4, "gating": True, "num_attention_heads": 4}
+    shape = load_model(written(own))
+    widths = {kind: each.num_attention_heads for kind, each in shape.attention_kinds}
+    assert widths == {"full_attention": 8, "sliding_attention": 16}
+    assert shape.attn_output_gate == "per_head"
+    assert load_model(written(own | {"gating": "per-element"})).attn_output_gate is True
+    own["num_attention_heads_per_layer"] = [8, 16, 8, 16, 8, 16, 8, 8]
+    with pytest.raises(ProfileError, match="layers of different shapes"):
+        load_model(written(own))
+
+
+def test_what_transformers_writes_of_mimo_v2_is_as_published(written: Written) -> None:
+    """Layers with a window have twice as many key-value heads, which its class says."""
+    own = SIZES | {"model_type": "mimo_v2_flash", "v_head_dim": 8, "sliding_window": 16}
+    published = {"hybrid_layer_pattern": [0, 1] * 4, "swa_num_key_value_heads": 4}
+    saved = {"layer_types": ["full_attention", "sliding_attention"] * 4}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 2}
+    shapes = [load_model(written(own | heads | each)) for each in (published, saved)]
+    assert shapes[0].attention_kinds == shapes[1].attention_kinds
+    assert [each.num_key_value_heads for each in shapes[1].attention_widths] == [2, 4]
+
+
 @pytest.mark.parametrize(
     ("family", "name", "words"),
     [
@@ -281,9 +307,9 @@ def test_mlps_of_layers_without_keys_may_be_twice_as_wide(written: Written) -> N
 def test_embeddings_of_each_layer_lie_in_memory_and_are_projected(written: Written) -> None:
     shape = load_model(written(GEMMA))
     without = load_model(written(GEMMA | {"hidden_size_per_layer_input": 0}))
-    assert shape.layer_embedding == 100 * 8 * 8
+    assert shape.other_embeddings == 100 * 8 * 8
     matrices = 64 * 8 * 8 + 8 * 2 * 64 * 8
-    assert shape.num_parameters - without.num_parameters == shape.layer_embedding + matrices
+    assert shape.num_parameters - without.num_parameters == shape.other_embeddings + matrices
 
 
 def test_groups_of_gemma_4_e4b_are_vllms() -> None:

@@ -243,6 +243,17 @@ def _errors(batch: Values, lens: Values, us: Values, shown: NDArray[np.bool_]) -
     return np.abs(found / us[tested] - 1)
 
 
+def test_several_gpus_of_intel_are_composed_without_cuda_graphs() -> None:
+    two = TableOptions("qwen3-8b", "b60", tensor_parallel_size=2)
+    with pytest.raises(ProfileError, match=r"without CUDA graphs: --kernel graphs=none$"):
+        TableProfile.of(two)
+    made = TableProfile.of(replace(two, kernels={"graphs": "none"})).profile
+    alone = TableProfile.of(TableOptions("qwen3-8b", "b60")).profile
+    load = StepLoad(512, 1, 1, 0)
+    ratio = alone.target.forward_time(load) / made.target.forward_time(load)
+    assert 1 < ratio < 2
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("gpu", ["h100", "l40s", "rtx-pro-6000"])
 def test_keys_are_read_no_faster_than_memory_is(gpu: str, engine: str) -> None:

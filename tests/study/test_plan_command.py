@@ -400,6 +400,7 @@ def test_what_is_said_of_graphs_reaches_the_engine() -> None:
         ("vllm serve m -tp2", "did you mean -tp 2"),
         ("vllm serve m --config no.yaml", "no.yaml: cannot be read"),
         ("vllm serve m --performance-mode throughput", "--max-num-seqs"),
+        ("vllm serve m --quantization-config.linear mxfp8", "say in --quantization how most"),
         ("vllm serve m --enable-lora", "--enable-lora True: .*lora_config, or"),
         ("vllm serve m --lora-modules a=/x b=/y", "--lora-modules a=/x b=/y: .*lora_config, or"),
         ("vllm serve m --quantization gptq", "weights in gptq: of how many bits is not said"),
@@ -483,6 +484,14 @@ def test_short_forms_are_those_of_vllm(level: str) -> None:
         "--optimization-level", "--compilation-config.mode", "--attention-config.backend",
     }  # fmt: skip
     assert rest == "without effect on the answer: --seed"
+
+
+def test_newer_flags_that_change_a_step_are_said() -> None:
+    typed = "--prefix-match-unit 32 --stream-interval 10 --monokernel --nnodes 2"
+    command = read_command(f"vllm serve {typed} m", "vllm")
+    said, *rest = command.notes
+    named = ", ".join(word for word in typed.split() if word.startswith("--"))
+    assert (said, rest) == (f"not simulated, though it changes speed: {named}", [])
 
 
 def test_sglang_is_read_under_vllm_s_names() -> None:

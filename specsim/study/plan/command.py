@@ -374,7 +374,8 @@ class _Reader:
                 f"{self._source}: {model}: nothing there says what this variable is; write it out"
             )
         for name, only in _REFUSED.items():
-            value = self._flags.pop(name, only)
+            inner = next((each for each in self._flags if each.startswith(f"{name}.")), name)
+            value = self._flags.pop(inner, only)
             if value.lower() not in (only.lower(), "") or (only == "" and value):
                 remedy = f"{_REMEDIES[name]}, or " if name in _REMEDIES else ""
                 raise ConfigError(

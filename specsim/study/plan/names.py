@@ -17,7 +17,7 @@ from specsim.core.errors import ConfigError, ProfileError
 from specsim.core.resources import find_resource, resource_names
 from specsim.core.settings import load_mapping, nearest
 from specsim.hardware import load_model
-from specsim.hardware.config_parts import OTHER
+from specsim.hardware.config_parts import INSTEAD, OTHER
 from specsim.hardware.model_shape import ModelShape
 from specsim.hardware.specs import key_of, known_model, model_names, of_longest
 from specsim.profile.kernel_tables import published_configs
@@ -70,10 +70,7 @@ def model_of(name: str) -> str:
             "name a model that vLLM has"
         )
     if (what := of_longest(NAMES["not_modelled"], key_of(name))) is not None:
-        raise ConfigError(
-            f"model {name}: has {what}, which is not modelled; fit a profile to measured steps "
-            "instead"
-        )
+        raise ConfigError(f"model {name}: has {what}, {INSTEAD}")
     others = "" if published_configs() else "; 'llm-specsim[tables]' brings those of some 50 more"
     hint = nearest(key_of(name), known)
     hint = "specsim list names those that are" if hint.startswith("choose") else hint
