@@ -154,8 +154,8 @@ _OTHER_KINDS = {
     "voxtral_realtime": "norms that follow the delay of what is heard",
 }
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
-_KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
-_KNOWN_SHARED += ("shared_expert_combination_strategy",)  # Cohere's, by which they are added up
+_KNOWN_SHARED = {"n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap"}
+_KNOWN_SHARED |= {"shared_expert_combination_strategy"}  # Cohere's, by which they are added up
 
 
 def _text_part(data: dict[str, Any], source: str) -> tuple[dict[str, Any], str]:
