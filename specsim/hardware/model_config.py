@@ -134,6 +134,7 @@ _OF_FAMILIES = {
 }
 # Whose attention has a gate, of which their configs need not speak.
 _GATED = ("qwen3_next", "qwen3_5", "afmoe", "hy_v4", "muse_glimmer")
+_STATIC_FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -154,8 +155,8 @@ _OTHER_KINDS = {
     "voxtral_realtime": "norms that follow the delay of what is heard",
 }
 _OF_LAYERS = {"moe_intermediate_size", "n_shared_experts", "num_experts_per_tok"}
-_KNOWN_SHARED = ("n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap")
-_KNOWN_SHARED += ("shared_expert_combination_strategy",)  # Cohere's, by which they are added up
+_KNOWN_SHARED = {"n_shared_experts", "shared_expert_intermediate_size", "moe_shared_expert_overlap"}
+_KNOWN_SHARED |= {"shared_expert_combination_strategy"}  # Cohere's, by which they are added up
 
 
 def _text_part(data: dict[str, Any], source: str) -> tuple[dict[str, Any], str]:
@@ -320,6 +321,7 @@ class HuggingFaceConfig(LayerLists):
             "qk_norm_type": "per_layer" if norms == "per_layer" else None,
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
+            "kv_cache_dtype": self._kv_cache_dtype(),
             "source": self._source + self._left_out(),
         }
 
@@ -568,6 +570,24 @@ class HuggingFaceConfig(LayerLists):
         has_experts = "num_experts" in self._data
         block = {"expert_dtype": self._data.get("expert_dtype"), **data}
         return precision(block, num_layers, has_experts=has_experts)
+
+    def _kv_cache_dtype(self) -> str | None:
+        """Return how vLLM stores keys and values where it is not told, if in 8 bits.
+
+        As is said beside the weights, or by the class (vLLM 0.33.0 ``utils/torch_utils.py
+        get_kv_cache_quant_algo_string``, ``models/config.py Glm5NextModelConfig``).
+        """
+        data = self._data.get("quantization_config")
+        data = data if isinstance(data, dict) else {}
+        data = {**data, **(data.get("quantization") or {})}
+        said = data.get("kv_cache_scheme") or data.get("kv_cache_quant_algo")
+        method = str(data.get("quant_method"))
+        is_fp8 = str(said).lower() == "fp8" or said == _STATIC_FP8
+        others = method == "compressed-tensors" and said and "kv_lora_rank" not in self._data
+        if others or (method.startswith("modelopt") and is_fp8):
+            return "fp8"
+        is_glm = self._type.startswith(("glm_moe_dsa", "glm5_next"))
+        return "fp8_sm100" if is_glm and self._data.get("index_topk") else None
 
     def _dtype(self) -> str:
         # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).

@@ -4,6 +4,7 @@ The files are those of the package aiconfigurator-core.
 """
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -122,6 +123,17 @@ def test_layers_of_nas_have_the_widths_that_were_searched_for() -> None:
 )
 def test_parts_are_stored_as_published(name: str, dtype: str) -> None:
     assert load_model(str(folder() / f"{name}_config.json")).quantization == dtype
+
+
+def test_an_8_bit_kv_cache_is_composed_where_the_checkpoint_says_so() -> None:
+    path = str(folder() / "nvidia--Llama-3.1-70B-Instruct-FP8_config.json")
+    options = TableOptions(path, "h200", dtype="auto", tensor_parallel_size=8)
+    by_itself, whole = (
+        TableProfile.of(replace(options, **said)).profile for said in ({}, {"kv_dtype": "bfloat16"})
+    )
+    assert by_itself.kv_bytes_per_token == 20_480
+    assert whole.kv_bytes_per_token == 2 * 20_480
+    assert "KV cache fp8" in by_itself.provenance.notes
 
 
 def built(name: str, gpu: str, size: int) -> TableProfile:
