@@ -474,7 +474,9 @@ class HuggingFaceConfig(LayerLists):
         names = _MAMBA_STATES.get(self._type, {name: name for name in _STATE_FIELDS})
         if self._type not in _MAMBA_STATES and not data.get("linear_num_value_heads"):
             return {}
-        dtype, ranks = data.get("mamba_ssm_dtype"), ("linear_decay_rank", "linear_gate_rank")
+        usual = "float32" if self._type == "nemotron_h" else None  # vLLM 0.33.0 models/config.py
+        dtype = data.get("mamba_ssm_dtype", usual)
+        ranks = ("linear_decay_rank", "linear_gate_rank")
         return {
             **{name: self._count(own) for name, own in names.items()},
             **{name: self._count(name) for name in self._given(*ranks)},

@@ -209,6 +209,12 @@ def test_later_turns_of_deepseek_v4_begin_where_the_last_one_ended() -> None:
     assert hits.sum() > 0.5 * run.tables.requests["prompt_len"].sum()
 
 
+def test_states_of_nemotron_h_have_32_bits_where_it_does_not_say() -> None:
+    """vLLM 0.33.0 models/config.py, NemotronHForCausalLMConfig."""
+    shape = load_model(str(folder() / "nvidia--Nemotron-H-56B-Base-8K_config.json"))
+    assert shape.mamba_ssm_dtype == "float32"
+
+
 def test_layers_with_a_state_take_as_long_at_any_context() -> None:
     made = built("Qwen--Qwen3.5-35B-A3B", "h200", 1)
     attention, states = made.profile.target.attention
