@@ -296,7 +296,9 @@ def build(
         help="Format of weights: bfloat16, fp8, fp8_block, nvfp4, int4, mxfp4, or mxfp4_mxfp8 "
         "(inputs of experts with 8 bits, too); auto: as the model's config.json says.",
     ),
-    kv_dtype: str = Option("bfloat16", help="Format of the KV cache: bfloat16 or fp8."),
+    kv_dtype: str = Option(
+        "auto", help="Format of the KV cache: bfloat16 or fp8; auto: as vLLM would by itself."
+    ),
     draft: Drafts = None,
     engine: str = Option("vllm", help="Whose kernels: vllm, sglang, trtllm."),
     kernel: list[str] | None = Option(

@@ -134,6 +134,7 @@ _OF_FAMILIES = {
 }
 # Whose attention has a gate, of which their configs need not speak.
 _GATED = ("qwen3_next", "qwen3_5", "afmoe", "hy_v4", "muse_glimmer")
+_STATIC_FP8 = {"dynamic": False, "num_bits": 8, "type": "float"}
 _NUMBERS_PER_RANK = 16  # of a token's vector, by default in the first Mamba
 _OTHER_PARTS = ("vision_config", "audio_config")
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -320,6 +321,7 @@ class HuggingFaceConfig(LayerLists):
             "qk_norm_type": "per_layer" if norms == "per_layer" else None,
             "torch_dtype": self._dtype(),
             "quantization": self._quantization(counts["num_hidden_layers"]),
+            "kv_cache_dtype": self._kv_cache_dtype(),
             "source": self._source + self._left_out(),
         }
 
@@ -472,7 +474,9 @@ class HuggingFaceConfig(LayerLists):
         names = _MAMBA_STATES.get(self._type, {name: name for name in _STATE_FIELDS})
         if self._type not in _MAMBA_STATES and not data.get("linear_num_value_heads"):
             return {}
-        dtype, ranks = data.get("mamba_ssm_dtype"), ("linear_decay_rank", "linear_gate_rank")
+        usual = "float32" if self._type == "nemotron_h" else None  # vLLM 0.33.0 models/config.py
+        dtype = data.get("mamba_ssm_dtype", usual)
+        ranks = ("linear_decay_rank", "linear_gate_rank")
         return {
             **{name: self._count(own) for name, own in names.items()},
             **{name: self._count(name) for name in self._given(*ranks)},
@@ -568,6 +572,24 @@ class HuggingFaceConfig(LayerLists):
         has_experts = "num_experts" in self._data
         block = {"expert_dtype": self._data.get("expert_dtype"), **data}
         return precision(block, num_layers, has_experts=has_experts)
+
+    def _kv_cache_dtype(self) -> str | None:
+        """Return how vLLM stores keys and values where it is not told, if in 8 bits.
+
+        As is said beside the weights, or by the class (vLLM 0.33.0 ``utils/torch_utils.py
+        get_kv_cache_quant_algo_string``, ``models/config.py Glm5NextModelConfig``).
+        """
+        data = self._data.get("quantization_config")
+        data = data if isinstance(data, dict) else {}
+        data = {**data, **(data.get("quantization") or {})}
+        said = data.get("kv_cache_scheme") or data.get("kv_cache_quant_algo")
+        method = str(data.get("quant_method"))
+        is_fp8 = str(said).lower() == "fp8" or said == _STATIC_FP8
+        others = method == "compressed-tensors" and said and "kv_lora_rank" not in self._data
+        if others or (method.startswith("modelopt") and is_fp8):
+            return "fp8"
+        is_glm = self._type.startswith(("glm_moe_dsa", "glm5_next"))
+        return "fp8_sm100" if is_glm and self._data.get("index_topk") else None
 
     def _dtype(self) -> str:
         # vLLM serves in 16 bits what is stored in 32 or does not say (_resolve_auto_dtype).

@@ -214,6 +214,9 @@ class ModelFields(Settings):
     quantization: str | None = None
     """How the weights are stored, if in fewer bits than `torch_dtype` says, as in ``profile build
     --dtype``; or other. Only a profile of kernel tables knows what follows."""
+    kv_cache_dtype: Literal["fp8", "fp8_sm100"] | None = None
+    """How vLLM stores keys and values where it is not told, if in 8 bits: fp8, or that on GPUs of
+    compute capability 10 alone (GLM-5)."""
     source: str
 
     @model_validator(mode="after")

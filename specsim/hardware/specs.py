@@ -105,6 +105,16 @@ class GpuSpec(Settings):
     """What GPUs of one server take to exchange tensors, by operation."""
     source: str
 
+    @property
+    def is_sm100(self) -> bool:
+        """Whether it is a Blackwell of data centers, of compute capability 10."""
+        return re.search("B[23]00", self.name) is not None
+
+    def kv_dtype(self, model: ModelShape) -> str:
+        """Return how vLLM stores keys and values of a model on it, where it is not told."""
+        is_small = model.kv_cache_dtype == "fp8" or (model.kv_cache_dtype and self.is_sm100)
+        return "fp8" if is_small else "bfloat16"
+
 
 @dataclass(frozen=True)
 class MemoryPlan:

@@ -71,7 +71,7 @@ class TableProfile(MadeProfile):
         A ProfileError if a model, GPU, table, data type or kernel is unknown, or no table covers
         the model's shape. A CapacityError if the model does not fit into the GPU's memory.
         """
-        model, _ = load_model(options.model), load_gpu(options.gpu)
+        model, spec = load_model(options.model), load_gpu(options.gpu)
         if options.dtype == "auto":
             options = replace(options, dtype=model.quantization or "bfloat16")
             if options.dtype == OTHER:
@@ -80,6 +80,8 @@ class TableProfile(MadeProfile):
                     f"of the known ways; name the closest: --dtype {', '.join(DTYPES)}"
                 )
         Precision.of(options.dtype)
+        if options.kv_dtype == "auto":
+            options = replace(options, kv_dtype=spec.kv_dtype(model))
         if model.o_groups:  # whose compressed entries vLLM keeps in 8 bits only
             options = replace(options, kv_dtype="fp8")
         for option, named, known in (

@@ -89,7 +89,7 @@ class TableOptions:
     enable_expert_parallel: bool = False
     dtype: str = "bfloat16"
     """``auto``: as the model's config.json says; of parts on their own, see `Precision`."""
-    kv_dtype: str = "bfloat16"
+    kv_dtype: str = "auto"  # as vLLM would by itself
     engine: str = "vllm"
     tables: Path | None = None  # folder of kernel tables; by default that of the installed package
     versions: Mapping[str, str] = field(default_factory=dict)

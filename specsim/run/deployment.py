@@ -43,7 +43,6 @@ from specsim.proposers import Proposer
 from specsim.run.experiment import Experiment
 
 _MOST_HOLDING = 4096
-_BLACKWELL = re.compile("B[23]00")  # of data centers: compute capability 10
 _SINCE_HOPPER = re.compile(r"\bH[12]\d|B[23]00|Blackwell")  # compute capabilities 9, 10 and 12
 
 
@@ -308,7 +307,7 @@ def _with_graphs(engine: EngineConfig, profile: Profile, gpu: GpuSpec, decode_le
         decode_len: Tokens of a decode, its drafts among them, for which graphs are captured.
     """
     named = engine.max_cudagraph_capture_size
-    most = BLACKWELL_LARGEST if _BLACKWELL.search(gpu.name) else USUAL_LARGEST
+    most = BLACKWELL_LARGEST if gpu.is_sm100 else USUAL_LARGEST
     largest = default_largest(engine.max_num_seqs or 1, decode_len, most)
     if engine.scheduler == "prefill_first":
         largest = USUAL_LARGEST

@@ -669,6 +669,37 @@ def test_what_modelopt_says_beside_a_config_counts(written: Written) -> None:
     assert load_model(str(path)).quantization == "fp8"
 
 
+STATIC = {"num_bits": 8, "type": "float", "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("method", "said", "is_small"),
+    [
+        ("modelopt", {"kv_cache_scheme": STATIC}, True),
+        ("modelopt", {"kv_cache_scheme": {**STATIC, "dynamic": True}}, False),
+        ("modelopt", {"kv_cache_scheme": "FP8"}, True),
+        ("modelopt_fp4", {"quantization": {"kv_cache_quant_algo": "FP8"}}, True),
+        ("modelopt", {"kv_cache_quant_algo": "NVFP4"}, False),
+        ("compressed-tensors", {"kv_cache_scheme": {**STATIC, "strategy": "tensor"}}, True),
+        ("compressed-tensors", {"kv_cache_scheme": None}, False),
+        ("fp8", {"kv_cache_scheme": STATIC}, False),
+    ],
+)
+def test_checkpoints_say_how_keys_and_values_are_stored(
+    method: str, said: dict[str, Any], is_small: bool, written: Written
+) -> None:
+    shape = load_model(written({**LLAMA, "quantization_config": {"quant_method": method, **said}}))
+    assert load_gpu("h100").kv_dtype(shape) == ("fp8" if is_small else "bfloat16")
+
+
+@pytest.mark.parametrize(("gpu", "found"), [("b200", "fp8"), ("gb300", "fp8"), ("h200", "bfloat16"),
+                                            ("rtx-pro-6000", "bfloat16")])  # fmt: skip
+def test_glm_5_keeps_keys_in_8_bits_on_blackwell_of_data_centers(gpu: str, found: str) -> None:
+    """As of vLLM 0.33.0 models/config.py, Glm5NextModelConfig, and GLM-5."""
+    assert load_gpu(gpu).kv_dtype(load_model("glm-5.3-flash")) == found
+    assert load_gpu(gpu).kv_dtype(load_model("kimi-k2.5")) == "bfloat16"
+
+
 def test_a_folder_stands_for_its_config(written: Written) -> None:
     path = Path(written(LLAMA)).rename(Path(written(LLAMA)).with_name("config.json"))
     assert load_model(str(path.parent)) == load_model(str(path))

@@ -4,6 +4,7 @@ The files are those of the package aiconfigurator-core.
 """
 
 import re
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -124,6 +125,17 @@ def test_parts_are_stored_as_published(name: str, dtype: str) -> None:
     assert load_model(str(folder() / f"{name}_config.json")).quantization == dtype
 
 
+def test_an_8_bit_kv_cache_is_composed_where_the_checkpoint_says_so() -> None:
+    path = str(folder() / "nvidia--Llama-3.1-70B-Instruct-FP8_config.json")
+    options = TableOptions(path, "h200", dtype="auto", tensor_parallel_size=8)
+    by_itself, whole = (
+        TableProfile.of(replace(options, **said)).profile for said in ({}, {"kv_dtype": "bfloat16"})
+    )
+    assert by_itself.kv_bytes_per_token == 20_480
+    assert whole.kv_bytes_per_token == 2 * 20_480
+    assert "KV cache fp8" in by_itself.provenance.notes
+
+
 def built(name: str, gpu: str, size: int) -> TableProfile:
     path = str(folder() / f"{name}_config.json")
     return TableProfile.of(TableOptions(path, gpu, dtype="auto", tensor_parallel_size=size))
@@ -195,6 +207,12 @@ def test_later_turns_of_deepseek_v4_begin_where_the_last_one_ended() -> None:
     hits = run.tables.requests["cached_len"]
     assert (hits % 256 == 0).all()  # where blocks of all groups end
     assert hits.sum() > 0.5 * run.tables.requests["prompt_len"].sum()
+
+
+def test_states_of_nemotron_h_have_32_bits_where_it_does_not_say() -> None:
+    """vLLM 0.33.0 models/config.py, NemotronHForCausalLMConfig."""
+    shape = load_model(str(folder() / "nvidia--Nemotron-H-56B-Base-8K_config.json"))
+    assert shape.mamba_ssm_dtype == "float32"
 
 
 def test_layers_with_a_state_take_as_long_at_any_context() -> None:

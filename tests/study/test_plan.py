@@ -463,6 +463,12 @@ def test_ranks_that_share_experts_are_one_server(tmp_path: Path, spread: str) ->
     ).read_text("utf-8")
 
 
+SHAPE_FIELDS = (
+    *("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "vocab_size", "max_position_embeddings", "torch_dtype"),
+)
+
+
 @needs_tables
 def test_keys_and_values_of_eight_bits_are_twice_as_many() -> None:
     model = "meta-llama/Llama-3.1-8B-Instruct"
@@ -478,6 +484,18 @@ def test_keys_and_values_of_eight_bits_are_twice_as_many() -> None:
         assert halved is not None
         assert whole is not None
         assert halved == whole / 2
+
+
+@needs_tables
+def test_keys_and_values_are_stored_as_the_checkpoint_says(tmp_path: Path) -> None:
+    fields = load_model("llama-3.1-8b").model_dump(include=set(SHAPE_FIELDS))
+    said = {"quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}
+    config = {**fields, "model_type": "llama", "quantization_config": said}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = str(tmp_path)
+    for flag, expected in (("", 65_536), ("--kv-cache-dtype bfloat16", 131_072)):
+        found = offered(asked(f"{folder} -tp 1 {flag}", gpus="h100"), ("off",)).options
+        assert {option.hardware.profile.kv_bytes_per_token for option in found} == {expected}
 
 
 @pytest.mark.usefixtures("no_tables")

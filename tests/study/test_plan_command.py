@@ -329,9 +329,9 @@ def test_what_changes_speed_and_is_not_simulated_is_named() -> None:
 def test_a_cache_in_eight_bits_and_stages_are_read_and_kept_in_the_command(cache: str) -> None:
     typed = f"vllm serve m -tp 2 -pp 4 --kv-cache-dtype {cache}"
     command = read_command(typed, "vllm")
-    assert (command.stages, command.has_small_cache, command.notes) == (4, True, [])
+    assert (command.stages, command.kv_dtype, command.notes) == (4, "fp8", [])
     again = read_command(command.with_options(2, None), "vllm")
-    assert (again.stages, again.has_small_cache) == (4, True)
+    assert (again.stages, again.kv_dtype) == (4, "fp8")
 
 
 def test_gpus_that_share_kv_blocks_are_read_and_kept_in_the_command() -> None:

@@ -87,7 +87,7 @@ class ServerCommand:
     ranks: int = 1  # data-parallel ones
     stages: int = 1  # of a pipeline
     shares: int = 1  # GPUs that each keep a part of every KV block
-    has_small_cache: bool = False  # whether its KV cache is in 8 bits
+    kv_dtype: str = "auto"  # of its KV cache: bfloat16, fp8, or as vLLM would by itself
     notes: list[str] = field(default_factory=list)
     """Which flags have no effect here, or another than on a server."""
 
@@ -312,8 +312,8 @@ class _Reader:
         speculation = sglang_drafts(flags) if is_sglang else vllm_drafts(flags, model)
         weights = self._weights(model)
         cache = flags.pop("kv-cache-dtype", "auto")
-        is_small = cache.startswith("fp8")
-        if not is_small and cache not in ("auto", "bfloat16", "float16"):
+        kv_dtype = "fp8" if cache.startswith("fp8") else "auto" if cache == "auto" else "bfloat16"
+        if kv_dtype == "bfloat16" and cache not in ("bfloat16", "float16"):
             notes.append(f"--kv-cache-dtype {cache}: the KV cache is counted in 16 bits")
         size = self._number("tensor-parallel-size") if "tensor-parallel-size" in flags else None
         ranks, stages = self._number("data-parallel-size"), self._number("pipeline-parallel-size")
@@ -341,7 +341,7 @@ class _Reader:
         return ServerCommand(
             *(self._program, words, model, engine, size, speculation, weights, ranks, stages),
             shares=shares,
-            has_small_cache=is_small,
+            kv_dtype=kv_dtype,
             notes=notes,
         )
 

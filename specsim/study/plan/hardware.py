@@ -9,13 +9,14 @@ from typing import NamedTuple
 
 from specsim.core.errors import NotMeasuredError, ProfileError, SpecsimError
 from specsim.core.resources import find_resource, resource_names
-from specsim.hardware import load_model
+from specsim.hardware import load_gpu, load_model
 from specsim.profile import GPU_MEMORY_UTILIZATION, Profile, load_profile, shipped_to_the_limits
 from specsim.profile.from_roofline import RooflineOptions
 from specsim.profile.from_tables import HOST_TIMES, TableProfile
 from specsim.profile.kernel_tables import TableOptions
 from specsim.study.capacity import Hardware
 from specsim.study.capacity.choices import roofline_with
+from specsim.study.plan.names import config_of
 from specsim.study.plan.question import Question
 
 PROFILE_FILE = "profile.yaml"  # where one that is not shipped is written, beside the experiment
@@ -63,7 +64,11 @@ def hardware_of(
 
     A KV cache in 8 bits is composed; where that cannot be, it is counted in 16.
     """
-    if question.command.has_small_cache:
+    kv_dtype = question.command.kv_dtype
+    if kv_dtype == "auto":
+        own = load_model(config_of(question.command.model) or question.model)
+        kv_dtype = load_gpu(gpu).kv_dtype(own)
+    if kv_dtype == "fp8":
         why_not: list[str] = []
         found = _of_cache(question, gpu, "fp8", why_not)
         if (first := next(found, None)) is not None:

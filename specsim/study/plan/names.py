@@ -24,8 +24,12 @@ from specsim.profile.kernel_tables import published_configs
 
 NAMES = load_mapping(Path(__file__).with_name("names.yaml"), ConfigError)
 _SAME_VOCABULARY = 0.01  # tokens that a fine-tune adds change no step time that is seen
-_NO_SHAPE = {"name", "max_position_embeddings", "vocab_size", "quantization", "source"}
-_NO_SHAPE |= {"num_nextn_predict_layers", "has_usual_mtp_layers"}  # which no shape here tells
+_NO_SHAPE = {"name", "max_position_embeddings", "vocab_size", "quantization", "kv_cache_dtype"}
+_NO_SHAPE |= {
+    "source",
+    "num_nextn_predict_layers",
+    "has_usual_mtp_layers",
+}  # which no shape here tells
 HOW_STORED = re.compile(
     r"(?<![a-z\d])(bf16|fp8|awq|gptq|int4|int8|w4a16|w8a16|w4a8|w8a8|nvfp4|nvfp4a16|mxfp4|mxfp8|fp4|gguf|bnb|"
     r"exl2|exl3|hqq|[2-8]bits?)(?![a-z\d])"
@@ -47,7 +51,7 @@ def model_of(name: str) -> str:
             "none, which is not planned; name a model that generates, or a folder with its "
             "config.json"
         )
-    config = _config_of(name)
+    config = config_of(name)
     shape = known_model(name) if config is None else _known_shape(config) or config
     if shape is not None and load_model(shape).is_head:
         raise ConfigError(
@@ -111,7 +115,7 @@ def own_drafter(name: str) -> tuple[int, str | None]:
 
     One and nothing of a shape in ``profiles/``: what drafts for that is there, too.
     """
-    if (config := _config_of(name)) is None:
+    if (config := config_of(name)) is None:
         return 1, None
     shape = load_model(config)
     count = shape.num_nextn_predict_layers
@@ -127,7 +131,7 @@ def shape_note(name: str) -> str | None:
     return config and f"{name} has the shape of {Path(config).name} in aiconfigurator-core"
 
 
-def _config_of(name: str) -> str | None:
+def config_of(name: str) -> str | None:
     """Return the config.json of a model that is a folder, or of one without a shape in profiles/.
 
     Also a name of which the config.json is known here.
@@ -178,7 +182,7 @@ def _untuned(key: str) -> str:
 
 def _fine_tune(name: str) -> tuple[str, str] | None:
     """Return config.json and the known shape of a folder that has one; else None."""
-    config = _config_of(name)
+    config = config_of(name)
     known = config and _known_shape(config)
     return (config, known) if config and known else None
 
