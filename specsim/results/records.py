@@ -317,7 +317,7 @@ class ReplicaRecords:
         self.outcomes: NDArray[np.int64] = np.zeros((width, width), dtype=np.int64)
         """How many drafts of length i > 0 had an accepted length of j; added to in place."""
         self.numbers: NDArray[np.int64] | None = None
-        """Index in the run of each request that the engine numbers from 0; None if they are equal."""
+        """Index in the run of each request that the engine numbers from 0; None if equal."""
         self.step_log = step_log
         self._replica = replica
         self.delays = delays

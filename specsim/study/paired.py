@@ -25,7 +25,7 @@ _T_95 = (
     2.0686576104190486, 2.0638985616280245, 2.0595385527532972, 2.0555294386428735,
     2.0518305164802846, 2.0484071417952454, 2.045229642132703, 2.0422724563012378,
 )  # fmt: skip
-"""scipy's stdtrit(n, 0.975) for n = 1, 2, ...: the usual interval without importing scipy (0.2 s)."""
+"""scipy's stdtrit(n, 0.975) for n = 1, 2, ...: usual intervals without importing scipy, 0.2 s."""
 _FREEDOMS = range(1, len(_T_95) + 1)
 MOST_REPLICATIONS = 10_000
 
